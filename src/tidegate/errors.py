@@ -1,0 +1,145 @@
+"""The error tree, named by what the receiver does with it.
+
+    TidegateError
+    ├── Refused            the caller must change the request; carries an HTTP status and a code
+    │   ├── Unauthenticated   401  bring a valid key
+    │   ├── NotAllowed        403  this principal may not do it
+    │   ├── NotFound          404  there is none that this principal may know of
+    │   ├── Conflict          409  it contradicts what the session already is
+    │   ├── TooLarge          413  a named limit was exceeded
+    │   ├── Mismatch          422  the same idempotency key with another body
+    │   └── Busy              429  try again later (retry_after)
+    ├── ModelFailed        the model's side failed; `kind` says how, `retryable` whether trying again may help
+    ├── ToolFailed         tell the model in one sentence; the turn goes on
+    ├── TurnFailed         the turn cannot go on (step limit, loop, resume budget); tell the user
+    ├── Misconfigured      the operator must change the configuration
+    └── StoreFailed        the store cannot do it now
+        ├── StoreFull         no room on the disk; what needs no write goes on
+        ├── StoreDamaged      the file was put aside, named, never overwritten
+        └── StoreNewer        the file was written by a newer program; it is left alone
+
+Every message is one sentence that says what to do. Foreign errors are mapped to this tree at the edge of the room
+that called the foreign code.
+"""
+
+from typing import Literal
+
+ModelKind = Literal[
+    "authorisation", "quota", "rate", "context", "content", "overloaded", "network", "timeout", "invalid", "protocol"
+]
+
+
+class TidegateError(Exception):
+    """Base of everything that Tidegate raises on purpose."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class Refused(TidegateError):
+    status = 400
+    code = "invalid_request"
+
+    def __init__(self, message: str, *, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        if code is not None:
+            self.code = code
+        self.param = param
+
+
+class Unauthenticated(Refused):
+    status = 401
+    code = "invalid_api_key"
+
+
+class NotAllowed(Refused):
+    status = 403
+    code = "not_allowed"
+
+
+class NotFound(Refused):
+    status = 404
+    code = "not_found"
+
+
+class Conflict(Refused):
+    status = 409
+    code = "conflict"
+
+
+class TooLarge(Refused):
+    """A named limit was exceeded; `limit` is the setting's name and `value` its value."""
+
+    status = 413
+    code = "too_large"
+
+    def __init__(self, message: str, *, limit: str, value: int, param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.limit = limit
+        self.value = value
+
+
+class Mismatch(Refused):
+    status = 422
+    code = "idempotency_mismatch"
+
+
+class Busy(Refused):
+    status = 429
+    code = "busy"
+
+    def __init__(self, message: str, *, retry_after: float = 1.0, code: str | None = None) -> None:
+        super().__init__(message, code=code)
+        self.retry_after = retry_after
+
+
+class ModelFailed(TidegateError):
+    """What a model's endpoint did wrong. `shown` says that text of the failed answer was already visible."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: ModelKind,
+        retryable: bool,
+        retry_after: float | None = None,
+        upstream_status: int | None = None,
+        shown: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.kind: ModelKind = kind
+        self.retryable = retryable
+        self.retry_after = retry_after
+        self.upstream_status = upstream_status
+        self.shown = shown
+
+
+class ToolFailed(TidegateError):
+    pass
+
+
+class TurnFailed(TidegateError):
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Misconfigured(TidegateError):
+    pass
+
+
+class StoreFailed(TidegateError):
+    pass
+
+
+class StoreFull(StoreFailed):
+    pass
+
+
+class StoreDamaged(StoreFailed):
+    pass
+
+
+class StoreNewer(StoreFailed):
+    pass

@@ -1,0 +1,232 @@
+"""Frozen values that cross from one room to another: messages, calls, events, outcomes, ids.
+
+Guarantee: everything here is immutable and has one JSON form (field order is fixed), so that what is stored, compared
+and sent is the same bytes. Nothing here refers to a live thing.
+"""
+
+import base64
+import secrets
+import time
+from typing import Any, Literal
+
+import msgspec
+
+
+class Frozen(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A value: immutable, defaults left out of its JSON form."""
+
+
+# -- ids ---------------------------------------------------------------------------------------------------------------
+
+
+def new_id(prefix: str) -> str:
+    """An opaque id of ours, e.g. `s_…` for sessions and `t_…` for turns: 48 bits of time, so that rows made together
+    lie together, and 80 bits of chance, so that none can be guessed."""
+    raw = int(time.time() * 1000).to_bytes(6, "big") + secrets.token_bytes(10)
+    return f"{prefix}_{base64.b32encode(raw).decode().rstrip('=').lower()}"
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+class Usage(Frozen):
+    """Tokens as the provider counted them; `cached` is the part of `input` that was billed as a repeated prefix."""
+
+    input: int = 0
+    cached: int = 0
+    output: int = 0
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(
+            input=self.input + other.input, cached=self.cached + other.cached, output=self.output + other.output
+        )
+
+
+class ToolCall(Frozen):
+    """A model's wish to call a tool. `arguments` is the model's own text, kept verbatim."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Message(Frozen):
+    """One row of a transcript, in the neutral format that every wire format is encoded from.
+
+    `aside` is what varies per message (a notice, a reminder): it was sent with this message and stays with it.
+    `finish` and `usage` are set on what a model answered: finish is stop | length | tool_calls | content_filter |
+    stopped (a person stopped it) | error.
+    """
+
+    role: Role
+    text: str = ""
+    aside: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    call_id: str = ""
+    failed: bool = False
+    name: str = ""
+    finish: str = ""
+    usage: Usage | None = None
+    model: str = ""
+
+
+class ToolDefinition(Frozen):
+    """What a model is told of a tool. `parameters` is a JSON schema, already encoded, so that it is immutable."""
+
+    name: str
+    description: str
+    parameters: msgspec.Raw = msgspec.Raw(b'{"type":"object","properties":{}}')
+
+
+class Prefix(Frozen):
+    """System prompt and tool list of a session, frozen when it starts and persisted with it."""
+
+    prompt: str
+    tools: tuple[ToolDefinition, ...] = ()
+
+
+# -- what a caller asks for --------------------------------------------------------------------------------------------
+
+Busyness = Literal["queue", "steer", "interrupt"]
+OnDisconnect = Literal["cancel", "continue"]
+Reasoning = Literal["off", "minimal", "low", "medium", "high", "max"]
+
+
+class Call(Frozen):
+    """Parameters of one call, honoured for its turn only."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    reasoning: str | None = None
+    stop: tuple[str, ...] = ()
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    tools: msgspec.Raw | None = None
+    tool_choice: msgspec.Raw | None = None
+    response_format: msgspec.Raw | None = None
+
+
+class Receipt(Frozen):
+    """An outer identity of a message, by which a second delivery of it is recognised.
+
+    `source` is `idempotency` (a key the caller chose), `retry` (an official client's own retry: principal, session
+    and body) or `channel:<name>` (the platform's message id). `digest` is of the body.
+    """
+
+    source: str
+    key: str
+    digest: bytes
+    keep: float = 86400.0
+
+
+class Inbound(Frozen):
+    """A message at the door. `name` is the caller's own name of a conversation, `session` our id of an existing one;
+    with neither, the session is ephemeral and `messages` is the whole conversation. With either, `messages` is the
+    one new user message."""
+
+    principal: str
+    channel: str
+    agent: str
+    messages: tuple[Message, ...]
+    name: str | None = None
+    session: str | None = None
+    extra_prompt: str | None = None
+    call: Call = Call()
+    busy: Busyness = "queue"
+    on_disconnect: OnDisconnect | None = None
+    receipts: tuple[Receipt, ...] = ()
+    new: bool = False
+    """Start a new conversation that will be addressed by its id (the page's and the terminal's way)."""
+
+
+class Accepted(Frozen):
+    """The door's acknowledgement: the message is durable, and `how` says truly what will happen to it."""
+
+    turn: str
+    session: str
+    how: Literal["started", "queued", "steered", "interrupting", "attached", "replayed"]
+    ahead: int = 0
+
+
+# -- what a turn tells -------------------------------------------------------------------------------------------------
+
+
+class TurnStarted(Frozen, tag="turn_started"):
+    turn: str
+    resumed: bool = False
+
+
+class TextDelta(Frozen, tag="text"):
+    text: str
+
+
+class TextReset(Frozen, tag="text_reset"):
+    """What was shown of the current model answer is void: it will be given again from its beginning."""
+
+    reason: str
+
+
+class MessageAdded(Frozen, tag="message"):
+    """A row was committed to the transcript; `seq` is its place."""
+
+    seq: int
+    message: Message
+
+
+class ToolStarted(Frozen, tag="tool_started"):
+    call_id: str
+    name: str
+    arguments: str
+
+
+class ToolEnded(Frozen, tag="tool_ended"):
+    call_id: str
+    name: str
+    excerpt: str
+    failed: bool = False
+
+
+class Notice(Frozen, tag="notice"):
+    """Something a person should know that is no part of the answer."""
+
+    text: str
+
+
+TurnState = Literal["queued", "running", "answered", "failed", "stopped", "refused"]
+
+
+class Failure(Frozen):
+    """Why a turn failed, as a caller is told: an HTTP status, OpenAI's type and code, one sentence."""
+
+    message: str
+    type: str = "server_error"
+    code: str = "internal"
+    status: int = 500
+    retry: bool = False
+
+
+class Outcome(Frozen):
+    """How a turn ended. The same value live, from the store, and replayed under an idempotency key."""
+
+    turn: str
+    session: str
+    state: TurnState
+    agent: str = ""
+    text: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    finish: str = ""
+    usage: Usage = Usage()
+    steps: int = 0
+    error: Failure | None = None
+    accepted: float = 0.0
+    finished: float = 0.0
+
+
+class TurnEnded(Frozen, tag="turn_ended"):
+    outcome: Outcome
+
+
+Event = TurnStarted | TextDelta | TextReset | MessageAdded | ToolStarted | ToolEnded | Notice | TurnEnded
