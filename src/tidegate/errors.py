@@ -8,7 +8,8 @@
     │   ├── Conflict          409  it contradicts what the session already is
     │   ├── TooLarge          413  a named limit was exceeded
     │   ├── Mismatch          422  the same idempotency key with another body
-    │   └── Busy              429  try again later (retry_after)
+    │   ├── Busy              429  try again later (retry_after)
+    │   └── Stopping          503  the gateway is going down; what was accepted goes on after its next start
     ├── ModelFailed        the model's side failed; `kind` says how, `retryable` whether trying again may help
     ├── ToolFailed         tell the model in one sentence; the turn goes on
     ├── TurnFailed         the turn cannot go on (step limit, loop, resume budget); tell the user
@@ -92,6 +93,11 @@ class Busy(Refused):
     def __init__(self, message: str, *, retry_after: float = 1.0, code: str | None = None) -> None:
         super().__init__(message, code=code)
         self.retry_after = retry_after
+
+
+class Stopping(Busy):
+    status = 503
+    code = "stopping"
 
 
 class ModelFailed(TidegateError):

@@ -1,0 +1,12 @@
+"""The agent: its loop, what it sees, and what it needs of the engine that runs it.
+
+Everything here is written against `Turn`, so that the same loop runs in this process or on a distributed engine.
+"""
+
+from tidegate.agent.balance import in_call_order, is_balanced, missing
+from tidegate.agent.conversation import Conversation
+from tidegate.agent.loop import Bounds, run
+from tidegate.agent.prompt import freeze
+from tidegate.agent.turn import Effect, Turn
+
+__all__ = ["Bounds", "Conversation", "Effect", "Turn", "freeze", "in_call_order", "is_balanced", "missing", "run"]

@@ -1,0 +1,14 @@
+"""The engine: what runs a session's turns one at a time and keeps their journal.
+
+`EmbeddedEngine` runs them in this process over SQLite. The agent's loop is written against `agent.Turn`, and the
+sessions room uses only `submit`, `result`, `signal`, `interrupt` and `log` of an engine, so that another engine can
+stand here without a change above or below.
+"""
+
+from tidegate.engine.embedded import EmbeddedEngine, EngineStats, Taken
+from tidegate.engine.failures import describe, stopped
+from tidegate.engine.journal import Journal, slim
+from tidegate.engine.live import Live
+from tidegate.engine.log import TurnLog
+
+__all__ = ["EmbeddedEngine", "EngineStats", "Journal", "Live", "Taken", "TurnLog", "describe", "slim", "stopped"]

@@ -1,0 +1,12 @@
+"""Sessions: the door that every message enters by, and all that may be done to a conversation.
+
+The way of a message: `Sessions.accept` (inbox, one transaction) → the session's queue → a turn of the engine, worked by
+`Runner` → its answer in the store, fetched by whoever asked. Ends, expiry and recovery run from the store.
+"""
+
+from tidegate.sessions.chores import Chore
+from tidegate.sessions.door import Sessions
+from tidegate.sessions.ending import EndHook
+from tidegate.sessions.views import AgentView, SessionView, SettingView
+
+__all__ = ["AgentView", "Chore", "EndHook", "SessionView", "Sessions", "SettingView"]

@@ -1,0 +1,61 @@
+"""What the loop needs of whoever runs it: the seam between the agent and an engine.
+
+Guarantee: a loop written against `Turn` alone can be run by any engine that keeps a journal. A journal row *is* a
+transcript message: `step` gives the recorded message if this turn has one of that name, and otherwise makes, commits
+and gives it, so that a turn that goes on after a crash walks the same path over the same rows. Code between steps must
+therefore be deterministic.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from tidegate.values import Event, Frozen, Message
+
+
+class Effect(Frozen):
+    """What a step does to the world, declared before it is done.
+
+    The intent is committed before the step runs. If a crash leaves an intent without a result, a `repeatable` step is
+    run again and any other gets `lost` as its result, never a second run.
+    """
+
+    tool: str
+    repeatable: bool
+    lost: Message
+
+
+class Turn(Protocol):
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def session(self) -> str: ...
+
+    @property
+    def incoming(self) -> tuple[Message, ...]:
+        """The messages that this turn was begun with, already in the transcript."""
+        ...
+
+    async def step(
+        self,
+        name: str,
+        make: Callable[[], Awaitable[Message]],
+        *,
+        effect: Effect | None = None,
+        ends: Callable[[Message], bool] | None = None,
+    ) -> Message:
+        """The message of this step, recorded or made now. When `ends` says that it ends the turn, an engine may
+        commit it together with the turn's end."""
+        ...
+
+    async def drain(self, kind: str) -> tuple[Message, ...]:
+        """What was said into the running turn since the last drain, in order, now part of the transcript."""
+        ...
+
+    async def wait(self, kind: str) -> None:
+        """Until there is something to drain."""
+        ...
+
+    def emit(self, event: Event) -> None:
+        """Tell whoever follows this turn; nothing is stored."""
+        ...

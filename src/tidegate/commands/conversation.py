@@ -1,0 +1,123 @@
+"""Commands about the conversation itself: new, stop, retry, undo, reload, title, resume, sessions."""
+
+import time
+
+from tidegate.commands.registry import Command, Context, Reply
+from tidegate.errors import Refused
+from tidegate.sessions import SessionView, changes
+
+LISTED = 20
+"""Conversations that `/sessions` shows."""
+
+REBUILDS = "The model reads the conversation anew once (its cached prefix is rebuilt)."
+
+
+async def new(context: Context, title: str) -> Reply:
+    if context.session is not None:
+        await context.door.end(context.session, context.principal, "new")
+    return Reply(text="A new conversation begins with your next message.")
+
+
+async def stop(context: Context, _: str) -> Reply:
+    turn = await context.door.stop(context.here(), context.principal)
+    return Reply(text="Stopped." if turn else "Nothing is running.", session=context.session)
+
+
+async def retry(context: Context, _: str) -> Reply:
+    accepted = await changes.retry(context.door, context.here(), context.principal)
+    return Reply(text=f"Trying again. {REBUILDS}", session=context.session, turn=accepted.turn)
+
+
+async def undo(context: Context, _: str) -> Reply:
+    await changes.undo(context.door, context.here(), context.principal)
+    return Reply(text=f"The last turn is undone. {REBUILDS}", session=context.session)
+
+
+async def reload(context: Context, _: str) -> Reply:
+    changed = await changes.reload(context.door, context.here(), context.principal)
+    text = f"Prompt and tools are as configured now. {REBUILDS}" if changed else "Prompt and tools had not changed."
+    return Reply(text=text, session=context.session)
+
+
+async def title(context: Context, words: str) -> Reply:
+    if not words:
+        raise Refused("Say the title too: /title Holiday plans", code="missing_argument")
+    await changes.set_title(context.door, context.here(), context.principal, words)
+    return Reply(text="Titled.", session=context.session)
+
+
+async def resume(context: Context, which: str) -> Reply:
+    if not which:
+        raise Refused("Say which one: /resume NUMBER from /sessions, or its id.", code="missing_argument")
+    session, is_new = await changes.resume(context.door, await _find(context, which), context.principal)
+    text = "That conversation had ended; a new one begins with its transcript." if is_new else "You are back in it."
+    return Reply(text=text, session=session)
+
+
+async def sessions(context: Context, words: str) -> Reply:
+    found = await _recent(context, words or None)
+    if not found:
+        return Reply(text="There are no conversations yet.", session=context.session)
+    lines = [f"{number:3}. {_line(view)}" for number, view in enumerate(found, 1)]
+    return Reply(text="\n".join(lines), session=context.session)
+
+
+async def _recent(context: Context, query: str | None = None) -> list[SessionView]:
+    return await context.door.sessions(context.principal, limit=LISTED, ended=None, query=query)
+
+
+async def _find(context: Context, which: str) -> str:
+    if not which.isdecimal():
+        return which
+    found = await _recent(context)
+    number = int(which)
+    if not 1 <= number <= len(found):
+        raise Refused(f"/sessions lists {len(found)} conversations; there is no number {number}.", code="not_found")
+    return found[number - 1].id
+
+
+def _line(view: SessionView) -> str:
+    state = "running" if view.running else "ended" if view.ended is not None else ""
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(view.active))
+    return "  ".join(part for part in (when, view.title or view.name or view.id, state) if part)
+
+
+COMMANDS = (
+    Command(
+        name="new",
+        aliases=("reset",),
+        help="End this conversation and begin a new one.",
+        handler=new,
+        mid_turn="stops the running turn first",
+    ),
+    Command(name="stop", help="Stop the running turn; what it has said stays.", handler=stop),
+    Command(
+        name="retry",
+        help="Undo the last turn and work its message again.",
+        handler=retry,
+        cost=REBUILDS,
+        mid_turn="refused until the turn has ended",
+    ),
+    Command(
+        name="undo",
+        help="Take the last turn out of what the model sees.",
+        handler=undo,
+        cost=REBUILDS,
+        mid_turn="refused until the turn has ended",
+    ),
+    Command(
+        name="reload",
+        help="Take the agent's prompt and tools as they are configured now.",
+        handler=reload,
+        cost=REBUILDS,
+        mid_turn="refused until the turn has ended",
+    ),
+    Command(name="title", arguments="WORDS", help="Name this conversation.", handler=title),
+    Command(name="sessions", arguments="[WORDS]", help="List conversations, or those that mention WORDS.", handler=sessions),
+    Command(
+        name="resume",
+        arguments="NUMBER|ID",
+        help="Go back to a conversation; one that has ended begins anew with its transcript.",
+        handler=resume,
+    ),
+)

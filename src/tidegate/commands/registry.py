@@ -1,0 +1,138 @@
+"""What a person may say with a slash: one registry.
+
+Guarantee: a command is one value (name, aliases, help, arguments, cost, when it works, who may use it, handler); names
+and aliases are unique; what `/help`, the page's completion and the documentation say of a command is read from it. A
+line that is no known command is answered with the nearest one, never sent to a model.
+"""
+
+import difflib
+from collections.abc import Awaitable, Callable, Iterable
+
+from tidegate.errors import Misconfigured, NotAllowed, Refused
+from tidegate.security import Principal
+from tidegate.sessions import Sessions
+from tidegate.values import Frozen
+
+
+class Context(Frozen):
+    """Who says it, where, and about which conversation."""
+
+    door: Sessions
+    principal: Principal
+    channel: str
+    session: str | None
+    agent: str | None
+
+    def here(self) -> str:
+        if self.session is None:
+            raise Refused("There is no conversation yet; say something first.", code="no_session")
+        return self.session
+
+
+class Reply(Frozen):
+    """What the person is told. `session` is where he is now: None when the conversation is over and the next message
+    starts a new one. `turn` is a turn that the command started."""
+
+    text: str
+    session: str | None = None
+    turn: str | None = None
+
+
+Handler = Callable[[Context, str], Awaitable[Reply]]
+
+
+class Command(Frozen):
+    name: str
+    help: str
+    handler: Handler
+    aliases: tuple[str, ...] = ()
+    arguments: str = ""
+    cost: str = ""
+    """What it costs the conversation, if anything: said in the help and when it is done."""
+    mid_turn: str = "works at once"
+    owner_only: bool = False
+
+
+class CommandInfo(Frozen, omit_defaults=False):
+    """A command as clients are told of it."""
+
+    name: str
+    aliases: tuple[str, ...]
+    arguments: str
+    help: str
+    cost: str
+    mid_turn: str
+    owner_only: bool
+
+
+class Commands:
+    def __init__(self, door: Sessions, commands: Iterable[Command]) -> None:
+        self._door = door
+        self._commands: dict[str, Command] = {}
+        self._ordered = (*commands, self._help())
+        for command in self._ordered:
+            for name in (command.name, *command.aliases):
+                if name in self._commands:
+                    raise Misconfigured(f"Two commands are called /{name}: rename one of them.")
+                self._commands[name] = command
+
+    def catalogue(self) -> list[CommandInfo]:
+        return [
+            CommandInfo(
+                name=command.name,
+                aliases=command.aliases,
+                arguments=command.arguments,
+                help=command.help,
+                cost=command.cost,
+                mid_turn=command.mid_turn,
+                owner_only=command.owner_only,
+            )
+            for command in self._ordered
+        ]
+
+    @staticmethod
+    def is_command(text: str) -> bool:
+        """A slash, then a word: `/usr/bin` is a path and `/ ` is text."""
+        word = text.split(maxsplit=1)[0] if text.startswith("/") else ""
+        return len(word) > 1 and word[1:].isalpha()
+
+    async def run(
+        self, line: str, *, principal: Principal, channel: str, session: str | None, agent: str | None
+    ) -> Reply:
+        word, _, rest = line.strip().removeprefix("/").partition(" ")
+        command = self._commands.get(word.lower())
+        if command is None:
+            near = difflib.get_close_matches(word.lower(), self._commands, n=1)
+            hint = f"did you mean /{near[0]}?" if near else "/help lists them."
+            raise Refused(f"There is no command /{word}; {hint}", code="unknown_command")
+        if command.owner_only and principal.role != "owner":
+            raise NotAllowed(f"/{command.name} is for the owner of this gateway.")
+        context = Context(door=self._door, principal=principal, channel=channel, session=session, agent=agent)
+        return await command.handler(context, rest.strip())
+
+    def _help(self) -> Command:
+        async def show(context: Context, name: str) -> Reply:
+            text = self._explain(name.removeprefix("/")) if name else self._overview()
+            return Reply(text=text, session=context.session)
+
+        return Command(
+            name="help", aliases=("h",), arguments="[COMMAND]", help="What can be said with a slash.", handler=show
+        )
+
+    def _overview(self) -> str:
+        calls = {f"/{command.name} {command.arguments}".rstrip(): command.help for command in self._ordered}
+        width = max(map(len, calls)) + 2
+        return "\n".join(f"{call:{width}}{text}" for call, text in calls.items())
+
+    def _explain(self, name: str) -> str:
+        command = self._commands.get(name)
+        if command is None:
+            raise Refused(f"There is no command /{name}; /help lists them.", code="unknown_command")
+        also = f" (also {', '.join('/' + alias for alias in command.aliases)})" if command.aliases else ""
+        lines = [
+            f"/{command.name} {command.arguments}".rstrip() + also,
+            command.help,
+            f"In mid-turn: {command.mid_turn}.",
+            f"Cost: {command.cost}" if command.cost else "",
+        ]
+        return "\n".join(line for line in lines if line)

@@ -1,0 +1,348 @@
+"""The embedded engine: turns over SQLite, in this process.
+
+Guarantee: a session runs one turn at a time, in the order in which its messages were accepted; at most `turns` run at
+once and the others wait; a turn's record is released in one place, whichever way it ends; nothing is stopped half-way
+through a commit. The engine owns the tasks of its turns and the map of live turns; what a turn does is its handler's.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import anyio
+import structlog
+
+from tidegate.engine.failures import describe, stopped
+from tidegate.engine.journal import Billing, Journal, Parked, slim
+from tidegate.engine.live import Live
+from tidegate.engine.log import TurnLog
+from tidegate.engine.settlement import Ending, Settled, settle
+from tidegate.errors import Stopping, StoreFailed, TurnFailed
+from tidegate.lifetimes import Presence, Present, Scope
+from tidegate.store import Db, MessageRow, SessionRow, Setting, Store, TurnRow, intents, messages, sessions, settings, turns
+from tidegate.values import Failure, Frozen, Message, MessageAdded, Outcome, TurnEnded, TurnStarted
+
+log = structlog.stdlib.get_logger(__name__)
+
+SETTLE_SECONDS = 30.0
+"""How long a finished turn waits for the store to take its end before it is left for the next start."""
+
+
+class Taken(Frozen):
+    """A turn as its handler gets it: the rows as they were when it was taken."""
+
+    turn: TurnRow
+    session: SessionRow
+    settings: tuple[Setting, ...]
+
+
+class Handler(Protocol):
+    async def __call__(self, journal: Journal, taken: Taken) -> None: ...
+
+    def ended(self, session: str, outcome: Outcome, version: int) -> None:
+        """The turn has ended and its record is about to be released; `version` is the session's in the store now."""
+        ...
+
+
+class EngineStats(Frozen):
+    running: int
+    waiting: int
+    answered: int
+    failed: int
+    stopped: int
+    seconds: float
+
+
+class EmbeddedEngine:
+    def __init__(
+        self,
+        scope: Scope,
+        store: Store,
+        presence: Presence,
+        handler: Handler,
+        *,
+        turns: int,
+        turn_seconds: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._scope = scope
+        self._store = store
+        self._presence = presence
+        self._handler = handler
+        self._cap = turns
+        self._turn_seconds = turn_seconds
+        self._clock = clock
+        self._live: dict[str, Live] = {}
+        self._ready: dict[Present, None] = {}
+        self._running = 0
+        self._parking = False
+        self._closed = False
+        self._counts = {"answered": 0, "failed": 0, "stopped": 0}
+        self._seconds = 0.0
+
+    # -- what the sessions room asks of an engine --
+
+    def submit(
+        self, session: str, turn: str, *, incoming: tuple[Message, ...] | None = None, resumed: bool = False
+    ) -> TurnLog:
+        """Queue an accepted turn. Idempotent: a turn that is already live keeps its place and its log."""
+        live = self._live.get(turn)
+        if live is None:
+            live = self._live[turn] = Live(turn, session, incoming=incoming, resumed=resumed)
+            record = self._presence.obtain(session)
+            record.waiting.append(live)
+            self._pump(record)
+        return live.log
+
+    def log(self, turn: str) -> TurnLog | None:
+        live = self._live.get(turn)
+        return live.log if live is not None else None
+
+    async def result(self, turn: str) -> Outcome | None:
+        """The outcome, once it has ended here; None when it is not live (the store knows)."""
+        live = self._live.get(turn)
+        if live is None:
+            return None
+        await live.log.ended()
+        last = live.log.events[-1] if live.log.events else None
+        if isinstance(last, TurnEnded):
+            return last.outcome
+        raise Stopping("The gateway is stopping; this turn goes on after its next start.", retry_after=2)
+
+    def running(self, session: str) -> Live | None:
+        record = self._presence.get(session)
+        return record.turn if record is not None else None
+
+    def waiting(self, session: str) -> int:
+        record = self._presence.get(session)
+        return len(record.waiting) if record is not None else 0
+
+    def signal(self, turn: str) -> None:
+        """Something was steered into this turn and is durable."""
+        live = self._live.get(turn)
+        if live is not None:
+            live.signal()
+
+    def interrupt(self, turn: str, by: str) -> bool:
+        """Stop a turn that runs or waits. It ends as stopped, with what it had said."""
+        live = self._live.get(turn)
+        if live is None:
+            return False
+        live.stop(by)
+        return True
+
+    async def idle(self, session: str) -> None:
+        """Until no turn of this session runs."""
+        while (live := self.running(session)) is not None:
+            await live.log.ended()
+            await anyio.sleep(0)
+
+    def forget(self, session: str, outcome_of: Callable[[str], Outcome]) -> None:
+        """The session has ended in the store and refused its waiting turns: tell whoever waits for them."""
+        record = self._presence.get(session)
+        if record is None:
+            return
+        while record.waiting:
+            live = record.waiting.popleft()
+            self._live.pop(live.turn, None)
+            live.log.append(TurnEnded(outcome=outcome_of(live.turn)))
+        self._ready.pop(record, None)
+
+    async def drain(self, within: float) -> None:
+        """Take no more turns; let the running ones finish within the budget, else park them at their next step."""
+        self._closed = True
+        with anyio.move_on_after(within):
+            await self._quiet()
+        self._parking = True
+        with anyio.move_on_after(min(1.0, within)):
+            await self._quiet()
+        for live in self._live.values():
+            live.log.close()
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            running=self._running,
+            waiting=len(self._live) - self._running,
+            answered=self._counts["answered"],
+            failed=self._counts["failed"],
+            stopped=self._counts["stopped"],
+            seconds=self._seconds,
+        )
+
+    # -- running --
+
+    async def _quiet(self) -> None:
+        while self._running:
+            live = next(live for live in self._live.values() if live.started is not None)
+            await live.log.ended()
+            await anyio.sleep(0)
+
+    def _pump(self, record: Present) -> None:
+        """Start the session's next turn if it may run now; otherwise remember that it waits for a place."""
+        if record.turn is not None or not record.waiting or self._closed or not self._scope.open:
+            return
+        if self._running >= self._cap:
+            self._ready[record] = None
+            return
+        live = record.waiting.popleft()
+        record.turn = live
+        self._running += 1
+        live.started = self._clock()
+        self._scope.start(self._run, record, live, name=f"turn {live.turn}")
+        record.tell()
+
+    async def _run(self, record: Present, live: Live) -> None:
+        settled: Settled | None = None
+        try:
+            settled = await self._work(live)
+        finally:
+            self._release(record, live, settled)
+
+    def _release(self, record: Present, live: Live, settled: Settled | None) -> None:
+        """The one place where a turn's record is let go."""
+        self._running -= 1
+        self._live.pop(live.turn, None)
+        if settled is not None:
+            outcome = settled.outcome
+            self._counts[outcome.state] += 1
+            self._seconds += self._clock() - (live.started or 0.0)
+            self._handler.ended(live.session, outcome, settled.version)
+            live.log.append(TurnEnded(outcome=outcome))
+        else:
+            live.log.close()
+        self._presence.turn_ended(record)
+        self._pump(record)
+        while self._ready and self._running < self._cap and not self._closed:
+            waiting = next(iter(self._ready))
+            del self._ready[waiting]
+            self._pump(waiting)
+
+    async def _work(self, live: Live) -> Settled | None:
+        """Take the turn, have it handled, settle it. None when it is left for the next start."""
+        journal: Journal | None = None
+        taken: Taken | None = None
+        failure: Failure | None = None
+        with anyio.CancelScope(deadline=anyio.current_time() + self._turn_seconds) as cancel:
+            live.run_in(cancel)
+            try:
+                taken, recorded, lost = await self._store.write(_take, live.turn, self._clock())
+                journal = self._open_journal(live, taken, recorded, lost)
+                await self._handler(journal, taken)
+            except Parked:
+                await self._store.write(turns.park, live.turn)
+                return None
+            except Exception as error:
+                failure = describe(error)
+                if failure.code == "internal":
+                    log.exception("a turn broke", session=live.session, turn=live.turn, told=failure.message)
+        if cancel.cancelled_caught and live.stopping is None:
+            failure = describe(
+                TurnFailed(f"The turn took longer than limits.turn_seconds ({self._turn_seconds:g} s).", code="timeout")
+            )
+        if taken is None or journal is None:
+            return await self._settle_untaken(live, failure)
+        return await self._settle(live, taken, journal, failure)
+
+    def _open_journal(self, live: Live, taken: Taken, recorded: list[MessageRow], lost: frozenset[str]) -> Journal:
+        incoming = [row for row in recorded if row.step and row.step.startswith("in-")]
+        live.log.append(TurnStarted(turn=live.turn, resumed=live.resumed))
+        for row in incoming:
+            live.log.append(MessageAdded(seq=row.seq or 0, message=slim(row.message)))
+        return Journal(
+            live,
+            self._store,
+            _billing(taken),
+            incoming=tuple(row.message for row in incoming),
+            recorded=recorded,
+            lost=lost,
+            parking=lambda: self._parking,
+            clock=self._clock,
+        )
+
+    async def _settle(self, live: Live, taken: Taken, journal: Journal, failure: Failure | None) -> Settled | None:
+        tail = (journal.tail,) if journal.tail is not None else ()
+        if tail:
+            failure = None
+        elif failure is None:
+            failure = stopped(live.stopping or "before it answered")
+            draft = live.log.draft()
+            if draft:
+                tail = (("partial", Message(role="assistant", text=draft, finish="stopped")),)
+        ending = Ending(
+            turn=live.turn,
+            session=live.session,
+            billing=_billing(taken),
+            state="answered" if journal.tail else "stopped" if failure and failure.code == "stopped" else "failed",
+            ephemeral=taken.session.kind == "ephemeral",
+            accepted=taken.turn.accepted,
+            tail=tail,
+            unanswered="Not run: " + (failure.message if failure else ""),
+            error=failure,
+            usage=journal.usage,
+            steps=journal.steps,
+        )
+        return await self._commit(live, ending)
+
+    async def _settle_untaken(self, live: Live, failure: Failure | None) -> Settled | None:
+        """The turn ended before its rows could be taken: stopped while it waited, or the store refused."""
+        taken = await self._store.read(_peek, live.turn)
+        if taken is None:
+            return None
+        error = failure or stopped(live.stopping or "before it began")
+        ending = Ending(
+            turn=live.turn,
+            session=live.session,
+            billing=_billing(taken),
+            state="stopped" if error.code == "stopped" else "failed",
+            ephemeral=taken.session.kind == "ephemeral",
+            accepted=taken.turn.accepted,
+            error=error,
+        )
+        return await self._commit(live, ending)
+
+    async def _commit(self, live: Live, ending: Ending) -> Settled | None:
+        try:
+            with anyio.fail_after(SETTLE_SECONDS, shield=True):
+                done: Settled = await self._store.write(settle, ending, self._clock())
+        except (StoreFailed, TimeoutError) as error:
+            log.error("a turn's end could not be stored", session=live.session, turn=live.turn, error=str(error))
+            failure = describe(StoreFailed(str(error)))
+            return Settled(
+                outcome=Outcome(turn=ending.turn, session=ending.session, state="failed", error=failure)
+            )
+        for row in done.rows:
+            live.log.append(MessageAdded(seq=row.seq or 0, message=slim(row.message)))
+        if done.spilled is not None:
+            self.submit(live.session, done.spilled)
+        return done
+
+    async def give_up(self, turn: TurnRow, session: SessionRow, failure: Failure) -> None:
+        """Settle a turn that will not be resumed."""
+        ending = Ending(
+            turn=turn.id,
+            session=session.id,
+            billing=Billing(principal=session.principal, agent=session.agent, channel=turn.channel),
+            state="stopped" if failure.code == "stopped" else "failed",
+            ephemeral=session.kind == "ephemeral",
+            accepted=turn.accepted,
+            error=failure,
+        )
+        await self._store.write(settle, ending, self._clock())
+
+
+def _billing(taken: Taken) -> Billing:
+    return Billing(principal=taken.session.principal, agent=taken.session.agent, channel=taken.turn.channel)
+
+
+def _take(db: Db, turn: str, now: float) -> tuple[Taken, list[MessageRow], frozenset[str]]:
+    row = turns.take(db, turn, now)
+    session = sessions.get(db, row.session)
+    if session is None:
+        raise StoreFailed(f"The session of turn {turn} is gone.")
+    taken = Taken(turn=row, session=session, settings=tuple(settings.get_all(db, row.session, now)))
+    return taken, messages.journal(db, turn), frozenset(intents.open_of(db, turn)) if row.attempts > 1 else frozenset()
+
+
+def _peek(db: Db, turn: str) -> Taken | None:
+    row = turns.get(db, turn)
+    session = sessions.get(db, row.session) if row is not None else None
+    return Taken(turn=row, session=session, settings=()) if row is not None and session is not None else None

@@ -1,0 +1,52 @@
+"""How a turn's failure is told: one mapping from the error tree to what is stored, replayed and answered.
+
+Guarantee: every error has a status, a type and a code of OpenAI's shape and one sentence without secrets; what nobody
+foresaw becomes an incident whose id stands in the operator's log.
+"""
+
+from tidegate.errors import ModelFailed, Refused, StoreFailed, StoreFull, TidegateError, TurnFailed
+from tidegate.values import Failure, new_id
+
+_MODEL_STATUS = {
+    "rate": 503,
+    "quota": 503,
+    "overloaded": 503,
+    "network": 502,
+    "timeout": 504,
+    "context": 400,
+    "content": 400,
+}
+"""By kind; any other kind is the model's own fault and answers 502."""
+
+
+def describe(error: Exception) -> Failure:
+    match error:
+        case ModelFailed():
+            return Failure(
+                message=error.message,
+                type="model_error",
+                code=f"model_{error.kind}",
+                status=_MODEL_STATUS.get(error.kind, 502),
+                retry=error.retryable,
+            )
+        case TurnFailed():
+            return Failure(message=error.message, type="turn_error", code=error.code, status=502)
+        case Refused():
+            return Failure(message=error.message, type="invalid_request_error", code=error.code, status=error.status)
+        case StoreFull():
+            return Failure(message=error.message, code="store_full", status=507, retry=True)
+        case StoreFailed():
+            return Failure(message=error.message, code="store_failed", status=503, retry=True)
+        case TidegateError():
+            return Failure(message=error.message, code="misconfigured", status=500)
+        case _:
+            incident = new_id("i")
+            return Failure(
+                message=f"Something broke inside the gateway; its log says more under incident {incident}.",
+                code="internal",
+                status=500,
+            )
+
+
+def stopped(by: str) -> Failure:
+    return Failure(message=f"The turn was stopped {by}.", type="turn_error", code="stopped", status=409)

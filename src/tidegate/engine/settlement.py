@@ -1,0 +1,107 @@
+"""The end of a turn, in one transaction.
+
+Guarantee: when it commits, the turn has its final state and its answer, every tool call in its rows has a result, what
+was steered into it too late has become a turn of its own, and an ephemeral session is gone but for its usage and the
+outcome kept under its receipts. When it does not commit, the turn is still running and goes on at the next start.
+"""
+
+from tidegate.agent import missing
+from tidegate.errors import Conflict
+from tidegate.engine.journal import Billing, commit_row
+from tidegate.store import Db, MessageRow, intents, messages, receipts, sessions, turns
+from tidegate.values import Call, Failure, Frozen, Message, Outcome, TurnState, Usage, new_id
+
+
+class Ending(Frozen):
+    """How a turn ends, decided by the engine before it is written."""
+
+    turn: str
+    session: str
+    billing: Billing
+    state: TurnState
+    ephemeral: bool
+    accepted: float
+    tail: tuple[tuple[str, Message], ...] = ()
+    unanswered: str = "Not run: the turn ended first."
+    error: Failure | None = None
+    usage: Usage = Usage()
+    steps: int = 0
+
+
+class Settled(Frozen):
+    outcome: Outcome
+    rows: tuple[MessageRow, ...] = ()
+    spilled: str | None = None
+    """The turn that late steering became."""
+    version: int = -1
+    """The session's version now, by which a resident knows whether it is up to date; -1 when there is none."""
+
+
+def settle(db: Db, ending: Ending, now: float) -> Settled:
+    outcome = _outcome(ending, now)
+    first = turns.settle(
+        db,
+        ending.turn,
+        state=ending.state,
+        finish=outcome.finish,
+        error=ending.error,
+        usage=ending.usage,
+        steps=ending.steps,
+        now=now,
+    )
+    if not first:
+        raise Conflict(f"Turn {ending.turn} has ended already.", code="turn_ended")
+
+    def commit(step: str, message: Message) -> MessageRow:
+        return commit_row(db, ending.turn, ending.session, step, message, ending.billing, now, settling=True)
+
+    rows = [commit(step, message) for step, message in ending.tail]
+    if ending.state != "answered":
+        journal = [(row.step or "", row.message) for row in messages.journal(db, ending.turn)]
+        for step, message in missing(journal, ending.unanswered):
+            intents.clear(db, ending.turn, step)
+            rows.append(commit(step, message))
+    spilled = _spill(db, ending, now)
+    if ending.ephemeral and spilled is None:
+        receipts.finish(db, ending.turn, outcome)
+        sessions.delete(db, ending.session)
+        return Settled(outcome=outcome, rows=tuple(rows))
+    return Settled(
+        outcome=outcome, rows=tuple(rows), spilled=spilled, version=sessions.version(db, ending.session)
+    )
+
+
+def _outcome(ending: Ending, now: float) -> Outcome:
+    answer = next((message for _, message in reversed(ending.tail) if message.role == "assistant"), None)
+    return Outcome(
+        turn=ending.turn,
+        session=ending.session,
+        state=ending.state,
+        agent=ending.billing.agent,
+        text=answer.text if answer else "",
+        calls=answer.calls if answer else (),
+        finish=(answer.finish if answer else "") or ("error" if ending.error else ""),
+        usage=ending.usage,
+        steps=ending.steps,
+        error=ending.error,
+        accepted=ending.accepted,
+        finished=now,
+    )
+
+
+def _spill(db: Db, ending: Ending, now: float) -> str | None:
+    """What was accepted into this turn and not drained becomes the next turn, so that it is taken exactly once."""
+    if not messages.untaken(db, ending.turn):
+        return None
+    turn = new_id("t")
+    turns.insert(
+        db,
+        id=turn,
+        session=ending.session,
+        channel=ending.billing.channel,
+        call=Call(),
+        on_disconnect="continue",
+        now=now,
+    )
+    messages.move(db, ending.turn, turn)
+    return turn

@@ -1,0 +1,158 @@
+"""The inbox: what happens to a message at the door, in one transaction.
+
+Guarantee: when it commits, the message is durable and belongs to exactly one turn, its outer identities are recorded,
+and the acknowledgement says truly what will happen; when it does not, nothing of it exists. A second delivery finds the
+first. Every lookup is made under the caller's own principal.
+"""
+
+import msgspec
+
+from tidegate.errors import Busy, Conflict, Mismatch, NotFound
+from tidegate.store import Db, ReceiptRow, SessionRow, messages, receipts, sessions, turns
+from tidegate.values import Frozen, Inbound, OnDisconnect, Prefix
+
+MARK = "retry-mark"
+RETRY = "retry"
+"""An official client that retries by itself sends no key of its own: each of its first attempts leaves a mark, and
+only what says it is a retry is matched against the marks."""
+
+
+class Fresh(Frozen):
+    """What a new session would be made with, prepared outside the transaction."""
+
+    session: str
+    prefix: Prefix
+    encoder: int
+
+
+class Admission(Frozen):
+    """What became of the message. `fresh` says that a new turn was made and must be submitted."""
+
+    turn: str
+    session: str
+    how: str
+    created: bool = False
+    ephemeral: bool = False
+
+
+def admit(db: Db, inbound: Inbound, turn: str, fresh: Fresh, queue_length: int, now: float) -> Admission:
+    known = _known(db, inbound, now)
+    if known is not None:
+        return known
+    session, created = _session(db, inbound, fresh, now)
+    if inbound.busy == "steer" and not created:
+        running = turns.running(db, session.id)
+        if running is not None:
+            _accept(db, inbound, session.id, running, now)
+            return Admission(turn=running, session=session.id, how="steered")
+    if not created and turns.waiting(db, session.id) >= queue_length:
+        raise Busy(
+            f"This session already has {queue_length} messages waiting (limits.queue_length); try again when it has "
+            "answered some.",
+            retry_after=5,
+            code="queue_full",
+        )
+    ephemeral = session.kind == "ephemeral"
+    turns.insert(
+        db,
+        id=turn,
+        session=session.id,
+        channel=inbound.channel,
+        call=inbound.call,
+        on_disconnect=on_disconnect(inbound, ephemeral=ephemeral),
+        now=now,
+    )
+    _accept(db, inbound, session.id, turn, now)
+    return Admission(turn=turn, session=session.id, how="queued", created=created, ephemeral=ephemeral)
+
+
+def on_disconnect(inbound: Inbound, *, ephemeral: bool) -> OnDisconnect:
+    """A named conversation goes on without its reader; a one-shot call has nobody else. Who chose a key of his own
+    means to come back for the answer."""
+    if inbound.on_disconnect is not None:
+        return inbound.on_disconnect
+    keyed = any(receipt.source == "idempotency" for receipt in inbound.receipts)
+    return "cancel" if ephemeral and not keyed else "continue"
+
+
+def _known(db: Db, inbound: Inbound, now: float) -> Admission | None:
+    for receipt in inbound.receipts:
+        if receipt.source == MARK:
+            continue
+        source = MARK if receipt.source == RETRY else receipt.source
+        row = receipts.find(db, inbound.principal, source, receipt.key, now)
+        if row is None:
+            continue
+        if row.digest != receipt.digest:
+            raise Mismatch(
+                "This Idempotency-Key was already used with another request; choose a new key for a new request.",
+                param="Idempotency-Key",
+            )
+        found = _follow(db, row)
+        if found is not None:
+            return found
+    return None
+
+
+def _follow(db: Db, row: ReceiptRow) -> Admission | None:
+    """The turn that a receipt leads to; None when it said "try again", so that trying again is what happens."""
+    if row.outcome is not None:
+        if row.outcome.error is not None and row.outcome.error.retry:
+            return None
+        return Admission(turn=row.turn, session=row.outcome.session, how="replayed")
+    turn = turns.get(db, row.turn)
+    if turn is None:
+        return None
+    if turn.state in ("queued", "running"):
+        return Admission(turn=turn.id, session=turn.session, how="attached")
+    if turn.error is not None and turn.error.retry:
+        return None
+    return Admission(turn=turn.id, session=turn.session, how="replayed")
+
+
+def _accept(db: Db, inbound: Inbound, session: str, turn: str, now: float) -> None:
+    for message in inbound.messages:
+        messages.accept(db, session=session, turn=turn, message=message, now=now)
+    for receipt in inbound.receipts:
+        kept = msgspec.structs.replace(receipt, source=MARK) if receipt.source == RETRY else receipt
+        receipts.put(db, inbound.principal, kept, turn, now)
+
+
+def _session(db: Db, inbound: Inbound, fresh: Fresh, now: float) -> tuple[SessionRow, bool]:
+    row = None
+    if inbound.session is not None:
+        row = sessions.get(db, inbound.session)
+        if row is None or row.principal != inbound.principal:
+            raise NotFound(f"There is no session {inbound.session}.", code="session_not_found")
+        if row.ended is not None:
+            raise Conflict("This session has ended; start a new one, or /resume it into a new one.", code="ended")
+    elif inbound.name is not None:
+        row = sessions.live_by_name(db, inbound.principal, inbound.name)
+    if row is not None:
+        if inbound.extra_prompt is not None and inbound.extra_prompt != row.extra:
+            raise Conflict(
+                "This session began with another system message; send the same one or none, or start a new session.",
+                code="system_message_differs",
+                param="messages",
+            )
+        if inbound.session is None and inbound.agent != row.agent:
+            raise Conflict(
+                f"This session belongs to the agent {row.agent!r}; use that model name, or another X-Session-Id.",
+                code="agent_differs",
+                param="model",
+            )
+        return row, False
+    row = sessions.create(
+        db,
+        id=fresh.session,
+        principal=inbound.principal,
+        channel=inbound.channel,
+        name=inbound.name,
+        kind="named" if inbound.name is not None or inbound.new else "ephemeral",
+        agent=inbound.agent,
+        extra=inbound.extra_prompt or "",
+        parent=None,
+        now=now,
+    )
+    sessions.freeze(db, row.id, fresh.prefix, fresh.encoder)
+    return row, True

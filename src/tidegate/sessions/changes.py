@@ -1,0 +1,155 @@
+"""What a person may change in a conversation: its settings, its title, its last turn, its frozen beginning.
+
+Guarantee: each change is one transaction, made under the caller's principal, and is there after a restart. A change
+that rebuilds what the model sees (undo, retry, reload) is refused in mid-turn and drops the resident through the one
+removal path; a setting applies from the next turn and rebuilds nothing by itself.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+
+from tidegate.errors import Conflict
+from tidegate.store import Db, SessionRow, messages, sessions, settings, turns
+from tidegate.values import Accepted, Message, Prefix, new_id
+
+if TYPE_CHECKING:
+    from tidegate.security import Principal
+    from tidegate.sessions.door import Sessions
+
+TITLE_CHARACTERS = 200
+
+
+async def set_setting(
+    door: "Sessions",
+    session: str,
+    principal: "Principal",
+    key: str,
+    value: Any,
+    *,
+    source: str,
+    expires: float | None = None,
+) -> None:
+    """A setting of the session: it survives unload and restart, and dies with the session."""
+    await _owned(door, session, principal)
+    await door.store.write(
+        lambda db: settings.put(
+            db, session=session, key=key, value=value, source=source, now=door.clock(), expires=expires
+        )
+    )
+
+
+async def clear_setting(door: "Sessions", session: str, principal: "Principal", key: str) -> bool:
+    await door.row(session, principal)
+    return bool(await door.store.write(settings.clear, session, key))
+
+
+async def set_title(door: "Sessions", session: str, principal: "Principal", title: str) -> None:
+    await _owned(door, session, principal)
+    await door.store.write(sessions.set_title, session, title[:TITLE_CHARACTERS])
+
+
+async def undo(door: "Sessions", session: str, principal: "Principal") -> str:
+    """Take the last turn out of what the model sees; its rows stay in the transcript, marked. The turn's id."""
+    await _quiet(door, session, principal)
+    turn: str = await door.store.write(_undo_last, session, door.clock())
+    door.presence.unload(session, reason="undo")
+    return turn
+
+
+async def retry(door: "Sessions", session: str, principal: "Principal") -> Accepted:
+    """Undo the last turn and work its messages again in a new one."""
+    row = await _quiet(door, session, principal)
+    turn, now = new_id("t"), door.clock()
+
+    def write(db: Db) -> tuple[Message, ...]:
+        last = _undo_last(db, session, now)
+        said = tuple(
+            found.message for found in messages.journal(db, last) if found.step and found.step.startswith("in-")
+        )
+        old = turns.get(db, last)
+        if old is None:
+            raise Conflict("There is no turn to try again.")
+        turns.insert(
+            db, id=turn, session=session, channel=row.channel, call=old.call, on_disconnect="continue", now=now
+        )
+        for message in said:
+            messages.accept(db, session=session, turn=turn, message=message, now=now)
+        return said
+
+    said = await door.store.write(write)
+    door.presence.unload(session, reason="retry")
+    door.engine.submit(session, turn, incoming=said)
+    return Accepted(turn=turn, session=session, how="started")
+
+
+async def reload(door: "Sessions", session: str, principal: "Principal") -> bool:
+    """Freeze the prompt and tools anew, as they are configured now; whether that changed anything."""
+    row = await _quiet(door, session, principal)
+    agent = door.runner.agent(row.agent)
+    prefix, encoder = door.runner.prefix(agent, row.extra), door.runner.encoder(agent)
+
+    def write(db: Db) -> bytes:
+        sessions.clear_prefix(db, session)
+        return sessions.freeze(db, session, prefix, encoder)
+
+    identity = await door.store.write(write)
+    if identity == row.prefix:
+        return False
+    door.presence.unload(session, reason="reload")
+    return True
+
+
+async def resume(door: "Sessions", session: str, principal: "Principal") -> tuple[str, bool]:
+    """A live session is switched to. An ended one is never opened again: a new one begins with its transcript. The
+    session's id, and whether it is new."""
+    row = await door.row(session, principal)
+    if row.ended is None:
+        return session, False
+    agent = door.runner.agent(row.agent)
+    fresh, prefix = new_id("s"), door.runner.prefix(agent, row.extra)
+    encoder = door.runner.encoder(agent)
+    await door.store.write(_begin_with, row, fresh, principal.id, prefix, encoder, door.clock())
+    return fresh, True
+
+
+def _begin_with(
+    db: Db, old: SessionRow, fresh: str, principal: str, prefix: Prefix, encoder: int, now: float
+) -> None:
+    sessions.create(
+        db,
+        id=fresh,
+        principal=principal,
+        channel=old.channel,
+        name=None,
+        kind="named",
+        agent=old.agent,
+        extra=old.extra,
+        parent=old.id,
+        now=now,
+    )
+    sessions.freeze(db, fresh, prefix, encoder)
+    if old.title:
+        sessions.set_title(db, fresh, old.title)
+    messages.copy(db, old.id, fresh, now)
+
+
+async def _owned(door: "Sessions", session: str, principal: "Principal") -> SessionRow:
+    row = await door.row(session, principal)
+    if row.ended is not None:
+        raise Conflict("This session has ended; /resume it into a new one.", code="session_ended")
+    return row
+
+
+async def _quiet(door: "Sessions", session: str, principal: "Principal") -> SessionRow:
+    row = await _owned(door, session, principal)
+    if door.engine.running(session) is not None or door.engine.waiting(session):
+        raise Conflict("A turn is running; /stop it first, or wait for its answer.", code="mid_turn")
+    return row
+
+
+def _undo_last(db: Db, session: str, now: float) -> str:
+    last = messages.last_turn(db, session)
+    if last is None:
+        raise Conflict("There is nothing to undo in this session.", code="nothing_to_undo")
+    messages.undo(db, last, now)
+    return last

@@ -1,0 +1,286 @@
+"""The door: every message enters here, whoever brings it, and everything a caller may do to a session is here.
+
+Guarantee: a message is durable, deduplicated and authorised before it is acknowledged; the page, the terminal, the HTTP
+API with and without a session take the same way (`accept`), with the same limits and the same end. Each method that
+names a session or a turn checks it against the caller's principal; what a principal may not know does not exist for it.
+The door owns the engine, the presence of sessions and their endings, all inside the scope that it was given.
+"""
+
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import anyio
+import structlog
+
+from tidegate.config import Config
+from tidegate.engine import EmbeddedEngine, TurnLog, stopped
+from tidegate.errors import Busy, NotFound, Stopping, TooLarge
+from tidegate.lifetimes import Presence, Scope
+from tidegate.models import Models
+from tidegate.security import Principal
+from tidegate.sessions import queries, watching
+from tidegate.sessions.admission import Admission, Fresh, admit
+from tidegate.sessions.chores import Chore, chores
+from tidegate.sessions.ending import EndHook, Endings
+from tidegate.sessions.recovery import recover
+from tidegate.sessions.runner import Runner
+from tidegate.sessions.views import AgentView, SessionView
+from tidegate.store import MessageRow, SessionRow, Store, sessions, settings, turns
+from tidegate.tools import ToolRegistry
+from tidegate.values import Accepted, Event, Inbound, Outcome, new_id
+
+log = structlog.stdlib.get_logger(__name__)
+
+
+class Sessions:
+    def __init__(
+        self,
+        scope: Scope,
+        store: Store,
+        config: Config,
+        models: Models,
+        tools: ToolRegistry,
+        *,
+        clock: Callable[[], float] = time.time,
+        hooks: Mapping[str, EndHook] | None = None,
+    ) -> None:
+        limits = config.limits
+        self.store = store
+        self.config = config
+        self.clock = clock
+        self.presence = Presence(
+            scope,
+            residents=limits.residents,
+            resident_bytes=limits.resident_bytes,
+            idle_ttl=limits.idle_ttl,
+            warn=lambda message, fields: log.warning(message, **fields),
+        )
+        self.runner = Runner(store, config, models, tools, self.presence)
+        self.engine = EmbeddedEngine(
+            scope,
+            store,
+            self.presence,
+            self.runner,
+            turns=limits.turns,
+            turn_seconds=limits.turn_seconds,
+            clock=clock,
+        )
+        self.endings = Endings(store, self.presence, self.engine, hooks or {}, clock)
+        self._models = models
+        self._open = True
+
+    # -- the way in --
+
+    async def accept(self, inbound: Inbound) -> Accepted:
+        """Take a message in. When this returns, it survives a kill."""
+        self._check(inbound)
+        agent = self.runner.agent(inbound.agent)
+        fresh = Fresh(
+            session=new_id("s"),
+            prefix=self.runner.prefix(
+                agent, inbound.extra_prompt or "", caller_tools=inbound.call.tools is not None
+            ),
+            encoder=self.runner.encoder(agent),
+        )
+        turn = new_id("t")
+        limit = self.config.limits.queue_length
+        admission: Admission = await self.store.write(admit, inbound, turn, fresh, limit, self.clock())
+        return self._acknowledge(inbound, admission)
+
+    def _check(self, inbound: Inbound) -> None:
+        if not self._open:
+            raise Stopping("The gateway is stopping; send this again when it is back.", retry_after=5)
+        if inbound.agent not in self.config.agents:
+            known = ", ".join(sorted(self.config.agents))
+            raise NotFound(f"There is no agent {inbound.agent!r}; there are: {known}.", code="model_not_found")
+        limits = self.config.limits
+        if self.engine.stats().waiting >= limits.waiting_total:
+            raise Busy(
+                f"{limits.waiting_total} turns are waiting already (limits.waiting_total); try again soon.",
+                retry_after=5,
+                code="overloaded",
+            )
+        for message in inbound.messages:
+            if len(message.text) > limits.message_bytes or (
+                4 * len(message.text) > limits.message_bytes and len(message.text.encode()) > limits.message_bytes
+            ):
+                raise TooLarge(
+                    f"A message is longer than limits.message_bytes ({limits.message_bytes} bytes).",
+                    limit="limits.message_bytes",
+                    value=limits.message_bytes,
+                )
+
+    def _acknowledge(self, inbound: Inbound, admission: Admission) -> Accepted:
+        """Put the turn to work and say what will happen; nothing is awaited between the commit and this."""
+        session, turn = admission.session, admission.turn
+        if admission.how == "steered":
+            self.engine.signal(turn)
+            return Accepted(turn=turn, session=session, how="steered")
+        if admission.how == "replayed":
+            return Accepted(turn=turn, session=session, how="replayed")
+        if admission.how == "attached":
+            self.engine.submit(session, turn, resumed=True)
+            return Accepted(turn=turn, session=session, how="attached")
+        running = self.engine.running(session)
+        ahead = self.engine.waiting(session) + (running is not None)
+        self.engine.submit(session, turn, incoming=inbound.messages)
+        if inbound.busy == "interrupt" and running is not None:
+            running.stop("by a newer message")
+            return Accepted(turn=turn, session=session, how="interrupting", ahead=ahead)
+        return Accepted(turn=turn, session=session, how="queued" if ahead else "started", ahead=ahead)
+
+    # -- following a turn --
+
+    def live(self, turn: str) -> TurnLog | None:
+        """The log of a turn that waits or runs in this process."""
+        return self.engine.log(turn)
+
+    async def wait(self, turn: str) -> Outcome:
+        """Until the turn has ended."""
+        outcome = await self.engine.result(turn)
+        return outcome if outcome is not None else await self.outcome(turn)
+
+    async def outcome(self, turn: str, principal: Principal | None = None) -> Outcome:
+        """How the turn stands now. Its state is queued or running while it has not ended."""
+        found: Outcome | None = await self.store.read(queries.outcome, turn, _own(principal))
+        if found is None:
+            raise NotFound(f"There is no turn {turn}.", code="turn_not_found")
+        return found
+
+    async def abandon(self, turn: str) -> None:
+        """Its reader went away: a turn that nobody else can fetch is stopped, any other goes on."""
+        row = await self.store.read(turns.get, turn)
+        if row is not None and row.on_disconnect == "cancel":
+            self.engine.interrupt(turn, "because its caller went away")
+
+    # -- sessions --
+
+    async def stop(self, session: str, principal: Principal) -> str | None:
+        """Stop the running turn, if there is one; what waits stays."""
+        await self.row(session, principal)
+        running = self.engine.running(session)
+        if running is None:
+            return None
+        running.stop("by its user")
+        return running.turn
+
+    async def end(self, session: str, principal: Principal, reason: str) -> bool:
+        await self.row(session, principal)
+        return await self.endings.end(session, reason)
+
+    async def delete(self, session: str, principal: Principal) -> None:
+        await self.row(session, principal)
+        await self.endings.delete(session)
+
+    async def row(self, session: str, principal: Principal) -> SessionRow:
+        """The session, if this principal may know of it."""
+        found: SessionRow | None = await self.store.read(queries.session, session, _own(principal))
+        if found is None:
+            raise NotFound(f"There is no session {session}.", code="session_not_found")
+        return found
+
+    async def session(self, session: str, principal: Principal) -> SessionView:
+        row = await self.row(session, principal)
+        held = tuple(await self.store.read(settings.get_all, session, self.clock()))
+        return self._view(row, held)
+
+    async def sessions(
+        self,
+        principal: Principal,
+        *,
+        limit: int = 50,
+        before: tuple[float, str] | None = None,
+        ended: bool | None = False,
+        query: str | None = None,
+        everyone: bool = False,
+    ) -> list[SessionView]:
+        """Newest first. `everyone` is the owner's view of all principals' sessions."""
+        own = None if everyone and principal.role == "owner" else principal.id
+        rows = await self.store.read(queries.listing, own, ended, limit, before, query)
+        return [self._view(row) for row in rows]
+
+    async def transcript(
+        self, session: str, principal: Principal, *, after: int = 0, limit: int = 200
+    ) -> list[MessageRow]:
+        await self.row(session, principal)
+        found: list[MessageRow] = await self.store.read(queries.page, session, after, limit)
+        return found
+
+    def export(self, session: str, principal: Principal) -> AsyncIterator[bytes]:
+        return queries.export(self, session, principal)
+
+    def watch(self, session: str, principal: Principal, after: int = 0) -> AsyncIterator[tuple[int | None, Event]]:
+        """The session's events: committed rows after `after`, then what happens, until the reader leaves."""
+        return watching.watch(self, session, principal, after)
+
+    def agents(self, principal: Principal) -> tuple[AgentView, ...]:
+        return tuple(
+            AgentView(name=name, model=agent.model, description=agent.description)
+            for name, agent in sorted(self.config.agents.items())
+            if principal.agents is None or name in principal.agents
+        )
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return self._models.names
+
+    def _view(self, row: SessionRow, held: tuple[Any, ...] = ()) -> SessionView:
+        running = self.engine.running(row.id)
+        agent = self.config.agents.get(row.agent)
+        return queries.view(
+            row,
+            running=running.turn if running is not None else None,
+            waiting=self.engine.waiting(row.id),
+            model=self.runner.model(agent, held).name if agent is not None else "",
+            settings=held,
+        )
+
+    # -- the process's own --
+
+    async def recover(self) -> int:
+        """Take up what the last process left; how many turns go on."""
+        return await recover(self)
+
+    async def drain(self, within: float) -> None:
+        """Accept nothing more; let turns finish within the budget, else park them for the next start."""
+        self._open = False
+        await self.engine.drain(within)
+
+    def chores(self) -> list[Chore]:
+        return chores(self)
+
+    def census(self) -> dict[str, int]:
+        """How many of each thing the door holds: what must be back at its baseline when sessions have gone."""
+        stats, presence = self.engine.stats(), self.presence.stats()
+        return {
+            "present": presence.present,
+            "residents": presence.residents,
+            "turns_running": stats.running,
+            "turns_waiting": stats.waiting,
+        }
+
+    def status(self) -> dict[str, Any]:
+        stats, presence = self.engine.stats(), self.presence.stats()
+        return {
+            "turns": {
+                "running": stats.running,
+                "waiting": stats.waiting,
+                "answered": stats.answered,
+                "failed": stats.failed,
+                "stopped": stats.stopped,
+                "seconds": stats.seconds,
+            },
+            "sessions": {
+                "present": presence.present,
+                "residents": presence.residents,
+                "resident_bytes": presence.resident_bytes,
+                "over_cap_mid_turn": presence.over_cap_mid_turn,
+                "unloads": presence.unloads,
+            },
+        }
+
+
+def _own(principal: Principal | None) -> str | None:
+    """Whose rows may be seen: an owner's view is everybody's, as is the house's own."""
+    return None if principal is None or principal.role == "owner" else principal.id

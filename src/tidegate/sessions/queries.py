@@ -1,0 +1,77 @@
+"""Reads for callers: sessions, outcomes, pages of a transcript, exports.
+
+Guarantee: each takes whose rows may be seen (`own`, None for the owner's view) and never gives more; every result is
+bounded by a limit; an export streams page by page and holds one page.
+"""
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tidegate.sessions.views import view
+from tidegate.store import Db, MessageRow, SessionRow, messages, search, sessions, turns
+from tidegate.values import Outcome
+
+if TYPE_CHECKING:
+    from tidegate.security import Principal
+    from tidegate.sessions.door import Sessions
+
+__all__ = ["export", "listing", "outcome", "page", "session", "view"]
+
+EXPORT_PAGE = 200
+"""Rows of a transcript that an export holds at once."""
+
+LISTING_MOST = 500
+"""Rows of one listing, whatever is asked for."""
+
+
+def session(db: Db, id: str, own: str | None) -> SessionRow | None:
+    row = sessions.get(db, id)
+    return row if row is not None and own in (None, row.principal) else None
+
+
+def outcome(db: Db, turn: str, own: str | None) -> Outcome | None:
+    found = turns.outcome(db, turn)
+    if found is None or own is None:
+        return found
+    return found if turns.principal(db, turn) == own else None
+
+
+def listing(
+    db: Db,
+    own: str | None,
+    ended: bool | None,
+    limit: int,
+    before: tuple[float, str] | None,
+    query: str | None,
+) -> list[SessionRow]:
+    limit = min(limit, LISTING_MOST)
+    if not query:
+        return sessions.listing(db, principal=own, ended=ended, limit=limit, before=before)
+    rows: dict[str, SessionRow] = {}
+    for hit in search.find(db, query, principal=own, session=None, limit=4 * limit):
+        row = sessions.get(db, hit.session) if hit.session not in rows else None
+        if row is not None and (ended is None or (row.ended is not None) == ended):
+            rows[row.id] = row
+    return list(rows.values())[:limit]
+
+
+def page(db: Db, session: str, after: int, limit: int) -> list[MessageRow]:
+    return messages.page(db, session, after=after, limit=min(limit, LISTING_MOST), undone=False)
+
+
+async def export(door: "Sessions", session: str, principal: "Principal") -> AsyncIterator[bytes]:
+    """JSON lines: the session, then its rows in order, the undone ones marked."""
+    encoder = msgspec.json.Encoder()
+    yield encoder.encode(await door.session(session, principal)) + b"\n"
+    after = 0
+    while True:
+        rows = await door.store.read(
+            lambda db, after=after: messages.page(db, session, after=after, limit=EXPORT_PAGE, undone=True)
+        )
+        for row in rows:
+            yield encoder.encode(row) + b"\n"
+        if len(rows) < EXPORT_PAGE:
+            return
+        after = rows[-1].seq

@@ -1,0 +1,142 @@
+"""What a turn does: finds the session's resident, resolves its settings, and runs the agent's loop.
+
+Guarantee: the same configuration reuses the same resident, whose history is what the store holds; a turn that ends in
+any way but an answer drops it, so that the next one starts from the store. Settings have one resolver here, and an
+override never changes the agent's own configuration.
+"""
+
+import hashlib
+
+import msgspec
+
+from tidegate.agent import Bounds, Conversation, freeze, in_call_order, run
+from tidegate.config import AgentSettings, Config
+from tidegate.engine import Journal, Taken
+from tidegate.errors import Misconfigured
+from tidegate.lifetimes import BoundedCache, Presence
+from tidegate.models import Encoded, Model, Models
+from tidegate.store import SessionRow, Setting, Store, messages, sessions
+from tidegate.tools import ToolContext, ToolRegistry, Toolset
+from tidegate.values import Call, Message, Outcome, Prefix
+
+PREFIXES_KEPT = 256
+"""Encoded prefixes held for sharing: sessions of one agent have the same one, so few are ever in use."""
+
+
+class Runner:
+    def __init__(self, store: Store, config: Config, models: Models, tools: ToolRegistry, presence: Presence) -> None:
+        self._store = store
+        self._config = config
+        self._models = models
+        self._tools = tools
+        self._presence = presence
+        self._prefixes: BoundedCache[tuple[bytes, bytes], Encoded] = BoundedCache("prefixes", cap=PREFIXES_KEPT)
+        limits = config.limits
+        self._bounds = Bounds(
+            steps=limits.turn_steps,
+            parallel=limits.tools_parallel,
+            repeats=limits.repeats,
+            output_bytes=limits.tool_output_bytes,
+            output_lines=limits.tool_output_lines,
+        )
+
+    async def __call__(self, journal: Journal, taken: Taken) -> None:
+        session = taken.session
+        agent = self.agent(session.agent)
+        model = self.model(agent, taken.settings)
+        call = self.call(taken)
+        if session.kind == "ephemeral":
+            conversation = await self._build(taken, model, self._toolset(agent), b"")
+        else:
+            conversation = await self._resident(taken, agent, model)
+        context = ToolContext(
+            session=session.id,
+            principal=session.principal,
+            channel=taken.turn.channel,
+            agent=session.agent,
+            turn=journal.id,
+            workspace=self._config.workspace(session.agent),
+        )
+        try:
+            await run(journal, conversation, context, call, self._bounds)
+        finally:
+            if session.kind == "ephemeral":
+                await conversation.release()
+
+    def ended(self, session: str, outcome: Outcome, version: int) -> None:
+        record = self._presence.get(session)
+        if outcome.state != "answered":
+            self._presence.unload(session, reason="turn not answered")
+        elif record is not None and isinstance(record.resident, Conversation):
+            record.resident.version = version
+
+    # -- one resolver for what a session uses --
+
+    def agent(self, name: str) -> AgentSettings:
+        agent = self._config.agents.get(name)
+        if agent is None:
+            raise Misconfigured(f"The agent {name!r} is no longer configured; add [agents.{name}] to tidegate.toml.")
+        return agent
+
+    def model(self, agent: AgentSettings, settings: tuple[Setting, ...]) -> Model:
+        """A session's own choice, while it is configured; else the agent's."""
+        chosen = next((setting.value for setting in settings if setting.key == "model"), None)
+        if isinstance(chosen, str) and chosen in self._models.names:
+            return self._models.get(chosen)
+        return self._models.get(agent.model)
+
+    def call(self, taken: Taken) -> Call:
+        """The call's own parameters, then the session's settings."""
+        call = taken.turn.call
+        effort = next((setting.value for setting in taken.settings if setting.key == "reasoning"), None)
+        if call.reasoning is None and isinstance(effort, str):
+            return msgspec.structs.replace(call, reasoning=effort)
+        return call
+
+    def prefix(self, agent: AgentSettings, extra: str, *, caller_tools: bool = False) -> Prefix:
+        return freeze(agent.prompt, extra, Toolset() if caller_tools else self._toolset(agent))
+
+    def encoder(self, agent: AgentSettings) -> int:
+        return self._models.get(agent.model).wire.version
+
+    def signature(self, session: SessionRow, agent: AgentSettings, model: Model) -> bytes:
+        """Equal for equal settings; differs with model, endpoint, credential, toolsets or extra prompt. The secret
+        itself is only in it as the model's own digest."""
+        parts = (model.signature, *(name.encode() for name in agent.tools), session.extra.encode(), session.prefix)
+        return hashlib.sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).digest()
+
+    # -- residents --
+
+    async def _resident(self, taken: Taken, agent: AgentSettings, model: Model) -> Conversation:
+        signature = self.signature(taken.session, agent, model)
+        record = self._presence.get(taken.session.id)
+        held = record.resident if record is not None else None
+        # Taking the turn has itself raised the version by one; whatever else did, the resident does not know of.
+        if isinstance(held, Conversation) and held.version + 1 != taken.session.version:
+            self._presence.unload(taken.session.id, reason="stale", only=held)
+
+        async def build() -> Conversation:
+            return await self._build(taken, model, self._toolset(agent), signature)
+
+        return await self._presence.resident(taken.session.id, signature, build)
+
+    async def _build(self, taken: Taken, model: Model, tools: Toolset, signature: bytes) -> Conversation:
+        prefix = await self._encoded(taken, model)
+        past: list[Message] = []
+        if taken.turn.number > 1 or taken.session.parent is not None:
+            past = in_call_order(await self._store.read(messages.history, taken.session.id, taken.turn.id))
+        return Conversation(
+            model=model, lease=model.lease(), prefix=prefix, tools=tools, signature=signature, messages=past
+        )
+
+    async def _encoded(self, taken: Taken, model: Model) -> Encoded:
+        session = taken.session
+        key = (session.prefix, model.signature)
+        encoded = self._prefixes.get(key)
+        if encoded is None:
+            encoded = model.wire.encode_prefix(await self._store.read(sessions.prefix, session.prefix))
+            self._prefixes.put(key, encoded)
+        return encoded
+
+    def _toolset(self, agent: AgentSettings) -> Toolset:
+        return self._tools.resolve(agent.tools)

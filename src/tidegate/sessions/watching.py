@@ -1,0 +1,53 @@
+"""A session's events as one stream that can be left and taken up again.
+
+Guarantee: a reader that comes back with the last event id it saw misses no committed row and gets none twice. The id
+of an event is its row's place in the transcript; what is not a row (pieces of text, progress) has none, and is given
+again from the beginning of the running turn's current answer. The stream holds a cursor, not a queue.
+"""
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from tidegate.engine import TurnLog, slim
+from tidegate.sessions import queries
+from tidegate.values import Event, MessageAdded
+
+if TYPE_CHECKING:
+    from tidegate.security import Principal
+    from tidegate.sessions.door import Sessions
+
+PAGE = 200
+"""Rows read at once while catching up."""
+
+
+async def watch(
+    door: "Sessions", session: str, principal: "Principal", after: int
+) -> AsyncIterator[tuple[int | None, Event]]:
+    """Ends when the session has ended and everything was told."""
+    seen = after
+    followed: TurnLog | None = None
+    with door.presence.attend(session) as record:
+        while True:
+            news = record.expect()
+            try:
+                row = await door.row(session, principal)
+                rows = await door.store.read(queries.page, session, seen, PAGE)
+                for found in rows:
+                    seen = max(seen, found.seq or 0)
+                    yield found.seq, MessageAdded(seq=found.seq or 0, message=slim(found.message))
+                live = door.engine.running(session)
+                if live is not None and live.log is not followed:
+                    followed = live.log
+                    async for batch in followed.read():
+                        for event in batch:
+                            if not isinstance(event, MessageAdded):
+                                yield None, event
+                            elif event.seq > seen:
+                                seen = event.seq
+                                yield event.seq, event
+                elif row.ended is not None and not rows:
+                    return
+                elif not rows:
+                    await news
+            finally:
+                news.cancel()

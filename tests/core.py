@@ -1,0 +1,122 @@
+"""The house without its doors, for tests: a real store, the scripted model server on a real socket, and the sessions
+room over them. What a test says goes through `Sessions.accept`, as everything does."""
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from bench.scripted_model import ScriptedModel
+from tidegate.config import Config, load
+from tidegate.lifetimes import Ledger, Scope
+from tidegate.models import Clients, Models
+from tidegate.security import Principal, resolve
+from tidegate.sessions import EndHook, Sessions
+from tidegate.store import Store
+from tidegate.tools import ToolRegistry, Toolset, builtin_toolsets
+from tidegate.values import Accepted, Call, Inbound, Message, Outcome
+
+OWNER = Principal(id="p_owner", name="owner", role="owner")
+ANNA = Principal(id="p_anna", name="anna", role="user")
+BERT = Principal(id="p_bert", name="bert", role="user")
+
+WAIT = 20
+"""Seconds before a test that waits for something gives up; nothing asserts on how long it took."""
+
+
+def settings(model: ScriptedModel, extra: str = "", *, tools: str = '"clock", "files"') -> str:
+    return f"""
+[models.main]
+api = "openai-chat"
+base_url = "{model.base_url}"
+model = "scripted"
+retries = 0
+[models.other]
+api = "openai-chat"
+base_url = "{model.base_url}"
+model = "scripted-too"
+retries = 0
+[agents.main]
+model = "main"
+prompt = "You are a test."
+tools = [{tools}]
+{extra}
+"""
+
+
+class Core:
+    """A running core. `say` is the way of a caller who waits for his answer."""
+
+    def __init__(self, door: Sessions, store: Store, scope: Scope, model: ScriptedModel, config: Config) -> None:
+        self.door = door
+        self.store = store
+        self.scope = scope
+        self.model = model
+        self.config = config
+
+    async def accept(self, text: str, name: str | None = "talk", **fields: Any) -> Accepted:
+        inbound = Inbound(
+            **{
+                "principal": ANNA.id,
+                "channel": "http",
+                "agent": "main",
+                "messages": (Message(role="user", text=text),),
+                "name": name,
+                "call": Call(),
+                **fields,
+            }
+        )
+        return await self.door.accept(inbound)
+
+    async def say(self, text: str, name: str | None = "talk", **fields: Any) -> Outcome:
+        with anyio.fail_after(WAIT):
+            accepted = await self.accept(text, name, **fields)
+            return await self.door.wait(accepted.turn)
+
+    async def answered(self, turn: str) -> Outcome:
+        with anyio.fail_after(WAIT):
+            return await self.door.wait(turn)
+
+    def requests(self) -> list[dict[str, Any]]:
+        """What the model server was asked, oldest first."""
+        return [request.decoded() for request in self.model.recorded]
+
+
+@contextlib.asynccontextmanager
+async def core(
+    home: Path,
+    extra: str = "",
+    *,
+    model: ScriptedModel,
+    toolsets: Mapping[str, Toolset] | None = None,
+    tools: str = '"clock", "files"',
+    hooks: Mapping[str, EndHook] | None = None,
+    drain: bool = True,
+    toml: str | None = None,
+    **options: Any,
+) -> AsyncIterator[Core]:
+    """A core over `home`; entered a second time it is a restart. With `drain=False` it ends as a crash does: nothing
+    is finished, the store is only closed."""
+    home.mkdir(exist_ok=True, parents=True)
+    (home / "tidegate.toml").write_text(toml if toml is not None else settings(model, extra, tools=tools))
+    config = await anyio.to_thread.run_sync(load, home)
+    registry = ToolRegistry({**builtin_toolsets(), **(toolsets or {})})
+    async with (
+        Scope("process", account=Ledger().account("process")) as scope,
+        Store.open(home / "tidegate.db", **options) as store,
+        Clients() as clients,
+        Models(config.models, clients, lambda reference: resolve(reference, {}, home), config.limits.answer_bytes) as models,
+    ):
+        turns = scope.child("turns")
+        door = Sessions(turns, store, config, models, registry, hooks=hooks)
+        await door.recover()
+        try:
+            yield Core(door, store, scope, model, config)
+        finally:
+            if drain:
+                await door.drain(5)
+            await turns.close()
+
+

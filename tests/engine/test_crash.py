@@ -1,0 +1,196 @@
+"""A turn that a crash cuts off goes on from its journal. Here a crash is the end of the core without any clean-up."""
+
+import asyncio
+from pathlib import Path
+
+import anyio
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.core import ANNA, WAIT, core
+from tidegate.agent import is_balanced
+from tidegate.store import messages, turns
+from tidegate.tools import ToolContext, Toolset, tool
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_turn_goes_on_from_its_last_row(home: Path, model: ScriptedModel) -> None:
+    """F4, P01, P02, P06, V01: committed steps are not repeated, and the answer comes in the next process."""
+    ran: list[str] = []
+
+    @tool(effect="write")
+    async def note(ctx: ToolContext, *, text: str) -> str:
+        """Notes something."""
+        ran.append(text)
+        return f"noted {text}"
+
+    options = {"tools": '"note"', "toolsets": {"note": Toolset((note,))}}
+    async with core(home, model=model, drain=False, **options) as house:
+        accepted = await house.accept('[tool note {"text": "a"}] [tool note {"text": "b"}] [hold gate step=2] [say end]')
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+    model.release("gate")
+    async with core(home, model=model, **options) as house:
+        outcome = await house.answered(accepted.turn)
+        assert (outcome.state, outcome.text) == ("answered", "end")
+        rows = await house.store.read(lambda db: messages.journal(db, accepted.turn))
+        assert [row.step for row in rows] == ["in-0", "model-0", "tool-0-0", "model-1", "tool-1-0", "model-2"]
+        assert ran == ["a", "b"]
+        assert house.model.stats()["refusals"] == []
+
+
+async def test_a_tool_with_effects_that_was_cut_off_is_never_run_again(home: Path, model: ScriptedModel) -> None:
+    """P05, S17, F4: its result says that the effect is unknown, and the model decides."""
+    started = asyncio.Event()
+    count = 0
+
+    @tool(effect="execute")
+    async def launch(ctx: ToolContext) -> str:
+        """Launches."""
+        nonlocal count
+        count += 1
+        started.set()
+        await asyncio.Event().wait()
+        return "launched"
+
+    options = {"tools": '"launch"', "toolsets": {"launch": Toolset((launch,))}}
+    async with core(home, model=model, drain=False, **options) as house:
+        accepted = await house.accept("[tool launch {}] [say what now]")
+        with anyio.fail_after(WAIT):
+            await started.wait()
+    async with core(home, model=model, **options) as house:
+        outcome = await house.answered(accepted.turn)
+        assert outcome.text == "what now"
+        rows = await house.store.read(lambda db: messages.journal(db, accepted.turn))
+        result = next(row.message for row in rows if row.message.role == "tool")
+        assert result.failed and "effect is unknown" in result.text
+    assert count == 1
+
+
+async def test_a_read_only_tool_that_was_cut_off_may_run_again(home: Path, model: ScriptedModel) -> None:
+    """P04: reading twice harms nobody."""
+    started = asyncio.Event()
+    count = 0
+
+    @tool(effect="read")
+    async def look(ctx: ToolContext) -> str:
+        """Looks."""
+        nonlocal count
+        count += 1
+        if count == 1:
+            started.set()
+            await asyncio.Event().wait()
+        return f"look {count}"
+
+    options = {"tools": '"look"', "toolsets": {"look": Toolset((look,))}}
+    async with core(home, model=model, drain=False, **options) as house:
+        accepted = await house.accept("[tool look {}] [say seen]")
+        with anyio.fail_after(WAIT):
+            await started.wait()
+    async with core(home, model=model, **options) as house:
+        assert (await house.answered(accepted.turn)).text == "seen"
+        rows = await house.store.read(lambda db: messages.journal(db, accepted.turn))
+        assert [row.message.text for row in rows if row.message.role == "tool"] == ["look 2"]
+
+
+async def test_a_turn_that_keeps_killing_the_gateway_is_given_up(home: Path, model: ScriptedModel) -> None:
+    """S17, L23: after limits.resumes it ends with a reason; its transcript is in balance and its session free."""
+    extra = "[limits]\nresumes = 1"
+    async with core(home, extra, model=model, drain=False) as house:
+        accepted = await house.accept("[tool clock {}] [hang step=1]")
+        log = house.door.live(accepted.turn)
+        assert log is not None
+        with anyio.fail_after(WAIT):
+            while model.counts["requests"] < 2:
+                await anyio.sleep(0.001)
+    for _ in range(2):
+        async with core(home, extra, model=model, drain=False) as house:
+            row = await house.store.read(turns.get, accepted.turn)
+            if row is not None and row.state == "running":
+                asked = model.counts["requests"]
+                with anyio.fail_after(WAIT):
+                    while model.counts["requests"] <= asked:
+                        await anyio.sleep(0.001)
+    async with core(home, extra, model=model) as house:
+        outcome = await house.door.outcome(accepted.turn, ANNA)
+        assert outcome.state == "failed"
+        assert outcome.error is not None and outcome.error.code == "resume_budget"
+        history = await house.store.read(lambda db: messages.history(db, accepted.session))
+        assert is_balanced(history)
+        assert (await house.say("[say free]")).text == "free"
+
+
+async def test_what_waited_in_the_queue_is_answered_after_a_crash(home: Path, model: ScriptedModel) -> None:
+    """F4, V05, P01: an acknowledged message is taken by exactly one turn, also when it had only waited."""
+    async with core(home, model=model, drain=False) as house:
+        first = await house.accept("[hold gate] first")
+        second = await house.accept("[say second answer] second")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+    model.release("gate")
+    async with core(home, model=model) as house:
+        assert (await house.answered(first.turn)).state == "answered"
+        assert (await house.answered(second.turn)).text == "second answer"
+        rows = await house.store.read(lambda db: messages.page(db, first.session, after=0, limit=50))
+        said = [row.message.text for row in rows if row.message.role == "user"]
+        assert said == ["[hold gate] first", "[say second answer] second"]
+
+
+async def test_what_was_steered_before_a_crash_is_read_after_it(home: Path, model: ScriptedModel) -> None:
+    """S14, P06: drained or not, it stands once in the transcript, and a replay gives each drain what it gave before."""
+    async with core(home, model=model, drain=False) as house:
+        accepted = await house.accept("[tool clock {}] [hold a step=0]")
+        with anyio.fail_after(WAIT):
+            await model.held("a")
+            await house.accept("drained before [hold b]", busy="steer")
+            model.release("a")
+            await model.held("b")
+            await house.accept("not drained yet", busy="steer")
+    model.release("b")
+    async with core(home, model=model) as house:
+        with anyio.fail_after(WAIT):
+            assert (await house.answered(accepted.turn)).state == "answered"
+            await house.door.engine.idle(accepted.session)
+        rows = await house.store.read(lambda db: messages.page(db, accepted.session, after=0, limit=50))
+        texts = [row.message.text for row in rows if row.message.role == "user"]
+        assert texts.count("drained before [hold b]") == 1 and texts.count("not drained yet") == 1
+        assert house.model.stats()["refusals"] == []
+
+
+async def test_a_one_shot_call_without_a_key_ends_with_its_connection(home: Path, model: ScriptedModel) -> None:
+    """S18, H16, V18: after a crash nobody waits for it, so it is stopped and nothing of it stays."""
+    async with core(home, model=model, drain=False) as house:
+        accepted = await house.accept("[hold gate]", name=None)
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+    model.release("gate")
+    async with core(home, model=model) as house:
+        rows = await house.store.read(lambda db: db.execute("SELECT count(*) FROM sessions").get)
+        assert rows == 0
+        assert house.door.live(accepted.turn) is None
+
+
+async def test_a_stop_lets_turns_finish_within_its_budget(home: Path, model: ScriptedModel) -> None:
+    """F1, V01: intake is closed, the running turn is answered, nothing is parked."""
+    async with core(home, model=model) as house:
+        accepted = await house.accept("[slow ms=5] [words 5]")
+        await house.door.drain(WAIT)
+        assert (await house.door.outcome(accepted.turn, ANNA)).state == "answered"
+
+
+async def test_a_stop_parks_what_cannot_finish_and_the_next_start_goes_on(home: Path, model: ScriptedModel) -> None:
+    """F1, V01, S16: a parked turn is still running in the store, in its own session, and costs no resume."""
+    async with core(home, "[limits]\nresumes = 0", model=model, drain=False) as house:
+        accepted = await house.accept("[hold gate step=0] [tool clock {}] [say after the stop]")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(house.door.drain(0.05))
+            while not house.door.engine._parking:
+                await anyio.sleep(0.001)
+            model.release("gate")
+        row = await house.store.read(turns.get, accepted.turn)
+        assert row is not None and row.state == "running"
+    async with core(home, "[limits]\nresumes = 0", model=model) as house:
+        assert (await house.answered(accepted.turn)).text == "after the stop"

@@ -1,0 +1,241 @@
+"""Turns in a real engine: order, caps, stops, limits, and what each leaves behind."""
+
+import asyncio
+from pathlib import Path
+
+import anyio
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.core import ANNA, WAIT, Core, core
+from tidegate.store import messages
+from tidegate.tools import ToolContext, Toolset, tool
+from tidegate.values import Message, TextDelta, ToolEnded, TurnEnded, TurnStarted
+
+pytestmark = pytest.mark.anyio
+
+
+async def rows_of(house: Core, session: str) -> list[Message]:
+    return [row.message for row in await house.door.transcript(session, ANNA)]
+
+
+async def test_one_session_answers_in_the_order_of_its_messages(home: Path, model: ScriptedModel) -> None:
+    """H12, S13, A9: messages that come while a turn runs wait for their own turn, first come first served."""
+    async with core(home, model=model) as house:
+        first = await house.accept("[hold gate] first")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        second, third = await house.accept("[say 2] second"), await house.accept("[say 3] third")
+        assert (first.how, second.how, third.how) == ("started", "queued", "queued")
+        assert (second.ahead, third.ahead) == (1, 2)
+        model.release("gate")
+        outcomes = [await house.answered(accepted.turn) for accepted in (first, second, third)]
+        assert [outcome.text for outcome in outcomes][1:] == ["2", "3"]
+        said = [row.text for row in await rows_of(house, first.session) if row.role == "user"]
+        assert said == ["[hold gate] first", "[say 2] second", "[say 3] third"]
+
+
+async def test_no_more_turns_run_at_once_than_the_limit_says(home: Path, model: ScriptedModel) -> None:
+    """P15, L21: with limits.turns = 2 the third session waits, and gets its place when one is free."""
+    async with core(home, "[limits]\nturns = 2", model=model) as house:
+        turns = [await house.accept(f"[hold gate{n}] hello", name=f"talk {n}") for n in range(4)]
+        with anyio.fail_after(WAIT):
+            await model.held("gate0")
+            await model.held("gate1")
+        stats = house.door.engine.stats()
+        assert (stats.running, stats.waiting) == (2, 2)
+        for n in range(4):
+            model.release(f"gate{n}")
+        for accepted in turns:
+            assert (await house.answered(accepted.turn)).state == "answered"
+        assert house.door.engine.stats().waiting == 0
+
+
+async def test_stopping_keeps_what_was_shown_and_the_session_goes_on(home: Path, model: ScriptedModel) -> None:
+    """B7, L23, S16: a stopped turn ends as stopped, with the text that its user had seen."""
+    async with core(home, model=model) as house:
+        accepted = await house.accept("[words 50] [hang after=5]")
+        log = house.door.live(accepted.turn)
+        assert log is not None
+        with anyio.fail_after(WAIT):
+            async for batch in log.read():
+                if any(isinstance(event, TextDelta) for event in batch):
+                    break
+            assert await house.door.stop(accepted.session, ANNA) == accepted.turn
+        outcome = await house.answered(accepted.turn)
+        assert outcome.state == "stopped"
+        assert outcome.text and outcome.finish == "stopped"
+        assert (await rows_of(house, accepted.session))[-1].text == outcome.text
+        assert (await house.say("[say well] and now?")).text == "well"
+
+
+async def test_stopping_in_mid_tool_leaves_no_call_without_a_result(home: Path, model: ScriptedModel) -> None:
+    """P02, B7: the strict model server refuses an orphan, and the next turn is answered."""
+    started = asyncio.Event()
+
+    @tool(effect="execute")
+    async def wait_for_ever(ctx: ToolContext) -> str:
+        """Waits."""
+        started.set()
+        await asyncio.Event().wait()
+        return ""
+
+    async with core(
+        home, model=model, tools='"clock", "waiting"', toolsets={"waiting": Toolset((wait_for_ever,))}
+    ) as house:
+        accepted = await house.accept("[together clock {} wait_for_ever {}]")
+        with anyio.fail_after(WAIT):
+            await started.wait()
+        await house.door.stop(accepted.session, ANNA)
+        assert (await house.answered(accepted.turn)).state == "stopped"
+        results = [row for row in await rows_of(house, accepted.session) if row.role == "tool"]
+        assert len(results) == 2
+        assert "stopped by its user" in results[-1].text
+        assert (await house.say("[say fine] go on")).text == "fine"
+        assert house.model.stats()["refusals"] == []
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [("[loop clock {}]", "step_limit"), ("[status 400]", "model_invalid"), ("[status 401]", "model_authorisation")],
+)
+async def test_a_turn_that_fails_says_why_and_frees_its_session(
+    home: Path, model: ScriptedModel, script: str, code: str
+) -> None:
+    """L23, B7, H22: whichever way a turn fails, its session takes the next message and nothing is left running."""
+    async with core(home, "[limits]\nturn_steps = 3\nrepeats = 50", model=model) as house:
+        outcome = await house.say(script)
+        assert outcome.state == "failed"
+        assert outcome.error is not None and outcome.error.code == code
+        assert (await house.say("[say ok] again")).text == "ok"
+        assert house.door.census()["turns_running"] == 0
+
+
+async def test_a_model_that_goes_round_in_circles_is_told_and_then_stopped(home: Path, model: ScriptedModel) -> None:
+    """B7: the same call with the same result: first a note to the model, then the end of the turn."""
+
+    @tool(effect="read")
+    async def constant(ctx: ToolContext) -> str:
+        """Always the same."""
+        return "same"
+
+    async with core(
+        home,
+        "[limits]\nrepeats = 2",
+        model=model,
+        tools='"constant"',
+        toolsets={"constant": Toolset((constant,))},
+    ) as house:
+        outcome = await house.say("[loop constant {}]")
+        assert outcome.error is not None and outcome.error.code == "loop"
+        assert "same tool call 4 times" in outcome.error.message
+        assert any("Do something else" in str(request["messages"]) for request in house.requests())
+        assert (await house.say("[say ok]")).text == "ok"
+
+
+async def test_a_tool_that_is_unknown_broken_or_misused_is_told_to_the_model(home: Path, model: ScriptedModel) -> None:
+    """B7, L23: the turn goes on and the model reads one sentence."""
+
+    @tool(effect="read")
+    async def breaks(ctx: ToolContext) -> str:
+        """Breaks."""
+        raise RuntimeError("no")
+
+    async with core(
+        home, model=model, tools='"clock", "breaks"', toolsets={"breaks": Toolset((breaks,))}
+    ) as house:
+        outcome = await house.say('[tool breaks {}] [unknowntool] [badargs clock] [tool clock {"zone": "Nowhere/X"}]')
+        assert outcome.state == "answered"
+        results = [row for row in await rows_of(house, outcome.session) if row.role == "tool"]
+        assert [row.failed for row in results] == [True] * 4
+        assert "broke (RuntimeError)" in results[0].text
+        assert "no tool named" in results[1].text
+
+
+async def test_tools_that_allow_it_run_side_by_side(home: Path, model: ScriptedModel) -> None:
+    """P04: neighbouring parallel calls meet each other; the model reads the results in the order of its calls."""
+    here = asyncio.Barrier(2)
+
+    @tool(effect="read", parallel=True)
+    async def meet(ctx: ToolContext, *, name: str) -> str:
+        """Returns when both have come."""
+        await here.wait()
+        return name
+
+    async with core(home, model=model, tools='"meet"', toolsets={"meet": Toolset((meet,))}) as house:
+        await house.say('[together meet {"name": "a"} meet {"name": "b"}]')
+        shown = [said["content"] for said in house.requests()[-1]["messages"] if said["role"] == "tool"]
+        assert shown == ["a", "b"]
+
+
+async def test_a_turn_that_takes_too_long_is_ended_with_the_limits_name(home: Path, model: ScriptedModel) -> None:
+    """P15, L23: limits.turn_seconds."""
+    async with core(home, "[limits]\nturn_seconds = 1", model=model) as house:
+        outcome = await house.say("[hang]")
+        assert outcome.error is not None and "limits.turn_seconds" in outcome.error.message
+        assert (await house.say("[say ok]")).text == "ok"
+
+
+async def test_events_of_a_turn_pair_up(home: Path, model: ScriptedModel) -> None:
+    """B7: a turn's log starts with its start, ends with its end, and every tool that started has ended."""
+    async with core(home, model=model) as house:
+        accepted = await house.accept("[tool clock {}] [say done]")
+        log = house.door.live(accepted.turn)
+        assert log is not None
+        await house.answered(accepted.turn)
+        events = [event async for batch in log.read() for event in batch]
+        assert isinstance(events[0], TurnStarted) and isinstance(events[-1], TurnEnded)
+        assert sum(isinstance(event, ToolEnded) for event in events) == 1
+
+
+async def test_steering_joins_the_running_turn_between_its_steps(home: Path, model: ScriptedModel) -> None:
+    """S13, S14, H13: what is steered is acknowledged truly, and is the model's to read in the same turn."""
+    async with core(home, model=model) as house:
+        accepted = await house.accept("[tool clock {}] [hold gate step=0]")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        steered = await house.accept("by the way: in UTC", busy="steer")
+        assert (steered.how, steered.turn) == ("steered", accepted.turn)
+        model.release("gate")
+        outcome = await house.answered(accepted.turn)
+        assert outcome.state == "answered"
+        assert house.requests()[-1]["messages"][-1]["content"] == "by the way: in UTC"
+        said = [row.text for row in await rows_of(house, accepted.session) if row.role == "user"]
+        assert said.count("by the way: in UTC") == 1
+
+
+async def test_what_is_steered_too_late_becomes_a_turn_of_its_own(home: Path, model: ScriptedModel) -> None:
+    """S14: every accepted message appears in exactly one turn, also one that came after the last look."""
+    async with core(home, model=model) as house:
+        accepted = await house.accept("[hold gate] hello")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        steered = await house.accept("too late", busy="steer")
+        assert steered.how == "steered"
+        model.release("gate")
+        await house.answered(accepted.turn)
+        with anyio.fail_after(WAIT):
+            await house.door.engine.idle(accepted.session)
+        rows = await house.store.read(lambda db: messages.page(db, accepted.session, after=0, limit=50))
+        late = [row for row in rows if row.message.text == "too late"]
+        assert len(late) == 1 and late[0].turn != accepted.turn
+        assert rows[-1].message.role == "assistant" and rows[-1].turn == late[0].turn
+
+
+async def test_steering_an_idle_session_starts_a_turn(home: Path, model: ScriptedModel) -> None:
+    """S13: with nothing to join, the acknowledgement says that a turn has started."""
+    async with core(home, model=model) as house:
+        await house.say("hello")
+        accepted = await house.accept("[say here]", busy="steer")
+        assert accepted.how == "started"
+        assert (await house.answered(accepted.turn)).text == "here"
+
+
+async def test_interrupting_stops_the_running_turn_first(home: Path, model: ScriptedModel) -> None:
+    """S13, H13: the acknowledgement says so, the old turn ends as stopped, the new one is answered."""
+    async with core(home, model=model) as house:
+        running = await house.accept("[hang] long work")
+        accepted = await house.accept("[say new plan]", busy="interrupt")
+        assert accepted.how in ("interrupting", "queued")
+        assert (await house.answered(accepted.turn)).text == "new plan"
+        assert (await house.answered(running.turn)).state == "stopped"
