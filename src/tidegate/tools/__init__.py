@@ -1,0 +1,24 @@
+"""Tools: what an agent can do besides talking, as immutable values.
+
+Guarantee: names are unique and in a fixed order before they reach a model; nothing that a caller gets can change what
+another one gets; a tool is told who it works for by its context argument and by nothing else. A tool's output is
+bounded by whoever shows it (`bound_text`), and says what was left out.
+"""
+
+from tidegate.tools.bounds import bound_text
+from tidegate.tools.names import fit_name
+from tidegate.tools.registry import ToolRegistry, builtin_toolsets
+from tidegate.tools.tool import Effect, Tool, ToolContext, tool
+from tidegate.tools.toolset import Toolset
+
+__all__ = [
+    "Effect",
+    "Tool",
+    "ToolContext",
+    "ToolRegistry",
+    "Toolset",
+    "bound_text",
+    "builtin_toolsets",
+    "fit_name",
+    "tool",
+]

@@ -1,0 +1,43 @@
+"""The settings of a gateway, read once from `tidegate.toml` in its home folder.
+
+Guarantee: what `load` returns is immutable, complete (every default filled in) and checked: each value lies in its
+range, each agent's model exists, no secret stands in it as text, and the server cannot be reached from outside the
+machine without TLS unless that was asked for by name. Everything else raises `Misconfigured` with the file, the key
+and what would be right. Nothing here opens anything but that one file.
+"""
+
+from tidegate.config.reading import FILE_NAME, home_folder, load, read
+from tidegate.config.rules import is_reference, looks_secret
+from tidegate.config.settings import (
+    AgentSettings,
+    Config,
+    Expiry,
+    Limits,
+    LogSettings,
+    ModelSettings,
+    Server,
+    StoreSettings,
+    is_loopback,
+)
+from tidegate.config.showing import example, reference, show
+
+__all__ = [
+    "FILE_NAME",
+    "AgentSettings",
+    "Config",
+    "Expiry",
+    "Limits",
+    "LogSettings",
+    "ModelSettings",
+    "Server",
+    "StoreSettings",
+    "example",
+    "home_folder",
+    "is_loopback",
+    "is_reference",
+    "load",
+    "looks_secret",
+    "read",
+    "reference",
+    "show",
+]

@@ -1,0 +1,237 @@
+"""From the text of `tidegate.toml` to a checked `Config`.
+
+Guarantee: `load` and `read` return a valid configuration or raise `Misconfigured`, whatever the file holds: every
+fault is a sentence with the file and the key, the first ten are reported together, and no value that may be a secret
+is repeated in one.
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from tidegate.config.rules import NAME, Wrong, looks_secret, nearest, quote
+from tidegate.config.settings import (
+    NAMED,
+    SINGLE,
+    AgentSettings,
+    Config,
+    ModelSettings,
+    Server,
+    is_loopback,
+    settings_of,
+)
+from tidegate.errors import Misconfigured
+from tidegate.values import Frozen
+
+FILE_NAME = "tidegate.toml"
+FILE_BYTES = 4 * 1024 * 1024
+"""A configuration is written by hand; a larger file is not one."""
+
+FAULTS_SHOWN = 10
+"""Enough to mend a file in one go; what follows is often the echo of the first ones."""
+
+NAMES_AT_MOST = 1000
+"""Models, and agents, in one file."""
+
+BARE_KEY = re.compile(r"[A-Za-z0-9_-]{1,64}")
+TOML_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
+DEFAULT_TOOLS = ("clock", "files")
+
+
+def home_folder(given: str | None, env: Mapping[str, str]) -> Path:
+    """The home folder: as given, else `TIDEGATE_HOME`, else `~/.tidegate`. Always absolute."""
+    chosen = given or env.get("TIDEGATE_HOME") or "~/.tidegate"
+    try:
+        return Path(chosen).expanduser().absolute()
+    except (RuntimeError, OSError) as error:
+        raise Misconfigured(f"the home folder {chosen} cannot be found: {error}; give one with --home DIR") from None
+
+
+def load(home: Path) -> Config:
+    """The configuration of a home folder; all defaults if it has no `tidegate.toml`."""
+    file = home / FILE_NAME
+    try:
+        if not file.exists():
+            return read("", home)
+        if not file.is_file():
+            raise Misconfigured(f"{FILE_NAME}: {file} is not a file; move it away")
+        with file.open("rb") as stream:
+            data = stream.read(FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "the path is not valid"
+        raise Misconfigured(f"{FILE_NAME}: {file} cannot be read ({reason})") from None
+    if len(data) > FILE_BYTES:
+        raise Misconfigured(f"{FILE_NAME}: {file} is larger than {FILE_BYTES} bytes; that is no configuration")
+    return read(_decode(data), home)
+
+
+def read(text: str, home: Path) -> Config:
+    """The configuration that `text`, the content of a `tidegate.toml`, stands for."""
+    faults: list[str] = []
+    document = _parse(text)
+    tables = (*SINGLE, *NAMED)
+    for key in document:
+        if key not in tables:
+            faults.append(f"there is no table or key {_key(key)!r}{nearest(key, tables)}")
+    parts: dict[str, Any] = {name: _table(kind, document.get(name, {}), name, faults) for name, kind in SINGLE.items()}
+    models = _named("models", document, faults)
+    agents = _named("agents", document, faults)
+    demo = not models
+    if demo:
+        models = {"main": ModelSettings(api="demo")}
+    if not agents:
+        agents = {"main": AgentSettings(model="main" if "main" in models else next(iter(models)), tools=DEFAULT_TOOLS)}
+    _check_server(parts["server"], faults)
+    _check_models(models, faults)
+    if isinstance(document.get("models", {}), dict):
+        _check_agents(agents, models, document.get("agents", {}), faults)
+    if faults:
+        raise Misconfigured(_report(faults))
+    return Config(
+        home=home.absolute(), models=MappingProxyType(models), agents=MappingProxyType(agents), demo=demo, **parts
+    )
+
+
+def _decode(data: bytes) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        column = error.start - data.rfind(b"\n", 0, error.start)
+        raise Misconfigured(f"{FILE_NAME}: line {line}, column {column}: the file is not valid UTF-8") from None
+
+
+def _parse(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise Misconfigured(_syntax_fault(str(error), text)) from None
+    except RecursionError:
+        raise Misconfigured(f"{FILE_NAME}: lists or tables are nested too deeply") from None
+    except ValueError:
+        # A number of thousands of digits is refused by int() itself, without a place.
+        raise Misconfigured(f"{FILE_NAME}: a number or date in the file cannot be read") from None
+
+
+def _syntax_fault(message: str, text: str) -> str:
+    found = TOML_PLACE.search(message)
+    reason = message[: found.start()] if found else message
+    if found and found[1]:
+        line, column = int(found[1]), int(found[2])
+    else:
+        line, column = text.count("\n") + 1, len(text) - text.rfind("\n")
+    # The parser names keys and characters; a name that may be a secret is left out.
+    reason = "the TOML is not valid here" if looks_secret(reason) or len(reason) > 120 else reason
+    return f"{FILE_NAME}: line {line}, column {column}: {reason[:1].lower()}{reason[1:]}"
+
+
+def _report(faults: list[str]) -> str:
+    lines = [f"{FILE_NAME}: {fault}" for fault in faults[:FAULTS_SHOWN]]
+    if len(faults) > FAULTS_SHOWN:
+        lines[-1] = f"{FILE_NAME}: and {len(faults) - FAULTS_SHOWN + 1} more faults after these"
+    return "\n".join(lines)
+
+
+def _key(key: str) -> str:
+    """A key as it may be shown: as it stands in the file, unless somebody pasted something long or secret there."""
+    if looks_secret(key) or len(key) > 64:
+        return f"(a key of {len(key)} characters)"
+    return key
+
+
+def _join(where: str, key: str) -> str:
+    shown = _key(key)
+    return f"{where}.{shown if BARE_KEY.fullmatch(shown) or shown.startswith('(') else quote(shown)}"
+
+
+def _table(kind: type[Frozen], table: Any, where: str, faults: list[str]) -> Any:
+    """One table as its type, or None with the reasons added to `faults`."""
+    if not isinstance(table, dict):
+        faults.append(f"{where} must be a table, [{where}], not {quote(table)}")
+        return None
+    before = len(faults)
+    settings = settings_of(kind)
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        if (setting := settings.get(key)) is None:
+            faults.append(f"[{where}] has no key {_key(key)!r}{nearest(key, settings)}")
+            continue
+        try:
+            read_value = setting.rule.read(value)
+        except Wrong as wrong:
+            faults.append(f"{where}.{key} {wrong}")
+            continue
+        values[key] = MappingProxyType(read_value) if isinstance(read_value, dict) else read_value
+    for setting in settings.values():
+        if setting.default is msgspec.NODEFAULT and setting.name not in table:
+            faults.append(f"[{where}] needs the key {setting.name!r}, {setting.rule.shape}")
+    return kind(**values) if len(faults) == before else None
+
+
+def _named(group: str, document: dict[str, Any], faults: list[str]) -> dict[str, Any]:
+    """The tables of a group by name; one that was refused is there as None, so that what refers to it is not refused
+    a second time."""
+    tables = document.get(group, {})
+    if not isinstance(tables, dict):
+        faults.append(f"{group} must be tables, [{group}.NAME], not {quote(tables)}")
+        return {}
+    if len(tables) > NAMES_AT_MOST:
+        faults.append(f"[{group}] has {len(tables)} entries; at most {NAMES_AT_MOST} are allowed")
+        return {}
+    found: dict[str, Any] = {}
+    for name, table in tables.items():
+        where = _join(group, name)
+        if not isinstance(table, dict) and name in settings_of(NAMED[group]):
+            faults.append(f"{where} must stand in a table with a name, such as [{group}.main]")
+        elif not NAME.fullmatch(name):
+            faults.append(
+                f"{where}: a name has at most 64 letters, digits, '.', '_', '-', and begins with a letter or digit"
+            )
+        found[name] = _table(NAMED[group], table, where, faults) if isinstance(table, dict) else None
+        if not isinstance(table, dict) and name not in settings_of(NAMED[group]):
+            faults.append(f"{where} must be a table, [{where}], not {quote(table)}")
+    return found
+
+
+def _check_server(server: Server | None, faults: list[str]) -> None:
+    if server is None:
+        return
+    if not re.fullmatch(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?", server.host):
+        faults.append(f"server.host must be an IP address or a host name, not {quote(server.host)}")
+    elif (server.tls_cert is None) != (server.tls_key is None):
+        missing = "tls_cert" if server.tls_cert is None else "tls_key"
+        faults.append(f"[server] needs the key {missing!r} too; a certificate and its key come together")
+    elif not is_loopback(server.host) and server.tls_cert is None and not server.insecure:
+        faults.append(
+            f"server.host {quote(server.host)} can be reached from other machines; set server.tls_cert and "
+            "server.tls_key, or server.insecure = true if a proxy in front does TLS"
+        )
+
+
+def _check_models(models: dict[str, ModelSettings | None], faults: list[str]) -> None:
+    for name, model in models.items():
+        if model is None or model.api == "demo":
+            continue
+        for key in ("base_url", "model"):
+            if not getattr(model, key):
+                faults.append(f"[{_join('models', name)}] needs the key {key!r} with api = {quote(model.api)}")
+
+
+def _check_agents(
+    agents: dict[str, AgentSettings | None],
+    models: dict[str, ModelSettings | None],
+    given: Any,
+    faults: list[str],
+) -> None:
+    for name, agent in agents.items():
+        if agent is None or agent.model in models:
+            continue
+        where = _join("agents", name)
+        named = "model" in given[name]
+        is_no_model = f"names no model: there is no [models.{_key(agent.model)}]{nearest(agent.model, models)}"
+        faults.append(f"{where}.model {'' if named else 'is not given, and its default '}{is_no_model}")

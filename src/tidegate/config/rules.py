@@ -1,0 +1,339 @@
+"""What a setting may be: one rule per kind of value, each of which reads a TOML value, names itself and writes itself.
+
+Guarantee: a rule either returns a value of the setting's type or raises `Wrong` with the end of a sentence ("must be
+…"). A refused value is quoted only when it cannot be a secret.
+"""
+
+import difflib
+import json
+import math
+import re
+from collections.abc import Iterable
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+QUOTED_AT_MOST = 40
+"""Longer values are described instead of quoted: an error is one sentence, and a long value may be a secret."""
+
+SECRET = re.compile(
+    r"(?i)\bbearer\s+\S{6,}"
+    r"|\b(?:sk|pk|rk)[-_][A-Za-z0-9_-]{8,}"
+    r"|\btgc?_[A-Za-z0-9]{16,}"
+    r"|\b(?:gh[pousr]_|github_pat_|glpat-|xox[a-z]-|AKIA|AIza|hf_)[A-Za-z0-9_-]{8,}"
+    r"|\beyJ[A-Za-z0-9_-]{8,}\."
+)
+"""Text that is a credential by its look, wherever it stands."""
+
+DENSE = re.compile(r"(?=[^\s]*[0-9])(?=[^\s]*[A-Za-z])[A-Za-z0-9+/=_~.-]{24,}")
+"""One long word of letters and digits: may be a key of a kind that has no known look."""
+
+ENV_REFERENCE = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*")
+FILE_REFERENCE = re.compile(r"file:[^\x00-\x1f\x7f]+")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+SENSITIVE_HEADER = re.compile(r"(?i)auth|cookie|key|token|secret|passw|credential")
+
+DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([smhdw])\s*")
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+SIZE = re.compile(r"\s*(\d+)\s*(B|KiB|MiB|GiB)\s*")
+BYTES = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+LONGEST = 100 * 366 * 86400.0
+"""A century: more is a slip of the hand, and overflows dates."""
+
+
+class Wrong(Exception):
+    """The end of a sentence about a value that was refused: "must be …"."""
+
+
+def is_reference(text: str) -> bool:
+    """Whether `text` has the form of a reference to a secret: `env:NAME` or `file:PATH`."""
+    return bool(ENV_REFERENCE.fullmatch(text) or FILE_REFERENCE.fullmatch(text))
+
+
+def looks_secret(text: str) -> bool:
+    """Whether `text` may hold a credential, so that it must not be repeated in a message."""
+    return bool(SECRET.search(text) or DENSE.search(text))
+
+
+def quote(value: Any) -> str:
+    """A value as an error may show it."""
+    if isinstance(value, str):
+        if looks_secret(value) or len(value) > QUOTED_AT_MOST:
+            return f"a text of {len(value)} characters"
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        shown = _number(value)
+        return shown if len(shown) <= QUOTED_AT_MOST else "a number that long"
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, dict):
+        return "a table"
+    return "a date or time"
+
+
+def _number(value: int | float) -> str:
+    # An integer of thousands of digits cannot be turned into text at all.
+    if isinstance(value, int) and value.bit_length() > 512:
+        return "9" * (QUOTED_AT_MOST + 1)
+    return repr(value)
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the closest of the valid words, else what is valid."""
+    known = sorted(words)
+    close = difflib.get_close_matches(word[:100], known, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; valid: {', '.join(known)}" if known else ""
+
+
+class Rule(Protocol):
+    """How one kind of setting is read (`read`), named in an error and the documentation (`shape`) and written."""
+
+    @property
+    def shape(self) -> str: ...
+    def read(self, value: Any) -> Any: ...
+    def write(self, value: Any) -> str: ...
+
+
+class Plain:
+    """Writing that suits most kinds: a JSON scalar or list of scalars is a TOML one."""
+
+    def write(self, value: Any) -> str:
+        # DEL is the one character that JSON leaves bare and TOML does not allow so.
+        return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False).replace(
+            "\x7f", "\\u007f"
+        )
+
+
+class Flag(Plain):
+    shape = "true or false"
+
+    def read(self, value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise Wrong(f"must be true or false, not {quote(value)}")
+        return value
+
+
+class Whole(Plain):
+    def __init__(self, at_least: int, at_most: int = 2**40) -> None:
+        self.at_least, self.at_most = at_least, at_most
+
+    @property
+    def shape(self) -> str:
+        upper = f" and at most {self.at_most}" if self.at_most < 2**40 else ""
+        return f"a whole number of at least {self.at_least}{upper}"
+
+    def read(self, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise Wrong(f"must be {self.shape}, not {quote(value)}")
+        if not self.at_least <= value <= self.at_most:
+            raise Wrong(
+                f"must be {self.shape if value < self.at_least else f'at most {self.at_most}'}, not {quote(value)}"
+            )
+        return value
+
+
+class Size:
+    """A number of bytes: a whole number, or text such as "64 MiB"."""
+
+    def __init__(self, at_least: int, at_most: int = 2**40) -> None:
+        self.at_least, self.at_most = at_least, at_most
+
+    @property
+    def shape(self) -> str:
+        return f'a size in bytes or like "64 MiB", at least {self.write(self.at_least).strip(chr(34))}'
+
+    def read(self, value: Any) -> int:
+        size = value
+        if isinstance(value, str) and len(value) <= QUOTED_AT_MOST and (found := SIZE.fullmatch(value)):
+            size = int(found[1]) * BYTES[found[2]]
+        if isinstance(size, bool) or not isinstance(size, int) or size < self.at_least:
+            raise Wrong(f"must be {self.shape}, not {quote(value)}")
+        if size > self.at_most:
+            raise Wrong(f"must be at most {self.write(self.at_most).strip(chr(34))}, not {quote(value)}")
+        return size
+
+    def write(self, value: int) -> str:
+        for unit in ("GiB", "MiB", "KiB"):
+            if value and value % BYTES[unit] == 0:
+                return f'"{value // BYTES[unit]} {unit}"'
+        return str(value)
+
+
+class Duration:
+    """A time span: seconds as a number, or text such as "30s", "5m", "12h", "90d"; "never" where that has a sense."""
+
+    def __init__(self, at_least: float = 0.0, *, never: bool = False) -> None:
+        self.at_least, self.never = at_least, never
+
+    @property
+    def shape(self) -> str:
+        least = f" of at least {self.write(self.at_least).strip(chr(34))}" if self.at_least else ""
+        never = ', or "never"' if self.never else ""
+        return f'a duration in seconds or like "12h"{least}{never}'
+
+    def read(self, value: Any) -> float | None:
+        if self.never and value == "never":
+            return None
+        span = value
+        if isinstance(value, str) and len(value) <= QUOTED_AT_MOST and (found := DURATION.fullmatch(value)):
+            span = float(found[1]) * SECONDS[found[2]]
+        if isinstance(span, bool) or not isinstance(span, int | float) or not math.isfinite(_bounded(span)):
+            raise Wrong(f"must be {self.shape}, not {quote(value)}")
+        if span < self.at_least or span < 0:
+            raise Wrong(f"must be {self.shape}, not {quote(value)}")
+        if span > LONGEST:
+            raise Wrong(f"must be at most a hundred years, not {quote(value)}")
+        return float(span)
+
+    def write(self, value: float | None) -> str:
+        if value is None:
+            return '"never"'
+        for unit in ("d", "h", "m"):
+            if value and value % SECONDS[unit] == 0 and value >= SECONDS[unit]:
+                return f'"{int(value) // SECONDS[unit]}{unit}"'
+        return str(int(value)) if value == int(value) else repr(value)
+
+
+def _bounded(number: int | float) -> float:
+    return min(number, LONGEST * 2) if isinstance(number, int) else number
+
+
+class Text(Plain):
+    """Any text; `one_line` refuses control characters, `needed` the empty text."""
+
+    def __init__(self, *, needed: bool = False, one_line: bool = True, at_most: int = 4096) -> None:
+        self.needed, self.one_line, self.at_most = needed, one_line, at_most
+
+    @property
+    def shape(self) -> str:
+        return "one line of text" if self.one_line else "text"
+
+    def read(self, value: Any) -> str:
+        if not isinstance(value, str):
+            raise Wrong(f"must be {self.shape}, not {quote(value)}")
+        if self.needed and not value.strip():
+            raise Wrong("must not be empty")
+        if self.one_line and any(ord(c) < 32 or ord(c) == 127 for c in value):
+            raise Wrong("must be one line of text without control characters")
+        if len(value) > self.at_most:
+            raise Wrong(f"must have at most {self.at_most} characters, not {len(value)}")
+        return value
+
+
+class FilePath(Text):
+    shape = "a path"
+
+    def __init__(self) -> None:
+        super().__init__(needed=True)
+
+
+class OneOf(Plain):
+    def __init__(self, *words: str) -> None:
+        self.words = words
+
+    @property
+    def shape(self) -> str:
+        return "one of " + ", ".join(f'"{word}"' for word in self.words)
+
+    def read(self, value: Any) -> str:
+        if not isinstance(value, str) or value not in self.words:
+            hint = nearest(value, self.words) if isinstance(value, str) else ""
+            raise Wrong(f"must be {self.shape}, not {quote(value)}{hint if '?' in hint else ''}")
+        return value
+
+
+class Words(Plain):
+    """A list of names, in the file's order, each at most once."""
+
+    shape = "a list of names"
+
+    def read(self, value: Any) -> tuple[str, ...]:
+        if not isinstance(value, list):
+            raise Wrong(f"must be {self.shape}, not {quote(value)}")
+        for word in value:
+            if not isinstance(word, str) or not NAME.fullmatch(word):
+                raise Wrong(f"must be {self.shape} (letters, digits, '.', '_', '-'), and holds {quote(word)}")
+        return tuple(dict.fromkeys(value))
+
+
+class Origins(Plain):
+    shape = 'a list of origins like "https://chat.example.org"'
+
+    def read(self, value: Any) -> tuple[str, ...]:
+        if not isinstance(value, list):
+            raise Wrong(f"must be {self.shape}, not {quote(value)}")
+        for origin in value:
+            if not isinstance(origin, str) or not _is_origin(origin):
+                raise Wrong(f"must be {self.shape}, without a path or '*', and holds {quote(origin)}")
+        return tuple(dict.fromkeys(value))
+
+
+def _is_origin(text: str) -> bool:
+    parts = _split_url(text)
+    return parts is not None and not (parts[1] or parts[2]) and not text.endswith(("/", "?", "#")) and "*" not in text
+
+
+def _split_url(text: str) -> tuple[str, str, str] | None:
+    """(host, path, query and fragment) of an http or https address without user and password, else None."""
+    if any(ord(c) <= 32 or ord(c) == 127 for c in text):
+        return None
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        return None
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or port == 0:
+        return None
+    return parts.hostname, parts.path, parts.query + parts.fragment
+
+
+class Address(Plain):
+    """Base of an HTTP API. User, password and query are refused: an address is shown and logged, so it can hold no
+    secret. The refused text is never quoted for the same reason."""
+
+    shape = 'an address like "https://api.example.org/v1"'
+
+    def read(self, value: Any) -> str:
+        parts = _split_url(value) if isinstance(value, str) else None
+        if not isinstance(value, str) or parts is None or parts[2] or len(value) > 2000:
+            raise Wrong(f"must be {self.shape}, without user, password or query")
+        if looks_secret(value.split("://", 1)[1].partition("/")[2]) and SECRET.search(value):
+            raise Wrong("must hold no secret; put it where `key` refers to")
+        return value.rstrip("/")
+
+
+class Reference(Plain):
+    """Where a secret is, never the secret itself. A refused value is never quoted, whatever it looks like."""
+
+    shape = 'a reference, "env:NAME" or "file:PATH"'
+
+    def read(self, value: Any) -> str:
+        if not isinstance(value, str) or not is_reference(value):
+            raise Wrong(f"must be {self.shape}; a secret itself must not stand in this file")
+        return value
+
+
+class Headers:
+    """Extra HTTP headers. What may be a credential is accepted only by reference, and no refused value is quoted."""
+
+    shape = "a table of header names and values (credentials only as references)"
+
+    def read(self, value: Any) -> dict[str, str]:
+        if not isinstance(value, dict):
+            raise Wrong(f"must be {self.shape}, not {quote(value)}")
+        for name, text in value.items():
+            if not HEADER.fullmatch(name):
+                raise Wrong(f"has {quote(name)}, which is no name of an HTTP header")
+            if not isinstance(text, str) or any(ord(c) < 32 or ord(c) >= 127 for c in text):
+                raise Wrong(f"has the header {quote(name)}, whose value must be one line of plain text")
+            if (SENSITIVE_HEADER.search(name) or looks_secret(text)) and not is_reference(text):
+                raise Wrong(f'has the header {quote(name)}, which must be a reference, "env:NAME" or "file:PATH"')
+        return dict(value)
+
+    def write(self, value: Any) -> str:
+        inner = ", ".join(f"{json.dumps(name)} = {json.dumps(text)}" for name, text in value.items())
+        return f"{{ {inner} }}" if inner else "{}"

@@ -1,0 +1,234 @@
+"""Every setting there is: its name, type, default, rule and the line that documents it, side by side.
+
+Guarantee: values of these types are immutable; `docs/configuration.md` and the checks of `load` are made from the
+same declarations, so that neither can know a setting that the other does not.
+"""
+
+import ipaddress
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
+
+import msgspec
+
+from tidegate.config.rules import (
+    Address,
+    Duration,
+    FilePath,
+    Flag,
+    Headers,
+    OneOf,
+    Origins,
+    Reference,
+    Rule,
+    Size,
+    Text,
+    Whole,
+    Words,
+)
+from tidegate.errors import Misconfigured
+from tidegate.values import Frozen
+
+KiB = 1024
+MiB = 1024 * KiB
+HOUR = 3600.0
+DAY = 24 * HOUR
+
+
+class Setting(NamedTuple):
+    """One setting as declared. `default` is `msgspec.NODEFAULT` for one that must be given."""
+
+    name: str
+    rule: Rule
+    doc: str
+    default: Any
+
+
+def settings_of(table: type[msgspec.Struct]) -> dict[str, Setting]:
+    """The settings of a table, in the order of their declaration."""
+    hints = get_type_hints(table, include_extras=True)
+    found: dict[str, Setting] = {}
+    for field in msgspec.structs.fields(table):
+        if (marks := getattr(hints[field.name], "__metadata__", None)) is None:
+            continue
+        default = field.default_factory() if field.default_factory is not msgspec.NODEFAULT else field.default
+        found[field.name] = Setting(field.name, marks[0], marks[1], default)
+    return found
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens on `host`. A name other than `localhost` counts as
+    reachable from outside, since what it resolves to can change."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class Server(Frozen, frozen=True):
+    """Where the gateway listens."""
+
+    host: Annotated[str, Text(needed=True, at_most=253), "Address to listen on. Anything but loopback needs TLS."] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, Whole(0, 65535), "Port to listen on; 0 takes any free one."] = 8420
+    tls_cert: Annotated[str | None, FilePath(), "Certificate chain (PEM), relative to the home folder."] = None
+    tls_key: Annotated[str | None, FilePath(), "Private key of the certificate (PEM), relative to the home folder."] = (
+        None
+    )
+    insecure: Annotated[
+        bool, Flag(), "Listen beyond loopback without TLS; for a gateway behind a proxy that does TLS."
+    ] = False
+    origins: Annotated[
+        tuple[str, ...], Origins(), "Origins of web pages, besides the gateway's own, that a browser may call it from."
+    ] = ()
+
+
+class StoreSettings(Frozen, frozen=True):
+    """How conversations are kept on disk."""
+
+    durability: Annotated[
+        Literal["process", "power"],
+        OneOf("process", "power"),
+        "What an accepted message survives: the death of the process, or the loss of power too (slower).",
+    ] = "process"
+
+
+class ModelSettings(Frozen, frozen=True):
+    """A model under a name of yours: `[models.NAME]`. With none, the built-in demo model is used and says so."""
+
+    api: Annotated[
+        Literal["demo", "openai-chat"],
+        OneOf("demo", "openai-chat"),
+        "Wire format: OpenAI's chat completions, or the built-in demo model.",
+    ]
+    base_url: Annotated[str, Address(), "Base of the API; needed for every api but demo."] = ""
+    model: Annotated[str, Text(), "The provider's name of the model; needed for every api but demo."] = ""
+    key: Annotated[
+        str | None, Reference(), "Where the API key is. No key is ever taken from anywhere that is not named here."
+    ] = None
+    headers: Annotated[
+        Mapping[str, str],
+        Headers(),
+        "Extra HTTP headers; a value of the form of a reference is replaced by what it refers to.",
+    ] = msgspec.field(default_factory=lambda: MappingProxyType({}))
+    connect_timeout: Annotated[float, Duration(0.1), "How long a connection may take to be made."] = 10.0
+    first_byte_timeout: Annotated[float, Duration(0.1), "How long the first byte of an answer may take."] = 120.0
+    idle_timeout: Annotated[float, Duration(0.1), "How long a begun answer may be silent."] = 60.0
+    retries: Annotated[int, Whole(0, 20), "How often a call is tried again before any text was shown."] = 3
+
+
+class AgentSettings(Frozen, frozen=True):
+    """An agent under a name of yours, which callers give as `model`: `[agents.NAME]`."""
+
+    model: Annotated[str, Text(needed=True), "Name of one of `[models.…]`."] = "main"
+    prompt: Annotated[str, Text(one_line=False, at_most=1_000_000), "The system prompt."] = (
+        "You are a helpful assistant. Answer briefly and truthfully."
+    )
+    tools: Annotated[tuple[str, ...], Words(), "Names of toolsets that the agent may use."] = ()
+    caller_tools: Annotated[
+        bool, Flag(), "Whether one-shot calls may bring `tools` and `response_format` of their own."
+    ] = False
+    workspace: Annotated[
+        str | None,
+        FilePath(),
+        "Folder that its file tools see, relative to the home folder; by default `workspaces/NAME` there.",
+    ] = None
+    description: Annotated[str, Text(), "One line for people who choose among agents."] = ""
+
+
+class Limits(Frozen, frozen=True):
+    """Every bound of the process. Whoever exceeds one is told its name; nothing is cut silently."""
+
+    residents: Annotated[int, Whole(1), "Conversations kept ready in memory; the others are in the store."] = 128
+    resident_bytes: Annotated[int, Size(64 * KiB), "Memory that those may take together."] = 64 * MiB
+    idle_ttl: Annotated[float, Duration(1), "How long an unused conversation stays in memory."] = HOUR
+    turns: Annotated[int, Whole(1, 10_000), "Turns that run at once; more wait."] = 64
+    queue_length: Annotated[int, Whole(1, 10_000), "Turns that may wait in one conversation."] = 16
+    waiting_total: Annotated[int, Whole(1), "Turns that may wait in all conversations together."] = 4096
+    turn_steps: Annotated[int, Whole(1, 10_000), "Model calls in one turn."] = 32
+    turn_seconds: Annotated[float, Duration(1), "How long one turn may take."] = 1800.0
+    repeats: Annotated[
+        int, Whole(1, 1000), "Times that a turn may make the very same tool call with the same result."
+    ] = 3
+    resumes: Annotated[int, Whole(0, 1000), "Times that a turn is taken up again after the process died in it."] = 3
+    body_bytes: Annotated[int, Size(1 * KiB, 2**30), "Largest body of an HTTP request."] = 16 * MiB
+    message_bytes: Annotated[int, Size(1 * KiB, 2**30), "Largest text of one message."] = 12 * MiB
+    answer_bytes: Annotated[int, Size(1 * KiB, 2**30), "Largest answer of a model, as it streams in."] = 4 * MiB
+    tool_output_bytes: Annotated[int, Size(512), "Bytes of a tool's result that the model is shown."] = 16 * KiB
+    tool_output_lines: Annotated[int, Whole(3), "Lines of a tool's result that the model is shown."] = 400
+    tools_parallel: Annotated[int, Whole(1, 1000), "Tool calls of one turn that run at once."] = 8
+    receipts: Annotated[int, Whole(1), "Remembered identities of messages, by which a repeated one is recognised."] = (
+        100_000
+    )
+    connections: Annotated[int, Whole(1, 100_000), "Open connections to model endpoints, all together."] = 128
+    connections_per_host: Annotated[int, Whole(1, 100_000), "Open connections to one model endpoint."] = 64
+    connection_idle: Annotated[float, Duration(0), "How long an unused connection to an endpoint is kept."] = 30.0
+    readers: Annotated[int, Whole(1, 64), "Connections for reading from the store."] = 2
+    snapshot_seconds: Annotated[float, Duration(0.1), "How long one reading of the store may take."] = 10.0
+    wal_bytes: Annotated[int, Size(64 * KiB), "Size that the store's write-ahead log is cut back to."] = 64 * MiB
+    shutdown_seconds: Annotated[float, Duration(0.1), "How long running turns may go on when the gateway stops."] = 20.0
+
+
+class Expiry(Frozen, frozen=True):
+    """When idle conversations end and ended ones are removed."""
+
+    named_idle: Annotated[float | None, Duration(60, never=True), "Idle time after which a conversation ends."] = None
+    ephemeral_idle: Annotated[float, Duration(60), "Idle time after which what is left of a one-shot call ends."] = DAY
+    retention: Annotated[
+        float | None, Duration(60, never=True), "How long the transcript of an ended conversation is kept."
+    ] = 90 * DAY
+    trash: Annotated[float, Duration(0), "How long a workspace folder made by the gateway stays in the trash."] = (
+        7 * DAY
+    )
+
+
+class LogSettings(Frozen, frozen=True):
+    """What is logged, to standard error."""
+
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        OneOf("debug", "info", "warning", "error"),
+        "The least severity that is logged.",
+    ] = "info"
+    format: Annotated[
+        Literal["text", "json"], OneOf("text", "json"), "Lines for people, or one JSON object a line."
+    ] = "text"
+
+
+class Config(Frozen, frozen=True):
+    """All settings of one gateway. `demo` says that no model is configured and the demo model stands in."""
+
+    home: Path
+    server: Server = Server()
+    store: StoreSettings = StoreSettings()
+    models: Mapping[str, ModelSettings] = msgspec.field(default_factory=lambda: MappingProxyType({}))
+    agents: Mapping[str, AgentSettings] = msgspec.field(default_factory=lambda: MappingProxyType({}))
+    limits: Limits = Limits()
+    expiry: Expiry = Expiry()
+    log: LogSettings = LogSettings()
+    demo: bool = False
+
+    def workspace(self, agent: str) -> Path:
+        """The folder that an agent's file tools see. It need not exist yet."""
+        given = self.agents[agent].workspace
+        return self.path(given) if given is not None else self.home / "workspaces" / agent
+
+    def path(self, text: str) -> Path:
+        """A path of the configuration: `~` is the user's home, a relative one starts at the gateway's home folder."""
+        try:
+            return self.home / Path(text).expanduser()
+        except RuntimeError:
+            raise Misconfigured(f"the path {text} starts with the home of a user that is not known here") from None
+
+
+SINGLE: Mapping[str, type[Frozen]] = MappingProxyType(
+    {"server": Server, "store": StoreSettings, "limits": Limits, "expiry": Expiry, "log": LogSettings}
+)
+"""Tables that occur once, by their name in the file."""
+
+NAMED: Mapping[str, type[Frozen]] = MappingProxyType({"models": ModelSettings, "agents": AgentSettings})
+"""Tables of tables, under names that the user chooses."""

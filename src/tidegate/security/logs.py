@@ -1,0 +1,162 @@
+"""The log: one sink for structlog and for the standard library's `logging`, with redaction as its last step.
+
+Guarantee: every line that anything in the process logs, a library too, passes the redactor twice: as values, where
+the structure is still known, and as the finished line. A line is one line in JSON; as text, control characters are
+escaped, so that nothing logged can pose as another line. Logging never raises: a line that cannot be written is
+counted, and the count is reported with the next one that can. Requests' and messages' bodies are not logged.
+
+Logging is the one thing that a process has only once; `configure_logging` sets it, and what it returns unsets it.
+"""
+
+import logging
+import re
+import sys
+import traceback
+from collections.abc import Callable, MutableMapping
+from typing import Any, TextIO
+
+import msgspec
+import structlog
+
+from tidegate.config import LogSettings
+from tidegate.security.redactor import Redactor
+
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_WORD = re.compile(r"[^\s\"'=]+")
+
+Event = MutableMapping[str, Any]
+
+
+def configure_logging(settings: LogSettings, redactor: Redactor, stream: TextIO) -> Callable[[], None]:
+    """Sends everything that is logged to `stream`, redacted. Returns what undoes it."""
+    level = _LEVELS[settings.level]
+    render = _render_json if settings.format == "json" else _render_text
+    sink = _Sink(stream, redactor, render)
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            _with_traceback,
+            redactor,
+            render,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=lambda *_names: sink,
+        cache_logger_on_first_use=False,
+    )
+    root = logging.getLogger()
+    handler = _Bridge(sink)
+    before = (root.level, list(root.handlers))
+    root.handlers[:] = [handler]
+    root.setLevel(max(level, logging.INFO))
+
+    def undo() -> None:
+        if handler in root.handlers:
+            root.handlers.remove(handler)
+            root.handlers.extend(known for known in before[1] if known not in root.handlers)
+            root.setLevel(before[0])
+            structlog.reset_defaults()
+
+    return undo
+
+
+class _Sink:
+    """Writes finished lines. It has a method for each of structlog's, as a logger that is wrapped must."""
+
+    def __init__(self, stream: TextIO, redactor: Redactor, render: Callable[[Any, str, Event], str]) -> None:
+        self._stream = stream
+        self._redactor = redactor
+        self._render = render
+        self.lost = 0
+
+    def write(self, line: str) -> None:
+        # The last step, over the finished line: whatever put a secret together on the way is seen here.
+        line = self._redactor.text(line)
+        if self.lost:
+            loss: Event = {"level": "warning", "event": "lines of the log could not be written", "lines": self.lost}
+            line = f"{self._render(None, '', loss)}\n{line}"
+        try:
+            self._stream.write(line.encode("utf-8", "backslashreplace").decode() + "\n")
+            self._stream.flush()
+        except (OSError, ValueError):
+            self.lost += 1
+        else:
+            self.lost = 0
+
+    msg = debug = info = warning = error = critical = exception = log = write
+
+
+class _Bridge(logging.Handler):
+    """Hands what libraries log to the same sink, by the same way."""
+
+    def __init__(self, sink: _Sink) -> None:
+        super().__init__()
+        self._sink = sink
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            message = record.getMessage()
+        except Exception as error:  # a library's wrong format string is no reason to fail, nor to lose the line
+            message = f"{record.msg!r} could not be formatted: {type(error).__name__}"
+        level = _nearest_level(record.levelno)
+        structlog.get_logger().log(level, message, logger=record.name, exc_info=record.exc_info)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        # The inherited one prints the record with its arguments, unredacted.
+        self._sink.lost += 1
+
+
+def _nearest_level(number: int) -> int:
+    return max((known for known in _LEVELS.values() if known <= number), default=logging.DEBUG)
+
+
+def _with_traceback(_logger: Any, _method: str, event: Event) -> Event:
+    given = event.pop("exc_info", None)
+    if given is True:
+        given = sys.exc_info()
+    if isinstance(given, tuple):
+        given = given[1]
+    if isinstance(given, BaseException):
+        event["exception"] = "".join(traceback.format_exception(given)).rstrip("\n")
+    return event
+
+
+def _render_json(_logger: Any, _method: str, event: Event) -> str:
+    first = {name: event.pop(name, "") for name in ("timestamp", "level", "event")}
+    plain = msgspec.json.encode(_encodable({**first, **event}), enc_hook=repr)
+    # Outside strings JSON has none of these; inside them it may be escaped as well.
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", plain.decode())
+
+
+def _encodable(value: Any) -> Any:
+    """Text with lone surrogates cannot be encoded; integers beyond 64 bits are no JSON number everywhere."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_encodable(name): _encodable(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_encodable(item) for item in value]
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 63:
+        return f"0x{value:x}"
+    return value
+
+
+def _render_text(_logger: Any, _method: str, event: Event) -> str:
+    stamp, level = event.pop("timestamp", ""), event.pop("level", "")
+    message, trace = _line(event.pop("event", "")), event.pop("exception", None)
+    parts = [f"{stamp} {level:<7} {message}", *(f"{_line(name)}={_text(item)}" for name, item in event.items())]
+    line = " ".join(parts)
+    # A traceback keeps its lines, each moved in, so that none can pose as a line of the log.
+    return line if trace is None else line + "".join(f"\n    {_line(row)}" for row in str(trace).split("\n"))
+
+
+def _text(value: Any) -> str:
+    shown = _line(value)
+    return shown if _WORD.fullmatch(shown) or not isinstance(value, str) else f'"{shown}"'
+
+
+def _line(value: Any) -> str:
+    if not isinstance(value, str):
+        value = f"0x{value:x}" if type(value) is int and value.bit_length() > 63 else str(value)
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], value)

@@ -1,0 +1,161 @@
+"""Takes secrets out of whatever is written: log lines, errors, nested values, bytes.
+
+Guarantee: no secret that the redactor knows, in plain, JSON, URL or base64 form, and nothing that looks like a
+credential leaves it, at any depth, in keys and values alike; what it returns is made of plain, bounded values. It
+knows at most `KNOWN_AT_MOST` secrets. Secrets shorter than `SHORTEST` are not looked for: they would hide ordinary
+words, and are no secrets.
+"""
+
+import base64
+import json
+import re
+import traceback
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import quote, quote_plus
+
+import msgspec
+
+from tidegate.errors import Misconfigured
+from tidegate.security.secret import Secret
+
+HIDDEN = "[hidden]"
+SHORTEST = 4
+KNOWN_AT_MOST = 1024
+"""A gateway has a handful; the bound keeps the pattern small."""
+
+DEPTH = 8
+ITEMS = 200
+TEXT = 16 * 1024
+"""Bounds of one logged value: a log line is for reading, and a loop in a value must end."""
+
+_LOOKS = (
+    r"(?i:\b(?P<scheme>bearer|authorization[\"']?[ \t]*[:=][ \t]*[\"']?basic)[ \t]+)[^\s\"',;\\]+"
+    r"|\b(?:sk|pk|rk)[-_][A-Za-z0-9_-]{8,}"
+    r"|\btgc?_[A-Za-z0-9]{16,}"
+    r"|\b(?:gh[pousr]_|github_pat_|glpat-|xox[a-z]-|AKIA|AIza|hf_)[A-Za-z0-9_-]{8,}"
+    r"|\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]*)?"
+    r"|(?P<user>://[^\s/:@]*:)[^\s/@]+(?=@)"
+)
+
+_NAMES = frozenset(
+    (
+        *("authorization", "proxy-authorization", "cookie", "set-cookie", "x-api-key", "api-key", "apikey"),
+        *("password", "passwd", "secret", "client-secret", "access-token", "refresh-token", "token"),
+    )
+)
+"""Names (in lower case, with hyphens) under which a value is hidden whatever it looks like."""
+
+
+class Redactor:
+    """Replaces secrets by `[hidden]`. Callable as a structlog processor."""
+
+    def __init__(self, secrets: Iterable[Secret] = ()) -> None:
+        self._known: dict[Secret, None] = {}
+        self._pattern = re.compile(_LOOKS)
+        self.learn(*secrets)
+
+    def learn(self, *secrets: Secret) -> None:
+        """From now on these are hidden too."""
+        fresh = [s for s in secrets if len(s.reveal()) >= SHORTEST and s not in self._known]
+        if not fresh:
+            return
+        if len(self._known) + len(fresh) > KNOWN_AT_MOST:
+            raise Misconfigured(f"more than {KNOWN_AT_MOST} secrets are configured; nobody has that many")
+        self._known.update(dict.fromkeys(fresh))
+        forms = {form for secret in self._known for form in _forms(secret.reveal())}
+        # The longest first: of two secrets that share a beginning, the shorter must not leave the other's rest.
+        exact = "|".join(re.escape(form) for form in sorted(forms, key=lambda form: (-len(form), form)))
+        self._pattern = re.compile(f"{exact}|{_LOOKS}")
+
+    def __repr__(self) -> str:
+        return f"Redactor({len(self._known)} secrets)"
+
+    def text(self, text: str) -> str:
+        return self._pattern.sub(_replacement, text)
+
+    def bytes(self, data: bytes) -> bytes:
+        return self.text(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+
+    def value(self, value: Any) -> Any:
+        """A copy made of plain values (dict, list, str, numbers, None), without secrets."""
+        return self._value(value, DEPTH)
+
+    def error(self, error: BaseException) -> str:
+        """The traceback with causes, contexts and groups, without secrets."""
+        return self.text("".join(traceback.format_exception(error)).rstrip("\n"))
+
+    def __call__(self, _logger: Any, _method: str, event: Any) -> Any:
+        """As a structlog processor: a redacted copy of an event, or of a rendered line."""
+        if isinstance(event, str):
+            return self.text(event)
+        return self.bytes(event) if isinstance(event, bytes) else self.value(event)
+
+    def _value(self, value: Any, depth: int) -> Any:
+        if value is None or isinstance(value, bool | int | float):
+            return value
+        if isinstance(value, str):
+            return self._clip(self.text(str(value)))
+        if isinstance(value, bytes | bytearray | memoryview):
+            return self._clip(self.text(bytes(value).decode("utf-8", "backslashreplace")))
+        if isinstance(value, BaseException):
+            return self._clip(self.error(value))
+        if depth == 0:
+            return "…"
+        if isinstance(value, msgspec.Struct):
+            value = msgspec.structs.asdict(value)
+        if isinstance(value, Mapping):
+            return {
+                name: HIDDEN if _is_sensitive(name) and item is not None else self._value(item, depth - 1)
+                for name, item in self._items(value, depth)
+            }
+        if isinstance(value, list | tuple | set | frozenset):
+            items = [self._value(item, depth - 1) for item in list(value)[:ITEMS]]
+            return [*items, f"… {len(value) - ITEMS} more"] if len(value) > ITEMS else items
+        return self._clip(self.text(_representation(value)))
+
+    def _items(self, value: Mapping[Any, Any], depth: int) -> Iterable[tuple[str, Any]]:
+        for index, (name, item) in enumerate(value.items()):
+            if index == ITEMS:
+                yield "…", f"{len(value) - ITEMS} more"
+                return
+            yield str(self._value(name, depth - 1)), item
+
+    def _clip(self, text: str) -> str:
+        # After redaction: a secret that was cut in two would not be recognised.
+        return text if len(text) <= TEXT else f"{text[:TEXT]}… {len(text) - TEXT} more characters"
+
+
+def _forms(secret: str) -> Iterable[str]:
+    """The ways in which a secret is commonly written."""
+    yield secret
+    yield json.dumps(secret)[1:-1]
+    yield json.dumps(secret, ensure_ascii=False)[1:-1]
+    yield repr(secret)[1:-1]
+    yield quote(secret, safe="")
+    yield quote(secret)
+    yield quote_plus(secret)
+    raw = secret.encode("utf-8", "surrogatepass")
+    yield repr(raw)[2:-1]
+    # Without padding and the last group, which depend on what follows.
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        if len(raw) >= 2 * SHORTEST:
+            yield encode(raw).decode().rstrip("=")[: len(raw) // 3 * 4]
+
+
+def _replacement(found: re.Match[str]) -> str:
+    kept = found["scheme"] or found["user"]
+    if kept is None:
+        return HIDDEN
+    return kept + HIDDEN if found["user"] else f"{kept} {HIDDEN}"
+
+
+def _is_sensitive(name: str) -> bool:
+    return name.lower().replace("_", "-") in _NAMES
+
+
+def _representation(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception as error:  # a log line must not fail because of somebody's __repr__
+        return f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"

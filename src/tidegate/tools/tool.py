@@ -1,0 +1,155 @@
+"""One tool: its definition for the model, its effect, and the function that runs it.
+
+Guarantee: a tool made with `@tool` runs only with arguments of the declared types; anything else a model sends is a
+`ToolFailed` in one sentence that names the argument. A tool holds no state and no identity: whom it works for is in
+the context that it is called with. Its deadline is kept by whoever runs it.
+"""
+
+import inspect
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+import msgspec
+
+from tidegate.errors import ToolFailed
+from tidegate.values import Frozen, ToolDefinition
+
+Effect = Literal["read", "write", "execute", "network"]
+"""What a call may change: nothing, files, anything on the machine, something elsewhere."""
+
+_PLACE = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
+_MISSING = re.compile(r"Object missing required field `([^`]+)`")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_TYPE = re.compile(r"Expected `([^`]+)`, got `([^`]+)`")
+_TYPE_NAMES = {
+    "str": "text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+    "null": "null",
+}
+
+
+class ToolContext(Frozen, frozen=True):
+    """Whom a call works for. `workspace` is the folder that file tools see."""
+
+    session: str
+    principal: str
+    channel: str
+    agent: str
+    turn: str
+    workspace: Path
+
+
+Run = Callable[[ToolContext, str], Awaitable[str]]
+
+
+class Tool(Frozen, frozen=True):
+    """A tool that an agent can call. `run` takes the context and the model's own argument text (JSON).
+
+    `parallel` allows it to run beside other calls of the same step; `timeout` is in seconds; `owner` is who
+    contributes it, for messages about conflicts.
+    """
+
+    definition: ToolDefinition
+    effect: Effect
+    run: Run
+    parallel: bool = False
+    timeout: float = 60.0
+    owner: str = "built-in"
+
+    @property
+    def name(self) -> str:
+        return self.definition.name
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether it may be run again when it is not known if it ran."""
+        return self.effect == "read"
+
+    def same_as(self, other: "Tool") -> bool:
+        """Whether both are the same tool, whoever contributes it."""
+        return self == (other if other.owner == self.owner else msgspec.structs.replace(other, owner=self.owner))
+
+
+def tool(
+    *, effect: Effect, timeout: float = 60.0, parallel: bool = False, owner: str = "built-in", name: str | None = None
+) -> Callable[[Callable[..., Awaitable[str]]], Tool]:
+    """Makes a `Tool` of `async def f(ctx, *, argument: type = default, …) -> str`.
+
+    The first paragraph of its docstring is the description that models see; an argument is described by
+    `Annotated[type, msgspec.Meta(description=…)]`, whose other constraints are checked as well.
+    """
+
+    def make(function: Callable[..., Awaitable[str]]) -> Tool:
+        called = name or function.__name__
+        description = inspect.cleandoc(function.__doc__ or "").split("\n\n", 1)[0].replace("\n", " ")
+        if not description:
+            raise TypeError(f"the tool {called} needs a docstring: it is what a model is told")
+        arguments = _arguments_type(called, function)
+        decoder = msgspec.json.Decoder(arguments, strict=False)
+        names = tuple(field.encode_name for field in msgspec.structs.fields(arguments))
+
+        async def run(ctx: ToolContext, text: str) -> str:
+            try:
+                # Some models send nothing at all for a call without arguments.
+                given = decoder.decode(text if text.strip() else "{}")
+            except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+                raise ToolFailed(f"{called}: {_complaint(error, names)}") from None
+            return await function(ctx, **{field: getattr(given, field) for field in names})
+
+        definition = ToolDefinition(name=called, description=description, parameters=_schema(arguments))
+        return Tool(
+            definition=definition, effect=effect, run=run, parallel=parallel, timeout=float(timeout), owner=owner
+        )
+
+    return make
+
+
+def _arguments_type(called: str, function: Callable[..., Awaitable[str]]) -> type[msgspec.Struct]:
+    hints = get_type_hints(function, include_extras=True)
+    _context, *parameters = inspect.signature(function).parameters.values()
+    fields: list[tuple[str, Any, Any]] = []
+    for parameter in parameters:
+        if parameter.kind is not parameter.KEYWORD_ONLY or parameter.name not in hints:
+            raise TypeError(f"the tool {called} needs a type for {parameter.name}, and a bare * before its arguments")
+        default = msgspec.NODEFAULT if parameter.default is parameter.empty else parameter.default
+        fields.append((parameter.name, hints[parameter.name], default))
+    return msgspec.defstruct(
+        f"{called}_arguments", fields, frozen=True, kw_only=True, forbid_unknown_fields=True, module=function.__module__
+    )
+
+
+def _schema(arguments: type[msgspec.Struct]) -> msgspec.Raw:
+    (_reference,), parts = msgspec.json.schema_components([arguments], ref_template="#/$defs/{name}")
+    schema: dict[str, Any] = parts.pop(arguments.__name__)
+    schema.pop("title", None)
+    if parts:
+        schema["$defs"] = parts
+    return msgspec.Raw(msgspec.json.encode(schema))
+
+
+def _complaint(error: Exception, names: tuple[str, ...]) -> str:
+    """What was wrong with the arguments, as the end of a sentence for the model."""
+    message = str(error)
+    takes = f"it takes {', '.join(names)}" if names else "it takes no arguments"
+    if not isinstance(error, msgspec.ValidationError):
+        return f"the arguments are not a valid JSON object; {takes}"
+    place = _PLACE.search(message)
+    reason = message[: place.start()] if place else message
+    if missing := _MISSING.search(message):
+        return f'the argument "{missing[1]}" is missing; {takes}'
+    if unknown := _UNKNOWN.search(message):
+        return f'there is no argument "{unknown[1][:60]}"; {takes}'
+    if wrong := _TYPE.search(message):
+        wanted = " or ".join(_TYPE_NAMES.get(word, word) for word in wrong[1].split(" | "))
+        reason = f"must be {wanted}, not {_TYPE_NAMES.get(wrong[2], wrong[2])}"
+    else:
+        reason = f"is refused: {reason[:200]}"
+    if place and place[1]:
+        return f'the argument "{place[1]}" {reason}'
+    return f"the arguments {reason}; {takes}"

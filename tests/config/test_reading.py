@@ -1,0 +1,277 @@
+"""What `tidegate.toml` may say, and what is said about one that is wrong."""
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tidegate.config import Config, home_folder, is_loopback, load, read
+from tidegate.errors import Misconfigured
+
+HOME = Path("/srv/gate")
+MODEL = '[models.main]\napi = "openai-chat"\nbase_url = "http://127.0.0.1:1/v1"\nmodel = "m"\n'
+
+
+def complaints(text: str) -> list[str]:
+    with pytest.raises(Misconfigured) as caught:
+        read(text, HOME)
+    return caught.value.message.split("\n")
+
+
+def complaint(text: str) -> str:
+    (line,) = complaints(text)
+    return line
+
+
+def test_without_a_file_every_setting_has_its_default_and_the_demo_model_stands_in(tmp_path: Path) -> None:
+    config = load(tmp_path)
+    assert config.demo
+    assert config.models["main"].api == "demo"
+    assert config.agents["main"].tools == ("clock", "files")
+    assert (config.server.host, config.server.port) == ("127.0.0.1", 8420)
+    assert config.home == tmp_path
+
+
+def test_the_shape_of_the_first_example_is_read() -> None:
+    config = read(
+        """
+        [server]
+        host = "127.0.0.1"
+        port = 8421
+        [models.main]
+        api = "openai-chat"
+        base_url = "http://127.0.0.1:18080/v1/"
+        model = "some-model"
+        key = "env:OPENAI_API_KEY"
+        headers = { "X-Title" = "tide", "X-Api-Key" = "file:key" }
+        [agents.main]
+        model = "main"
+        prompt = "You are …"
+        tools = ["clock", "files", "clock"]
+        [limits]
+        residents = 7
+        idle_ttl = "12h"
+        resident_bytes = "32 MiB"
+        turn_seconds = 90
+        [expiry]
+        named_idle = "30d"
+        retention = "never"
+        """,
+        HOME,
+    )
+    assert not config.demo
+    model = config.models["main"]
+    assert (model.base_url, model.key) == ("http://127.0.0.1:18080/v1", "env:OPENAI_API_KEY")
+    assert dict(model.headers) == {"X-Title": "tide", "X-Api-Key": "file:key"}
+    assert config.agents["main"].tools == ("clock", "files")
+    assert (config.limits.residents, config.limits.idle_ttl) == (7, 43200.0)
+    assert (config.limits.resident_bytes, config.limits.turn_seconds) == (32 * 1024 * 1024, 90.0)
+    assert (config.expiry.named_idle, config.expiry.retention) == (30 * 86400.0, None)
+
+
+def test_a_configuration_cannot_be_changed() -> None:
+    """L05: what is shared by the whole process is immutable, at every depth."""
+    config = read(MODEL + 'headers = { "X-A" = "b" }', HOME)
+    with pytest.raises(AttributeError):
+        config.limits.residents = 1  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        config.models["other"] = config.models["main"]  # type: ignore[index]
+    with pytest.raises(TypeError):
+        config.models["main"].headers["X-A"] = "c"  # type: ignore[index]
+    with pytest.raises(TypeError):
+        Config(home=HOME).models["x"] = config.models["main"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[limits]\nresidnts = 5", "tidegate.toml: [limits] has no key 'residnts'; did you mean 'residents'?"),
+        (
+            '[limits]\nresidents = "many"',
+            'tidegate.toml: limits.residents must be a whole number of at least 1, not "many"',
+        ),
+        ("[limits]\nresidents = 0", "tidegate.toml: limits.residents must be a whole number of at least 1, not 0"),
+        (
+            "[limits]\nresidents = true",
+            "tidegate.toml: limits.residents must be a whole number of at least 1, not true",
+        ),
+        ("[limits]\nresidents = 1.5", "tidegate.toml: limits.residents must be a whole number of at least 1, not 1.5"),
+        ("[server]\nport = 65536", "tidegate.toml: server.port must be at most 65535, not 65536"),
+        ("[limt]\n", "tidegate.toml: there is no table or key 'limt'; did you mean 'limits'?"),
+        ("limits = 3", "tidegate.toml: limits must be a table, [limits], not 3"),
+        ("[[limits]]", "tidegate.toml: limits must be a table, [limits], not a list"),
+        (
+            '[store]\ndurability = "powr"',
+            'tidegate.toml: store.durability must be one of "process", "power", not "powr"; did you mean \'power\'?',
+        ),
+        (
+            '[limits]\nidle_ttl = "soon"',
+            'tidegate.toml: limits.idle_ttl must be a duration in seconds or like "12h" of at least 1, not "soon"',
+        ),
+        (
+            "[limits]\nidle_ttl = nan",
+            'tidegate.toml: limits.idle_ttl must be a duration in seconds or like "12h" of at least 1, not nan',
+        ),
+        ("[expiry]\nretention = 1e30", "tidegate.toml: expiry.retention must be at most a hundred years, not 1e+30"),
+        (
+            "[expiry]\nephemeral_idle = 'never'",
+            'tidegate.toml: expiry.ephemeral_idle must be a duration in seconds or like "12h" of at least 1m, '
+            'not "never"',
+        ),
+        (
+            '[limits]\nbody_bytes = "16 MB"',
+            'tidegate.toml: limits.body_bytes must be a size in bytes or like "64 MiB", at least 1 KiB, not "16 MB"',
+        ),
+        ("[limits]\nbody_bytes = '2 GiB'", 'tidegate.toml: limits.body_bytes must be at most 1 GiB, not "2 GiB"'),
+        ("[server]\ninsecure = 1", "tidegate.toml: server.insecure must be true or false, not 1"),
+        ("[server]\nhost = ''", "tidegate.toml: server.host must not be empty"),
+        ("[server]\nhost = 'a b'", 'tidegate.toml: server.host must be an IP address or a host name, not "a b"'),
+        (
+            "[server]\ntls_cert = 'c.pem'",
+            "tidegate.toml: [server] needs the key 'tls_key' too; a certificate and its key come together",
+        ),
+        (
+            "[server]\norigins = ['*']",
+            'tidegate.toml: server.origins must be a list of origins like "https://chat.example.org", without a path '
+            "or '*', and holds \"*\"",
+        ),
+        ("[models.main]", """tidegate.toml: [models.main] needs the key 'api', one of "demo", "openai-chat\""""),
+        (
+            '[models.main]\napi = "openai-chat"\nmodel = "m"',
+            "tidegate.toml: [models.main] needs the key 'base_url' with api = \"openai-chat\"",
+        ),
+        (
+            '[models]\napi = "demo"',
+            "tidegate.toml: models.api must stand in a table with a name, such as [models.main]",
+        ),
+        ("[models]\nx = 3", "tidegate.toml: models.x must be a table, [models.x], not 3"),
+        ("agents = []", "tidegate.toml: agents must be tables, [agents.NAME], not a list"),
+        (
+            "[agents.'../x']\nmodel = 'main'",
+            "tidegate.toml: agents.\"../x\": a name has at most 64 letters, digits, '.', '_', '-', and begins with a "
+            "letter or digit",
+        ),
+        (
+            "[agents.a]\ntools = ['clock', 3]",
+            "tidegate.toml: agents.a.tools must be a list of names (letters, digits, '.', '_', '-'), and holds 3",
+        ),
+        (
+            MODEL + "[agents.a]\nmodel = 'mian'",
+            "tidegate.toml: agents.a.model names no model: there is no [models.mian]; did you mean 'main'?",
+        ),
+        (
+            "[models.big]\napi = 'demo'\n[agents.a]\nprompt = 'p'",
+            "tidegate.toml: agents.a.model is not given, and its default names no model: there is no [models.main]; "
+            "valid: big",
+        ),
+        (
+            "[agents.a]\nmodel = 1979-05-27",
+            "tidegate.toml: agents.a.model must be one line of text, not a date or time",
+        ),
+    ],
+)
+def test_a_fault_is_one_sentence_with_the_file_the_key_and_what_would_be_right(text: str, said: str) -> None:
+    assert complaint(text) == said
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("[server]\nport 8420", "line 2, column 6: "),
+        ("a = [1,\n", "line 2, column 1: "),
+        ('[server]\nhost = "127', "line 2, column 12: "),
+        ("[server]\nport = 1\nport = 2", "line 3, column 9: "),
+    ],
+)
+def test_a_fault_of_syntax_has_its_line_and_column(text: str, place: str) -> None:
+    assert complaint(text).startswith("tidegate.toml: " + place)
+
+
+def test_several_faults_are_reported_together_and_no_more_than_ten() -> None:
+    lines = complaints("[limits]\nresidents = 0\nturns = 0\n[log]\nlevel = 'loud'")
+    assert [line.split()[1] for line in lines] == ["limits.residents", "limits.turns", "log.level"]
+    many = complaints("[limits]\n" + "".join(f"wrong{n} = 1\n" for n in range(25)))
+    assert len(many) == 10
+    assert many[-1] == "tidegate.toml: and 16 more faults after these"
+
+
+def test_a_refused_model_does_not_make_its_agents_wrong_as_well() -> None:
+    assert complaint("[models.main]\napi = 'demo'\nretries = -1").startswith("tidegate.toml: models.main.retries")
+
+
+@pytest.mark.parametrize("models", ["3", "[]", "[1]", "'x'", "{}", "{ main = 3 }"])
+@pytest.mark.parametrize("agents", ["3", "[]", "[1]", "'x'", "{}", "{ main = 3 }"])
+def test_groups_of_a_wrong_kind_are_each_refused_once(models: str, agents: str) -> None:
+    if models == agents == "{}":
+        return
+    lines = complaints(f"models = {models}\nagents = {agents}")
+    assert len(lines) == (models != "{}") + (agents != "{}")
+
+
+def test_the_first_model_serves_when_there_is_no_agent_and_no_model_named_main() -> None:
+    config = read("[models.big]\napi = 'demo'", HOME)
+    assert config.agents["main"].model == "big"
+    assert not config.demo
+
+
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "192.168.1.5", "example.org", "LOCALHOST.example.org", "::ffff:10.0.0.1"]
+)
+def test_listening_beyond_loopback_needs_tls_or_an_explicit_word(host: str) -> None:
+    """X01, X03: nothing listens beyond the machine by accident."""
+    assert not is_loopback(host)
+    said = complaint(f"[server]\nhost = {msgspec.json.encode(host).decode()}")
+    assert said.startswith(
+        f'tidegate.toml: server.host "{host}" can be reached from other machines; set server.tls_cert'
+    )
+    assert read(f"[server]\nhost = '{host}'\ninsecure = true", HOME).server.insecure
+    assert read(f"[server]\nhost = '{host}'\ntls_cert = 'c'\ntls_key = 'k'", HOME).server.tls_cert == "c"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost", "LocalHost"])
+def test_loopback_needs_neither(host: str) -> None:
+    """X01: the default is safe and needs no certificate."""
+    assert is_loopback(host)
+    assert read(f"[server]\nhost = '{host}'", HOME).server.host == host
+
+
+def test_a_file_that_cannot_be_read_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / "tidegate.toml").mkdir()
+    with pytest.raises(Misconfigured, match="is not a file"):
+        load(tmp_path)
+    (tmp_path / "tidegate.toml").rmdir()
+    (tmp_path / "tidegate.toml").write_bytes(b"[server]\nhost = '\xff'")
+    with pytest.raises(Misconfigured, match="line 2, column 9: the file is not valid UTF-8"):
+        load(tmp_path)
+    (tmp_path / "tidegate.toml").write_bytes(b"#" * (5 * 1024 * 1024))
+    with pytest.raises(Misconfigured, match="is larger than"):
+        load(tmp_path)
+    (tmp_path / "tidegate.toml").unlink()
+    os.mkfifo(tmp_path / "tidegate.toml")
+    with pytest.raises(Misconfigured, match="is not a file"):
+        load(tmp_path)
+
+
+def test_a_byte_order_mark_is_no_fault(tmp_path: Path) -> None:
+    (tmp_path / "tidegate.toml").write_bytes(b"\xef\xbb\xbf[server]\nport = 1\n")
+    assert load(tmp_path).server.port == 1
+
+
+def test_the_home_folder_is_the_given_one_then_the_variable_then_the_default() -> None:
+    env = {"TIDEGATE_HOME": "/b"}
+    assert home_folder("/a", env) == Path("/a")
+    assert home_folder(None, env) == Path("/b")
+    assert home_folder(None, {}) == Path("~/.tidegate").expanduser()
+    assert home_folder("x", {}).is_absolute()
+    with pytest.raises(Misconfigured):
+        home_folder("~nobody-of-that-name/x", {})
+
+
+def test_paths_start_at_the_home_folder() -> None:
+    config = read("[agents.main]\nworkspace = 'notes'\n[agents.other]\nworkspace = '/abs'\n[agents.third]\n", HOME)
+    assert config.workspace("main") == HOME / "notes"
+    assert config.workspace("other") == Path("/abs")
+    assert config.workspace("third") == HOME / "workspaces" / "third"
+    with pytest.raises(Misconfigured):
+        config.path("~nobody-of-that-name/x")

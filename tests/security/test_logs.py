@@ -1,0 +1,179 @@
+"""What is logged, by anyone in the process, reaches the stream redacted, bounded and one line at a time."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import structlog
+
+from tidegate.config import LogSettings
+from tidegate.security import Redactor, Secret, configure_logging, make_key
+
+CANARY = 'c4nary/ü"Zq7\\secret+value'
+FORMATS = ("text", "json")
+
+
+class Log:
+    """A configured log that can be read."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.stream = io.StringIO()
+        self.undo = configure_logging(LogSettings(**settings), Redactor([Secret(CANARY)]), self.stream)
+
+    @property
+    def text(self) -> str:
+        return self.stream.getvalue()
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.text.splitlines()]
+
+
+@contextmanager
+def logging_as(format: str) -> Iterator[Log]:
+    """Configured within the test's own call: before it, pytest has not yet added its handlers."""
+    made = Log(format=format, level="debug")
+    try:
+        yield made
+    finally:
+        made.undo()
+
+
+def assert_clean(text: str) -> None:
+    for form in (CANARY, json.dumps(CANARY)[1:-1], json.dumps(CANARY, ensure_ascii=False)[1:-1], repr(CANARY)[1:-1]):
+        assert form not in text
+    assert "c4nary" not in text
+
+
+class Odd:
+    def __repr__(self) -> str:
+        return f"Odd({CANARY})"
+
+
+def fail() -> None:
+    local = CANARY
+    try:
+        raise OSError(5, local)
+    except OSError as error:
+        raise RuntimeError(f"while using {local}") from error
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_no_secret_is_logged_through_structlog(format: str) -> None:
+    """X15, X16: events, values, nested values, bytes, objects, tracebacks with their causes."""
+    with logging_as(format) as log:
+        logger = structlog.get_logger().bind(bound=CANARY)
+        logger.info(f"event {CANARY}", value=CANARY, nested={"a": [CANARY, {"b": (CANARY,)}]}, raw=CANARY.encode())
+        logger.warning("object", it=Odd(), secret_itself=Secret(CANARY), **{CANARY: 1})
+        try:
+            fail()
+        except RuntimeError as error:
+            logger.exception("failed")
+            logger.error("failed", exc_info=error)
+            logger.error("failed", error=error)
+            logger.error("group", exc_info=ExceptionGroup(CANARY, [error, KeyError(CANARY)]))
+        assert_clean(log.text)
+        assert log.text.count("Traceback") >= 6
+        assert "while using [hidden]" in log.text
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_no_secret_is_logged_through_a_library(format: str) -> None:
+    """X15, X16: the standard library's loggers end in the same sink."""
+    with logging_as(format) as log:
+        logger = logging.getLogger("some.library")
+        logger.warning("url %s headers %r", CANARY, {"k": CANARY})
+        logger.error("caller's key %s", make_key())
+        logger.error("wrong format %d", CANARY)
+        try:
+            fail()
+        except RuntimeError:
+            logger.exception("library failed with %s", CANARY)
+        assert_clean(log.text)
+        assert "some.library" in log.text
+        assert "tg_" not in log.text
+        assert "could not be formatted" in log.text
+
+
+def test_a_line_of_json_holds_the_event_and_its_values() -> None:
+    log = Log(format="json")
+    try:
+        structlog.get_logger().info(
+            "turn ended", turn="t_1", steps=2, odd={1: 2.5}, huge=10**30, bad="\ud800", nan=float("nan")
+        )
+        (line,) = log.lines()
+    finally:
+        log.undo()
+    assert (line["event"], line["level"], line["turn"], line["steps"]) == ("turn ended", "info", "t_1", 2)
+    assert line["odd"] == {"1": 2.5}
+    assert line["huge"] == hex(10**30)
+    assert line["timestamp"].endswith("Z")
+
+
+def test_a_line_of_text_can_be_read_by_people() -> None:
+    log = Log(format="text")
+    try:
+        structlog.get_logger().info("turn ended", turn="t_1", steps=2, text="two words")
+    finally:
+        log.undo()
+    assert log.text.rstrip("\n").split(" ", 1)[1] == 'info    turn ended turn=t_1 steps=2 text="two words"'
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_nothing_logged_can_pose_as_another_line(format: str) -> None:
+    """X16: line breaks and terminal codes of strangers are escaped."""
+    with logging_as(format) as log:
+        evil = "x\n2026-01-01T00:00:00Z error forged\r\x1b[2J\u2028\u202e"
+        structlog.get_logger().info(evil, value=evil)
+        logging.getLogger("lib").warning(evil)
+        assert len(log.text.splitlines()) == 2
+        assert "\x1b" not in log.text
+        structlog.get_logger().error("failed", exc_info=RuntimeError(evil))
+        assert not any(line.startswith("2026-01-01T00:00:00Z error forged") for line in log.text.splitlines())
+
+
+@pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])
+def test_what_is_below_the_level_is_not_logged(level: str) -> None:
+    log = Log(format="json", level=level)
+    order = ["debug", "info", "warning", "error"]
+    try:
+        for name in order:
+            getattr(structlog.get_logger(), name)(name)
+    finally:
+        log.undo()
+    assert [line["event"] for line in log.lines()] == order[order.index(level) :]
+
+
+def test_a_stream_that_cannot_be_written_stops_nobody_and_the_loss_is_told() -> None:
+    class Full(io.StringIO):
+        full = True
+
+        def write(self, text: str) -> int:
+            if self.full:
+                raise OSError(28, "No space left on device")
+            return super().write(text)
+
+    stream = Full()
+    undo = configure_logging(LogSettings(format="json"), Redactor(), stream)
+    try:
+        structlog.get_logger().info("one")
+        logging.getLogger("lib").warning("two")
+        stream.full = False
+        structlog.get_logger().info("three")
+        structlog.get_logger().info("four")
+    finally:
+        undo()
+    first, *others = map(json.loads, stream.getvalue().splitlines())
+    assert (first["event"], first["lines"]) == ("lines of the log could not be written", 2)
+    assert [line["event"] for line in others] == ["three", "four"]
+
+
+def test_undoing_leaves_the_process_as_it_was() -> None:
+    before = (list(logging.getLogger().handlers), logging.getLogger().level, structlog.is_configured())
+    log = Log()
+    log.undo()
+    log.undo()
+    assert (list(logging.getLogger().handlers), logging.getLogger().level, structlog.is_configured()) == before
