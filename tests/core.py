@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-
 from bench.scripted_model import ScriptedModel
+
 from tidegate.config import Config, load
 from tidegate.lifetimes import Ledger, Scope
 from tidegate.models import Clients, Models
@@ -107,7 +107,9 @@ async def core(
         Scope("process", account=Ledger().account("process")) as scope,
         Store.open(home / "tidegate.db", **options) as store,
         Clients() as clients,
-        Models(config.models, clients, lambda reference: resolve(reference, {}, home), config.limits.answer_bytes) as models,
+        Models(
+            config.models, clients, lambda reference: resolve(reference, {}, home), config.limits.answer_bytes
+        ) as models,
     ):
         turns = scope.child("turns")
         door = Sessions(turns, store, config, models, registry, hooks=hooks)
@@ -118,5 +120,3 @@ async def core(
             if drain:
                 await door.drain(5)
             await turns.close()
-
-

@@ -31,7 +31,7 @@ def new_id(prefix: str) -> str:
 Role = Literal["system", "user", "assistant", "tool"]
 
 
-class Usage(Frozen):
+class Usage(Frozen, frozen=True):
     """Tokens as the provider counted them; `cached` is the part of `input` that was billed as a repeated prefix."""
 
     input: int = 0
@@ -44,7 +44,7 @@ class Usage(Frozen):
         )
 
 
-class ToolCall(Frozen):
+class ToolCall(Frozen, frozen=True):
     """A model's wish to call a tool. `arguments` is the model's own text, kept verbatim."""
 
     id: str
@@ -52,7 +52,7 @@ class ToolCall(Frozen):
     arguments: str
 
 
-class Message(Frozen):
+class Message(Frozen, frozen=True):
     """One row of a transcript, in the neutral format that every wire format is encoded from.
 
     `aside` is what varies per message (a notice, a reminder): it was sent with this message and stays with it.
@@ -72,7 +72,7 @@ class Message(Frozen):
     model: str = ""
 
 
-class ToolDefinition(Frozen):
+class ToolDefinition(Frozen, frozen=True):
     """What a model is told of a tool. `parameters` is a JSON schema, already encoded, so that it is immutable."""
 
     name: str
@@ -80,7 +80,7 @@ class ToolDefinition(Frozen):
     parameters: msgspec.Raw = msgspec.Raw(b'{"type":"object","properties":{}}')
 
 
-class Prefix(Frozen):
+class Prefix(Frozen, frozen=True):
     """System prompt and tool list of a session, frozen when it starts and persisted with it."""
 
     prompt: str
@@ -94,7 +94,7 @@ OnDisconnect = Literal["cancel", "continue"]
 Reasoning = Literal["off", "minimal", "low", "medium", "high", "max"]
 
 
-class Call(Frozen):
+class Call(Frozen, frozen=True):
     """Parameters of one call, honoured for its turn only."""
 
     temperature: float | None = None
@@ -104,12 +104,13 @@ class Call(Frozen):
     stop: tuple[str, ...] = ()
     user: str | None = None
     metadata: dict[str, Any] | None = None
-    tools: msgspec.Raw | None = None
-    tool_choice: msgspec.Raw | None = None
-    response_format: msgspec.Raw | None = None
+    tools: bytes = b""
+    tool_choice: bytes = b""
+    response_format: bytes = b""
+    """These three are JSON of the caller's own, kept verbatim; empty when not given."""
 
 
-class Receipt(Frozen):
+class Receipt(Frozen, frozen=True):
     """An outer identity of a message, by which a second delivery of it is recognised.
 
     `source` is `idempotency` (a key the caller chose), `retry` (an official client's own retry: principal, session
@@ -122,7 +123,7 @@ class Receipt(Frozen):
     keep: float = 86400.0
 
 
-class Inbound(Frozen):
+class Inbound(Frozen, frozen=True):
     """A message at the door. `name` is the caller's own name of a conversation, `session` our id of an existing one;
     with neither, the session is ephemeral and `messages` is the whole conversation. With either, `messages` is the
     one new user message."""
@@ -142,7 +143,7 @@ class Inbound(Frozen):
     """Start a new conversation that will be addressed by its id (the page's and the terminal's way)."""
 
 
-class Accepted(Frozen):
+class Accepted(Frozen, frozen=True):
     """The door's acknowledgement: the message is durable, and `how` says truly what will happen to it."""
 
     turn: str
@@ -154,42 +155,42 @@ class Accepted(Frozen):
 # -- what a turn tells -------------------------------------------------------------------------------------------------
 
 
-class TurnStarted(Frozen, tag="turn_started"):
+class TurnStarted(Frozen, frozen=True, tag="turn_started"):
     turn: str
     resumed: bool = False
 
 
-class TextDelta(Frozen, tag="text"):
+class TextDelta(Frozen, frozen=True, tag="text"):
     text: str
 
 
-class TextReset(Frozen, tag="text_reset"):
+class TextReset(Frozen, frozen=True, tag="text_reset"):
     """What was shown of the current model answer is void: it will be given again from its beginning."""
 
     reason: str
 
 
-class MessageAdded(Frozen, tag="message"):
+class MessageAdded(Frozen, frozen=True, tag="message"):
     """A row was committed to the transcript; `seq` is its place."""
 
     seq: int
     message: Message
 
 
-class ToolStarted(Frozen, tag="tool_started"):
+class ToolStarted(Frozen, frozen=True, tag="tool_started"):
     call_id: str
     name: str
     arguments: str
 
 
-class ToolEnded(Frozen, tag="tool_ended"):
+class ToolEnded(Frozen, frozen=True, tag="tool_ended"):
     call_id: str
     name: str
     excerpt: str
     failed: bool = False
 
 
-class Notice(Frozen, tag="notice"):
+class Notice(Frozen, frozen=True, tag="notice"):
     """Something a person should know that is no part of the answer."""
 
     text: str
@@ -198,7 +199,7 @@ class Notice(Frozen, tag="notice"):
 TurnState = Literal["queued", "running", "answered", "failed", "stopped", "refused"]
 
 
-class Failure(Frozen):
+class Failure(Frozen, frozen=True):
     """Why a turn failed, as a caller is told: an HTTP status, OpenAI's type and code, one sentence."""
 
     message: str
@@ -208,7 +209,7 @@ class Failure(Frozen):
     retry: bool = False
 
 
-class Outcome(Frozen):
+class Outcome(Frozen, frozen=True):
     """How a turn ended. The same value live, from the store, and replayed under an idempotency key."""
 
     turn: str
@@ -225,7 +226,7 @@ class Outcome(Frozen):
     finished: float = 0.0
 
 
-class TurnEnded(Frozen, tag="turn_ended"):
+class TurnEnded(Frozen, frozen=True, tag="turn_ended"):
     outcome: Outcome
 
 

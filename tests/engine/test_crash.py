@@ -5,8 +5,8 @@ from pathlib import Path
 
 import anyio
 import pytest
-
 from bench.scripted_model import ScriptedModel
+
 from tests.core import ANNA, WAIT, core
 from tidegate.agent import is_balanced
 from tidegate.store import messages, turns
@@ -27,7 +27,9 @@ async def test_a_turn_goes_on_from_its_last_row(home: Path, model: ScriptedModel
 
     options = {"tools": '"note"', "toolsets": {"note": Toolset((note,))}}
     async with core(home, model=model, drain=False, **options) as house:
-        accepted = await house.accept('[tool note {"text": "a"}] [tool note {"text": "b"}] [hold gate step=2] [say end]')
+        accepted = await house.accept(
+            '[tool note {"text": "a"}] [tool note {"text": "b"}] [hold gate step=2] [say end]'
+        )
         with anyio.fail_after(WAIT):
             await model.held("gate")
     model.release("gate")

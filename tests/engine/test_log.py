@@ -34,7 +34,7 @@ async def test_a_late_reader_gets_the_answer_from_its_beginning() -> None:
 
 
 async def test_a_long_answer_is_held_as_bytes_not_as_pieces() -> None:
-    """L03, L24: a million small pieces do not stay a million objects, with a reader that follows and one that is stuck."""
+    """L03: many small pieces do not stay as many objects, with a reader that follows and one that is stuck."""
     log = TurnLog("t", "s")
     stuck = log.read()
     follower = log.read()

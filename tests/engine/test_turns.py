@@ -5,8 +5,8 @@ from pathlib import Path
 
 import anyio
 import pytest
-
 from bench.scripted_model import ScriptedModel
+
 from tests.core import ANNA, WAIT, Core, core
 from tidegate.store import messages
 from tidegate.tools import ToolContext, Toolset, tool
@@ -49,6 +49,21 @@ async def test_no_more_turns_run_at_once_than_the_limit_says(home: Path, model: 
         for accepted in turns:
             assert (await house.answered(accepted.turn)).state == "answered"
         assert house.door.engine.stats().waiting == 0
+
+
+async def test_a_long_queue_in_one_session_does_not_starve_the_others(home: Path, model: ScriptedModel) -> None:
+    """P15, S36: with one place, who waited for it comes before the same session's next turn."""
+    async with core(home, "[limits]\nturns = 1", model=model) as house:
+        first = await house.accept("[hold gate] talkative 1")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        more = [await house.accept(f"talkative {n}") for n in (2, 3)]
+        other = await house.accept("quiet", name="quiet")
+        model.release("gate")
+        for accepted in (first, *more, other):
+            await house.answered(accepted.turn)
+        order = [request["messages"][-1]["content"] for request in house.requests()]
+        assert order.index("quiet") == 1
 
 
 async def test_stopping_keeps_what_was_shown_and_the_session_goes_on(home: Path, model: ScriptedModel) -> None:
@@ -141,9 +156,7 @@ async def test_a_tool_that_is_unknown_broken_or_misused_is_told_to_the_model(hom
         """Breaks."""
         raise RuntimeError("no")
 
-    async with core(
-        home, model=model, tools='"clock", "breaks"', toolsets={"breaks": Toolset((breaks,))}
-    ) as house:
+    async with core(home, model=model, tools='"clock", "breaks"', toolsets={"breaks": Toolset((breaks,))}) as house:
         outcome = await house.say('[tool breaks {}] [unknowntool] [badargs clock] [tool clock {"zone": "Nowhere/X"}]')
         assert outcome.state == "answered"
         results = [row for row in await rows_of(house, outcome.session) if row.role == "tool"]

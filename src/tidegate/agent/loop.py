@@ -28,7 +28,7 @@ LOST = "Interrupted: the gateway stopped while this ran, so its effect is unknow
 REPEATED = "[You have made this very call {count} times with this same result. Do something else, or answer.]"
 
 
-class Bounds(Frozen):
+class Bounds(Frozen, frozen=True):
     """What one turn may do."""
 
     steps: int
@@ -42,7 +42,7 @@ async def run(turn: Turn, conversation: Conversation, context: ToolContext, call
     """Work the turn to its answer, which is given back."""
     conversation.extend(turn.incoming)
     repeats = Repeats(bounds.repeats)
-    caller_drives = call.tools is not None
+    caller_drives = bool(call.tools)
 
     async def ask() -> Message:
         return await conversation.ask(
@@ -141,13 +141,9 @@ async def _run_tool(
             return result(f"{call.name} broke ({type(error).__name__}); the operator's log says more.", failed=True)
 
     turn.emit(ToolStarted(call_id=call.id, name=call.name, arguments=call.arguments[:EXCERPT_CHARACTERS]))
-    effect = Effect(
-        tool=call.name, repeatable=tool is None or tool.repeatable, lost=result(LOST, failed=True)
-    )
+    effect = Effect(tool=call.name, repeatable=tool is None or tool.repeatable, lost=result(LOST, failed=True))
     message = await turn.step(step, make, effect=effect)
     turn.emit(
-        ToolEnded(
-            call_id=call.id, name=call.name, excerpt=message.text[:EXCERPT_CHARACTERS], failed=message.failed
-        )
+        ToolEnded(call_id=call.id, name=call.name, excerpt=message.text[:EXCERPT_CHARACTERS], failed=message.failed)
     )
     return message

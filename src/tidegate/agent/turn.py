@@ -12,7 +12,7 @@ from typing import Protocol
 from tidegate.values import Event, Frozen, Message
 
 
-class Effect(Frozen):
+class Effect(Frozen, frozen=True):
     """What a step does to the world, declared before it is done.
 
     The intent is committed before the step runs. If a crash leaves an intent without a result, a `repeatable` step is

@@ -113,7 +113,9 @@ COMMANDS = (
         mid_turn="refused until the turn has ended",
     ),
     Command(name="title", arguments="WORDS", help="Name this conversation.", handler=title),
-    Command(name="sessions", arguments="[WORDS]", help="List conversations, or those that mention WORDS.", handler=sessions),
+    Command(
+        name="sessions", arguments="[WORDS]", help="List conversations, or those that mention WORDS.", handler=sessions
+    ),
     Command(
         name="resume",
         arguments="NUMBER|ID",

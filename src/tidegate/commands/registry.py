@@ -14,7 +14,7 @@ from tidegate.sessions import Sessions
 from tidegate.values import Frozen
 
 
-class Context(Frozen):
+class Context(Frozen, frozen=True):
     """Who says it, where, and about which conversation."""
 
     door: Sessions
@@ -29,7 +29,7 @@ class Context(Frozen):
         return self.session
 
 
-class Reply(Frozen):
+class Reply(Frozen, frozen=True):
     """What the person is told. `session` is where he is now: None when the conversation is over and the next message
     starts a new one. `turn` is a turn that the command started."""
 
@@ -41,7 +41,7 @@ class Reply(Frozen):
 Handler = Callable[[Context, str], Awaitable[Reply]]
 
 
-class Command(Frozen):
+class Command(Frozen, frozen=True):
     name: str
     help: str
     handler: Handler
@@ -53,7 +53,7 @@ class Command(Frozen):
     owner_only: bool = False
 
 
-class CommandInfo(Frozen, omit_defaults=False):
+class CommandInfo(Frozen, frozen=True, omit_defaults=False):
     """A command as clients are told of it."""
 
     name: str

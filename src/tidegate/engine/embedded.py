@@ -5,10 +5,12 @@ once and the others wait; a turn's record is released in one place, whichever wa
 through a commit. The engine owns the tasks of its turns and the map of live turns; what a turn does is its handler's.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
 import anyio
+import anyio.lowlevel
 import structlog
 
 from tidegate.engine.failures import describe, stopped
@@ -16,9 +18,21 @@ from tidegate.engine.journal import Billing, Journal, Parked, slim
 from tidegate.engine.live import Live
 from tidegate.engine.log import TurnLog
 from tidegate.engine.settlement import Ending, Settled, settle
-from tidegate.errors import Stopping, StoreFailed, TurnFailed
+from tidegate.errors import Conflict, Stopping, StoreFailed, TurnFailed
 from tidegate.lifetimes import Presence, Present, Scope
-from tidegate.store import Db, MessageRow, SessionRow, Setting, Store, TurnRow, intents, messages, sessions, settings, turns
+from tidegate.store import (
+    Db,
+    MessageRow,
+    SessionRow,
+    Setting,
+    Store,
+    TurnRow,
+    intents,
+    messages,
+    sessions,
+    settings,
+    turns,
+)
 from tidegate.values import Failure, Frozen, Message, MessageAdded, Outcome, TurnEnded, TurnStarted
 
 log = structlog.stdlib.get_logger(__name__)
@@ -27,7 +41,7 @@ SETTLE_SECONDS = 30.0
 """How long a finished turn waits for the store to take its end before it is left for the next start."""
 
 
-class Taken(Frozen):
+class Taken(Frozen, frozen=True):
     """A turn as its handler gets it: the rows as they were when it was taken."""
 
     turn: TurnRow
@@ -43,7 +57,7 @@ class Handler(Protocol):
         ...
 
 
-class EngineStats(Frozen):
+class EngineStats(Frozen, frozen=True):
     running: int
     waiting: int
     answered: int
@@ -76,7 +90,7 @@ class EmbeddedEngine:
         self._running = 0
         self._parking = False
         self._closed = False
-        self._counts = {"answered": 0, "failed": 0, "stopped": 0}
+        self._counts: Counter[str] = Counter()
         self._seconds = 0.0
 
     # -- what the sessions room asks of an engine --
@@ -134,7 +148,7 @@ class EmbeddedEngine:
         """Until no turn of this session runs."""
         while (live := self.running(session)) is not None:
             await live.log.ended()
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
 
     def forget(self, session: str, outcome_of: Callable[[str], Outcome]) -> None:
         """The session has ended in the store and refused its waiting turns: tell whoever waits for them."""
@@ -174,7 +188,7 @@ class EmbeddedEngine:
         while self._running:
             live = next(live for live in self._live.values() if live.started is not None)
             await live.log.ended()
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
 
     def _pump(self, record: Present) -> None:
         """Start the session's next turn if it may run now; otherwise remember that it waits for a place."""
@@ -210,7 +224,8 @@ class EmbeddedEngine:
         else:
             live.log.close()
         self._presence.turn_ended(record)
-        self._pump(record)
+        if record.waiting:
+            self._ready[record] = None  # behind the sessions that waited for a place meanwhile
         while self._ready and self._running < self._cap and not self._closed:
             waiting = next(iter(self._ready))
             del self._ready[waiting]
@@ -224,9 +239,10 @@ class EmbeddedEngine:
         with anyio.CancelScope(deadline=anyio.current_time() + self._turn_seconds) as cancel:
             live.run_in(cancel)
             try:
-                taken, recorded, lost = await self._store.write(_take, live.turn, self._clock())
-                journal = self._open_journal(live, taken, recorded, lost)
-                await self._handler(journal, taken)
+                begun, recorded, lost = await self._store.write(_take, live.turn, self._clock())
+                taken = begun
+                journal = self._open_journal(live, begun, recorded, lost)
+                await self._handler(journal, begun)
             except Parked:
                 await self._store.write(turns.park, live.turn)
                 return None
@@ -303,12 +319,13 @@ class EmbeddedEngine:
         try:
             with anyio.fail_after(SETTLE_SECONDS, shield=True):
                 done: Settled = await self._store.write(settle, ending, self._clock())
+        except Conflict:
+            ended = await self._store.read(turns.outcome, live.turn)
+            return Settled(outcome=ended) if ended is not None else None
         except (StoreFailed, TimeoutError) as error:
             log.error("a turn's end could not be stored", session=live.session, turn=live.turn, error=str(error))
             failure = describe(StoreFailed(str(error)))
-            return Settled(
-                outcome=Outcome(turn=ending.turn, session=ending.session, state="failed", error=failure)
-            )
+            return Settled(outcome=Outcome(turn=ending.turn, session=ending.session, state="failed", error=failure))
         for row in done.rows:
             live.log.append(MessageAdded(seq=row.seq or 0, message=slim(row.message)))
         if done.spilled is not None:

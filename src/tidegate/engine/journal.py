@@ -16,7 +16,7 @@ EVENT_CHARACTERS = 400
 """What an event carries of a tool's result; the result itself is in the transcript."""
 
 
-class Billing(Frozen):
+class Billing(Frozen, frozen=True):
     """Whom a step's tokens are written down to."""
 
     principal: str
@@ -53,9 +53,7 @@ def commit_row(
     settling: bool = False,
 ) -> MessageRow:
     """One journal row, with its usage, in the writer's transaction."""
-    row = messages.append(
-        db, session=session, turn=turn, step=step, message=message, now=now, settling=settling
-    )
+    row = messages.append(db, session=session, turn=turn, step=step, message=message, now=now, settling=settling)
     if message.usage is not None:
         usage.add(
             db,

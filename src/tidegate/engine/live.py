@@ -14,7 +14,18 @@ from tidegate.values import Message
 
 
 class Live:
-    __slots__ = ("_arrived", "_cancel", "incoming", "log", "resumed", "session", "started", "steered", "stopping", "turn")
+    __slots__ = (
+        "_arrived",
+        "_cancel",
+        "incoming",
+        "log",
+        "resumed",
+        "session",
+        "started",
+        "steered",
+        "stopping",
+        "turn",
+    )
 
     def __init__(
         self, turn: str, session: str, *, incoming: tuple[Message, ...] | None = None, resumed: bool = False

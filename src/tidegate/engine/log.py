@@ -7,7 +7,7 @@ The log belongs to the turn and dies with it and its last reader.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from tidegate.values import Event, Notice, TextDelta, TurnEnded
 
@@ -47,7 +47,7 @@ class TurnLog:
         self.closed = True
         self._wake()
 
-    async def read(self, start: int = 0) -> AsyncIterator[list[Event]]:
+    async def read(self, start: int = 0) -> AsyncGenerator[list[Event], None]:
         """Batches of what is new since `start` or the last batch; ends when the log is closed and read."""
         reader = _Reader(start)
         self._readers.append(reader)

@@ -6,13 +6,13 @@ outcome kept under its receipts. When it does not commit, the turn is still runn
 """
 
 from tidegate.agent import missing
-from tidegate.errors import Conflict
 from tidegate.engine.journal import Billing, commit_row
+from tidegate.errors import Conflict
 from tidegate.store import Db, MessageRow, intents, messages, receipts, sessions, turns
 from tidegate.values import Call, Failure, Frozen, Message, Outcome, TurnState, Usage, new_id
 
 
-class Ending(Frozen):
+class Ending(Frozen, frozen=True):
     """How a turn ends, decided by the engine before it is written."""
 
     turn: str
@@ -28,7 +28,7 @@ class Ending(Frozen):
     steps: int = 0
 
 
-class Settled(Frozen):
+class Settled(Frozen, frozen=True):
     outcome: Outcome
     rows: tuple[MessageRow, ...] = ()
     spilled: str | None = None
@@ -66,9 +66,7 @@ def settle(db: Db, ending: Ending, now: float) -> Settled:
         receipts.finish(db, ending.turn, outcome)
         sessions.delete(db, ending.session)
         return Settled(outcome=outcome, rows=tuple(rows))
-    return Settled(
-        outcome=outcome, rows=tuple(rows), spilled=spilled, version=sessions.version(db, ending.session)
-    )
+    return Settled(outcome=outcome, rows=tuple(rows), spilled=spilled, version=sessions.version(db, ending.session))
 
 
 def _outcome(ending: Ending, now: float) -> Outcome:

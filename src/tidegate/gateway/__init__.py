@@ -1,0 +1,38 @@
+"""The gateway: builds the house in order, runs it, closes it in reverse.
+
+What the command line needs to speak to a running gateway is light and imported here; the house itself is imported when
+one is run.
+"""
+
+import importlib
+import sys
+from pathlib import Path
+
+from tidegate.gateway.ask import ControlUnanswered, ask
+from tidegate.gateway.lock import Holder, HomeHeld, HomeLock, holder_of
+
+__all__ = ["ControlUnanswered", "Holder", "HomeHeld", "HomeLock", "ask", "holder_of", "run"]
+
+_NOT_FOR_THE_LOG = ("rich", "greenlet")
+
+
+def run(home: Path, *, port: int | None = None, replace: bool = False) -> int:
+    """Run a gateway on this home folder until it is told to stop; the exit code."""
+    from tidegate.gateway.memory import bound_arenas
+
+    bound_arenas()
+    _import_log_alone()
+    from tidegate.gateway.process import run_process
+
+    return run_process(home, port=port, replace=replace)
+
+
+def _import_log_alone() -> None:
+    """structlog takes in by itself what it finds installed for colours and greenlets: 10 MB that our log lines have no
+    use for. It is imported as if they were absent; whoever needs them later can import them."""
+    for name in _NOT_FOR_THE_LOG:
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]
+    importlib.import_module("structlog")
+    for name in _NOT_FOR_THE_LOG:
+        if sys.modules[name] is None:
+            del sys.modules[name]

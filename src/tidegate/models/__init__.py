@@ -1,0 +1,12 @@
+"""Models: one shared HTTP client, the wire formats, and what is configured, by name.
+
+Guarantee: a conversation's request is encoded once and grows only at its end; whatever an endpoint does ends as a
+Message or a ModelFailed; no credential is taken that the configuration does not name, and none is ever told.
+"""
+
+from tidegate.models.clients import Clients, ClientStats, Lease
+from tidegate.models.interface import Encoded, Model, Wire
+from tidegate.models.registry import Models
+from tidegate.models.retry import Patience
+
+__all__ = ["ClientStats", "Clients", "Encoded", "Lease", "Model", "Models", "Patience", "Wire"]

@@ -5,6 +5,8 @@ and the acknowledgement says truly what will happen; when it does not, nothing o
 first. Every lookup is made under the caller's own principal.
 """
 
+import textwrap
+
 import msgspec
 
 from tidegate.errors import Busy, Conflict, Mismatch, NotFound
@@ -16,8 +18,11 @@ RETRY = "retry"
 """An official client that retries by itself sends no key of its own: each of its first attempts leaves a mark, and
 only what says it is a retry is matched against the marks."""
 
+TITLE_CHARACTERS = 60
+"""Of the first message, as the title that a list shows."""
 
-class Fresh(Frozen):
+
+class Fresh(Frozen, frozen=True):
     """What a new session would be made with, prepared outside the transaction."""
 
     session: str
@@ -25,7 +30,7 @@ class Fresh(Frozen):
     encoder: int
 
 
-class Admission(Frozen):
+class Admission(Frozen, frozen=True):
     """What became of the message. `fresh` says that a new turn was made and must be submitted."""
 
     turn: str
@@ -155,4 +160,11 @@ def _session(db: Db, inbound: Inbound, fresh: Fresh, now: float) -> tuple[Sessio
         now=now,
     )
     sessions.freeze(db, row.id, fresh.prefix, fresh.encoder)
+    if inbound.new:
+        sessions.set_title(db, row.id, _first_words(inbound.messages[-1].text))
     return row, True
+
+
+def _first_words(text: str) -> str:
+    """What a conversation without a name is listed as until somebody gives it a title."""
+    return textwrap.shorten(text[: 4 * TITLE_CHARACTERS], TITLE_CHARACTERS, placeholder=" …") or text[:TITLE_CHARACTERS]

@@ -7,7 +7,6 @@ removal path; a setting applies from the next turn and rebuilds nothing by itsel
 
 from typing import TYPE_CHECKING, Any
 
-
 from tidegate.errors import Conflict
 from tidegate.store import Db, SessionRow, messages, sessions, settings, turns
 from tidegate.values import Accepted, Message, Prefix, new_id
@@ -112,9 +111,7 @@ async def resume(door: "Sessions", session: str, principal: "Principal") -> tupl
     return fresh, True
 
 
-def _begin_with(
-    db: Db, old: SessionRow, fresh: str, principal: str, prefix: Prefix, encoder: int, now: float
-) -> None:
+def _begin_with(db: Db, old: SessionRow, fresh: str, principal: str, prefix: Prefix, encoder: int, now: float) -> None:
     sessions.create(
         db,
         id=fresh,

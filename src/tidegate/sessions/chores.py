@@ -21,7 +21,7 @@ VACUUM_PAGES = 256
 """Free pages given back to the disk in one run."""
 
 
-class Chore(Frozen):
+class Chore(Frozen, frozen=True):
     name: str
     interval: float
     run: Callable[[], Awaitable[Any]]

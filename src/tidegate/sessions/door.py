@@ -7,14 +7,14 @@ The door owns the engine, the presence of sessions and their endings, all inside
 """
 
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any
 
 import anyio
 import structlog
 
 from tidegate.config import Config
-from tidegate.engine import EmbeddedEngine, TurnLog, stopped
+from tidegate.engine import EmbeddedEngine, TurnLog
 from tidegate.errors import Busy, NotFound, Stopping, TooLarge
 from tidegate.lifetimes import Presence, Scope
 from tidegate.models import Models
@@ -26,7 +26,7 @@ from tidegate.sessions.ending import EndHook, Endings
 from tidegate.sessions.recovery import recover
 from tidegate.sessions.runner import Runner
 from tidegate.sessions.views import AgentView, SessionView
-from tidegate.store import MessageRow, SessionRow, Store, sessions, settings, turns
+from tidegate.store import MessageRow, SessionRow, Store, settings, turns
 from tidegate.tools import ToolRegistry
 from tidegate.values import Accepted, Event, Inbound, Outcome, new_id
 
@@ -78,14 +78,14 @@ class Sessions:
         agent = self.runner.agent(inbound.agent)
         fresh = Fresh(
             session=new_id("s"),
-            prefix=self.runner.prefix(
-                agent, inbound.extra_prompt or "", caller_tools=inbound.call.tools is not None
-            ),
+            prefix=self.runner.prefix(agent, inbound.extra_prompt or "", caller_tools=bool(inbound.call.tools)),
             encoder=self.runner.encoder(agent),
         )
         turn = new_id("t")
         limit = self.config.limits.queue_length
-        admission: Admission = await self.store.write(admit, inbound, turn, fresh, limit, self.clock())
+        # Whoever leaves now may find it accepted, but never accepted and forgotten.
+        with anyio.CancelScope(shield=True):
+            admission: Admission = await self.store.write(admit, inbound, turn, fresh, limit, self.clock())
         return self._acknowledge(inbound, admission)
 
     def _check(self, inbound: Inbound) -> None:
@@ -197,20 +197,33 @@ class Sessions:
     ) -> list[SessionView]:
         """Newest first. `everyone` is the owner's view of all principals' sessions."""
         own = None if everyone and principal.role == "owner" else principal.id
-        rows = await self.store.read(queries.listing, own, ended, limit, before, query)
+        if query:
+            rows = await queries.mentioning(self.store, query, own, ended, limit)
+        else:
+            rows = await self.store.read(queries.listing, own, ended, limit, before)
         return [self._view(row) for row in rows]
 
     async def transcript(
-        self, session: str, principal: Principal, *, after: int = 0, limit: int = 200
+        self,
+        session: str,
+        principal: Principal,
+        *,
+        after: int | None = 0,
+        before: int | None = None,
+        limit: int = 200,
     ) -> list[MessageRow]:
+        """Rows after a place; or, without `after`, the newest ones, before a place if one is given. In order."""
         await self.row(session, principal)
-        found: list[MessageRow] = await self.store.read(queries.page, session, after, limit)
-        return found
+        if after is None:
+            return await self.store.read(queries.newest, session, before, limit)
+        return await self.store.read(queries.page, session, after, limit)
 
     def export(self, session: str, principal: Principal) -> AsyncIterator[bytes]:
         return queries.export(self, session, principal)
 
-    def watch(self, session: str, principal: Principal, after: int = 0) -> AsyncIterator[tuple[int | None, Event]]:
+    def watch(
+        self, session: str, principal: Principal, after: int = 0
+    ) -> AsyncGenerator[tuple[int | None, Event], None]:
         """The session's events: committed rows after `after`, then what happens, until the reader leaves."""
         return watching.watch(self, session, principal, after)
 

@@ -14,7 +14,7 @@ import structlog
 
 from tidegate.engine import EmbeddedEngine
 from tidegate.lifetimes import Presence
-from tidegate.store import Db, SessionRow, Store, endings, sessions, turns
+from tidegate.store import Db, SessionKind, SessionRow, Store, endings, sessions, turns
 from tidegate.values import Failure, Outcome
 
 log = structlog.stdlib.get_logger(__name__)
@@ -60,7 +60,7 @@ class Endings:
         return bool(await self._store.write(sessions.delete, session))
 
     async def finish(self) -> int:
-        """Run the end hooks that are still owed; how many took effect. Called after an end, at start and on the timer."""
+        """Run the end hooks that are still owed, after an end, at start and on the timer; how many took effect."""
         done = 0
         for session, hook in await self._store.read(endings.pending):
             row = await self._store.read(sessions.get, session)
@@ -73,7 +73,7 @@ class Endings:
             done += await self._store.write(_take_effect, session, hook, write, self._clock())
         return done
 
-    async def expire(self, kind: str, idle: float | None) -> int:
+    async def expire(self, kind: SessionKind, idle: float | None) -> int:
         """End what has been idle for too long; never what has a turn running or waiting."""
         if idle is None:
             return 0

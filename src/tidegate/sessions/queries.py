@@ -10,17 +10,20 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tidegate.sessions.views import view
-from tidegate.store import Db, MessageRow, SessionRow, messages, search, sessions, turns
+from tidegate.store import Db, MessageRow, SessionRow, Store, messages, search, sessions, turns
 from tidegate.values import Outcome
 
 if TYPE_CHECKING:
     from tidegate.security import Principal
     from tidegate.sessions.door import Sessions
 
-__all__ = ["export", "listing", "outcome", "page", "session", "view"]
+__all__ = ["export", "listing", "newest", "outcome", "page", "session", "view"]
 
 EXPORT_PAGE = 200
 """Rows of a transcript that an export holds at once."""
+
+HITS_PER_SESSION = 4
+"""Messages looked at for each session wanted, since one session may mention a word often."""
 
 LISTING_MOST = 500
 """Rows of one listing, whatever is asked for."""
@@ -39,26 +42,30 @@ def outcome(db: Db, turn: str, own: str | None) -> Outcome | None:
 
 
 def listing(
-    db: Db,
-    own: str | None,
-    ended: bool | None,
-    limit: int,
-    before: tuple[float, str] | None,
-    query: str | None,
+    db: Db, own: str | None, ended: bool | None, limit: int, before: tuple[float, str] | None
 ) -> list[SessionRow]:
-    limit = min(limit, LISTING_MOST)
-    if not query:
-        return sessions.listing(db, principal=own, ended=ended, limit=limit, before=before)
-    rows: dict[str, SessionRow] = {}
-    for hit in search.find(db, query, principal=own, session=None, limit=4 * limit):
-        row = sessions.get(db, hit.session) if hit.session not in rows else None
-        if row is not None and (ended is None or (row.ended is not None) == ended):
-            rows[row.id] = row
-    return list(rows.values())[:limit]
+    return sessions.listing(db, principal=own, ended=ended, limit=min(limit, LISTING_MOST), before=before)
+
+
+async def mentioning(store: Store, query: str, own: str | None, ended: bool | None, limit: int) -> list[SessionRow]:
+    """Sessions in which these words were said, the latest mention first."""
+    found = await search.search(store, query, principal=own, limit=HITS_PER_SESSION * min(limit, LISTING_MOST))
+    wanted = list(dict.fromkeys(hit.session for hit in found))
+
+    def rows(db: Db) -> list[SessionRow]:
+        each = (sessions.get(db, id) for id in wanted)
+        return [row for row in each if row is not None and (ended is None or (row.ended is not None) == ended)]
+
+    matching: list[SessionRow] = await store.read(rows)
+    return matching[:limit]
 
 
 def page(db: Db, session: str, after: int, limit: int) -> list[MessageRow]:
     return messages.page(db, session, after=after, limit=min(limit, LISTING_MOST), undone=False)
+
+
+def newest(db: Db, session: str, before: int | None, limit: int) -> list[MessageRow]:
+    return messages.newest(db, session, before=before, limit=min(limit, LISTING_MOST))
 
 
 async def export(door: "Sessions", session: str, principal: "Principal") -> AsyncIterator[bytes]:
@@ -67,11 +74,13 @@ async def export(door: "Sessions", session: str, principal: "Principal") -> Asyn
     yield encoder.encode(await door.session(session, principal)) + b"\n"
     after = 0
     while True:
-        rows = await door.store.read(
-            lambda db, after=after: messages.page(db, session, after=after, limit=EXPORT_PAGE, undone=True)
-        )
+        rows = await door.store.read(_export_page, session, after)
         for row in rows:
             yield encoder.encode(row) + b"\n"
         if len(rows) < EXPORT_PAGE:
             return
-        after = rows[-1].seq
+        after = rows[-1].seq or 0
+
+
+def _export_page(db: Db, session: str, after: int) -> list[MessageRow]:
+    return messages.page(db, session, after=after, limit=EXPORT_PAGE, undone=True)

@@ -12,7 +12,7 @@ import msgspec
 from tidegate.agent import Bounds, Conversation, freeze, in_call_order, run
 from tidegate.config import AgentSettings, Config
 from tidegate.engine import Journal, Taken
-from tidegate.errors import Misconfigured
+from tidegate.errors import Misconfigured, StoreFailed
 from tidegate.lifetimes import BoundedCache, Presence
 from tidegate.models import Encoded, Model, Models
 from tidegate.store import SessionRow, Setting, Store, messages, sessions
@@ -102,7 +102,7 @@ class Runner:
     def signature(self, session: SessionRow, agent: AgentSettings, model: Model) -> bytes:
         """Equal for equal settings; differs with model, endpoint, credential, toolsets or extra prompt. The secret
         itself is only in it as the model's own digest."""
-        parts = (model.signature, *(name.encode() for name in agent.tools), session.extra.encode(), session.prefix)
+        parts = (model.signature, *(name.encode() for name in agent.tools), session.extra.encode(), _frozen(session))
         return hashlib.sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).digest()
 
     # -- residents --
@@ -130,13 +130,20 @@ class Runner:
         )
 
     async def _encoded(self, taken: Taken, model: Model) -> Encoded:
-        session = taken.session
-        key = (session.prefix, model.signature)
+        identity = _frozen(taken.session)
+        key = (identity, model.signature)
         encoded = self._prefixes.get(key)
         if encoded is None:
-            encoded = model.wire.encode_prefix(await self._store.read(sessions.prefix, session.prefix))
+            encoded = model.wire.encode_prefix(await self._store.read(sessions.prefix, identity))
             self._prefixes.put(key, encoded)
         return encoded
 
     def _toolset(self, agent: AgentSettings) -> Toolset:
         return self._tools.resolve(agent.tools)
+
+
+def _frozen(session: SessionRow) -> bytes:
+    """Which prefix it was frozen with. Every session is, in the transaction that makes it."""
+    if session.prefix is None:
+        raise StoreFailed(f"Session {session.id} has no frozen prompt; /reload gives it one.")
+    return session.prefix

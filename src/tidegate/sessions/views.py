@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import msgspec
+
 from tidegate.store import SessionRow, Setting
 from tidegate.values import Frozen
 
 
-class SettingView(Frozen):
+class SettingView(Frozen, frozen=True):
     """One setting of a session, with where it came from and how long it holds."""
 
     value: Any
@@ -14,7 +16,7 @@ class SettingView(Frozen):
     expires: float | None = None
 
 
-class SessionView(Frozen, omit_defaults=False):
+class SessionView(Frozen, frozen=True, omit_defaults=False):
     id: str
     kind: str
     agent: str
@@ -29,10 +31,10 @@ class SessionView(Frozen, omit_defaults=False):
     running: str | None = None
     waiting: int = 0
     model: str = ""
-    settings: dict[str, SettingView] = {}
+    settings: dict[str, SettingView] = msgspec.field(default_factory=dict)
 
 
-class AgentView(Frozen, omit_defaults=False):
+class AgentView(Frozen, frozen=True, omit_defaults=False):
     name: str
     model: str
     description: str = ""

@@ -5,12 +5,12 @@ of an event is its row's place in the transcript; what is not a row (pieces of t
 again from the beginning of the running turn's current answer. The stream holds a cursor, not a queue.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
 from tidegate.engine import TurnLog, slim
 from tidegate.sessions import queries
-from tidegate.values import Event, MessageAdded
+from tidegate.values import Event, MessageAdded, TextDelta, TextReset
 
 if TYPE_CHECKING:
     from tidegate.security import Principal
@@ -22,24 +22,26 @@ PAGE = 200
 
 async def watch(
     door: "Sessions", session: str, principal: "Principal", after: int
-) -> AsyncIterator[tuple[int | None, Event]]:
+) -> AsyncGenerator[tuple[int | None, Event], None]:
     """Ends when the session has ended and everything was told."""
     seen = after
     followed: TurnLog | None = None
     with door.presence.attend(session) as record:
         while True:
             news = record.expect()
+            # Asked for before anything is awaited: a quick turn may be over when its rows have been read, and its log
+            # tells how it ended.
+            live = door.engine.running(session)
             try:
                 row = await door.row(session, principal)
                 rows = await door.store.read(queries.page, session, seen, PAGE)
                 for found in rows:
                     seen = max(seen, found.seq or 0)
                     yield found.seq, MessageAdded(seq=found.seq or 0, message=slim(found.message))
-                live = door.engine.running(session)
                 if live is not None and live.log is not followed:
                     followed = live.log
                     async for batch in followed.read():
-                        for event in batch:
+                        for event in _untold(batch, seen):
                             if not isinstance(event, MessageAdded):
                                 yield None, event
                             elif event.seq > seen:
@@ -51,3 +53,12 @@ async def watch(
                     await news
             finally:
                 news.cancel()
+
+
+def _untold(batch: list[Event], seen: int) -> list[Event]:
+    """Without the text of answers that are rows already: whoever has the row would see it twice."""
+    rows = (place for place, event in enumerate(batch) if isinstance(event, MessageAdded) and event.seq <= seen)
+    current = max(rows, default=-1)
+    return [
+        event for place, event in enumerate(batch) if place > current or not isinstance(event, TextDelta | TextReset)
+    ]

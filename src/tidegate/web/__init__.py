@@ -1,0 +1,11 @@
+"""HTTP: the API, the page, health and metrics.
+
+`create_app` builds the application from the rooms below; `Server` serves it on a bound socket inside a scope. Nothing
+else of this room is for use from outside.
+"""
+
+from tidegate.web.app import App, create_app
+from tidegate.web.health import Check, Health, Readiness
+from tidegate.web.server import Server
+
+__all__ = ["App", "Check", "Health", "Readiness", "Server", "create_app"]

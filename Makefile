@@ -1,0 +1,58 @@
+# The commands a newcomer needs. `make up` starts a gateway, `make test` runs every test; both set up what they need,
+# and are quick the second time. Packages come from the pinned, hashed lock files only.
+
+SHELL := /bin/bash
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+ARGS ?=
+
+.PHONY: up test lint bench crash locks clean
+
+up: $(VENV)/.installed
+	@exec $(BIN)/tidegate up $(ARGS)
+
+test: $(VENV)/.installed-dev
+	@tools/need_chromium.sh
+	$(BIN)/python -m pytest -q $(ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/house_lint.py
+	$(BIN)/python tools/behaviours.py --check
+	$(BIN)/python tools/generate.py --check
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python -m bench $(ARGS)
+
+crash: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q tests/crash $(ARGS)
+
+$(VENV)/.python:
+	@tools/make_venv.sh $(VENV)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.python requirements.lock requirements-build.lock pyproject.toml
+	@echo "Installing Tidegate into $(VENV)."
+	@$(PIP) install --require-hashes -r requirements.lock -r requirements-build.lock
+	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.lock
+	@echo "Installing what the tests need into $(VENV)."
+	@$(PIP) install --require-hashes -r requirements-dev.lock
+	@touch $@
+
+# Needs uv (https://docs.astral.sh/uv/); only for those who change a dependency.
+LOCK := uv pip compile --quiet --python-version 3.11 --universal --generate-hashes \
+	--no-emit-index-url --no-annotate --no-header
+locks:
+	$(LOCK) pyproject.toml -o requirements.lock > /dev/null
+	$(LOCK) pyproject.toml --extra chat --group dev -c requirements.lock -o requirements-dev.lock > /dev/null
+	printf "hatchling\neditables\n" | $(LOCK) - -o requirements-build.lock > /dev/null
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist

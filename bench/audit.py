@@ -1,0 +1,206 @@
+"""What a crash run must have left behind, read from the store's own file and from what the model was asked.
+
+Guarantee: the audit opens the file for reading only, after the gateway has stopped, and uses none of the gateway's
+code: what it finds is what is there. Each finding is one sentence; none means that nothing was lost or repeated.
+"""
+
+import json
+import re
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from bench.crash import Sent
+
+TAG = re.compile(r"<[\w-]+\.\d+>")
+SHOWN = 20
+"""Findings of one kind that are spelled out; the rest are counted."""
+
+
+class Row:
+    """One message of the store, decoded."""
+
+    __slots__ = ("call_id", "calls", "role", "seq", "session", "step", "text", "turn")
+
+    def __init__(self, session: str, turn: str, seq: int | None, step: str | None, role: str, body: Any) -> None:
+        self.session, self.turn, self.seq, self.step, self.role = session, turn, seq, step, role
+        self.text: str = body.get("text", "")
+        self.calls: list[str] = [call["id"] for call in body.get("calls", ())]
+        self.call_id: str = body.get("call_id", "")
+
+
+class Books:
+    """Everything of the store that the audit looks at, read at once."""
+
+    def __init__(self, file: Path) -> None:
+        database = apsw.Connection(str(file), flags=apsw.SQLITE_OPEN_READONLY)
+        try:
+            self.integrity = [row[0] for row in database.execute("PRAGMA integrity_check")]
+            self.turns = {
+                turn: (session, state, attempts, finish, error)
+                for turn, session, state, attempts, finish, error in database.execute(
+                    "SELECT id, session, state, attempts, finish, error FROM turns"
+                )
+            }
+            self.names = dict(database.execute("SELECT id, name FROM sessions"))
+            self.rows = [
+                Row(session, turn, seq, step, role, json.loads(zlib.decompress(body) if packed else body))
+                for session, turn, seq, step, role, body, packed in database.execute(
+                    "SELECT session, turn, seq, step, role, body, packed FROM messages ORDER BY session, seq, id"
+                )
+            ]
+            self.intents = list(database.execute("SELECT turn, step FROM intents"))
+            self.receipts = {
+                key: turn for key, turn in database.execute("SELECT key, turn FROM receipts WHERE source='idempotency'")
+            }
+        finally:
+            database.close()
+
+
+def audit(file: Path, sent: Sequence[Sent], stats: dict[str, Any]) -> list[str]:
+    """All findings. `stats` is what the model server counted."""
+    books = Books(file)
+    found: list[str] = []
+    for check in (
+        whole(books),
+        taken_once(books, sent),
+        answered_once(books, sent),
+        steps_once(books),
+        balanced(books),
+        same_turn(books, sent),
+        never_backwards(stats),
+    ):
+        findings = list(check)
+        found += findings[:SHOWN]
+        if len(findings) > SHOWN:
+            found.append(f"… and {len(findings) - SHOWN} more like the last")
+    return found
+
+
+def whole(books: Books) -> Iterator[str]:
+    """The file is sound, and nothing in it is left half-way."""
+    if books.integrity != ["ok"]:
+        yield f"the database is damaged: {books.integrity[:3]}"
+    for turn, (_, state, *_) in books.turns.items():
+        if state in ("queued", "running"):
+            yield f"turn {turn} is still {state}"
+    for turn, step in books.intents:
+        yield f"turn {turn} has an intent without a result: {step}"
+
+
+def taken_once(books: Books, sent: Sequence[Sent]) -> Iterator[str]:
+    """Each accepted message is in exactly one place of one transcript, in the turn that was promised (what was steered
+    too late may be in a later one of the same session)."""
+    places: dict[str, list[Row]] = defaultdict(list)
+    for row in books.rows:
+        if row.role == "user":
+            for tag in dict.fromkeys(TAG.findall(row.text)):
+                places[tag].append(row)
+    for one in sent:
+        rows = places.pop(one.tag, [])
+        if len(rows) > 1:
+            yield f"{one.tag} ({one.kind}) was taken {len(rows)} times: {[row.turn for row in rows]}"
+        elif not rows and one.accepted:
+            yield f"{one.tag} ({one.kind}) was accepted as {one.turns} and is lost"
+        elif rows and rows[0].seq is None:
+            yield f"{one.tag} ({one.kind}) was accepted as {one.turns} and never taken"
+        elif rows and books.names.get(rows[0].session) != one.session:
+            yield f"{one.tag} ({one.kind}) is in another session"
+        elif rows and one.accepted and rows[0].turn not in one.turns and one.kind != "steer":
+            yield f"{one.tag} ({one.kind}) was promised to {one.turns} and taken by {rows[0].turn}"
+    for tag in places:
+        yield f"{tag} is in the store, and nobody sent it"
+
+
+def answered_once(books: Books, sent: Sequence[Sent]) -> Iterator[str]:
+    """Each turn has one answer, its last row, to the last of its messages, and every client was told that one."""
+    finals: dict[str, list[Row]] = defaultdict(list)
+    asked: dict[str, list[str]] = defaultdict(list)
+    last: dict[str, Row] = {}
+    for row in books.rows:
+        if row.seq is not None:
+            last[row.turn] = row
+            if row.role == "user":
+                asked[row.turn] += TAG.findall(row.text)[:1]
+            if row.role == "assistant" and not row.calls:
+                finals[row.turn].append(row)
+    for turn, (_, state, attempts, finish, error) in books.turns.items():
+        if state != "answered":
+            yield f"turn {turn} ended as {state} ({finish}) after {attempts} attempts: {error!r}"
+        elif len(finals[turn]) != 1:
+            yield f"turn {turn} has {len(finals[turn])} answers"
+        elif last[turn] is not finals[turn][0]:
+            yield f"turn {turn} goes on after its answer"
+        elif not all(tag in finals[turn][0].text for tag in asked[turn][-1:]):
+            yield f"turn {turn} was asked {asked[turn]} and answered {finals[turn][0].text[:80]!r}"
+    for one in sent:
+        truth = {row.text for turn in one.turns for row in finals.get(turn, ())}
+        for answer in one.answers:
+            if answer not in truth:
+                yield f"{one.tag} ({one.kind}) was told {answer[:80]!r}, and the store has {sorted(truth)}"
+
+
+def steps_once(books: Books) -> Iterator[str]:
+    """No step of a turn is there twice, and places in a transcript are without gaps or doubles."""
+    steps = Counter((row.turn, row.step) for row in books.rows if row.step is not None)
+    for (turn, step), count in steps.items():
+        if count > 1:
+            yield f"step {step} of turn {turn} was committed {count} times"
+    places: dict[str, list[int]] = defaultdict(list)
+    for row in books.rows:
+        if row.seq is not None:
+            places[row.session].append(row.seq)
+            if row.step is None:
+                yield f"a row of turn {row.turn} is in the transcript without a step"
+    for session, seqs in places.items():
+        if sorted(seqs) != list(range(min(seqs), min(seqs) + len(seqs))):
+            yield f"the places of session {session} have gaps or doubles"
+
+
+def balanced(books: Books) -> Iterator[str]:
+    """Each tool call has one result before anything else is said, and the rows of a turn lie together."""
+    wanted: list[str] = []
+    turn_now: dict[str, str] = {}
+    closed: set[str] = set()
+    for row in (row for row in books.rows if row.seq is not None):
+        if row.role == "tool":
+            if row.call_id not in wanted:
+                yield f"turn {row.turn}: a result without a call ({row.call_id})"
+            else:
+                wanted.remove(row.call_id)
+        elif wanted:
+            yield f"turn {row.turn}: {wanted} have no result"
+            wanted = []
+        wanted += row.calls
+        if turn_now.get(row.session) != row.turn:
+            closed.add(turn_now.get(row.session, ""))
+            turn_now[row.session] = row.turn
+            if row.turn in closed:
+                yield f"turn {row.turn} is interleaved with another"
+
+
+def same_turn(books: Books, sent: Sequence[Sent]) -> Iterator[str]:
+    """Every try under one key found the same turn, which is the one that the store remembers."""
+    for one in sent:
+        if len(one.turns) > 1:
+            yield f"{one.tag} ({one.kind}) was told of several turns: {one.turns}"
+        if one.turns and books.receipts.get(one.key) not in one.turns:
+            yield f"{one.tag} ({one.kind}) was told of {one.turns}, the store remembers {books.receipts.get(one.key)}"
+
+
+def never_backwards(stats: dict[str, Any]) -> Iterator[str]:
+    """As the model saw it: nothing malformed (an orphan call or result is), and each request of a conversation begins
+    with the whole of the one before (the very same again is a call that was in flight when the gateway died). A shorter
+    or changed one would be a committed step made again."""
+    for refusal in stats["refusals"]:
+        yield f"the model refused a request: {refusal}"
+    if stats["refused"] and not stats["refusals"]:
+        yield f"the model refused {stats['refused']} requests"
+    for broken in stats["violations"]:
+        yield f"the model was asked anew: {broken}"
+    if stats["whole_prefix"] != stats["followups"] and not stats["violations"]:
+        yield f"the model was asked anew {stats['followups'] - stats['whole_prefix']} times"

@@ -1,0 +1,87 @@
+"""How much of everything a run does. A figure means the same at every scale; a larger one is only less noisy."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Scale:
+    name: str
+    repeats: int
+    """How often floor and gateway take turns (A B A B …)."""
+    latency_sessions: int
+    """Sessions of `latency_turns` turns each, one turn after another."""
+    latency_turns: int
+    load_sessions: int
+    load_in_flight: int
+    load_turns: int
+    residents: int
+    resident_step: int
+    """Memory is read every so many sessions; the figure is the slope through these readings."""
+    slope_turns: int
+    slope_sessions: int
+    prefix_sessions: int
+    prefix_turns: int
+    kills: int
+    crash_sessions: int
+    settle: float
+    """Seconds of rest before an idle process is read."""
+
+
+TINY = Scale(
+    name="tiny",
+    repeats=1,
+    latency_sessions=2,
+    latency_turns=3,
+    load_sessions=4,
+    load_in_flight=2,
+    load_turns=2,
+    residents=6,
+    resident_step=2,
+    slope_turns=40,
+    slope_sessions=10,
+    prefix_sessions=2,
+    prefix_turns=2,
+    kills=2,
+    crash_sessions=3,
+    settle=0.05,
+)
+
+QUICK = Scale(
+    name="quick",
+    repeats=5,
+    latency_sessions=60,
+    latency_turns=10,
+    load_sessions=64,
+    load_in_flight=16,
+    load_turns=40,
+    residents=800,
+    resident_step=100,
+    slope_turns=5_000,
+    slope_sessions=1_000,
+    prefix_sessions=8,
+    prefix_turns=6,
+    kills=10,
+    crash_sessions=8,
+    settle=1.0,
+)
+
+FULL = Scale(
+    name="full",
+    repeats=9,
+    latency_sessions=150,
+    latency_turns=10,
+    load_sessions=64,
+    load_in_flight=16,
+    load_turns=60,
+    residents=3_000,
+    resident_step=250,
+    slope_turns=100_000,
+    slope_sessions=20_000,
+    prefix_sessions=32,
+    prefix_turns=10,
+    kills=50,
+    crash_sessions=12,
+    settle=2.0,
+)
+
+SCALES = {scale.name: scale for scale in (TINY, QUICK, FULL)}

@@ -1,0 +1,131 @@
+"""What is measured: the floor and the gateway, each as a process in a folder of its own, reached the same way.
+
+Guarantee: a subject starts nothing until it is entered, and everything that it makes lies in its folder. Both get the
+same system prompt and the same model.
+"""
+
+import http.client
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from bench.children import Child, Failed
+from bench.floor import PROMPT
+
+ANSWER_WITHIN = 60.0
+Limits = Mapping[str, int | float]
+
+
+class Subject(Child):
+    """Something that answers `POST /v1/chat/completions` and keeps the conversation under `X-Session-Id`."""
+
+    durable = False
+    """Whether a conversation is still there after a restart."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {}
+
+    def ask(self, text: str, session: str | None = None) -> str:
+        """One turn, not streamed; returns the answer's text."""
+        body = json.dumps({"model": "main", "messages": [{"role": "user", "content": text}]})
+        named = {} if session is None else {"X-Session-Id": session}
+        return str(self.call("POST", "/v1/chat/completions", body, named)["choices"][0]["message"]["content"])
+
+    def call(self, method: str, path: str, body: str | None = None, headers: dict[str, str] | None = None) -> Any:
+        """One request on a connection of its own; anything but a success is a failure of the run."""
+        parts = urlsplit(self.url)
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=ANSWER_WITHIN)
+        try:
+            asked = {"Content-Type": "application/json", **self.headers, **(headers or {})}
+            connection.request(method, path, body, asked)
+            answer = connection.getresponse()
+            content = answer.read()
+        finally:
+            connection.close()
+        if answer.status >= 300:
+            raise Failed(f"{self.name}: {method} {path}: {answer.status} {content[:300]!r}")
+        return json.loads(content) if content else None
+
+
+class Floor(Subject):
+    def __init__(self, folder: Path, model: str) -> None:
+        super().__init__("floor", ["-m", "bench.floor", "--home", str(folder), "--model", f"{model}/v1"], folder)
+
+
+class Gateway(Subject):
+    durable = True
+
+    def __init__(self, folder: Path, model: str, *, limits: Limits | None = None, tools: tuple[str, ...] = ()) -> None:
+        super().__init__("gateway", ["-m", "tidegate", "up", "--home", str(folder), "--port", "0"], folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "tidegate.toml").write_text(settings(model, limits or {}, tools))
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {(self.folder / 'api-key').read_text().strip()}"}
+
+    @property
+    def database(self) -> Path:
+        return self.folder / "tidegate.db"
+
+
+class Maker(Protocol):
+    """Makes a subject in a folder; what it cannot honour it ignores."""
+
+    def __call__(
+        self, folder: Path, model: str, *, limits: Limits | None = None, tools: tuple[str, ...] = ()
+    ) -> Subject: ...
+
+
+def make_floor(folder: Path, model: str, *, limits: Limits | None = None, tools: tuple[str, ...] = ()) -> Subject:
+    return Floor(folder, model)
+
+
+def make_gateway(folder: Path, model: str, *, limits: Limits | None = None, tools: tuple[str, ...] = ()) -> Subject:
+    return Gateway(folder, model, limits=limits, tools=tools)
+
+
+MAKERS: Mapping[str, Maker] = {"floor": make_floor, "gateway": make_gateway}
+
+
+def settings(model: str, limits: Limits, tools: tuple[str, ...]) -> str:
+    """A `tidegate.toml` for the scripted model at `model`."""
+    lines = [
+        "[models.main]",
+        'api = "openai-chat"',
+        f'base_url = "{model}/v1"',
+        'model = "scripted"',
+        "",
+        "[agents.main]",
+        'model = "main"',
+        f'prompt = "{PROMPT}"',
+        f"tools = {json.dumps(list(tools))}",
+        "",
+        "[limits]",
+        *(f"{name} = {value}" for name, value in limits.items()),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+class ScriptedModel(Child):
+    """The strict model server, which also counts how much of each request repeats the one before."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__("model", ["-m", "bench.scripted_model", "--port", "0"], folder)
+
+    def call(self, method: str, path: str) -> Any:
+        parts = urlsplit(self.url)
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=ANSWER_WITHIN)
+        try:
+            connection.request(method, path)
+            answer = connection.getresponse()
+            content = answer.read()
+        finally:
+            connection.close()
+        if answer.status >= 300:
+            raise Failed(f"model: {method} {path}: {answer.status} {content[:300]!r}")
+        return json.loads(content) if content else None

@@ -1,0 +1,79 @@
+"""Prefix reuse: in which part of a conversation's requests the whole of its previous request came again unchanged, as
+the model server counted it. Over plain turns, turns with tools, sessions that are unloaded between all their turns, and
+a gateway that is stopped, and killed, between them."""
+
+from typing import Any
+
+from bench.report import Figure
+from bench.suite import Bench
+
+TOOLS = ("clock",)
+TOOL_CALL = "[tool clock {}]"
+GOAL = 100.0
+
+
+def count(bench: Bench) -> tuple[float, dict[str, Any]]:
+    """What the model has counted since it was last asked."""
+    stats = bench.model.call("GET", "/stats")
+    bench.model.call("POST", "/reset")
+    return 100.0 * stats["reuse"], stats
+
+
+def simple(bench: Bench, name: str, *, residents: int | None = None, tool: bool = False) -> None:
+    scale = bench.scale
+    limits = {} if residents is None else {"residents": residents}
+    with bench.make_measured(limits=limits, tools=TOOLS) as subject:
+        bench.drive(
+            subject,
+            f"prefix-{name}",
+            sessions=scale.prefix_sessions,
+            turns=scale.prefix_turns,
+            filler=40,
+            in_flight=1,
+            tool_every=2 if tool else 0,
+            tool=TOOL_CALL,
+            stream_every=3,
+        )
+
+
+def restarted(bench: Bench) -> None:
+    """Each session has one turn in each life of the gateway; lives end by SIGTERM and SIGKILL in turn."""
+    scale = bench.scale
+    subject = bench.make_measured(tools=TOOLS)
+    try:
+        for life in range(scale.prefix_turns):
+            subject.start()
+            for session in range(scale.prefix_sessions):
+                call = TOOL_CALL if session % 2 else ""
+                subject.ask(f"Life {life} of {session}. {call}", f"prefix-restart-{session}")
+            if life % 2:
+                subject.kill()
+            else:
+                subject.stop()
+    finally:
+        subject.stop()
+
+
+def run(bench: Bench) -> list[Figure]:
+    bench.model.call("POST", "/reset")
+    taken: dict[str, float] = {}
+    detail: dict[str, Any] = {}
+    for name in ("plain", "tool", "unload", "restart"):
+        bench.say(f"prefix reuse: {name}")
+        if name == "restart":
+            restarted(bench)
+        else:
+            simple(bench, name, residents=1 if name == "unload" else None, tool=name != "plain")
+        taken[name], detail[name] = count(bench)
+    return [
+        Figure(
+            name="prefix",
+            title="prefix reuse, the least of four runs",
+            unit="%",
+            value=min(taken.values()),
+            goal=f"{GOAL:g} %",
+            met=min(taken.values()) >= GOAL,
+            note=", ".join(f"{name} {part:.1f} %" for name, part in taken.items()),
+            detail=detail,
+        )
+    ]

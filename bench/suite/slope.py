@@ -1,0 +1,85 @@
+"""Slope of memory over many turns in many sessions, with the ordinary caps: plain turns, some streamed, some with
+tools.
+
+The line is laid through own memory (anonymous pages and swap) after the first part of the run, in which pools and
+caches fill. Level means: what the line gains over the measured part is no more than twice what the readings scatter
+around it, or less than one part in a hundred of what the process holds."""
+
+from typing import Any
+
+from bench.readings import Line, fit
+from bench.report import Figure
+from bench.suite import Bench
+from bench.suite.prefix import TOOL_CALL, TOOLS
+from bench.svg import Series, chart
+
+WARM = 0.3
+READINGS = 200
+WITHIN = 3600.0
+TOLERATED = 0.01
+KB, MB = 1024.0, 1024.0 * 1024.0
+
+
+def level(line: Line, turns: float) -> bool:
+    """Whether a line (KB over turns) is nought within its noise."""
+    gain = line.slope * turns
+    return gain <= max(2 * line.noise, TOLERATED * line.start)
+
+
+def drive(bench: Bench) -> dict[str, Any]:
+    scale = bench.scale
+    with bench.make_measured(tools=TOOLS) as subject:
+        bench.say(f"slope: {scale.slope_turns:,} turns in {scale.slope_sessions:,} sessions")
+        durable = bench.subject == "gateway"
+        return bench.drive(
+            subject,
+            "slope",
+            sessions=scale.slope_sessions,
+            turns=max(1, scale.slope_turns // scale.slope_sessions),
+            window=32,
+            in_flight=8,
+            filler=80,
+            stream_every=5,
+            tool_every=10 if durable else 0,
+            tool=TOOL_CALL,
+            sample="subject",
+            sample_every=max(1, scale.slope_turns // READINGS),
+            within=WITHIN,
+        )
+
+
+def run(bench: Bench) -> list[Figure]:
+    samples = drive(bench)["samples"]
+    turns = [float(sample["turns"]) for sample in samples]
+    rss = [sample["rss"] / KB for sample in samples]
+    anon = [sample["anon"] / KB for sample in samples]
+    warm = int(len(samples) * WARM)
+    span = turns[-1] - turns[warm]
+    lines = {"rss": fit(turns[warm:], rss[warm:]), "anon": fit(turns[warm:], anon[warm:])}
+    own = lines["anon"]
+    picture = chart(
+        f"Memory of the {bench.subject} over turns",
+        "turns",
+        "MB",
+        [
+            Series("RSS", [(turn, held / KB) for turn, held in zip(turns, rss, strict=True)]),
+            Series("RssAnon + VmSwap", [(turn, held / KB) for turn, held in zip(turns, anon, strict=True)]),
+        ],
+    )
+    file = bench.results / f"memory-over-turns-{bench.scale.name}.svg"
+    file.write_text(picture)
+    return [
+        Figure(
+            name="slope",
+            title=f"memory slope over {int(turns[-1]):,} turns",
+            unit="KB per 1,000 turns",
+            value=own.slope * 1000,
+            goal="0 within noise",
+            met=level(own, span),
+            note=(
+                f"{own.slope * span:+,.0f} KB in the last {span:,.0f} turns; readings scatter by {own.noise:,.0f} KB; "
+                f"RSS {lines['rss'].slope * 1000:+.1f} KB per 1,000 turns; plot in {file.name}"
+            ),
+            detail={"noise": own.noise, "rss": lines["rss"].slope * 1000, "turns": turns, "anon": anon, "all": rss},
+        )
+    ]

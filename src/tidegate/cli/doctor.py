@@ -1,0 +1,180 @@
+"""`tidegate doctor`: what could keep the gateway from working, each with what to do about it.
+
+Guarantee: it changes nothing, and it never opens the database of a running gateway: that one is asked instead. While
+it looks at a database itself, no gateway can start on it.
+"""
+
+import os
+import shutil
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import click
+
+from tidegate.cli.options import home_option, json_option
+from tidegate.cli.output import print_json, size
+from tidegate.errors import TidegateError
+from tidegate.gateway import Holder, HomeLock, ask, holder_of
+
+_LITTLE_DISK = 1 << 30  # below this, a warning
+_NO_DISK = 64 << 20  # below this, writes will soon fail
+_CHECK_SECONDS = 300.0
+
+
+class Finding(NamedTuple):
+    name: str
+    state: Literal["ok", "warn", "fail"]
+    text: str
+
+
+@click.command("doctor")
+@home_option
+@json_option
+@click.pass_context
+def command(context: click.Context, home: Path, as_json: bool) -> None:
+    """Look for what could keep the gateway from working."""
+    findings = list(_findings(home))
+    if as_json:
+        print_json([finding._asdict() for finding in findings])
+    else:
+        for finding in findings:
+            print(f"{finding.state:<4}  {finding.name}: {finding.text}")
+    context.exit(1 if any(finding.state == "fail" for finding in findings) else 0)
+
+
+def _findings(home: Path) -> Iterator[Finding]:
+    holder = holder_of(home) if home.is_dir() else None
+    checks: tuple[Callable[[Path, Holder | None], Finding], ...] = (
+        _home, _key, _config, _gateway, _port, _sqlite, _database, _disk, _sandbox,
+    )  # fmt: skip
+    for check in checks:
+        yield check(home, holder)
+
+
+def _home(home: Path, _holder: Holder | None) -> Finding:
+    if not home.exists():
+        return Finding("home folder", "ok", f"{home} does not exist yet; `tidegate up` makes it.")
+    found = home.stat()
+    if found.st_uid != os.getuid():
+        return Finding("home folder", "fail", f"{home} belongs to uid {found.st_uid}: run as that user.")
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        return Finding("home folder", "warn", f"others may look into {home}: chmod 700 {home}")
+    return Finding("home folder", "ok", f"{home}, its owner's alone.")
+
+
+def _key(home: Path, _holder: Holder | None) -> Finding:
+    path = home / "api-key"
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError:
+        return Finding("key", "ok" if not (home / "tidegate.db").exists() else "warn",
+                       f"{path} does not exist; the next `tidegate up` makes it.")  # fmt: skip
+    if mode & 0o077:
+        return Finding("key", "fail", f"others may read {path}: chmod 600 {path}, and revoke the key in it.")
+    return Finding("key", "ok", f"{path}, readable by its owner only.")
+
+
+def _config(home: Path, _holder: Holder | None) -> Finding:
+    from tidegate.config import load
+
+    try:
+        config = load(home)
+    except TidegateError as error:
+        return Finding("configuration", "fail", error.message)
+    if config.demo:
+        return Finding("configuration", "ok", f"no model in {home}/tidegate.toml; the demo model answers.")
+    return Finding("configuration", "ok", f"models: {', '.join(sorted(config.models))}.")
+
+
+def _gateway(_home: Path, holder: Holder | None) -> Finding:
+    if holder is None:
+        return Finding("gateway", "ok", "none runs; start it with `tidegate up`.")
+    return Finding("gateway", "ok", f"runs ({holder}).")
+
+
+def _port(home: Path, holder: Holder | None) -> Finding:
+    from tidegate.config import load
+
+    if holder is not None and holder.address:
+        return Finding("port", "ok", f"{holder.address} is the running gateway's.")
+    try:
+        server = load(home).server
+    except TidegateError:
+        return Finding("port", "warn", "unknown until the configuration is right.")
+    with socket.socket(socket.AF_INET6 if ":" in server.host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((server.host, server.port))
+        except OSError as error:
+            text = f"{server.host} port {server.port} cannot be used ({error.strerror}): change [server] port."
+            return Finding("port", "fail", text)
+    return Finding("port", "ok", f"{server.host} port {server.port} is free.")
+
+
+def _sqlite(_home: Path, _holder: Holder | None) -> Finding:
+    import apsw
+
+    version = apsw.sqlite_lib_version()
+    if tuple(int(part) for part in version.split(".")) < (3, 51, 3):
+        return Finding("SQLite", "fail", f"{version} can damage a database in WAL mode: install apsw 3.51.3 or newer.")
+    return Finding("SQLite", "ok", version)
+
+
+def _database(home: Path, holder: Holder | None) -> Finding:
+    path = home / "tidegate.db"
+    if not path.exists():
+        return Finding("database", "ok", "there is none yet.")
+    try:
+        problems = _asked(home) if holder is not None else _looked_at(home, path)
+    except TidegateError as error:
+        return Finding("database", "warn", f"could not be checked: {error.message}")
+    if problems:
+        text = f"is damaged ({problems[0]}): stop the gateway, keep a copy of {path}, and start again."
+        return Finding("database", "fail", text)
+    by = "by the running gateway" if holder is not None else "directly, no gateway runs"
+    return Finding("database", "ok", f"whole ({size(path.stat().st_size)}; checked {by}).")
+
+
+def _asked(home: Path) -> list[str]:
+    answer: dict[str, Any] = ask(home, {"do": "check"}, within=_CHECK_SECONDS)
+    return [str(problem) for problem in answer["problems"]]
+
+
+def _looked_at(home: Path, path: Path) -> list[str]:
+    """No gateway runs; the home's lock is held meanwhile, so that none begins to."""
+    import apsw
+
+    lock = HomeLock(home)
+    lock.take()
+    try:
+        connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+        try:
+            found = [str(row[0]) for row in connection.execute("PRAGMA quick_check(5)")]
+        finally:
+            connection.close()
+    except apsw.Error as error:
+        return [str(error)]
+    finally:
+        lock.release()
+    return [] if found == ["ok"] else found
+
+
+def _disk(home: Path, _holder: Holder | None) -> Finding:
+    folder = next(path for path in (home, *home.parents) if path.exists())
+    free = shutil.disk_usage(folder).free
+    if free < _NO_DISK:
+        return Finding("disk", "fail", f"{size(free)} free at {folder}: make room, or messages will be refused.")
+    if free < _LITTLE_DISK:
+        return Finding("disk", "warn", f"{size(free)} free at {folder}: make room soon.")
+    return Finding("disk", "ok", f"{size(free)} free at {folder}.")
+
+
+def _sandbox(_home: Path, _holder: Holder | None) -> Finding:
+    found = shutil.which("bwrap")
+    if found is None:
+        text = "bubblewrap is not installed; tools that run commands will need it: apt install bubblewrap"
+        return Finding("sandbox", "warn", text)
+    return Finding("sandbox", "ok", f"{found}.")

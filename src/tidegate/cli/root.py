@@ -1,0 +1,77 @@
+"""The root of the command line: finds the command, maps errors to sentences and exit codes."""
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+
+from tidegate.errors import TidegateError
+
+COMMANDS = {
+    "up": "Start the gateway in this terminal.",
+    "stop": "Stop the running gateway in an orderly way.",
+    "status": "Show what the running gateway does and holds.",
+    "chat": "Talk to an agent of the running gateway.",
+    "sessions": "List, show, end, delete or export conversations.",
+    "keys": "Add, list or revoke keys for the HTTP API.",
+    "config": "Check or show the configuration.",
+    "doctor": "Look for what could keep the gateway from working.",
+    "version": "Show the version.",
+}
+
+
+class _Commands(click.Group):
+    """Imports the module of a command only when that command is asked for; help needs none of them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command = importlib.import_module(f"tidegate.cli.{name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+def root() -> None:
+    """Tidegate: an agent gateway that stays level."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit."""
+    sys.exit(_run(arguments))
+
+
+def _run(arguments: list[str] | None) -> int:
+    try:
+        result: Any = root.main(args=arguments, prog_name="tidegate", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except click.exceptions.Exit as exit_:
+        return exit_.exit_code
+    except click.UsageError as error:
+        error.show()
+        return 2
+    except click.ClickException as error:
+        return _sentence(error.format_message())
+    except TidegateError as error:
+        return _sentence(error.message)
+    except (KeyboardInterrupt, click.Abort):
+        return 130
+    except BrokenPipeError:
+        # Who read our output has left; nobody is there to be told, and the interpreter must not try again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+
+
+def _sentence(text: str) -> int:
+    print(f"tidegate: {text}", file=sys.stderr)
+    return 1

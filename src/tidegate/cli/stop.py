@@ -1,0 +1,47 @@
+"""`tidegate stop`: ask the running gateway to stop, and wait until it has."""
+
+import time
+from pathlib import Path
+
+import click
+
+from tidegate.cli.options import home_option, json_option
+from tidegate.cli.output import print_json
+from tidegate.errors import TidegateError
+from tidegate.gateway import ask, holder_of
+
+_POLL_SECONDS = 0.02
+_GRACE_SECONDS = 10.0  # over the gateway's own budget, for a machine under load
+
+
+@click.command("stop")
+@home_option
+@json_option
+def command(home: Path, as_json: bool) -> None:
+    """Stop the running gateway in an orderly way.
+
+    Running turns may finish within the gateway's budget ([limits] shutdown_seconds); those that cannot go on after the
+    next start.
+    """
+    holder = holder_of(home)
+    if holder is None:
+        if as_json:
+            print_json({"stopped": False, "pid": None})
+        else:
+            print(f"No gateway runs for {home}.")
+        return
+    began = time.monotonic()
+    answer = ask(home, {"do": "stop"})
+    deadline = began + float(answer.get("within", 0)) + _GRACE_SECONDS
+    while holder_of(home) is not None:
+        if time.monotonic() > deadline:
+            raise TidegateError(
+                f"The gateway ({holder}) has not stopped within its budget: look at its log, or end it with "
+                f"`kill -9 {holder.pid}`, which loses nothing that it accepted."
+            )
+        time.sleep(_POLL_SECONDS)
+    took = time.monotonic() - began
+    if as_json:
+        print_json({"stopped": True, "pid": holder.pid, "seconds": round(took, 3)})
+    else:
+        print(f"Stopped ({holder}) in {took:.1f} s.")

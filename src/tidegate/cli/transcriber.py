@@ -1,0 +1,175 @@
+"""Following a turn in the terminal: from the session's event stream to printed text.
+
+Guarantee: the answer of a turn is printed once and whole, whenever the client came to it: text as it streams; the
+rest, or all of it, from the outcome if the stream came too late or broke. Ctrl-C asks the gateway to stop the turn and
+goes on following it to its end; a second Ctrl-C leaves.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Generator
+from contextlib import closing
+from types import FrameType
+from typing import Any
+
+from tidegate.cli.api import Api, Unanswered, segment
+from tidegate.cli.output import plain
+from tidegate.errors import TidegateError
+
+_RECONNECTS = 5  # broken streams before giving up
+_PAUSE_SECONDS = 0.5  # longer after each of them
+_NO_ROWS = 1 << 53  # an event id that no row has: committed rows are told by the outcome
+_OVER = ("answered", "failed", "stopped", "refused")
+
+
+class Printer:
+    """Prints for a person (with progress) or for a pipe (answers only; the rest goes to standard error)."""
+
+    def __init__(self, *, interactive: bool) -> None:
+        self._interactive = interactive
+        self._dim = interactive and sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        self._fresh = True
+
+    def text(self, text: str) -> None:
+        if text := plain(text):
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            self._fresh = text.endswith("\n")
+
+    def end_line(self) -> None:
+        if not self._fresh:
+            self.text("\n")
+
+    def line(self, text: str) -> None:
+        self.end_line()
+        self.text(text if text.endswith("\n") else text + "\n")
+
+    def note(self, text: str) -> None:
+        """Something beside the answer."""
+        shown = plain(text).replace("\n", " ")
+        if not self._interactive:
+            print(shown, file=sys.stderr)
+            return
+        self.end_line()
+        sys.stdout.write(f"\x1b[2m· {shown}\x1b[0m\n" if self._dim else f"· {shown}\n")
+        sys.stdout.flush()
+
+
+class Follower:
+    """Follows one turn of one session.
+
+    The gateway's stream tells a running turn from its beginning to whoever opens it. So what was printed is counted,
+    text and notes, and a stream that is opened again after a break goes on where the last one stopped.
+    """
+
+    def __init__(self, api: Api, printer: Printer, session: str, turn: str) -> None:
+        self._api = api
+        self._printer = printer
+        self._turn = turn
+        self._path = f"/api/sessions/{segment(session)}"
+        self._shown = ""  # of the model answer that is being streamed
+        self._printed = [0, 0]  # characters of text and notes that are on the screen
+        self._told = [0, 0]  # the same, of the stream that is being read
+        self._ours = False
+        self._stops = 0
+
+    def follow(self) -> bool:
+        """Print the turn until it has ended; True if it was answered (or stopped by a person)."""
+        before = signal.signal(signal.SIGINT, self._interrupted)
+        try:
+            outcome = self._outcome()
+        finally:
+            signal.signal(signal.SIGINT, before)
+        return self._ended(outcome)
+
+    def _outcome(self) -> dict[str, Any]:
+        for again in range(_RECONNECTS + 1):
+            # The stream is opened first and the turn asked for second: a turn that is still live then will be seen to
+            # end on the stream, and one that is over is told by its outcome.
+            with closing(self._events()) as events:
+                try:
+                    next(events)
+                    outcome: dict[str, Any] = self._api.call("GET", f"/api/turns/{segment(self._turn)}")
+                    if outcome["state"] in _OVER:
+                        return outcome
+                    for event in events:
+                        if event.get("type") == "turn_ended" and event["outcome"]["turn"] == self._turn:
+                            return dict(event["outcome"])
+                        self._event(event)
+                except Unanswered:
+                    if again == _RECONNECTS:
+                        raise
+            self._told, self._shown, self._ours = [0, 0], "", False
+            time.sleep(again * _PAUSE_SECONDS)
+        raise Unanswered(
+            f"The stream of the turn {self._turn} broke {_RECONNECTS} times: its answer will be in /resume."
+        )
+
+    def _events(self) -> Generator[dict[str, Any], None, None]:
+        """The session's events from now on; the first item, empty, says that the stream is open."""
+        opened = False
+        for line in self._api.lines(f"{self._path}/events", headers={"Last-Event-ID": str(_NO_ROWS)}):
+            if not opened:
+                opened = True
+                yield {}
+            if line.startswith(b"data:"):
+                yield json.loads(line[5:])
+
+    def _event(self, event: dict[str, Any]) -> None:
+        kind = event.get("type")
+        if kind == "turn_started":
+            self._ours = event["turn"] == self._turn
+            if self._ours and event.get("resumed"):
+                self._printed, self._shown = [0, 0], ""
+                self._printer.note("the turn goes on after a restart of the gateway")
+        elif not self._ours:
+            return  # another turn of this conversation, which ours waits for
+        elif kind == "text":
+            self._text(event["text"])
+        elif kind == "text_reset":
+            self._shown = ""
+            self._note(f"the answer begins again: {event['reason']}")
+        elif kind == "tool_started":
+            self._shown = ""
+            self._note(f"{event['name']} {event['arguments']}")
+        elif kind == "tool_ended" and event.get("failed"):
+            self._note(f"{event['name']} failed: {event['excerpt']}")
+        elif kind == "notice":
+            self._note(event["text"])
+
+    def _text(self, text: str) -> None:
+        self._shown += text
+        self._told[0] += len(text)
+        new = self._told[0] - self._printed[0]
+        if new > 0:
+            self._printer.text(text[-new:])
+            self._printed[0] = self._told[0]
+
+    def _note(self, text: str) -> None:
+        self._told[1] += 1
+        if self._told[1] > self._printed[1]:
+            self._printer.note(text)
+            self._printed[1] = self._told[1]
+
+    def _ended(self, outcome: dict[str, Any]) -> bool:
+        text, state = outcome.get("text", ""), outcome["state"]
+        if text.startswith(self._shown):
+            self._printer.text(text[len(self._shown) :])
+        self._printer.end_line()
+        if state == "stopped":
+            self._printer.note("stopped")
+        if error := outcome.get("error"):
+            print(plain(f"tidegate: {error['message']}"), file=sys.stderr)
+        return state in ("answered", "stopped")
+
+    def _interrupted(self, _number: int, _frame: FrameType | None) -> None:
+        self._stops += 1
+        if self._stops > 1:
+            raise KeyboardInterrupt
+        try:
+            self._api.call("POST", f"{self._path}/stop")
+        except TidegateError as error:
+            self._printer.note(error.message)

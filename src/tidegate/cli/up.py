@@ -1,0 +1,24 @@
+"""`tidegate up`: the gateway itself, in the foreground."""
+
+from pathlib import Path
+
+import click
+
+from tidegate.cli.options import home_option
+
+
+@click.command("up")
+@home_option
+@click.option("--port", type=click.IntRange(0, 65535), help="Listen here instead of [server] port; 0 takes a free one.")
+@click.option("--replace", is_flag=True, help="Take over from a gateway that runs on the same home folder.")
+@click.option("--foreground", is_flag=True, default=True, hidden=True, help="The only way, and the default.")
+@click.pass_context
+def command(context: click.Context, home: Path, port: int | None, replace: bool, foreground: bool) -> None:
+    """Start the gateway in this terminal.
+
+    It says `ready` and where, with a one-time link to the chat page. Ctrl-C or `tidegate stop` ends it in an orderly
+    way; a second Ctrl-C does not wait for running turns, which then go on after the next start.
+    """
+    from tidegate.gateway import run
+
+    context.exit(run(home, port=port, replace=replace))

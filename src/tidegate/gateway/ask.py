@@ -1,0 +1,59 @@
+"""Asking the running gateway through its control socket: the command line's side.
+
+Guarantee: an answer or one sentence within the deadline; the path to the socket may be of any length.
+"""
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tidegate.errors import TidegateError
+
+SOCKET_NAME = "control.sock"
+_ANSWER_BYTES = 4 << 20  # a status with its ledger is a few kilobytes
+
+
+class FolderPath:
+    """A short path to a folder, however long its real one is: unix socket addresses end at 107 bytes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> str:
+        how = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+        self._descriptor = os.open(self._folder, how)  # house: allow (a folder that was just used; reads nothing)
+        return f"/proc/self/fd/{self._descriptor}"
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+
+class ControlUnanswered(TidegateError):
+    """There is no gateway at this home's socket, or it does not answer."""
+
+
+def ask(home: Path, request: dict[str, Any], *, within: float = 10.0) -> dict[str, Any]:
+    """Ask the gateway of this home folder (blocking; the command line's side). Raises `ControlUnanswered`, or
+    `TidegateError` with the gateway's own sentence."""
+    silent = f"The gateway of {home} does not answer: look at its log, or replace it with `tidegate up --replace`."
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line, FolderPath(home) as folder:
+            line.settimeout(within)
+            line.connect(f"{folder}/{SOCKET_NAME}")
+            line.sendall(msgspec.json.encode(request) + b"\n")
+            with line.makefile("rb") as stream:
+                text = stream.readline(_ANSWER_BYTES)
+    except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
+        raise ControlUnanswered(f"No gateway runs for {home}: start one with `tidegate up --home {home}`.") from None
+    except OSError as error:
+        raise ControlUnanswered(silent) from error
+    try:
+        answer = msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ControlUnanswered(silent) from error
+    if "error" in answer:
+        raise TidegateError(str(answer["error"]))
+    return answer

@@ -1,0 +1,113 @@
+"""The control socket: how the command line on the same machine speaks to the running gateway.
+
+Guarantee: only the user who runs the gateway (and root) is answered, whatever the folder's rights say; a request is one
+JSON line of bounded length with a deadline, an answer is one JSON line; and a client that hangs holds up nobody. The
+socket belongs to the scope it was opened in and its file is removed with it. Its path may be of any length.
+
+    {"do": "status", "memory": true}   what `tidegate status` shows
+    {"do": "stop"}                     orderly stop; answered at once, done when the home's lock is free
+    {"do": "code"}                     a new one-time link to the chat page
+    {"do": "check"}                    full integrity check of the database
+"""
+
+import asyncio
+import os
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import structlog
+
+from tidegate.errors import TidegateError
+from tidegate.gateway.ask import SOCKET_NAME, FolderPath
+from tidegate.lifetimes import Scope
+
+_REQUEST_BYTES = 4096  # the longest request is under a hundred bytes
+_REQUEST_SECONDS = 5.0  # for a client to send its line, and to take its answer
+_VERB_SECONDS = 300.0  # the longest verb is an integrity check of a large database
+_CONNECTIONS = 8  # at once; a command line needs one
+_PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
+
+Verb = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+
+
+class Control:
+    """The gateway's side of the socket. `verbs` maps what may be asked to what answers it."""
+
+    def __init__(self, home: Path, verbs: Mapping[str, Verb]) -> None:
+        self._home = home
+        self._verbs = verbs
+        self._connections = 0
+        self._log = structlog.get_logger("tidegate.control")
+
+    async def open(self, scope: Scope) -> None:
+        """Listen until `scope` closes. The home's lock must be held: a socket file found here is a dead one's."""
+        path = self._home / SOCKET_NAME
+        path.unlink(missing_ok=True)
+        bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            with FolderPath(self._home) as folder:
+                bound.bind(f"{folder}/{SOCKET_NAME}")
+            path.chmod(0o600)
+            server = await asyncio.start_unix_server(
+                lambda reader, writer: self._connected(scope, reader, writer), sock=bound, limit=_REQUEST_BYTES
+            )
+        except BaseException:
+            bound.close()
+            path.unlink(missing_ok=True)
+            raise
+
+        async def close() -> None:
+            server.close()
+            path.unlink(missing_ok=True)
+
+        scope.on_close(close, name="control socket")
+
+    def _connected(self, scope: Scope, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        if _PEER.unpack(peer)[1] not in (os.getuid(), 0) or self._connections >= _CONNECTIONS:
+            writer.transport.abort()
+            return
+        self._connections += 1
+        scope.start(self._serve, reader, writer, name="control request")
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            line = await self._line(reader)
+            if line:
+                writer.write(msgspec.json.encode(await self._answer(line)) + b"\n")
+                with anyio.move_on_after(_REQUEST_SECONDS):
+                    await writer.drain()
+        except ConnectionError as error:
+            self._log.debug("control client went away", error=str(error))
+        finally:
+            self._connections -= 1
+            writer.close()
+
+    async def _line(self, reader: asyncio.StreamReader) -> bytes:
+        try:
+            with anyio.move_on_after(_REQUEST_SECONDS):
+                return await reader.readline()
+        except ValueError:  # the stream's own word for a line over its limit
+            return b"too long"
+        return b""
+
+    async def _answer(self, line: bytes) -> dict[str, Any]:
+        try:
+            request = msgspec.json.decode(line, type=dict[str, Any])
+        except msgspec.DecodeError:
+            return {"error": f"A request is one line of JSON of at most {_REQUEST_BYTES} bytes."}
+        verb = self._verbs.get(str(request.get("do")))
+        if verb is None:
+            return {"error": f"Unknown request; this gateway knows: {', '.join(sorted(self._verbs))}."}
+        try:
+            with anyio.fail_after(_VERB_SECONDS):
+                return await verb(request)
+        except TidegateError as error:
+            return {"error": error.message}
+        except TimeoutError:
+            return {"error": f"The gateway could not do it within {_VERB_SECONDS:.0f} s; look at its log."}

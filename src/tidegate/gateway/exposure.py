@@ -1,0 +1,79 @@
+"""Where the gateway listens, and who could reach it there.
+
+Guarantee: the socket is bound before anything says that the gateway is ready, and what was bound is looked at, not what
+was asked for: beyond loopback it is refused without TLS or the explicit `insecure` setting, and with either it is told.
+"""
+
+import errno
+import ipaddress
+import socket
+
+from tidegate.config import Server
+from tidegate.errors import Misconfigured
+
+_BACKLOG = 1024  # connections that wait while the loop is busy; a burst of clients, not a flood
+
+
+def bind(server: Server, port: int | None) -> socket.socket:
+    """A listening socket for these settings; the caller owns it."""
+    wanted = server.port if port is None else port
+    try:
+        found = socket.getaddrinfo(server.host, wanted, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise Misconfigured(
+            f"tidegate.toml: [server] host {server.host!r} has no address ({error.strerror}): correct it."
+        ) from None
+    family, kind, protocol, _, address = found[0]
+    bound = socket.socket(family, kind | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        _refuse_exposed(server, bound)
+        bound.listen(_BACKLOG)
+    except OSError as error:
+        bound.close()
+        raise _unbound(server.host, wanted, error) from None
+    except BaseException:
+        bound.close()
+        raise
+    return bound
+
+
+def _unbound(host: str, port: int, error: OSError) -> Misconfigured:
+    if error.errno == errno.EADDRINUSE:
+        return Misconfigured(
+            f"Port {port} on {host} is taken by another program: choose another with --port or [server] port, "
+            "or stop that program."
+        )
+    return Misconfigured(f"The gateway cannot listen on {host} port {port} ({error.strerror}): change [server].")
+
+
+def _is_loopback(bound: socket.socket) -> bool:
+    return ipaddress.ip_address(str(bound.getsockname()[0]).partition("%")[0]).is_loopback
+
+
+def _refuse_exposed(server: Server, bound: socket.socket) -> None:
+    if not _is_loopback(bound) and server.tls_cert is None and not server.insecure:
+        raise Misconfigured(
+            f"tidegate.toml: [server] host {server.host!r} is reachable from other machines: set tls_cert and tls_key, "
+            "or insecure = true behind a proxy that does TLS, or use 127.0.0.1."
+        )
+
+
+def warning(server: Server, bound: socket.socket) -> str | None:
+    """What an operator must know of this address, or None on loopback."""
+    if _is_loopback(bound):
+        return None
+    if server.tls_cert is None:
+        return (
+            f"EXPOSED: other machines can reach {address_of(server, bound)} and nothing encrypts what they send, keys "
+            "included; a proxy with TLS must stand in front of it."
+        )
+    return f"Other machines can reach {address_of(server, bound)}, with TLS and a valid key only."
+
+
+def address_of(server: Server, bound: socket.socket) -> str:
+    """The address as a person opens it."""
+    host, port = bound.getsockname()[:2]
+    scheme = "http" if server.tls_cert is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

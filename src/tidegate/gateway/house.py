@@ -1,0 +1,292 @@
+"""The house: every room built in order, run together, closed in reverse.
+
+Guarantee: what was opened is closed on every way out, in the reverse of the order it was opened in, within one budget
+(`[limits] shutdown_seconds`): after a failure in the middle of building, after a stop, after a stop in the middle of
+building. A failure to close one thing is logged and keeps nothing else open. The house owns the process scope; each
+room owns what it makes inside it. A constructor opens nothing: `build` does, `close` undoes it.
+"""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import structlog
+from anyio import to_thread
+
+from tidegate import commands
+from tidegate.config import FILE_NAME, is_reference, load
+from tidegate.errors import Misconfigured, TidegateError
+from tidegate.gateway import exposure, welcome
+from tidegate.gateway import home as home_folder
+from tidegate.gateway.control import Control
+from tidegate.gateway.lock import HomeLock
+from tidegate.gateway.maintenance import Maintenance, Upkeep
+from tidegate.gateway.memory import MemoryReport, trim
+from tidegate.gateway.reception import Reception
+from tidegate.gateway.takeover import take_over
+from tidegate.lifetimes import Ledger, Scope
+from tidegate.models import Clients, Models
+from tidegate.security import Redactor, Secret, configure_logging, resolve
+from tidegate.sessions import Sessions
+from tidegate.store import Store
+from tidegate.tools import ToolRegistry, builtin_toolsets
+from tidegate.web import Health, Server, create_app
+
+_HANDOVER_SECONDS = 5.0  # beside the old gateway's own budget, for it to close what is not turns
+_CLOSE_SHARE = 0.25  # of the budget that is kept for closing rooms when turns have taken the rest
+_TRIM_SECONDS = 60.0  # between two looks at what the allocator keeps for nothing
+_LEAST_SECONDS = 2.0  # for closing rooms, however late it is; each of them is quick when nothing is stuck
+DATABASE_NAME = "tidegate.db"
+
+Stage = Callable[[], Awaitable[None]]
+
+
+class StartFailed(TidegateError):
+    """Something that nobody foresaw kept the house from being built."""
+
+
+class House:
+    """One gateway. `fault` is called after each stage of building, for tests that let it fail there."""
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        port: int | None = None,
+        replace: bool = False,
+        say: Callable[[str], None],
+        fault: Callable[[str], None] | None = None,
+    ) -> None:
+        self.home = home
+        self.address = ""
+        self._port = port
+        self._replace = replace
+        self._say = say
+        self._fault = fault
+        self._asked = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._started = time.time()
+        self._ledger = Ledger()
+        self._scope = Scope("process", account=self._ledger.account("process"), on_error=self._task_failed)
+        self._log = structlog.get_logger("tidegate.gateway")
+
+    # -- the life of a house --
+
+    @property
+    def stages(self) -> tuple[tuple[str, Stage], ...]:
+        """What is built, in order."""
+        return (
+            ("home folder", self._open_home),
+            ("configuration", self._read_config),
+            ("lock", self._take_lock),
+            ("socket", self._bind),
+            ("log", self._open_log),
+            ("store", self._open_store),
+            ("key", self._ensure_key),
+            ("models", self._open_models),
+            ("sessions", self._open_sessions),
+            ("web", self._open_web),
+            ("maintenance", self._start_maintenance),
+            ("control", self._open_control),
+            ("welcome", self._welcome),
+        )
+
+    @property
+    def budget(self) -> float:
+        """Seconds that a stop may take, all of it."""
+        return self._config.limits.shutdown_seconds
+
+    async def build(self) -> bool:
+        """Build all of it, or close what was built and raise; False if asked to stop meanwhile."""
+        for name, stage in self.stages:
+            try:
+                await stage()
+                if self._fault is not None:
+                    self._fault(name)
+            except BaseException as error:
+                await self._close_rooms()
+                if isinstance(error, Exception) and not isinstance(error, TidegateError):
+                    raise StartFailed(
+                        f"The gateway could not start, at the stage {name!r} ({type(error).__name__}: {error}): "
+                        "look at `tidegate doctor`."
+                    ) from error
+                raise
+            if self._asked.is_set():
+                await self._close_rooms()
+                return False
+        return True
+
+    def ask_to_stop(self) -> None:
+        """Stop in order; asked a second time, do not wait for turns."""
+        if self._asked.is_set():
+            self._hurry.set()
+        self._asked.set()
+
+    async def until_asked(self) -> None:
+        await self._asked.wait()
+
+    async def close(self) -> None:
+        """Stop intake, let turns finish or park them, then close every room in reverse, all in one budget."""
+        deadline = time.monotonic() + self.budget
+        self._log.info("stopping", within=self.budget, turns=self._sessions.census()["turns_running"])
+        self._server.stop_intake()
+        async with Scope("drain") as scope:
+            drained = scope.start(self._sessions.drain, self.budget * (1 - _CLOSE_SHARE), name="drain")
+            hurried = scope.start(self._hurry.wait, name="hurry")
+            await asyncio.wait({drained, hurried}, return_when=asyncio.FIRST_COMPLETED, timeout=self.budget)
+        await self._close_rooms(max(_LEAST_SECONDS, deadline - time.monotonic()))
+
+    async def _close_rooms(self, within: float = _LEAST_SECONDS) -> None:
+        self._scope.close_within = within
+        try:
+            await self._scope.close()
+        except BaseExceptionGroup as failures:
+            for failure in failures.exceptions:
+                self._log.error("closing failed", error=str(failure), exc_info=failure)
+
+    def _task_failed(self, name: str, error: BaseException) -> None:
+        self._log.error("task failed", task=name, error=str(error), exc_info=error)
+
+    # -- the stages, in order --
+
+    async def _open_home(self) -> None:
+        await to_thread.run_sync(home_folder.prepare, self.home)
+
+    async def _read_config(self) -> None:
+        self._config = await to_thread.run_sync(load, self.home)
+
+    async def _take_lock(self) -> None:
+        self._lock = HomeLock(self.home)
+        self._scope.on_close(self._lock.release, name="lock")
+        if self._replace:
+            await take_over(self.home, self._lock, within=self.budget + _HANDOVER_SECONDS, say=self._say)
+        else:
+            await to_thread.run_sync(self._lock.take)
+
+    async def _bind(self) -> None:
+        self._socket = await to_thread.run_sync(exposure.bind, self._config.server, self._port)
+        self._scope.on_close(self._socket.close, name="socket")
+        self.address = exposure.address_of(self._config.server, self._socket)
+        self._lock.tell_address(self.address)
+
+    async def _open_log(self) -> None:
+        self._redactor = Redactor()
+        undo = configure_logging(self._config.log, self._redactor, sys.stderr)
+        self._scope.on_close(undo, name="log")
+        if (warning := exposure.warning(self._config.server, self._socket)) is not None:
+            self._say(f"WARNING {warning}")
+
+    async def _open_store(self) -> None:
+        limits = self._config.limits
+        self._store = await self._scope.enter(
+            Store.open(
+                self.home / DATABASE_NAME,
+                durability=self._config.store.durability,
+                readers=limits.readers,
+                snapshot_seconds=limits.snapshot_seconds,
+                wal_bytes=limits.wal_bytes,
+            )
+        )
+
+        if self._store.note is not None:
+            self._say(f"WARNING {self._store.note}")
+
+    async def _ensure_key(self) -> None:
+        if (warning := await home_folder.ensure_key(self._store, self.home)) is not None:
+            self._say(f"WARNING {warning}")
+
+    async def _open_models(self) -> None:
+        limits = self._config.limits
+        self._clients = await self._scope.enter(
+            Clients(
+                connections=limits.connections,
+                per_host=limits.connections_per_host,
+                keepalive=limits.connection_idle,
+            )
+        )
+        secrets = await to_thread.run_sync(self._resolve_secrets)
+        self._redactor.learn(*secrets.values())
+        self._models = await self._scope.enter(
+            Models(self._config.models, self._clients, secrets.__getitem__, limits.answer_bytes)
+        )
+
+    def _resolve_secrets(self) -> dict[str, Secret]:
+        """What the models' settings refer to, and nothing else of the environment."""
+        found: dict[str, Secret] = {}
+        for name, model in self._config.models.items():
+            named = {"key": model.key, **{f"headers.{header}": value for header, value in model.headers.items()}}
+            for setting, reference in named.items():
+                if reference is None or not is_reference(reference):
+                    continue
+                try:
+                    found[reference] = resolve(reference, os.environ, self.home)
+                except Misconfigured as error:
+                    raise Misconfigured(f"{FILE_NAME}: [models.{name}] {setting} = {error.message}") from None
+        return found
+
+    async def _open_sessions(self) -> None:
+        tools = ToolRegistry(builtin_toolsets())
+        for name, agent in self._config.agents.items():
+            tools.resolve(agent.tools, where=f"{FILE_NAME}: [agents.{name}] tools")
+        self._sessions = Sessions(self._scope.child("sessions"), self._store, self._config, self._models, tools)
+        resumed = await self._sessions.recover()
+        if resumed:
+            self._log.info("turns go on", count=resumed)
+
+    async def _open_web(self) -> None:
+        self._health = Health(self._store)
+        registry = commands.build(self._sessions)
+        app = create_app(
+            door=self._sessions,
+            commands=registry,
+            store=self._store,
+            config=self._config,
+            models=self._models,
+            redactor=self._redactor,
+            health=self._health,
+            status=lambda: self._reception.status(),
+        )
+        self._server = Server(app, self._config, self._socket)
+        await self._server.start(self._scope)
+
+    async def _start_maintenance(self) -> None:
+        chores = (*self._sessions.chores(), Upkeep(name="trim", interval=_TRIM_SECONDS, run=_trim))
+        self._maintenance = Maintenance(chores, beat=self._health.beat)
+        for chore in chores:
+            self._health.expect(chore.name, chore.interval)
+        scope = self._scope.child("maintenance")
+        scope.start(self._check_store, name="integrity check")
+        self._maintenance.start(scope)
+
+    async def _open_control(self) -> None:
+        memory = MemoryReport(self._ledger)
+        self._reception = Reception(
+            config=self._config,
+            address=self.address,
+            sessions=self._sessions,
+            store=self._store,
+            clients=self._clients,
+            health=self._health,
+            maintenance=self._maintenance,
+            memory=memory,
+            stop=self.ask_to_stop,
+        )
+        await Control(self.home, self._reception.verbs()).open(self._scope.child("control"))
+        memory.settle()
+
+    async def _welcome(self) -> None:
+        for line in welcome.lines(self._config, self.address, await self._reception.link()):
+            self._say(line)
+
+    async def _check_store(self) -> None:
+        """The full check, in the background, for what the quick one at the opening cannot see."""
+        for problem in await self._store.integrity():
+            self._log.error("the database is damaged: stop the gateway and keep a copy of it", problem=problem)
+
+
+async def _trim() -> None:
+    """The allocator's walk takes milliseconds with the interpreter's lock held by nobody: off the loop."""
+    await to_thread.run_sync(trim)

@@ -1,0 +1,122 @@
+"""One gateway per home folder.
+
+Guarantee: while a `HomeLock` is held, no other gateway has the same home folder, and whoever asks is told who holds it.
+The lock is a kernel lock on the open file `lock`, so it dies with its holder, `kill -9` included; the file's text only
+says who holds it and is never taken as proof. The file is never removed, so that two gateways cannot hold two files of
+the same name. Asking for the holder takes nothing and disturbs nobody.
+"""
+
+import fcntl
+import os
+import struct
+import time
+from pathlib import Path
+
+import msgspec
+
+from tidegate.errors import Misconfigured
+from tidegate.values import Frozen
+
+LOCK_NAME = "lock"
+_TEXT_BYTES = 1024  # what a holder writes about itself is far smaller
+_FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
+
+
+class Holder(Frozen, frozen=True):
+    """Who holds a home folder. `began` is the kernel's start mark of the process, by which a recycled pid is told
+    apart; `address` is empty until the gateway listens."""
+
+    pid: int
+    began: int = 0
+    since: float = 0.0
+    address: str = ""
+
+    def __str__(self) -> str:
+        return f"pid {self.pid}, {self.address}" if self.address else f"pid {self.pid}"
+
+
+class HomeHeld(Misconfigured):
+    """Another gateway holds the home folder."""
+
+    def __init__(self, home: Path, holder: Holder) -> None:
+        super().__init__(
+            f"The home folder {home} is held by a running gateway ({holder}): stop it with `tidegate stop`, "
+            "or take over from it with `tidegate up --replace`."
+        )
+        self.holder = holder
+
+
+def process_mark(pid: int) -> int:
+    """When the kernel started this process, in ticks since boot; 0 if there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return 0
+    return int(stat[stat.rindex(b")") + 2 :].split()[19])
+
+
+def holder_of(home: Path) -> Holder | None:
+    """Who holds this home folder now, or None. The lock is looked at, not taken."""
+    try:
+        descriptor = os.open(home / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, question))[0]
+        if kind == fcntl.F_UNLCK:
+            return None
+        return _described(os.pread(descriptor, _TEXT_BYTES, 0))
+    finally:
+        os.close(descriptor)
+
+
+def _described(text: bytes) -> Holder:
+    try:
+        return msgspec.json.decode(text, type=Holder)
+    except msgspec.DecodeError:
+        return Holder(pid=0)  # it took the lock a moment ago and has not yet said who it is
+
+
+class HomeLock:
+    """The lock of one home folder; `take` and `release` are its whole life."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._descriptor: int | None = None
+        self._holder = Holder(pid=os.getpid())
+
+    def take(self) -> None:
+        """Take the lock at once or raise `HomeHeld`."""
+        descriptor = os.open(self._home / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        except BlockingIOError:
+            holder = _described(os.pread(descriptor, _TEXT_BYTES, 0))
+            os.close(descriptor)
+            raise HomeHeld(self._home, holder) from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
+        self._holder = Holder(pid=os.getpid(), began=process_mark(os.getpid()), since=time.time())
+        self._tell()
+
+    def tell_address(self, address: str) -> None:
+        """Say where this gateway listens, for whoever is refused and for the command line."""
+        self._holder = msgspec.structs.replace(self._holder, address=address)
+        self._tell()
+
+    def _tell(self) -> None:
+        assert self._descriptor is not None, "the lock is taken first"
+        # One write of one size: a reader never sees half of the old text and half of the new.
+        os.pwrite(self._descriptor, msgspec.json.encode(self._holder).ljust(_TEXT_BYTES), 0)
+
+    def release(self) -> None:
+        """Give the lock up; idempotent."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            try:
+                os.ftruncate(descriptor, 0)
+            finally:
+                os.close(descriptor)

@@ -1,0 +1,94 @@
+"""What the gateway answers about itself: to the command line over the control socket, to owners over HTTP.
+
+Guarantee: answers are read from the rooms at the moment of asking; nothing is counted twice or kept here.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from tidegate import __version__
+from tidegate.config import Config
+from tidegate.gateway import welcome
+from tidegate.gateway.control import Verb
+from tidegate.gateway.home import one_time_code
+from tidegate.gateway.maintenance import Maintenance
+from tidegate.gateway.memory import MemoryReport, kernel_figures
+from tidegate.models import Clients
+from tidegate.sessions import Sessions
+from tidegate.store import Store
+from tidegate.web import Health
+
+
+class Reception:
+    """Knows the rooms and changes none of them; `stop` is the house's own."""
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        address: str,
+        sessions: Sessions,
+        store: Store,
+        clients: Clients,
+        health: Health,
+        maintenance: Maintenance,
+        memory: MemoryReport,
+        stop: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._address = address
+        self._sessions = sessions
+        self._store = store
+        self._clients = clients
+        self._health = health
+        self._maintenance = maintenance
+        self._memory = memory
+        self._stop = stop
+        self._since = time.time()
+
+    def verbs(self) -> dict[str, Verb]:
+        """What may be asked over the control socket."""
+        return {"status": self._on_status, "stop": self._on_stop, "code": self._on_code, "check": self._on_check}
+
+    async def status(self, *, memory: bool = False) -> dict[str, Any]:
+        """Everything, as JSON; `memory` adds who holds what."""
+        figures = self._memory.read() if memory else kernel_figures()
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "home": str(self._config.home),
+            "address": self._address,
+            "uptime": round(time.time() - self._since, 3),
+            "demo": self._config.demo,
+            **self._sessions.status(),
+            "store": _plain(self._store.stats()),
+            "clients": _plain(self._clients.stats()),
+            "chores": _plain(self._maintenance.report()),
+            "memory": figures,
+        }
+
+    async def link(self) -> str:
+        """A new one-time link to the chat page."""
+        return welcome.link(self._address, await one_time_code(self._store))
+
+    async def _on_status(self, request: dict[str, Any]) -> dict[str, Any]:
+        return await self.status(memory=request.get("memory") is True)
+
+    async def _on_stop(self, _request: dict[str, Any]) -> dict[str, Any]:
+        self._stop()
+        return {"stopping": True, "pid": os.getpid(), "within": self._config.limits.shutdown_seconds}
+
+    async def _on_code(self, _request: dict[str, Any]) -> dict[str, Any]:
+        return {"link": await self.link()}
+
+    async def _on_check(self, _request: dict[str, Any]) -> dict[str, Any]:
+        return {"problems": list(await self._store.integrity())}
+
+
+def _plain(value: Any) -> Any:
+    """A value of a room as plain JSON data."""
+    return msgspec.to_builtins(value)

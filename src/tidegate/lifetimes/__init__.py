@@ -1,0 +1,31 @@
+"""Lifetimes: who owns what the process holds, and when it is let go.
+
+Everything in the house belongs to exactly one lifetime: process, session, resident or turn. A `Scope` is such a
+lifetime; a `Ledger` says what each holds; `Presence` is the one map keyed by session; `BoundedCache` is the only cache.
+This room imports nothing of the project.
+"""
+
+from tidegate.lifetimes.cache import BoundedCache, CacheStats
+from tidegate.lifetimes.flight import Flight
+from tidegate.lifetimes.gather import gather
+from tidegate.lifetimes.ledger import Account, Hold, Holding, Ledger
+from tidegate.lifetimes.present import Dropped, Presence, PresenceStats, Present, Resident
+from tidegate.lifetimes.scope import Scope, ScopeClosed
+
+__all__ = [
+    "Account",
+    "BoundedCache",
+    "CacheStats",
+    "Dropped",
+    "Flight",
+    "Hold",
+    "Holding",
+    "Ledger",
+    "Presence",
+    "PresenceStats",
+    "Present",
+    "Resident",
+    "Scope",
+    "ScopeClosed",
+    "gather",
+]

@@ -1,0 +1,101 @@
+"""The order of residents: by last use, weighed, with the excess window that the caps look at.
+
+Guarantee: every operation but `window` and the iteration is O(1), and none allocates. The order is a ring threaded
+through the records themselves, so that there is no second container keyed by session; a record that has left the ring
+refers to nothing in it. It owns neither records nor residents.
+"""
+
+from collections.abc import Iterator
+from typing import Generic, TypeVar, cast
+
+
+class Link:
+    """A place in the ring. `weight` is what the ring has on its books for it."""
+
+    __slots__ = ("newer", "older", "weight")
+
+    def __init__(self) -> None:
+        self.newer: Link | None = None
+        self.older: Link | None = None
+        self.weight = 0
+
+    @property
+    def linked(self) -> bool:
+        return self.newer is not None
+
+
+L = TypeVar("L", bound=Link)
+
+
+class Order(Generic[L]):
+    """Links from the least to the most recently used."""
+
+    __slots__ = ("_anchor", "bytes", "size")
+
+    def __init__(self) -> None:
+        self._anchor = Link()
+        self._anchor.newer = self._anchor.older = self._anchor
+        self.size = 0
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[L]:
+        """From the oldest; the link just given may leave the ring meanwhile."""
+        link = self._anchor.newer
+        while link is not None and link is not self._anchor:
+            following = link.newer
+            yield cast(L, link)
+            link = following
+
+    def add(self, link: L, weight: int) -> None:
+        """Put in as the most recently used."""
+        assert not link.linked
+        link.weight = weight
+        self._append(link)
+        self.size += 1
+        self.bytes += weight
+
+    def remove(self, link: L) -> None:
+        self._detach(link)
+        self.size -= 1
+        self.bytes -= link.weight
+        link.weight = 0
+
+    def touch(self, link: L) -> None:
+        """It was used just now."""
+        if link.newer is not self._anchor:
+            self._detach(link)
+            self._append(link)
+
+    def resize(self, link: L, weight: int) -> None:
+        self.bytes += weight - link.weight
+        link.weight = weight
+
+    def window(self, cap: int, budget: int) -> list[L]:
+        """The oldest links that would have to go for both caps to hold; nothing newer is ever looked at."""
+        too_many = self.size - cap
+        too_heavy = self.bytes - budget
+        if too_many <= 0 and too_heavy <= 0:
+            return []
+        found: list[L] = []
+        freed = 0
+        for link in self:
+            if len(found) >= too_many and freed >= too_heavy:
+                break
+            found.append(link)
+            freed += link.weight
+        return found
+
+    def _append(self, link: Link) -> None:
+        newest = self._anchor.older
+        assert newest is not None
+        link.older, link.newer = newest, self._anchor
+        newest.newer = self._anchor.older = link
+
+    def _detach(self, link: Link) -> None:
+        older, newer = link.older, link.newer
+        assert older is not None and newer is not None
+        older.newer, newer.older = newer, older
+        link.older = link.newer = None

@@ -1,0 +1,348 @@
+"""A scope: one lifetime, and everything that ends with it.
+
+Guarantee: what was acquired through a scope is gone when `close` returns. Closing goes children first, then tasks, then
+what was entered or registered, each in reverse order; it has one deadline for all of it, goes on after every failure,
+tells each failure exactly once, and ends whether or not the one who asked for it is cancelled meanwhile. A task that
+fails is reported with its name, never lost. The scope owns its children, tasks, callbacks and account; it may be opened
+and closed from any task, since a session's lifetime is longer than that of the task that opened it.
+
+    async with Scope("turn t_1", parent=session) as turn:
+        stream = await turn.enter(open_stream())
+        turn.start(pump, stream, name="pump")
+"""
+
+import asyncio
+import contextvars
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from types import TracebackType
+from typing import Any, Literal, TypeVar, TypeVarTuple
+
+import anyio
+
+from tidegate.lifetimes.ledger import Account, Hold, Ledger
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+CLOSE_WITHIN = 10.0
+"""Seconds for the whole of a close, children included, unless the scope says otherwise."""
+
+LAST_CHANCE = 0.05
+"""Seconds that each step still gets after the deadline, so that one stuck thing does not keep the others open."""
+
+_log = logging.getLogger(__name__)
+
+Manager = AbstractAsyncContextManager[T, bool | None] | AbstractContextManager[T, bool | None]
+Exit = Callable[[], Awaitable[object] | None]
+OnError = Callable[[str, BaseException], None]
+
+
+class ScopeClosed(RuntimeError):
+    """The lifetime is over, or about to be: nothing can be started or acquired in it any more."""
+
+
+class Scope:
+    """A lifetime with its tasks, its exit stack and its account."""
+
+    __slots__ = (
+        "__weakref__",
+        "_account",
+        "_children",
+        "_end",
+        "_errors",
+        "_exits",
+        "_on_error",
+        "_parent",
+        "_patient",
+        "_state",
+        "_tasks",
+        "close_within",
+        "name",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        parent: "Scope | None" = None,
+        account: Account | None = None,
+        close_within: float = CLOSE_WITHIN,
+        on_error: OnError | None = None,
+    ) -> None:
+        self.name = name
+        self.close_within = close_within
+        self._parent = parent
+        self._account = account
+        self._on_error = on_error
+        self._children: dict[Scope, None] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._patient: set[asyncio.Task[Any]] = set()
+        self._exits: list[tuple[str, Exit]] = []
+        self._errors: list[BaseException] = []
+        self._state: Literal["open", "closing", "closed"] = "open"
+        self._end: asyncio.Task[None] | None = None
+        if parent is not None:
+            parent._admit(f"open {name!r}")
+            parent._children[self] = None
+
+    def __repr__(self) -> str:
+        return f"<Scope {self.path!r} {self._state}, {len(self._children)} children, {len(self._tasks)} tasks>"
+
+    # -- what a lifetime is asked ------------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> str:
+        return self.name if self._parent is None else f"{self._parent.path} / {self.name}"
+
+    @property
+    def open(self) -> bool:
+        """Whether something can still be started or acquired here."""
+        return self._state == "open"
+
+    @property
+    def closed(self) -> bool:
+        return self._state == "closed"
+
+    @property
+    def account(self) -> Account:
+        """Made at first use: below the parent's, or in a ledger of its own for a scope that has neither."""
+        if self._account is None:
+            if self._parent is None:
+                self._account = Ledger().account(self.name)
+            else:
+                above = self._parent.account
+                self._account = above.ledger.account(self.name, parent=above)
+        return self._account
+
+    # -- acquiring ---------------------------------------------------------------------------------------------------
+
+    def child(
+        self,
+        name: str,
+        *,
+        account: Account | None = None,
+        close_within: float = CLOSE_WITHIN,
+        on_error: OnError | None = None,
+    ) -> "Scope":
+        """A lifetime within this one: closed with it at the latest."""
+        return Scope(name, parent=self, account=account, close_within=close_within, on_error=on_error)
+
+    def start(
+        self,
+        fn: Callable[[*Ts], Coroutine[Any, Any, T]],
+        *args: *Ts,
+        name: str,
+        at_close: Literal["cancel", "finish"] = "cancel",
+    ) -> asyncio.Task[T]:
+        """Run `fn(*args)` as a task of this lifetime. At close it is cancelled, or given until the deadline to finish.
+
+        It runs in an empty context: a task gets its arguments and nothing ambient, and pins nothing of its starter.
+        """
+        self._admit(f"start {name!r}")
+        task = asyncio.get_running_loop().create_task(fn(*args), name=name, context=contextvars.Context())
+        self._tasks.add(task)
+        if at_close == "finish":
+            self._patient.add(task)
+        task.add_done_callback(self._task_ended)
+        return task
+
+    async def enter(self, manager: Manager[T]) -> T:
+        """Enter a context manager and leave it at close, possibly from another task.
+
+        So it may not keep a task group or a cancel scope open across its `yield`; a child scope does that work.
+        """
+        name = getattr(manager, "__qualname__", type(manager).__qualname__)
+        self._admit(f"enter {name}")
+        if isinstance(manager, AbstractAsyncContextManager):
+            value = await manager.__aenter__()
+        else:
+            value = manager.__enter__()
+
+        def leave() -> Awaitable[object] | None:
+            if isinstance(manager, AbstractAsyncContextManager):
+                return manager.__aexit__(None, None, None)
+            manager.__exit__(None, None, None)
+            return None
+
+        if self._state == "open":
+            self._exits.append((name, leave))
+            return value
+        # The lifetime ended while the thing was being opened: it has no owner but us.
+        with anyio.CancelScope(shield=True):
+            await self._leave(name, leave, asyncio.get_running_loop().time() + self.close_within)
+        raise ScopeClosed(f"scope {self.path!r} was closed while {name} was being entered")
+
+    def on_close(self, fn: Exit, *, name: str) -> None:
+        """Call `fn` at close, and await what it returns; the last registered goes first."""
+        self._admit(f"register {name!r}")
+        self._exits.append((name, fn))
+
+    def hold(self, kind: str, *, bytes: int = 0, fds: int = 0, children: int = 0, count: int = 1) -> Hold:
+        """Write down that this lifetime holds something; what is still held at close is written off then."""
+        self._admit(f"hold {kind!r}")
+        return self.account.add(kind, bytes=bytes, fds=fds, children=children, count=count)
+
+    def _admit(self, what: str) -> None:
+        if self._state != "open":
+            raise ScopeClosed(f"cannot {what}: scope {self.path!r} is {self._state}")
+
+    # -- closing -----------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """End the lifetime. Whoever began it is told the failures, as one group; others wait for the same end."""
+        begun = self._begin(None)
+        if self._end is None:
+            return
+        cancelled = await _outlast(self._end)
+        errors = self._errors if begun else []
+        if cancelled is not None:
+            for error in errors:
+                self._report("close", error)
+            raise cancelled
+        if errors:
+            raise BaseExceptionGroup(f"closing scope {self.path!r}", errors)
+
+    def _begin(self, deadline: float | None) -> bool:
+        """Begin to close, unless that was done. A scope that has nothing to close is closed at once, without a task."""
+        if self._state != "open":
+            return False
+        if not (self._tasks or self._exits or self._children):
+            self._finish()
+            return True
+        if self._runs(asyncio.current_task()):
+            raise RuntimeError(f"a task of scope {self.path!r} cannot close it: it would wait for its own end")
+        self._state = "closing"
+        loop = asyncio.get_running_loop()
+        latest = loop.time() + self.close_within
+        end = self._unwind(latest if deadline is None else min(latest, deadline))
+        self._end = loop.create_task(end, name=f"close {self.name}", context=contextvars.Context())
+        return True
+
+    def _runs(self, task: asyncio.Task[Any] | None) -> bool:
+        return task in self._tasks or any(child._runs(task) for child in self._children)
+
+    async def _unwind(self, deadline: float) -> None:
+        for child in reversed(list(self._children)):
+            begun = child._begin(deadline)
+            if child._end is not None:
+                await _outlast(child._end)
+                if begun:
+                    self._errors.extend(child._errors)
+        await self._end_tasks(deadline)
+        while self._exits:
+            name, leave = self._exits.pop()
+            await self._leave(name, leave, deadline)
+        self._finish()
+
+    async def _end_tasks(self, deadline: float) -> None:
+        for task in self._tasks - self._patient:
+            task.cancel()
+        await self._until(deadline, self._tasks)
+        for task in self._tasks:
+            task.cancel()
+        await self._until(0, self._tasks)
+        for task in self._tasks:
+            self._collect(f"task {task.get_name()!r}", TimeoutError("it did not end although it was cancelled twice"))
+
+    async def _leave(self, name: str, leave: Exit, deadline: float) -> None:
+        try:
+            waiting = leave()
+        except Exception as error:
+            self._collect(name, error)
+            return
+        if waiting is None or not inspect.isawaitable(waiting):
+            return
+        # A task of its own, so that one which resists its cancellation can be left behind at the deadline.
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(_awaited(waiting), name=f"close {name}", context=contextvars.Context())
+        await self._until(deadline, {task})
+        late = not task.done()
+        if late:
+            task.cancel()
+            await self._until(0, {task})
+        if not task.done():
+            self._tasks.add(task)
+            task.add_done_callback(self._task_ended)
+        if late:
+            self._collect(name, TimeoutError("it was not closed by the deadline"))
+        elif task.cancelled():
+            self._collect(name, RuntimeError("its closing was cancelled from within"))
+        elif (failure := task.exception()) is not None:
+            self._collect(name, failure)
+
+    async def _until(self, deadline: float, tasks: set[asyncio.Task[Any]]) -> None:
+        if tasks:
+            remaining = deadline - asyncio.get_running_loop().time()
+            await asyncio.wait(set(tasks), timeout=max(remaining, LAST_CHANCE))
+
+    def _finish(self) -> None:
+        self._state = "closed"
+        if self._account is not None:
+            self._account.close()
+        if self._parent is not None:
+            self._parent._children.pop(self, None)
+
+    # -- failures ----------------------------------------------------------------------------------------------------
+
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        self._patient.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            return
+        if self._state == "closing":
+            self._collect(f"task {task.get_name()!r}", error)
+        else:
+            self._report(task.get_name(), error)
+
+    def _collect(self, name: str, error: BaseException) -> None:
+        error.add_note(f"while closing {name} of scope {self.path!r}")
+        self._errors.append(error)
+
+    def _report(self, name: str, error: BaseException) -> None:
+        scope: Scope | None = self
+        while scope is not None:
+            if scope._on_error is not None:
+                scope._on_error(f"{self.path} / {name}", error)
+                return
+            scope = scope._parent
+        _log.error("%s / %s failed", self.path, name, exc_info=error)
+
+    # -- as a context manager ----------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> "Scope":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            await self.close()
+            return
+        # What the body raised goes on; a failure to close is reported and does not take its place.
+        try:
+            await self.close()
+        except BaseExceptionGroup as failures:
+            for failure in failures.exceptions:
+                self._report("close", failure)
+
+
+async def _awaited(waiting: Awaitable[object]) -> object:
+    return await waiting
+
+
+async def _outlast(end: asyncio.Task[None]) -> asyncio.CancelledError | None:
+    """Wait for `end`, through any cancellation of the waiting task, and hand that cancellation back."""
+    cancelled: asyncio.CancelledError | None = None
+    with anyio.CancelScope(shield=True):
+        while not end.done():
+            try:
+                await asyncio.wait({end})
+            except asyncio.CancelledError as error:
+                cancelled = error
+    return cancelled

@@ -1,0 +1,216 @@
+"""What the demo model says: a pure function from a request to a reply.
+
+Guarantee: the same request gives the same reply, always; the demo model never pretends to be a real one. The words
+that it understands are listed in docs/demo-model.md. Nothing is held.
+"""
+
+import re
+from typing import Any, Literal
+
+import msgspec
+
+from tidegate.errors import ModelKind
+from tidegate.models.openai_wire import ASIDE_HEADING
+from tidegate.values import Frozen, ToolCall
+
+HIGHEST_COUNT = 100_000
+LONGEST_TEXT = 1_000_000
+SLOW_PAUSE = 0.1
+
+HELP = (
+    "I am the demo model that is built into Tidegate: a small program, not a language model. You can try:\n"
+    "- what time is it (in Europe/Paris)\n"
+    "- read file notes.txt (from line 200)\n"
+    "- say something nice\n"
+    "- count to 50\n"
+    "- what did I say\n"
+    '- call NAME {"argument": 1}\n'
+    "- slow, fail, stumble, silence: for trying what happens then"
+)
+CONFIGURE = (
+    "I am the demo model that is built into Tidegate: deterministic, offline, and not a language model. To talk to a "
+    "real one, add it to tidegate.toml in Tidegate's home folder and start Tidegate again:\n\n"
+    "[models.main]\n"
+    'api = "openai-chat"\n'
+    'base_url = "https://api.openai.com/v1"\n'
+    'model = "the model\'s name"\n'
+    'key = "env:OPENAI_API_KEY"'
+)
+GREETING = 'Hello! I am Tidegate\'s demo model, so I only know a few tricks. Say "help" to see them.'
+
+_KINDS: dict[str, ModelKind] = {
+    "authorisation": "authorisation",
+    "quota": "quota",
+    "rate": "rate",
+    "context": "context",
+    "content": "content",
+    "overloaded": "overloaded",
+    "network": "network",
+    "timeout": "timeout",
+    "invalid": "invalid",
+    "protocol": "protocol",
+}
+
+
+class Reply(Frozen, frozen=True):
+    """What to do: text in pieces, tool calls after it, a failure, or a stumble (begin, take it back, begin again)."""
+
+    text: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    pause: float = 0.0
+    fail: ModelKind | None = None
+    stumble: bool = False
+    count: int = 0
+
+
+class _Part(msgspec.Struct):
+    text: str = ""
+
+
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str = ""
+    parameters: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class _Call(msgspec.Struct):
+    id: str
+    function: _Function
+
+
+class _Message(msgspec.Struct):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | list[_Part] | None = None
+    tool_calls: list[_Call] = []
+    tool_call_id: str = ""
+
+    @property
+    def text(self) -> str:
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        return "\n".join(part.text for part in self.content if not part.text.startswith(ASIDE_HEADING))
+
+
+class _Tool(msgspec.Struct):
+    function: _Function
+
+
+class Request(msgspec.Struct):
+    """The part of a chat-completions body that the demo model looks at."""
+
+    messages: list[_Message]
+    tools: list[_Tool] = []
+
+
+read_request = msgspec.json.Decoder(Request).decode
+
+
+def reply(request: Request) -> Reply:
+    asked = max((place for place, message in enumerate(request.messages) if message.role == "user"), default=-1)
+    if asked < 0:
+        return Reply(text=GREETING)
+    said = request.messages[asked].text.strip()
+    since = request.messages[asked + 1 :]
+    if any(message.role == "tool" for message in since) and not re.match(r"(?i)loop\b", said):
+        return _report(since)
+    return _tools(said, request) or _effects(said) or _conversation(said, request, asked)
+
+
+def _report(since: list[_Message]) -> Reply:
+    names = {call.id: call.function.name for message in since for call in message.tool_calls}
+    results = [(names.get(message.tool_call_id, "A tool"), message.text) for message in since if message.role == "tool"]
+    if len(results) == 1 and _tells_time(results[0][0]):
+        return Reply(text=f"The clock says: {results[0][1]}")
+    return Reply(text="\n\n".join(f"{name} gave me this:\n{result}" for name, result in results))
+
+
+def _tells_time(name: str) -> bool:
+    return "clock" in name or "time" in name
+
+
+def _tools(said: str, request: Request) -> Reply | None:
+    """Requests in plain words that end in a tool call; None when it is not one or no such tool is there."""
+    made = sum(len(message.tool_calls) for message in request.messages)
+    wanted: list[tuple[str, str]] = []
+    if re.search(r"(?i)\bwhat(?:'s| is)? (?:the )?(?:time|date|day)\b|\bwhat time is it\b", said):
+        wanted = _clock(said, request)
+        if not wanted:
+            return Reply(text="I would look at the clock, but this agent has no clock tool.")
+    elif found := re.match(r"(?i)read (?:the )?(?:file )?[\"'`]?([^\s\"'`]+)[\"'`]?(?: from line (\d+))?\W*$", said):
+        if not any(tool.function.name == "read_file" for tool in request.tools):
+            return Reply(text="I would read the file, but this agent has no read_file tool.")
+        arguments: dict[str, object] = {"path": found[1]}
+        if found[2]:
+            arguments["offset"] = max(0, int(found[2]) - 1)
+        wanted = [("read_file", msgspec.json.encode(arguments).decode())]
+    elif re.match(r"(?i)(?:call|loop) ", said):
+        pieces = re.split(r"\s*;\s*(?:call )?", said.partition(" ")[2])
+        for piece in pieces:
+            name, _, given = piece.strip().partition(" ")
+            wanted.append((name, given.strip() or "{}"))
+    calls = tuple(
+        ToolCall(id=f"call_demo_{made + place}", name=name, arguments=given)
+        for place, (name, given) in enumerate(wanted, 1)
+    )
+    return Reply(calls=calls) if calls else None
+
+
+def _clock(said: str, request: Request) -> list[tuple[str, str]]:
+    for tool in request.tools:
+        name = tool.function.name
+        if not _tells_time(name):
+            continue
+        zone = re.search(r"\bin ([A-Za-z]+(?:/[A-Za-z_+\-0-9]+)+|UTC)", said)
+        schema: Any = msgspec.json.decode(tool.function.parameters)
+        known = schema.get("properties", {}) if isinstance(schema, dict) else {}
+        key = next((key for key in ("zone", "timezone", "tz") if key in known), None)
+        arguments = {key: zone[1]} if zone and key else {}
+        return [(name, msgspec.json.encode(arguments).decode())]
+    return []
+
+
+def _effects(said: str) -> Reply | None:
+    """Words for trying how the gateway behaves."""
+    if found := re.match(r"(?i)say\s+(.+)", said, re.DOTALL):
+        return Reply(text=found[1])
+    if found := re.match(r"(?i)count to (\d{1,9})\W*$", said):
+        return Reply(count=min(int(found[1]), HIGHEST_COUNT))
+    if found := re.match(r"(?i)long (\d{1,9})\W*$", said):
+        return Reply(text="x" * min(int(found[1]), LONGEST_TEXT))
+    if found := re.match(r"(?i)slow(?: (.+))?$", said, re.DOTALL):
+        words = found[1] or "I am taking my time with this answer, one word after the other, as you asked me to."
+        return Reply(text=words, pause=SLOW_PAUSE)
+    if found := re.match(r"(?i)fail(?: (\w+))?\W*$", said):
+        return Reply(fail=_KINDS.get((found[1] or "").lower(), "overloaded"))
+    if re.match(r"(?i)stumble\b", said):
+        return Reply(text="I stumbled, took it back, and this is the whole answer.", stumble=True)
+    if re.match(r"(?i)silence\W*$", said):
+        return Reply()
+    return None
+
+
+def _conversation(said: str, request: Request, asked: int) -> Reply:
+    lowered = said.lower()
+    if re.match(r"(help|what can you do)\b", lowered):
+        return Reply(text=HELP)
+    if re.search(r"who are you|what are you|real model|configure|set ?up|which model|demo", lowered):
+        return Reply(text=CONFIGURE)
+    if re.match(r"(hello|hi|hey|good (morning|evening|day))\b", lowered):
+        return Reply(text=GREETING)
+    if re.match(r"(thanks|thank you)\b", lowered):
+        return Reply(text="You are welcome.")
+    earlier = [message.text.strip() for message in request.messages[:asked] if message.role == "user"]
+    if "did i say" in lowered:
+        if not earlier:
+            return Reply(text="This is the first thing that you have said to me.")
+        return Reply(text=f"Before this you said: {_shorten(earlier[-1])}")
+    turns = len(earlier) + 1
+    return Reply(
+        text=f"You said: {_shorten(said)} (message {turns} of this conversation). "
+        'I am only the demo model; say "help" for what I can do, or "configure" for how to use a real one.'
+    )
+
+
+def _shorten(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 200 else line[:199] + "…"

@@ -1,0 +1,98 @@
+"""The configured models by name.
+
+Guarantee: each model is built once, on entering, from the settings alone; a credential is used only where its model's
+settings name it, and one that cannot be found is told at the start, not at the first turn. Models owns no connection:
+those are the Clients'.
+"""
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Self
+
+import anyio
+
+from tidegate.config import ModelSettings, is_reference
+from tidegate.errors import Misconfigured
+from tidegate.models.clients import Clients
+from tidegate.models.demo import DemoModel
+from tidegate.models.interface import Model
+from tidegate.models.openai_chat import OpenAIChat
+from tidegate.models.retry import Patience
+from tidegate.security import Redactor, Secret
+
+
+class Models:
+    def __init__(
+        self,
+        settings: Mapping[str, ModelSettings],
+        clients: Clients,
+        resolve: Callable[[str], Secret],
+        answer_bytes: int,
+        *,
+        patience: Patience | None = None,
+    ) -> None:
+        self._settings = settings
+        self._clients = clients
+        self._resolve = resolve
+        self._answer_bytes = answer_bytes
+        self._patience = patience or Patience()
+        self._models: dict[str, Model] = {}
+
+    async def __aenter__(self) -> Self:
+        # A key may lie in a file, which may lie on a slow disk.
+        self._models = await anyio.to_thread.run_sync(self._build_all)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._models = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._models)
+
+    def get(self, name: str) -> Model:
+        model = self._models.get(name)
+        if model is None:
+            known = ", ".join(self._models) or "none"
+            raise Misconfigured(f"There is no model {name!r}; configured are: {known}.")
+        return model
+
+    def _build_all(self) -> dict[str, Model]:
+        return {name: self._build(name, settings) for name, settings in self._settings.items()}
+
+    def _build(self, name: str, settings: ModelSettings) -> Model:
+        if settings.api == "demo":
+            return DemoModel(name, self._clients)
+        for field in ("base_url", "model"):
+            if not getattr(settings, field):
+                raise Misconfigured(f'[models.{name}] needs `{field}` for api = "{settings.api}"; set it.')
+        secrets: list[Secret] = []
+        key = None if settings.key is None else self._reveal(f"[models.{name}] key", settings.key, secrets)
+        headers = {
+            header: self._reveal(f"[models.{name}] headers.{header}", value, secrets) if is_reference(value) else value
+            for header, value in settings.headers.items()
+        }
+        return OpenAIChat(
+            name,
+            settings,
+            key=key,
+            headers=headers,
+            redact=Redactor(secrets).text,
+            clients=self._clients,
+            answer_bytes=self._answer_bytes,
+            patience=self._patience,
+        )
+
+    def _reveal(self, setting: str, reference: str, secrets: list[Secret]) -> str:
+        """What a reference refers to, if it can stand in a header; noted in `secrets`, and never told."""
+        secret = self._resolve(reference)
+        text = secret.reveal()
+        if not text or not text.isascii() or not text.isprintable():
+            raise Misconfigured(
+                f"{setting} = {reference!r} refers to something empty or with characters that no header may carry; "
+                "correct what it refers to."
+            )
+        secrets.append(secret)
+        return text

@@ -1,0 +1,176 @@
+"""The store's files on disk: looked at before SQLite may touch them, and put aside when they are damaged.
+
+Guarantee: `examine` changes nothing in them. A file that a newer program wrote is left as it is, byte for byte; a
+damaged one is renamed together with its log, never opened for writing, never overwritten. It must run before this
+process has a connection to the file, since closing a second descriptor of it would drop SQLite's locks.
+"""
+
+import os
+import struct
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+import apsw
+
+from tidegate.errors import StoreDamaged, StoreFailed, StoreNewer
+from tidegate.store.migrations import APPLICATION_ID, CURRENT
+
+_MAGIC = b"SQLite format 3\x00"
+_HEADER = 100
+_WAL_HEADER = 32
+_FRAME_HEADER = 24
+_WAL_MAGICS = (0x377F0682, 0x377F0683)
+SAFE_LIBRARY = (3, 51, 3)
+"""Older ones can corrupt a file in WAL mode when the log is reset while another connection writes."""
+
+
+class _Broken(Exception):
+    """What is wrong with the file, in words that fit after "because"."""
+
+
+def refuse_unsafe_library(version: str) -> None:
+    if tuple(int(part) for part in version.split(".")[:3]) < SAFE_LIBRARY:
+        safe = ".".join(map(str, SAFE_LIBRARY))
+        raise StoreFailed(f"SQLite {version} can damage a store in WAL mode; install apsw with SQLite {safe} or later.")
+
+
+def wal_path(path: Path) -> Path:
+    return path.with_name(path.name + "-wal")
+
+
+def examine(path: Path) -> str | None:
+    """Raises StoreNewer, StoreDamaged (the file is put aside then) or StoreFailed; else a note for the operator when
+    the end of the log could not be used, with the name of the copy that was kept."""
+    try:
+        return _examine(path)
+    except _Broken as broken:
+        raise StoreDamaged(quarantine(path, str(broken))) from None
+    except (apsw.CorruptError, apsw.NotADBError) as error:
+        raise StoreDamaged(quarantine(path, str(error))) from None
+
+
+def quarantine(path: Path, why: str) -> str:
+    """Renames the file and what belongs to it; the sentence that says so."""
+    aside = _free_name(path, "damaged")
+    for suffix in ("", "-wal", "-shm"):
+        part = path.with_name(path.name + suffix)
+        if part.exists():
+            part.rename(aside.with_name(aside.name + suffix))
+    return (
+        f"The store {path} is damaged ({why}); it was put aside as {aside}, and the next start begins an empty one:"
+        " restore a backup in its place, or keep the damaged file for repair."
+    )
+
+
+def _free_name(path: Path, what: str) -> Path:
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    for number in range(1, 1000):
+        name = path.with_name(f"{path.name}.{what}-{stamp}" + (f"-{number}" if number > 1 else ""))
+        if not name.exists() and not name.with_name(name.name + "-wal").exists():
+            return name
+    raise StoreFailed(f"There are too many damaged copies beside {path}; move some away.")
+
+
+def _examine(path: Path) -> str | None:
+    size = path.stat().st_size if path.exists() else 0
+    wal = wal_path(path)
+    log = wal.stat().st_size if wal.exists() else 0
+    if size == 0:
+        if log > _WAL_HEADER:
+            raise _Broken("its log is there, but the file itself is missing or empty")
+        return None
+    page_size, pages = _read_header(path, size)
+    salts = _read_wal_header(wal, page_size) if log > _WAL_HEADER else None
+    valid = _ask_sqlite(path, logged=log > 0)
+    frames = _frames(wal, page_size) if salts is not None else []
+    in_log = {page for page, _, _ in frames[:valid]}
+    missing = set(range(size // page_size + 1, pages + 1))
+    if not missing <= in_log:
+        raise _Broken(f"it was cut off: {pages} pages of {page_size} bytes are expected, it has {size} bytes")
+    if any(commit and salt == salts for _, commit, salt in frames[valid:]):
+        return _keep_log(path, wal, len(frames) - valid)
+    return None
+
+
+def _read_header(path: Path, size: int) -> tuple[int, int]:
+    with path.open("rb") as file:
+        header = file.read(_HEADER)
+    if len(header) < _HEADER or not header.startswith(_MAGIC):
+        raise _Broken("its header is not that of an SQLite file")
+    page_size = int.from_bytes(header[16:18], "big")
+    page_size = 65536 if page_size == 1 else page_size
+    if page_size < 512 or page_size & (page_size - 1):
+        raise _Broken(f"its header names a page size of {page_size}")
+    counted = header[24:28] == header[92:96]
+    return page_size, int.from_bytes(header[28:32], "big") if counted else size // page_size
+
+
+def _read_wal_header(wal: Path, page_size: int) -> tuple[int, int] | None:
+    """The log's salts; None when nothing in it was ever durable."""
+    with wal.open("rb") as file:
+        raw = file.read(_WAL_HEADER)
+    if not any(raw):
+        return None
+    magic, _, log_page, _, salt1, salt2, sum1, sum2 = struct.unpack(">8I", raw)
+    if magic not in _WAL_MAGICS or log_page != page_size:
+        raise _Broken("its log begins with something else than a log's header")
+    if (sum1, sum2) != _checksum(raw[:24], "<" if magic == _WAL_MAGICS[0] else ">"):
+        raise _Broken("the header of its log has a wrong checksum")
+    return salt1, salt2
+
+
+def _checksum(data: bytes, order: str) -> tuple[int, int]:
+    first = second = 0
+    words = struct.unpack(f"{order}{len(data) // 4}I", data)
+    for one, two in zip(words[::2], words[1::2], strict=True):
+        first = (first + one + second) & 0xFFFFFFFF
+        second = (second + two + first) & 0xFFFFFFFF
+    return first, second
+
+
+def _frames(wal: Path, page_size: int) -> list[tuple[int, int, tuple[int, int]]]:
+    """(page, size of the file after this commit or 0, salts) of each whole frame, read without its page."""
+    found: list[tuple[int, int, tuple[int, int]]] = []
+    descriptor = os.open(wal, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        at = _WAL_HEADER
+        while len(raw := os.pread(descriptor, _FRAME_HEADER, at)) == _FRAME_HEADER:
+            page, commit, salt1, salt2 = struct.unpack(">4I", raw[:16])
+            found.append((page, commit, (salt1, salt2)))
+            at += _FRAME_HEADER + page_size
+    finally:
+        os.close(descriptor)
+    return found
+
+
+def _ask_sqlite(path: Path, *, logged: bool) -> int:
+    """Whether the file is ours and not newer; how many frames of its log are valid. Reads only, and leaves the log; a
+    file without one is opened as immutable, so that SQLite makes none."""
+    name = f"file:{quote(str(path.absolute()))}" + ("" if logged else "?immutable=1")
+    db = apsw.Connection(name, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+    try:
+        db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        version = int(db.execute("PRAGMA user_version").get)
+        application = int(db.execute("PRAGMA application_id").get)
+        tables = int(db.execute("SELECT count(*) FROM sqlite_schema").get)
+        if tables and application != APPLICATION_ID:
+            raise StoreFailed(f"{path} is an SQLite file of another program; choose another home folder.")
+        if version > CURRENT:
+            raise StoreNewer(
+                f"{path} was written by a newer Tidegate (format {version}, this one knows {CURRENT}); start that one."
+            )
+        valid, _ = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+    finally:
+        db.close()
+    return max(valid, 0)
+
+
+def _keep_log(path: Path, wal: Path, frames: int) -> str:
+    """The log's tail holds a commit that SQLite will not read (lost power, or damage in the middle): a copy is kept,
+    since SQLite goes on from the last valid commit and will write over the rest."""
+    aside = _free_name(path, "damaged-log")
+    with wal.open("rb") as source, aside.open("xb") as target:
+        while piece := source.read(1 << 20):
+            target.write(piece)
+    return f"The last {frames} pages of the log of {path} could not be read; a copy of the log was kept as {aside}."

@@ -1,0 +1,53 @@
+"""Upkeep of the file: what the maintenance timer sends to the writer, in small pieces.
+
+Guarantee: each call does a bounded amount of work, so that no turn's write waits long behind it, and can be repeated
+until it has nothing left to do.
+"""
+
+import apsw
+
+from tidegate.store import sessions
+from tidegate.store._writer import outside
+from tidegate.store.rows import Db
+
+
+@outside
+def checkpoint(db: Db) -> tuple[int, int]:
+    """Moves the log's pages into the file and empties the log, as far as readers let it; (pages in the log before,
+    pages moved)."""
+    try:
+        return db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    except apsw.BusyError:
+        return db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+
+
+def vacuum(db: Db, pages: int) -> int:
+    """Gives up to that many free pages back to the disk; how many are still free."""
+    db.execute(f"PRAGMA incremental_vacuum({int(pages)})").fetchall()
+    return int(db.execute("PRAGMA freelist_count").get)
+
+
+def purge(db: Db, now: float, retention: float, limit: int) -> int:
+    """Deletes sessions that ended longer ago than their retention, prompts that no session uses, and intents of turns
+    that are over; how many rows of each kind at most is `limit`, how many sessions went is returned."""
+    gone = sessions.ended_before(db, now - retention, limit)
+    for id in gone:
+        sessions.delete(db, id)
+    db.execute(
+        "DELETE FROM prefixes WHERE id IN (SELECT id FROM prefixes WHERE NOT EXISTS("
+        "SELECT 1 FROM sessions WHERE sessions.prefix = prefixes.id) LIMIT ?)",
+        (limit,),
+    )
+    db.execute(
+        "DELETE FROM intents WHERE (turn, step) IN (SELECT turn, step FROM intents WHERE NOT EXISTS("
+        "SELECT 1 FROM turns WHERE turns.id = intents.turn AND state IN ('queued', 'running')) LIMIT ?)",
+        (limit,),
+    )
+    return len(gone)
+
+
+def probe(db: Db, now: float) -> None:
+    """The smallest write there is: when it returns, writing works."""
+    db.execute(
+        "INSERT INTO meta VALUES('probed', ?) ON CONFLICT(key) DO UPDATE SET value = excluded.value", (int(now),)
+    )

@@ -1,0 +1,179 @@
+"""Messages: the transcript, append-only, and what waits to enter it.
+
+Guarantee: an accepted message has one row for ever and at most one place (`seq`) in its session; places only grow; a
+named step of a turn is committed at most once; nothing enters the transcript of an ended session. `version` of the
+session rises with every change, so that who holds a copy can tell whether it is stale.
+"""
+
+from typing import Any
+
+import apsw
+
+from tidegate.errors import Conflict, NotFound
+from tidegate.store.rows import Db, MessageRow, pack, unpack
+from tidegate.store.turns import place_waiting, refusal
+from tidegate.values import Message
+
+_COLUMNS = "id, session, turn, seq, step, at, undone, body, packed"
+_LAST = 2**62
+"""A place after every row."""
+
+
+def _row(row: Any) -> MessageRow:
+    id, session, turn, seq, step, at, undone, body, packed = row
+    return MessageRow(id, session, turn, seq, step, at, undone, unpack(body, packed))
+
+
+def accept(db: Db, *, session: str, turn: str, message: Message, now: float) -> int:
+    """Stores a message for an open turn, without a place yet; its row id."""
+    body, packed = pack(message)
+    id = db.execute(
+        "INSERT INTO messages(session, turn, role, body, packed, at) SELECT session, turns.id, ?, ?, ?, ?"
+        " FROM turns JOIN sessions ON sessions.id = turns.session"
+        " WHERE turns.id = ? AND session = ? AND state IN ('queued', 'running') AND ended IS NULL RETURNING id",
+        (message.role, body, packed, now, turn, session),
+    ).get
+    if id is None:
+        raise _refusal(db, session)
+    return int(id)
+
+
+def append(
+    db: Db,
+    *,
+    session: str,
+    turn: str | None,
+    step: str | None,
+    message: Message,
+    now: float,
+    settling: bool = False,
+) -> MessageRow:
+    """Adds a row at the end of the transcript. Conflict when that step of the turn is committed already.
+
+    `settling` is for the last rows of a turn whose session ended while it ran: it must still come to a balanced end.
+    """
+    body, packed = pack(message)
+    _advance(db, session, now, even_ended=settling)
+    try:
+        id, seq = db.execute(
+            "INSERT INTO messages(session, turn, seq, step, role, body, packed, at)"
+            " VALUES(?1, ?2, (SELECT coalesce(max(seq), 0) + 1 FROM messages WHERE session = ?1), ?3, ?4, ?5, ?6, ?7)"
+            " RETURNING id, seq",
+            (session, turn, step, message.role, body, packed, now),
+        ).get
+    except apsw.ConstraintError:
+        raise Conflict(f"Step {step} of this turn is committed already.", code="step_committed") from None
+    return MessageRow(id, session, turn, seq, step, now, None, message)
+
+
+def steered(db: Db, turn: str, prefix: str, now: float) -> list[MessageRow]:
+    """What was accepted for a running turn since: gets its places and the names <prefix>0, … and is returned."""
+    session = db.execute("SELECT session FROM messages WHERE turn = ? AND seq IS NULL LIMIT 1", (turn,)).get
+    if session is None:
+        return []
+    _advance(db, session, now)
+    ids = place_waiting(db, session, turn, prefix)
+    return [_row(db.execute(f"SELECT {_COLUMNS} FROM messages WHERE id = ?", (id,)).get) for id in ids]
+
+
+def untaken(db: Db, turn: str) -> int:
+    """How many accepted messages of the turn have no place yet."""
+    return int(db.execute("SELECT count(*) FROM messages WHERE turn = ? AND seq IS NULL", (turn,)).get)
+
+
+def move(db: Db, from_turn: str, to_turn: str) -> int:
+    """Messages that came too late for a turn become those of a queued turn of the same session; how many."""
+    if db.execute("SELECT 1 FROM messages WHERE turn = ? AND seq IS NULL LIMIT 1", (from_turn,)).get is None:
+        return 0
+    open_target = db.execute(
+        "SELECT 1 FROM turns AS old JOIN turns AS new ON new.session = old.session"
+        " WHERE old.id = ? AND new.id = ? AND new.state = 'queued'",
+        (from_turn, to_turn),
+    ).get
+    if open_target is None:
+        raise Conflict("Messages move only to a queued turn of the same session.")
+    db.execute("UPDATE messages SET turn = ? WHERE turn = ? AND seq IS NULL", (to_turn, from_turn))
+    return db.changes()
+
+
+def journal(db: Db, turn: str) -> list[MessageRow]:
+    """The committed steps of a turn, in order."""
+    rows = db.execute(f"SELECT {_COLUMNS} FROM messages WHERE turn = ? AND step IS NOT NULL ORDER BY seq", (turn,))
+    return [_row(row) for row in rows]
+
+
+def history(db: Db, session: str, before_turn: str | None = None) -> list[Message]:
+    """What a model is shown of the session: in order, without what was undone and without the rows of `before_turn`."""
+    rows = db.execute(
+        "SELECT body, packed FROM messages WHERE session = ? AND seq IS NOT NULL AND undone IS NULL"
+        " AND (turn IS NULL OR turn IS NOT ?) ORDER BY seq",
+        (session, before_turn),
+    )
+    return [unpack(body, packed) for body, packed in rows]
+
+
+def page(db: Db, session: str, *, after: int = 0, limit: int = 200, undone: bool = False) -> list[MessageRow]:
+    """Rows of the transcript that follow place `after`; undone ones only if asked for."""
+    hidden = "" if undone else "AND undone IS NULL"
+    rows = db.execute(
+        f"SELECT {_COLUMNS} FROM messages WHERE session = ? AND seq > ? {hidden} ORDER BY seq LIMIT ?",
+        (session, after, limit),
+    )
+    return [_row(row) for row in rows]
+
+
+def last_turn(db: Db, session: str) -> str | None:
+    """The turn that the last row shown to a model belongs to."""
+    turn: str | None = db.execute(
+        "SELECT turn FROM messages WHERE session = ? AND seq IS NOT NULL AND undone IS NULL AND turn IS NOT NULL"
+        " ORDER BY seq DESC LIMIT 1",
+        (session,),
+    ).get
+    return turn
+
+
+def copy(db: Db, source: str, target: str, now: float) -> int:
+    """What a model was shown of `source` becomes the beginning of the empty session `target`; how many rows. They
+    belong to no turn: nothing there can be undone or resumed."""
+    db.execute(
+        "INSERT INTO messages(session, seq, role, body, packed, at) SELECT ?2, row_number() OVER (ORDER BY seq), role,"
+        " body, packed, ?3 FROM messages WHERE session = ?1 AND seq IS NOT NULL AND undone IS NULL",
+        (source, target, now),
+    )
+    return db.changes()
+
+
+def newest(db: Db, session: str, *, before: int | None = None, limit: int = 200) -> list[MessageRow]:
+    """The last rows of the transcript, in order, before place `before` if one is given; without what was undone."""
+    rows = db.execute(
+        f"SELECT {_COLUMNS} FROM messages WHERE session = ? AND seq < ? AND undone IS NULL ORDER BY seq DESC LIMIT ?",
+        (session, _LAST if before is None else before, limit),
+    )
+    return [_row(row) for row in rows][::-1]
+
+
+def undo(db: Db, turn: str, now: float) -> int:
+    """Takes a turn's rows out of what a model is shown; they stay in the transcript, marked. How many."""
+    session = db.execute("SELECT session FROM turns WHERE id = ?", (turn,)).get
+    if session is None:
+        raise NotFound("There is no such turn.")
+    _advance(db, session, now)
+    db.execute("UPDATE messages SET undone = ? WHERE turn = ? AND step IS NOT NULL AND undone IS NULL", (now, turn))
+    return db.changes()
+
+
+def _advance(db: Db, session: str, now: float, *, even_ended: bool = False) -> None:
+    live = db.execute(
+        "UPDATE sessions SET version = version + 1, active = max(active, ?) WHERE id = ? AND (ended IS NULL OR ?)"
+        " RETURNING 1",
+        (now, session, even_ended),
+    ).get
+    if live is None:
+        raise refusal(db, session)
+
+
+def _refusal(db: Db, session: str) -> Conflict | NotFound:
+    live = db.execute("SELECT 1 FROM sessions WHERE id = ? AND ended IS NULL", (session,)).get
+    if live is None:
+        return refusal(db, session)
+    return Conflict("The turn has ended already.", code="turn_ended")

@@ -1,0 +1,113 @@
+"""The shape of the store, as the steps that lead to it.
+
+Guarantee: each function here was or will be applied to a file exactly once, in this order, each in one transaction with
+the rise of `user_version`; a step that was released is never edited, only followed. A file whose version is above
+`CURRENT` was written by a newer program and is none of our business.
+"""
+
+from collections.abc import Callable
+
+import apsw
+
+APPLICATION_ID = 0x54494447
+"""Bytes 68-71 of the file: says that it is ours ("TIDG")."""
+
+
+def v1_first_schema(db: apsw.Connection) -> None:
+    for statement in _V1:
+        db.execute(statement)
+
+
+MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (v1_first_schema,)
+CURRENT = len(MIGRATIONS)
+
+
+def version(db: apsw.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").get)
+
+
+def migrate(db: apsw.Connection) -> None:
+    """Brings the file to `CURRENT`. The caller has made sure that it is not beyond it."""
+    for number, step in enumerate(MIGRATIONS, start=1):
+        if number <= version(db):
+            continue
+        with db:
+            step(db)
+            db.execute(f"PRAGMA user_version = {number}")
+            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+
+
+# Tables with a text key and short rows have no rowid, which saves a second tree per insert. What is looked up only
+# while something is open (waiting messages, open turns, live sessions) has a partial index, so that it stays as small
+# as what is open. The indexes that lead with `session` also serve the cascades: without them a delete would scan.
+_V1 = (
+    "CREATE TABLE meta(key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
+    "INSERT INTO meta VALUES('indexed', 0)",
+    """CREATE TABLE principals(
+        id TEXT PRIMARY KEY, name TEXT UNIQUE NOT NULL, role TEXT NOT NULL, agents TEXT, created REAL NOT NULL)""",
+    """CREATE TABLE keys(
+        id TEXT PRIMARY KEY, principal TEXT NOT NULL REFERENCES principals(id) ON DELETE CASCADE, kind TEXT NOT NULL,
+        digest BLOB UNIQUE NOT NULL, label TEXT NOT NULL DEFAULT '', created REAL NOT NULL, expires REAL, used REAL,
+        revoked REAL)""",
+    "CREATE INDEX keys_principal ON keys(principal)",
+    "CREATE TABLE prefixes(id BLOB PRIMARY KEY, body BLOB NOT NULL)",
+    """CREATE TABLE sessions(
+        id TEXT PRIMARY KEY, principal TEXT NOT NULL, channel TEXT NOT NULL, name TEXT, kind TEXT NOT NULL,
+        agent TEXT NOT NULL, title TEXT NOT NULL DEFAULT '', extra TEXT NOT NULL DEFAULT '', prefix BLOB,
+        encoder INTEGER NOT NULL DEFAULT 0, parent TEXT, created REAL NOT NULL, active REAL NOT NULL,
+        version INTEGER NOT NULL DEFAULT 0, ended REAL, end_reason TEXT)""",
+    "CREATE UNIQUE INDEX sessions_name ON sessions(principal, name) WHERE ended IS NULL AND name IS NOT NULL",
+    "CREATE INDEX sessions_activity ON sessions(principal, active)",
+    "CREATE INDEX sessions_live ON sessions(kind, active) WHERE ended IS NULL",
+    "CREATE INDEX sessions_ended ON sessions(ended) WHERE ended IS NOT NULL",
+    "CREATE INDEX sessions_prefix ON sessions(prefix) WHERE prefix IS NOT NULL",
+    """CREATE TABLE turns(
+        id TEXT PRIMARY KEY, session TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE, number INTEGER NOT NULL,
+        state TEXT NOT NULL, channel TEXT NOT NULL, call BLOB NOT NULL, on_disconnect TEXT NOT NULL,
+        attempts INTEGER NOT NULL DEFAULT 0, accepted REAL NOT NULL, started REAL, finished REAL,
+        finish TEXT NOT NULL DEFAULT '', error BLOB, input INTEGER NOT NULL DEFAULT 0,
+        cached INTEGER NOT NULL DEFAULT 0, output INTEGER NOT NULL DEFAULT 0,
+        steps INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID""",
+    "CREATE UNIQUE INDEX turns_number ON turns(session, number)",
+    "CREATE INDEX turns_open ON turns(session, number, state) WHERE state IN ('queued', 'running')",
+    """CREATE TABLE messages(
+        id INTEGER PRIMARY KEY, session TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE, turn TEXT, seq INTEGER,
+        step TEXT, role TEXT NOT NULL, packed INTEGER NOT NULL DEFAULT 0, undone REAL, at REAL NOT NULL,
+        body BLOB NOT NULL)""",
+    "CREATE UNIQUE INDEX messages_seq ON messages(session, seq)",
+    "CREATE UNIQUE INDEX messages_step ON messages(turn, step) WHERE step IS NOT NULL",
+    "CREATE INDEX messages_waiting ON messages(turn) WHERE seq IS NULL",
+    """CREATE TABLE intents(
+        turn TEXT NOT NULL, step TEXT NOT NULL, tool TEXT NOT NULL, at REAL NOT NULL,
+        PRIMARY KEY(turn, step)) WITHOUT ROWID""",
+    """CREATE TABLE receipts(
+        principal TEXT NOT NULL, source TEXT NOT NULL, key TEXT NOT NULL, digest BLOB NOT NULL, turn TEXT NOT NULL,
+        at REAL NOT NULL, expires REAL NOT NULL, outcome BLOB, PRIMARY KEY(principal, source, key)) WITHOUT ROWID""",
+    "CREATE INDEX receipts_turn ON receipts(turn)",
+    "CREATE INDEX receipts_expires ON receipts(expires)",
+    """CREATE TABLE settings(
+        session TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE, key TEXT NOT NULL, value BLOB NOT NULL,
+        source TEXT NOT NULL, at REAL NOT NULL, expires REAL, PRIMARY KEY(session, key)) WITHOUT ROWID""",
+    """CREATE TABLE approvals(
+        id TEXT PRIMARY KEY, session TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE, turn TEXT,
+        digest BLOB NOT NULL, action BLOB NOT NULL, state TEXT NOT NULL, asked REAL NOT NULL, expires REAL,
+        answered REAL, answered_by TEXT)""",
+    "CREATE INDEX approvals_session ON approvals(session, state)",
+    "CREATE INDEX approvals_pending ON approvals(expires) WHERE state = 'pending'",
+    """CREATE TABLE endings(
+        session TEXT NOT NULL, hook TEXT NOT NULL, done REAL, PRIMARY KEY(session, hook)) WITHOUT ROWID""",
+    "CREATE INDEX endings_pending ON endings(session, hook) WHERE done IS NULL",
+    """CREATE TABLE outbox(
+        id TEXT PRIMARY KEY, session TEXT, turn TEXT, channel TEXT NOT NULL, target TEXT NOT NULL, body BLOB NOT NULL,
+        state TEXT NOT NULL, attempts INTEGER NOT NULL DEFAULT 0, created REAL NOT NULL, due REAL NOT NULL,
+        expires REAL NOT NULL, external TEXT, error TEXT)""",
+    "CREATE INDEX outbox_due ON outbox(due) WHERE state IN ('prepared', 'unknown')",
+    "CREATE INDEX outbox_session ON outbox(session)",
+    """CREATE TABLE usage(
+        id INTEGER PRIMARY KEY, session TEXT, principal TEXT, agent TEXT NOT NULL, channel TEXT NOT NULL,
+        model TEXT NOT NULL, turn TEXT, at REAL NOT NULL, input INTEGER NOT NULL, cached INTEGER NOT NULL,
+        output INTEGER NOT NULL)""",
+    "CREATE INDEX usage_session ON usage(session) WHERE session IS NOT NULL",
+    """CREATE VIRTUAL TABLE messages_text USING fts5(
+        text, content='', contentless_delete=1, detail=none, tokenize='unicode61 remove_diacritics 2')""",
+)

@@ -1,0 +1,109 @@
+"""The outbox: answers on their way to a channel, each with one delivery identity.
+
+Guarantee: what is prepared is delivered, or stays visible as unknown or dead; one row is claimed by one sender at a
+time; each has an expiry and a bounded number of attempts. Whether a second attempt may be made after an unknown result
+is the channel's decision, not this table's.
+"""
+
+from collections.abc import Sequence
+
+from tidegate.store.rows import Db, DeliveryRow, DeliveryState
+
+_COLUMNS = "id, session, turn, channel, target, body, state, attempts, created, due, expires, external, error"
+
+
+def prepare(
+    db: Db,
+    *,
+    id: str,
+    session: str | None,
+    turn: str | None,
+    channel: str,
+    target: str,
+    body: bytes,
+    now: float,
+    expires: float,
+) -> bool:
+    """Makes a delivery due now; False when that identity exists already."""
+    db.execute(
+        "INSERT OR IGNORE INTO outbox(id, session, turn, channel, target, body, state, created, due, expires)"
+        " VALUES(?, ?, ?, ?, ?, ?, 'prepared', ?, ?, ?)",
+        (id, session, turn, channel, target, body, now, now, expires),
+    )
+    return db.changes() == 1
+
+
+def claim_due(db: Db, now: float, limit: int, channels: Sequence[str] | None = None) -> list[DeliveryRow]:
+    """Takes deliveries that are due for sending, the longest due first. What has expired is dead instead."""
+    db.execute(
+        "UPDATE outbox SET state = 'dead', error = coalesce(error, 'expired')"
+        " WHERE state IN ('prepared', 'unknown') AND due <= ?1 AND expires <= ?1",
+        (now,),
+    )
+    chosen = "" if channels is None else f" AND channel IN ({', '.join('?' * len(channels))})"
+    rows = db.execute(
+        "UPDATE outbox SET state = 'sending', attempts = attempts + 1 WHERE id IN (SELECT id FROM outbox"
+        f" WHERE state IN ('prepared', 'unknown') AND due <= ?{chosen} ORDER BY due LIMIT ?) RETURNING {_COLUMNS}",
+        (now, *(channels or ()), limit),
+    )
+    return sorted((DeliveryRow(*row) for row in rows), key=lambda row: (row.due, row.id))
+
+
+def get(db: Db, id: str) -> DeliveryRow | None:
+    row = db.execute(f"SELECT {_COLUMNS} FROM outbox WHERE id = ?", (id,)).get
+    return None if row is None else DeliveryRow(*row)
+
+
+def mark_sent(db: Db, id: str, external: str | None = None) -> bool:
+    """The channel has it; `external` is the channel's own id of it."""
+    return _leave_sending(db, id, "sent", "external = ?, error = NULL", (external,))
+
+
+def mark_unknown(db: Db, id: str, error: str, due: float) -> bool:
+    """It may have been delivered: asked about or sent again at `due`, as the channel's class says."""
+    return _leave_sending(db, id, "unknown", "error = ?, due = ?", (error, due))
+
+
+def mark_failed(
+    db: Db, id: str, *, error: str, due: float, attempts: int, permanent: bool = False
+) -> DeliveryState | None:
+    """It was certainly not delivered. Tried again at `due`; dead after `attempts`, after its expiry, or at once when
+    the channel says that trying again cannot help. The state it has now; None when nobody was sending it."""
+    row = db.execute(
+        "UPDATE outbox SET error = ?1, due = ?2,"
+        " state = CASE WHEN ?3 OR attempts >= ?4 OR ?2 >= expires THEN 'dead' ELSE 'prepared' END"
+        " WHERE id = ?5 AND state = 'sending' RETURNING state",
+        (error, due, permanent, attempts, id),
+    ).get
+    state: DeliveryState | None = row
+    return state
+
+
+def recover(db: Db, now: float) -> int:
+    """At start: whatever was being sent when the process died may or may not have arrived; how many."""
+    db.execute(
+        "UPDATE outbox SET state = 'unknown', due = ?, error = 'interrupted while sending' WHERE state = 'sending'",
+        (now,),
+    )
+    return db.changes()
+
+
+def counts(db: Db) -> dict[str, int]:
+    return {state: number for state, number in db.execute("SELECT state, count(*) FROM outbox GROUP BY state")}
+
+
+def purge(db: Db, before: float, limit: int) -> int:
+    """Removes what was sent or is dead and was made before that time."""
+    db.execute(
+        "DELETE FROM outbox WHERE id IN"
+        " (SELECT id FROM outbox WHERE state IN ('sent', 'dead') AND created < ? LIMIT ?)",
+        (before, limit),
+    )
+    return db.changes()
+
+
+def _leave_sending(db: Db, id: str, state: DeliveryState, rest: str, values: tuple[str | float | None, ...]) -> bool:
+    left = db.execute(
+        f"UPDATE outbox SET state = '{state}', {rest} WHERE id = ? AND state = 'sending' RETURNING 1", (*values, id)
+    ).get
+    return left is not None

@@ -1,0 +1,59 @@
+"""Receipts: the outer identities of accepted messages, by which a second delivery is recognised.
+
+Guarantee: of one (principal, source, key) there is at most one that holds; one past its time is as if absent. They are
+bounded in number by `prune`, which drops what expires soonest.
+"""
+
+from tidegate.store.rows import Db, ReceiptRow, decode_outcome, encode
+from tidegate.values import Outcome, Receipt
+
+_BATCH = 1000
+"""Rows that one call of `prune` removes at most, so that no write waits long behind it."""
+
+
+def find(db: Db, principal: str, source: str, key: str, now: float) -> ReceiptRow | None:
+    row = db.execute(
+        "SELECT principal, source, key, digest, turn, at, expires, outcome FROM receipts"
+        " WHERE principal = ? AND source = ? AND key = ? AND expires > ?",
+        (principal, source, key, now),
+    ).get
+    if row is None:
+        return None
+    owner, kind, name, digest, turn, at, expires, outcome = row
+    return ReceiptRow(owner, kind, name, digest, turn, at, expires, decode_outcome(outcome))
+
+
+def put(db: Db, principal: str, receipt: Receipt, turn: str, now: float) -> None:
+    """Records the receipt for a turn; an older one of the same identity gives way (its turn said "try again", or it
+    has expired: who asks `find` first never replaces one that holds)."""
+    db.execute(
+        "INSERT INTO receipts(principal, source, key, digest, turn, at, expires) VALUES(?, ?, ?, ?, ?, ?, ?)"
+        " ON CONFLICT DO UPDATE SET digest = excluded.digest, turn = excluded.turn, at = excluded.at,"
+        " expires = excluded.expires, outcome = NULL",
+        (principal, receipt.source, receipt.key, receipt.digest, turn, now, now + receipt.keep),
+    )
+
+
+def finish(db: Db, turn: str, outcome: Outcome) -> int:
+    """Keeps the outcome with the turn's receipts, for a turn whose rows are about to go; how many there were."""
+    if db.execute("SELECT 1 FROM receipts WHERE turn = ? LIMIT 1", (turn,)).get is None:
+        return 0
+    db.execute("UPDATE receipts SET outcome = ? WHERE turn = ?", (encode(outcome), turn))
+    return db.changes()
+
+
+def prune(db: Db, now: float, cap: int) -> int:
+    """Removes what has expired, and beyond `cap` what expires soonest; a bounded number at a time."""
+    excess = int(db.execute("SELECT count(*) FROM receipts").get) - cap
+    expired = int(
+        db.execute("SELECT count(*) FROM (SELECT 1 FROM receipts WHERE expires <= ? LIMIT ?)", (now, _BATCH)).get
+    )
+    number = min(max(excess, expired), _BATCH)
+    if number <= 0:
+        return 0
+    db.execute(
+        "DELETE FROM receipts WHERE (principal, source, key) IN"
+        " (SELECT principal, source, key FROM receipts ORDER BY expires LIMIT ?)",
+        (number,),
+    )
+    return db.changes()

@@ -1,0 +1,266 @@
+"""Sessions: who talks with which agent, and whether it is over.
+
+Guarantee: a session ends once, in one transaction with everything that dies with it, and what has ended is never
+written to again; a live name leads to at most one session of its principal. `get` is for the gateway's own work
+(recovery, turns); whatever serves a caller asks `owned`, `live_by_name` or `listing` with the caller's principal.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+import apsw
+
+from tidegate.errors import Conflict, NotFound, StoreFailed
+from tidegate.store.rows import Db, SessionKind, SessionRow, decode_prefix, encode
+from tidegate.values import Failure, Prefix
+
+_COLUMNS = (
+    "id, principal, channel, name, kind, agent, title, extra, prefix, encoder, parent, created, active, version, ended,"
+    " end_reason"
+)
+_SESSION_ENDED = encode(
+    Failure(
+        message="The session ended before this message was taken.",
+        type="invalid_request_error",
+        code="session_ended",
+        status=409,
+    )
+)
+
+
+def create(
+    db: Db,
+    *,
+    id: str,
+    principal: str,
+    channel: str,
+    name: str | None,
+    kind: SessionKind,
+    agent: str,
+    extra: str,
+    parent: str | None,
+    now: float,
+) -> SessionRow:
+    """A new session. Conflict when the principal has a live one of that name."""
+    try:
+        db.execute(
+            "INSERT INTO sessions(id, principal, channel, name, kind, agent, extra, parent, created, active)"
+            " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (id, principal, channel, name, kind, agent, extra, parent, now, now),
+        )
+    except apsw.ConstraintError:
+        raise Conflict("A live session of that name or id exists already.") from None
+    return SessionRow(id, principal, channel, name, kind, agent, "", extra, None, 0, parent, now, now, 0, None, None)
+
+
+def get(db: Db, id: str) -> SessionRow | None:
+    row = db.execute(f"SELECT {_COLUMNS} FROM sessions WHERE id = ?", (id,)).get
+    return None if row is None else SessionRow(*row)
+
+
+def version(db: Db, id: str) -> int:
+    """Rises with every change of the session or its transcript; -1 when it is not there."""
+    found: int | None = db.execute("SELECT version FROM sessions WHERE id = ?", (id,)).get
+    return -1 if found is None else found
+
+
+def owned(db: Db, id: str, principal: str) -> SessionRow | None:
+    """The session, if it is this principal's."""
+    row = db.execute(f"SELECT {_COLUMNS} FROM sessions WHERE id = ? AND principal = ?", (id, principal)).get
+    return None if row is None else SessionRow(*row)
+
+
+def live_by_name(db: Db, principal: str, name: str) -> SessionRow | None:
+    row = db.execute(
+        f"SELECT {_COLUMNS} FROM sessions WHERE principal = ? AND name = ? AND ended IS NULL", (principal, name)
+    ).get
+    return None if row is None else SessionRow(*row)
+
+
+def listing(
+    db: Db,
+    *,
+    principal: str | None,
+    ended: bool | None = None,
+    kind: SessionKind | None = None,
+    limit: int = 50,
+    before: tuple[float, str] | None = None,
+) -> list[SessionRow]:
+    """Sessions, the last active first; `before` is (active, id) of the last one seen. `principal=None` is the
+    operator's view of all."""
+    where: list[str] = []
+    values: list[float | str | None] = []
+    if principal is not None:
+        where.append("principal = ?")
+        values.append(principal)
+    if ended is not None:
+        where.append("ended IS NOT NULL" if ended else "ended IS NULL")
+    if kind is not None:
+        where.append("kind = ?")
+        values.append(kind)
+    if before is not None:
+        where.append("(active, id) < (?, ?)")
+        values.extend(before)
+    condition = f"WHERE {' AND '.join(where)}" if where else ""
+    rows = db.execute(
+        f"SELECT {_COLUMNS} FROM sessions {condition} ORDER BY active DESC, id DESC LIMIT ?", (*values, limit)
+    )
+    return [SessionRow(*row) for row in rows]
+
+
+def count(db: Db) -> tuple[int, int]:
+    """How many live and how many ended sessions there are."""
+    ended = int(db.execute("SELECT count(*) FROM sessions WHERE ended IS NOT NULL").get)
+    return int(db.execute("SELECT count(*) FROM sessions").get) - ended, ended
+
+
+def freeze(db: Db, id: str, prefix: Prefix, encoder: int) -> bytes:
+    """Fixes the session's prompt and tools. Freezing the same again changes nothing; another one is a Conflict, until
+    `clear_prefix` was called."""
+    body = encode(prefix)
+    digest = hashlib.sha256(body).digest()
+    db.execute("INSERT OR IGNORE INTO prefixes(id, body) VALUES(?, ?)", (digest, body))
+    changed = db.execute(
+        "UPDATE sessions SET prefix = ?, encoder = ?, version = version + 1"
+        " WHERE id = ? AND ended IS NULL AND (prefix IS NULL OR prefix = ?) RETURNING 1",
+        (digest, encoder, id, digest),
+    ).get
+    if changed is None:
+        raise _why_not(db, id, "Its prompt is frozen already; use /reload to rebuild it.")
+    return digest
+
+
+def prefix(db: Db, prefix_id: bytes) -> Prefix:
+    body = db.execute("SELECT body FROM prefixes WHERE id = ?", (prefix_id,)).get
+    if body is None:
+        raise StoreFailed("The frozen prompt of this session is not in the store; use /reload to rebuild it.")
+    return decode_prefix(body)
+
+
+def clear_prefix(db: Db, id: str) -> None:
+    """Forgets the frozen prompt, so that the next turn freezes a new one."""
+    old = db.execute("SELECT prefix FROM sessions WHERE id = ?", (id,)).get
+    _change(db, id, "prefix = NULL, encoder = 0", ())
+    if old is not None:
+        _drop_unused_prefix(db, old)
+
+
+def set_title(db: Db, id: str, title: str) -> None:
+    _change(db, id, "title = ?", (title,))
+
+
+def set_agent(db: Db, id: str, agent: str) -> None:
+    _change(db, id, "agent = ?", (agent,))
+
+
+def touch(db: Db, id: str, now: float) -> None:
+    _change(db, id, "active = max(active, ?)", (now,))
+
+
+def end(db: Db, id: str, *, reason: str, hooks: Sequence[str], now: float) -> bool:
+    """Ends the session for good. True exactly once; False when it has ended already or is not there.
+
+    With it, in the caller's transaction: settings go, pending approvals are cancelled, queued turns are refused (their
+    messages stay, never taken), and each hook gets a row that says it is still to run.
+    """
+    ended = db.execute(
+        "UPDATE sessions SET ended = ?, end_reason = ?, version = version + 1 WHERE id = ? AND ended IS NULL"
+        " RETURNING 1",
+        (now, reason, id),
+    ).get
+    if ended is None:
+        return False
+    db.execute("DELETE FROM settings WHERE session = ?", (id,))
+    db.execute(
+        "UPDATE approvals SET state = 'cancelled', answered = ? WHERE session = ? AND state = 'pending'", (now, id)
+    )
+    db.execute(
+        "UPDATE turns SET state = 'refused', finish = 'error', finished = ?, error = ?"
+        " WHERE session = ? AND state = 'queued'",
+        (now, _SESSION_ENDED, id),
+    )
+    for hook in hooks:
+        db.execute("INSERT OR IGNORE INTO endings(session, hook) VALUES(?, ?)", (id, hook))
+    return True
+
+
+def delete(db: Db, id: str) -> bool:
+    """Removes the session and all that is only its own. False when it is not there.
+
+    Of an ephemeral session stay the receipts that hold their outcome, for their own retention, and the principal of
+    its usage rows; a prompt that only it used is left to `maintenance.purge`, since the next one mostly has the same.
+    """
+    found = db.execute("SELECT prefix, kind FROM sessions WHERE id = ?", (id,)).get
+    if found is None:
+        return False
+    prefix_id, kind = found
+    ephemeral = kind == "ephemeral"
+    mine = "(SELECT id FROM turns WHERE session = ?)"
+    mark = int(db.execute("SELECT value FROM meta WHERE key = 'indexed'").get)
+    db.execute(
+        "DELETE FROM messages_text WHERE rowid IN (SELECT id FROM messages WHERE session = ? AND id <= ?)", (id, mark)
+    )
+    db.execute(f"DELETE FROM intents WHERE turn IN {mine}", (id,))
+    if ephemeral:
+        db.execute(f"DELETE FROM receipts WHERE outcome IS NULL AND turn IN {mine}", (id,))
+        db.execute("UPDATE usage SET session = NULL, turn = NULL WHERE session = ?", (id,))
+    else:
+        db.execute(f"DELETE FROM receipts WHERE turn IN {mine}", (id,))
+        db.execute("UPDATE usage SET session = NULL, turn = NULL, principal = NULL WHERE session = ?", (id,))
+    db.execute("DELETE FROM endings WHERE session = ?", (id,))
+    db.execute("DELETE FROM outbox WHERE session = ?", (id,))
+    db.execute("DELETE FROM sessions WHERE id = ?", (id,))
+    # Row ids are given again once the highest is gone; the mark must not stand above a row that is yet to come.
+    db.execute(
+        "UPDATE meta SET value = (SELECT coalesce(max(id), 0) FROM messages)"
+        " WHERE key = 'indexed' AND value > (SELECT coalesce(max(id), 0) FROM messages)"
+    )
+    if prefix_id is not None and not ephemeral:
+        _drop_unused_prefix(db, prefix_id)
+    return True
+
+
+def idle(db: Db, *, kind: SessionKind, before: float, limit: int) -> list[str]:
+    """Live sessions without activity since `before`, the stalest first; never one with a queued or running turn."""
+    rows = db.execute(
+        "SELECT id FROM sessions WHERE kind = ? AND ended IS NULL AND active < ? AND NOT EXISTS("
+        "SELECT 1 FROM turns WHERE turns.session = sessions.id AND state IN ('queued', 'running'))"
+        " ORDER BY active LIMIT ?",
+        (kind, before, limit),
+    )
+    return [row[0] for row in rows]
+
+
+def ended_before(db: Db, before: float, limit: int) -> list[str]:
+    """Sessions that ended before that time and whose hooks have all run, the oldest first."""
+    rows = db.execute(
+        "SELECT id FROM sessions WHERE ended IS NOT NULL AND ended < ? AND NOT EXISTS("
+        "SELECT 1 FROM endings WHERE endings.session = sessions.id AND done IS NULL) ORDER BY ended LIMIT ?",
+        (before, limit),
+    )
+    return [row[0] for row in rows]
+
+
+def _change(db: Db, id: str, assignment: str, values: tuple[str | float, ...]) -> None:
+    changed = db.execute(
+        f"UPDATE sessions SET {assignment}, version = version + 1 WHERE id = ? AND ended IS NULL RETURNING 1",
+        (*values, id),
+    ).get
+    if changed is None:
+        raise _why_not(db, id, "The session cannot be changed.")
+
+
+def _why_not(db: Db, id: str, otherwise: str) -> Conflict | NotFound:
+    ended = db.execute("SELECT ended FROM sessions WHERE id = ?", (id,)).fetchall()
+    if not ended:
+        return NotFound("There is no such session.")
+    if ended[0][0] is not None:
+        return Conflict("The session has ended; start a new one.", code="session_ended")
+    return Conflict(otherwise)
+
+
+def _drop_unused_prefix(db: Db, prefix_id: bytes) -> None:
+    db.execute(
+        "DELETE FROM prefixes WHERE id = ? AND NOT EXISTS(SELECT 1 FROM sessions WHERE prefix = ?)",
+        (prefix_id, prefix_id),
+    )

@@ -1,0 +1,251 @@
+"""Turns: a message's way from accepted to settled.
+
+Guarantee: a turn moves queued → running → settled and never back; it is settled once; the messages it was accepted with
+get their places in the transcript in the same transaction in which it is taken. Numbers count within a session without
+gaps in time: a later turn has a higher number.
+"""
+
+from typing import Any
+
+from tidegate.errors import Conflict, NotFound
+from tidegate.store.rows import Db, TurnRow, decode_call, decode_failure, decode_outcome, encode, encode_call, unpack
+from tidegate.values import Call, Failure, OnDisconnect, Outcome, TurnState, Usage
+
+_COLUMNS = (
+    "turns.id, session, number, state, turns.channel, call, on_disconnect, attempts, accepted, started, finished,"
+    " finish, error, input, cached, output, steps"
+)
+NOTHING = Usage()
+
+
+def _row(row: Any) -> TurnRow:
+    (id, session, number, state, channel, call, on_disconnect, attempts, accepted, started, finished) = row[:11]
+    finish, error, spent_in, cached, spent_out, steps = row[11:]
+    return TurnRow(
+        id,
+        session,
+        number,
+        state,
+        channel,
+        decode_call(call),
+        on_disconnect,
+        attempts,
+        accepted,
+        started,
+        finished,
+        finish,
+        decode_failure(error),
+        Usage(input=spent_in, cached=cached, output=spent_out) if spent_in or spent_out else NOTHING,
+        steps,
+    )
+
+
+def insert(
+    db: Db,
+    *,
+    id: str,
+    session: str,
+    channel: str,
+    call: Call,
+    on_disconnect: OnDisconnect,
+    now: float,
+) -> int:
+    """A queued turn of a live session; its number."""
+    number = db.execute(
+        "INSERT INTO turns(id, session, number, state, channel, call, on_disconnect, accepted)"
+        " SELECT ?, id, coalesce((SELECT max(number) FROM turns WHERE session = ?), 0) + 1, 'queued', ?, ?, ?, ?"
+        " FROM sessions WHERE id = ? AND ended IS NULL RETURNING number",
+        (id, session, channel, encode_call(call), on_disconnect, now, session),
+    ).get
+    if number is None:
+        raise refusal(db, session)
+    return int(number)
+
+
+def get(db: Db, id: str) -> TurnRow | None:
+    """The turn, whoever's it is: for the gateway's own work."""
+    row = db.execute(f"SELECT {_COLUMNS} FROM turns WHERE id = ?", (id,)).get
+    return None if row is None else _row(row)
+
+
+def owned(db: Db, id: str, principal: str) -> TurnRow | None:
+    """The turn, if its session is this principal's."""
+    row = db.execute(
+        f"SELECT {_COLUMNS} FROM turns JOIN sessions ON sessions.id = turns.session"
+        " WHERE turns.id = ? AND principal = ?",
+        (id, principal),
+    ).get
+    return None if row is None else _row(row)
+
+
+def take(db: Db, id: str, now: float) -> TurnRow:
+    """The turn runs now. Taken from the queue, its waiting messages get the next places and the names in-0, in-1, …;
+    taken again after a crash, only its attempts are counted: what came in meanwhile is for `messages.steered`."""
+    found = db.execute(
+        "UPDATE turns SET attempts = attempts + 1, started = ?, state = 'running' WHERE id = ? AND state = 'queued'"
+        f" RETURNING {_COLUMNS}",
+        (now, id),
+    ).get
+    queued = found is not None
+    if not queued:
+        found = db.execute(
+            f"UPDATE turns SET attempts = attempts + 1 WHERE id = ? AND state = 'running' RETURNING {_COLUMNS}", (id,)
+        ).get
+    if found is None:
+        raise _not_open(db, id)
+    turn = _row(found)
+    live = db.execute(
+        "UPDATE sessions SET version = version + 1, active = max(active, ?) WHERE id = ? AND ended IS NULL RETURNING 1",
+        (now, turn.session),
+    ).get
+    if live is None:
+        raise refusal(db, turn.session)
+    if queued:
+        place_waiting(db, turn.session, id, "in-")
+    return turn
+
+
+def park(db: Db, id: str) -> bool:
+    """The running turn stopped on purpose between two steps, to go on at the next start: this attempt does not count
+    against the budget of resumes. False when it is not running."""
+    parked = db.execute(
+        "UPDATE turns SET attempts = max(attempts - 1, 0) WHERE id = ? AND state = 'running' RETURNING 1", (id,)
+    ).get
+    return parked is not None
+
+
+def place_waiting(db: Db, session: str, turn: str, prefix: str) -> list[int]:
+    """Gives the turn's waiting messages the next places of the transcript, in the order they were accepted, and the
+    names <prefix>0, <prefix>1, …; their row ids."""
+    ids = [row[0] for row in db.execute("SELECT id FROM messages WHERE turn = ? AND seq IS NULL ORDER BY id", (turn,))]
+    for number, id in enumerate(ids):
+        db.execute(
+            "UPDATE messages SET step = ?, seq = (SELECT coalesce(max(seq), 0) + 1 FROM messages WHERE session = ?)"
+            " WHERE id = ?",
+            (f"{prefix}{number}", session, id),
+        )
+    return ids
+
+
+def open_turns(db: Db) -> list[TurnRow]:
+    """Every queued or running turn, by session and number: what a start has to go on with."""
+    rows = db.execute(f"SELECT {_COLUMNS} FROM turns WHERE state IN ('queued', 'running') ORDER BY session, number")
+    return [_row(row) for row in rows]
+
+
+def running(db: Db, session: str) -> str | None:
+    """The session's running turn."""
+    id: str | None = db.execute(
+        "SELECT id FROM turns WHERE session = ? AND state = 'running' ORDER BY number LIMIT 1", (session,)
+    ).get
+    return id
+
+
+def waiting(db: Db, session: str) -> int:
+    return int(db.execute("SELECT count(*) FROM turns WHERE session = ? AND state = 'queued'", (session,)).get)
+
+
+def settle(
+    db: Db,
+    id: str,
+    *,
+    state: TurnState,
+    finish: str = "",
+    error: Failure | None = None,
+    usage: Usage = NOTHING,
+    steps: int = 0,
+    now: float,
+) -> bool:
+    """The turn has ended so. True once; False when it was settled already. Works in an ended session too."""
+    done = db.execute(
+        "UPDATE turns SET state = ?, finish = ?, error = ?, input = ?, cached = ?, output = ?, steps = ?, finished = ?"
+        " WHERE id = ? AND state IN ('queued', 'running') RETURNING 1",
+        (
+            state,
+            finish,
+            None if error is None else encode(error),
+            usage.input,
+            usage.cached,
+            usage.output,
+            steps,
+            now,
+            id,
+        ),
+    ).get
+    return done is not None
+
+
+def outcome(db: Db, id: str) -> Outcome | None:
+    """How the turn stands or ended, from its rows, or from a receipt when its rows are gone. For the gateway's own
+    work: a caller is answered by `outcome_for`."""
+    return _outcome(db, id, None)
+
+
+def outcome_for(db: Db, id: str, principal: str) -> Outcome | None:
+    """`outcome`, if the turn is this principal's."""
+    return _outcome(db, id, principal)
+
+
+def principal(db: Db, id: str) -> str | None:
+    """Whose turn it is or, when its rows are gone, was."""
+    owner: str | None = db.execute(
+        "SELECT principal FROM turns JOIN sessions ON sessions.id = turns.session WHERE turns.id = ?", (id,)
+    ).get
+    if owner is None:
+        owner = db.execute("SELECT principal FROM receipts WHERE turn = ? LIMIT 1", (id,)).get
+    return owner
+
+
+def listing(db: Db, session: str, limit: int) -> list[TurnRow]:
+    """The session's turns, the latest first."""
+    rows = db.execute(f"SELECT {_COLUMNS} FROM turns WHERE session = ? ORDER BY number DESC LIMIT ?", (session, limit))
+    return [_row(row) for row in rows]
+
+
+def refusal(db: Db, session: str) -> Conflict | NotFound:
+    """Why nothing can be added to this session."""
+    if db.execute("SELECT 1 FROM sessions WHERE id = ?", (session,)).get is None:
+        return NotFound("There is no such session.")
+    return Conflict("The session has ended; start a new one.", code="session_ended")
+
+
+def _not_open(db: Db, id: str) -> Conflict | NotFound:
+    if db.execute("SELECT 1 FROM turns WHERE id = ?", (id,)).get is None:
+        return NotFound("There is no such turn.")
+    return Conflict("The turn has ended already.", code="turn_ended")
+
+
+def _outcome(db: Db, id: str, principal: str | None) -> Outcome | None:
+    found = db.execute(
+        f"SELECT {_COLUMNS}, agent FROM turns JOIN sessions ON sessions.id = turns.session"
+        " WHERE turns.id = ?1 AND (?2 IS NULL OR principal = ?2)",
+        (id, principal),
+    ).get
+    if found is None:
+        kept = db.execute(
+            "SELECT outcome FROM receipts WHERE turn = ?1 AND outcome IS NOT NULL AND (?2 IS NULL OR principal = ?2)"
+            " LIMIT 1",
+            (id, principal),
+        ).get
+        return decode_outcome(kept)
+    turn = _row(found[:-1])
+    last = db.execute(
+        "SELECT body, packed FROM messages WHERE turn = ? AND step IS NOT NULL AND role = 'assistant'"
+        " ORDER BY seq DESC LIMIT 1",
+        (id,),
+    ).get
+    answer = None if last is None else unpack(*last)
+    return Outcome(
+        turn=id,
+        session=turn.session,
+        state=turn.state,
+        agent=found[-1],
+        text="" if answer is None else answer.text,
+        calls=() if answer is None else answer.calls,
+        finish=turn.finish,
+        usage=turn.usage,
+        steps=turn.steps,
+        error=turn.error,
+        accepted=turn.accepted,
+        finished=turn.finished or 0.0,
+    )

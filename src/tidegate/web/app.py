@@ -1,0 +1,260 @@
+"""The web application: one ASGI callable in front of everything that HTTP can reach.
+
+Guarantee: every request gets an answer of our shape, whatever happens in it: unknown paths, wrong methods, refusals,
+failures, the unforeseen, and the end of the process. The hot path is found by one look into a table. The application
+owns no task; `background` is what its server must run.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import anyio
+import structlog
+from starlette.exceptions import HTTPException
+from starlette.routing import Route, Router
+
+from tidegate.commands import Commands
+from tidegate.config import Config
+from tidegate.errors import NotFound, Refused, Stopping
+from tidegate.models import Models
+from tidegate.security import Principal, Redactor
+from tidegate.sessions import Sessions
+from tidegate.store import Store
+from tidegate.web.admin import Admin
+from tidegate.web.api import Api
+from tidegate.web.auth import Keyring
+from tidegate.web.chat import CHAT, ChatCompletions
+from tidegate.web.decoding import Bodies, Gone
+from tidegate.web.endpoint import Ask, Endpoint, PathApp
+from tidegate.web.errors import Answer, Errors, json_answer, send_answer
+from tidegate.web.events import Events
+from tidegate.web.health import Health
+from tidegate.web.metrics import OTHER, Metrics, Traffic
+from tidegate.web.openapi import describe_api
+from tidegate.web.protocol import ABORT
+from tidegate.web.sse import KEEP_ALIVE_SECONDS, Pulse, Stalled
+from tidegate.web.static import Pages
+
+LAST_WORDS_SECONDS = 0.5
+"""How long a request that is cut off at the end of the process may take to say so."""
+
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+Status = Callable[[], Awaitable[Mapping[str, Any]]]
+
+log = structlog.stdlib.get_logger(__name__)
+
+
+class _NoMethod(Refused):
+    status = 405
+    code = "method_not_allowed"
+
+    def __init__(self, method: str, allowed: str) -> None:
+        super().__init__(f"{method[:20]} is not possible here; use {allowed}.")
+        self.allowed = allowed
+
+
+class _Watched:
+    """A request's `send` that remembers what was answered."""
+
+    __slots__ = ("_send", "done", "status")
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status = 0
+        self.done = False
+
+    async def __call__(self, message: Any) -> None:
+        await self._send(message)
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        elif not message.get("more_body"):
+            self.done = True
+
+
+class App:
+    def __init__(
+        self,
+        *,
+        chat: ChatCompletions,
+        endpoints: list[Endpoint],
+        keyring: Keyring,
+        bodies: Bodies,
+        events: Events,
+        pulse: Pulse,
+        errors: Errors,
+        traffic: Traffic,
+        health: Health,
+    ) -> None:
+        self._chat = chat
+        self._events = events
+        self._pulse = pulse
+        self._errors = errors
+        self._traffic = traffic
+        self._health = health
+        self._stopping = False
+        self._description: bytes | None = None
+        self._endpoints = [*endpoints, self._described()]
+        self._router = Router(_routes(self._endpoints, keyring, bodies))
+        self.keyring = keyring
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        began = time.perf_counter()
+        watched = _Watched(send)
+        is_chat = scope["path"] == CHAT.path
+        try:
+            if self._stopping:
+                raise Stopping("The gateway is stopping; send this again when it is back.", retry_after=5)
+            if is_chat:
+                if scope["method"] != CHAT.method:
+                    raise _NoMethod(scope["method"], CHAT.method)
+                await self._chat(scope, receive, watched)
+            else:
+                await self._route(scope, receive, watched)
+        except Gone:
+            watched.status = 499
+        except Stalled:
+            scope.get(ABORT, _nothing)()
+        except asyncio.CancelledError:
+            await self._cut_off(watched, scope)
+        except Exception as error:
+            await self._fail(error, watched, scope)
+        route = CHAT.path if is_chat else _route_of(scope)
+        self._traffic.answered(route, watched.status)
+        if is_chat:
+            self._traffic.chatted(time.perf_counter() - began)
+
+    async def background(self) -> None:
+        """Keeps quiet streams alive and measures the loop, for as long as it runs."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._pulse.run)
+            group.start_soon(self._health.watch_loop)
+
+    def stop(self) -> None:
+        """Take no new request and let the event streams go; answers that run go on."""
+        self._stopping = True
+        self._events.stop()
+
+    # -- routing --
+
+    async def _route(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        scope["app"] = self  # without it Starlette answers unknown paths itself, in plain text
+        try:
+            await self._router(scope, receive, send)
+        except HTTPException as error:
+            if error.status_code == 405:
+                raise _NoMethod(scope["method"], (error.headers or {})["Allow"]) from None
+            raise NotFound(f"There is nothing at {scope['path'][:200]!r}; see /openapi.json.") from None
+
+    def _described(self) -> Endpoint:
+        return Endpoint(
+            method="GET", path="/openapi.json", handler=self._describe, summary="This description", who="anyone",
+            answers={200: dict[str, Any]},
+        )  # fmt: skip
+
+    async def _describe(self, ask: Ask) -> Answer:
+        if self._description is None:
+            self._description = json_answer(describe_api([CHAT, *self._endpoints])).body
+        body = self._description
+        return Answer(200, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))], body)
+
+    # -- failures --
+
+    async def _fail(self, error: Exception, send: _Watched, scope: dict[str, Any]) -> None:
+        answer = self._errors.of(error)
+        if send.status:
+            # The response has begun: it can only be broken off, which every client notices.
+            log.warning("a response was broken off", path=_route_of(scope), error=str(error))
+            scope.get(ABORT, _nothing)()
+            return
+        if isinstance(error, _NoMethod):
+            answer.headers.append((b"allow", error.allowed.encode()))
+        if self._stopping:
+            answer.headers.append((b"connection", b"close"))
+        await send_answer(send, answer)
+
+    async def _cut_off(self, send: _Watched, scope: dict[str, Any]) -> None:
+        """The deadline of the gateway's stop has passed. This task is at its end: nothing above waits for it."""
+        if send.done:
+            return
+        if send.status:
+            scope.get(ABORT, _nothing)()
+            return
+        stopping = Stopping("The gateway is stopping; what was accepted goes on after its next start.", retry_after=5)
+        answer = self._errors.of(stopping)
+        answer.headers.append((b"connection", b"close"))
+        with anyio.move_on_after(LAST_WORDS_SECONDS, shield=True):
+            await send_answer(send, answer)
+
+
+def create_app(
+    *,
+    door: Sessions,
+    commands: Commands,
+    store: Store,
+    config: Config,
+    models: Models,
+    redactor: Redactor,
+    health: Health,
+    status: Status,
+    keep_alive: float = KEEP_ALIVE_SECONDS,
+) -> App:
+    """Builds the application; nothing is opened or started."""
+
+    def agents(principal: Principal) -> tuple[str, ...]:
+        return tuple(view.name for view in door.agents(principal))
+
+    errors = Errors(redactor.text)
+    keyring = Keyring(store, config.server, agents)
+    bodies = Bodies(config.limits.body_bytes)
+    pulse = Pulse(keep_alive)
+    events = Events(door, pulse)
+    traffic = Traffic()
+    metrics = Metrics(
+        traffic=traffic,
+        door=door.status,
+        store=store.stats,
+        caches=lambda: (keyring.stats(),),
+        gauges=lambda: {
+            "loop_lag_seconds": health.lag,
+            "event_streams": float(events.open),
+            "open_streams": float(len(pulse.open)),
+            "body_bytes_held": float(bodies.held),
+        },
+    )
+    admin = Admin(keyring, health, metrics, Pages(), status, frozenset(config.agents))
+    return App(
+        chat=ChatCompletions(door, keyring, bodies, errors, pulse, config),
+        endpoints=[*admin.endpoints(), *Api(door, commands, events).endpoints()],
+        keyring=keyring,
+        bodies=bodies,
+        events=events,
+        pulse=pulse,
+        errors=errors,
+        traffic=traffic,
+        health=health,
+    )
+
+
+def _routes(endpoints: list[Endpoint], keyring: Keyring, bodies: Bodies) -> list[Route]:
+    by_path: dict[str, list[Endpoint]] = {}
+    for endpoint in endpoints:
+        by_path.setdefault(endpoint.path, []).append(endpoint)
+    routes: list[Route] = []
+    for path, group in by_path.items():
+        app = PathApp(group, keyring, bodies)
+        routes.append(Route(path, app, methods=app.methods))
+    return routes
+
+
+def _route_of(scope: dict[str, Any]) -> str:
+    route = scope.get("route")
+    return route.path if isinstance(route, Route) else OTHER
+
+
+def _nothing() -> None:
+    pass

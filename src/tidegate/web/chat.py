@@ -1,0 +1,265 @@
+"""`POST /v1/chat/completions`: a message in, an answer out, whole or streamed.
+
+Guarantee: the caller is known before a byte of the body is read; the message is durable before anything is answered;
+the answer is OpenAI's shape; a turn whose reader went away is given to the door, which stops it or lets it go on. The
+request's own bytes are dropped as soon as the message is accepted, however long the turn takes.
+"""
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from tidegate.config import Config
+from tidegate.errors import NotFound
+from tidegate.sessions import Sessions
+from tidegate.values import Accepted, Failure, Inbound, Outcome, Receipt
+from tidegate.web import headers as given
+from tidegate.web.auth import Caller, Keyring
+from tidegate.web.completion import Chunks, Completion, completion
+from tidegate.web.connection import unless_gone
+from tidegate.web.decoding import Bodies, decode, refuse_duplicates
+from tidegate.web.endpoint import Endpoint
+from tidegate.web.errors import Errors, json_answer, send_answer
+from tidegate.web.openai import ChatRequest, call_of, conversation, is_given, new_message
+from tidegate.web.sse import Pulse, Stream
+from tidegate.web.telling import Telling
+
+IDEMPOTENCY_SECONDS = 86400.0
+RETRY_SECONDS = 600.0
+
+_STOPPING = Failure(
+    message="The gateway is stopping; the turn goes on after its next start. Fetch it by its X-Turn-Id.",
+    code="stopping",
+    status=503,
+    retry=True,
+)
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+
+
+class SteeredAnswer(msgspec.Struct, frozen=True):
+    """The message joined a turn that runs; that turn's own response tells its answer."""
+
+    id: str
+    session: str
+    object: str = "turn"
+    status: str = "steered"
+
+
+CHAT = Endpoint(
+    method="POST",
+    path="/v1/chat/completions",
+    summary="Ask an agent: OpenAI's chat completions",
+    body=ChatRequest,
+    answers={200: Completion, 202: SteeredAnswer},
+    refusals=(404, 409, 413, 422, 429, 502, 503, 504),
+    headers=("X-Session-Id", "X-Busy", "X-On-Disconnect", "X-Events", "Idempotency-Key"),
+)
+"""Described here, but served before any routing: it is the hot path."""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What is left of a request once its message is accepted."""
+
+    accepted: Accepted
+    model: str
+    stream: bool
+    usage: bool
+    old_functions: bool
+    full: bool
+    may_cancel: bool
+    """Whether a caller that goes away may mean that the turn is stopped."""
+
+
+class ChatCompletions:
+    def __init__(
+        self, door: Sessions, keyring: Keyring, bodies: Bodies, errors: Errors, pulse: Pulse, config: Config
+    ) -> None:
+        self._door = door
+        self._keyring = keyring
+        self._bodies = bodies
+        self._errors = errors
+        self._pulse = pulse
+        self._agents = config.agents
+        self._message_bytes = config.limits.message_bytes
+        self._decoder = msgspec.json.Decoder(ChatRequest)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = given.headers_of(scope["headers"])
+        caller = await self._keyring.caller("POST", headers)
+        asked = await self._accept(caller, headers, receive)
+        if asked.accepted.how == "steered":
+            answer = SteeredAnswer(id=asked.accepted.turn, session=asked.accepted.session)
+            await send_answer(send, json_answer(answer, status=202, headers=_turn_header(asked)))
+            return
+        if not asked.may_cancel:
+            await self._answer(asked, send)
+            return
+        if await unless_gone(receive, partial(self._answer, asked, send)):
+            await self._door.abandon(asked.accepted.turn)
+
+    # -- in --
+
+    async def _accept(self, caller: Caller, headers: given.Headers, receive: Receive) -> Asked:
+        body = await self._bodies.read(headers.get(b"content-length"), receive)
+        request = decode(body, self._decoder)
+        if _looks_doubled(body, request):
+            refuse_duplicates(body)
+        if request.model not in caller.agents:
+            raise NotFound(
+                f"There is no model {request.model[:100]!r}; this key may use: {', '.join(caller.agents) or 'none'}.",
+                code="model_not_found",
+                param="model",
+            )
+        name = given.session_name(headers)
+        call = call_of(request, named=name is not None, allowed=self._agents[request.model].caller_tools)
+        if name is None:
+            messages, extra = conversation(request.messages, self._message_bytes)
+        else:
+            message, extra = new_message(request.messages, self._message_bytes)
+            messages = (message,)
+        key = given.idempotency_key(headers)
+        wish = given.on_disconnect(headers)
+        full = given.all_events(headers)
+        inbound = Inbound(
+            principal=caller.principal.id,
+            channel="http",
+            agent=request.model,
+            messages=messages,
+            name=name,
+            extra_prompt=extra,
+            call=call,
+            busy=given.busy(headers),
+            on_disconnect=wish,
+            receipts=_receipts(key, given.retries(headers), name, body),
+        )
+        return Asked(
+            accepted=await self._door.accept(inbound),
+            model=request.model,
+            stream=bool(request.stream),
+            usage=bool(request.stream_options and request.stream_options.include_usage),
+            old_functions=is_given(request.functions),
+            full=full,
+            may_cancel=wish == "cancel" or (wish is None and name is None and key is None),
+        )
+
+    # -- out --
+
+    async def _answer(self, asked: Asked, send: Send) -> None:
+        if asked.stream:
+            await self._stream(asked, send)
+        else:
+            await self._whole(await self._outcome(asked), asked, send)
+
+    async def _outcome(self, asked: Asked) -> Outcome:
+        if asked.accepted.how == "replayed":
+            return await self._door.outcome(asked.accepted.turn)
+        return await self._door.wait(asked.accepted.turn)
+
+    async def _whole(self, outcome: Outcome, asked: Asked, send: Send) -> None:
+        if outcome.error is not None and not _is_partial(outcome):
+            answer = self._errors.of_failure(outcome.error)
+            answer.headers.extend(_turn_header(asked))
+        else:
+            headers = _turn_header(asked)
+            if outcome.state == "stopped":
+                headers.append((b"x-turn-state", b"stopped"))
+            value = completion(outcome, asked.model, old_functions=asked.old_functions)
+            answer = json_answer(value, headers=headers)
+        await send_answer(send, answer)
+
+    async def _stream(self, asked: Asked, send: Send) -> None:
+        log = self._door.live(asked.accepted.turn)
+        outcome: Outcome | None = None
+        if log is None:
+            outcome = await self._outcome(asked)
+        created = int(outcome.accepted if outcome is not None else self._door.clock())
+        chunks = Chunks(asked.accepted.turn, asked.model, created, usage=asked.usage, old_functions=asked.old_functions)
+        telling = Telling(chunks, full=asked.full)
+        async with Stream(send, self._pulse, _turn_header(asked)) as stream:
+            if log is not None:
+                async with aclosing(log.read()) as batches:
+                    async for batch in batches:
+                        data = telling.of(batch)
+                        if telling.broken or telling.outcome is not None:
+                            await self._end(telling, telling.outcome, asked, stream, send, data)
+                            break
+                        if data:
+                            await stream.write(data)
+                    else:
+                        await self._end(telling, None, asked, stream, send, b"")
+            else:
+                await self._end(telling, outcome, asked, stream, send, b"")
+        if telling.broken:
+            await self._door.abandon(asked.accepted.turn)
+
+    async def _end(
+        self, telling: Telling, outcome: Outcome | None, asked: Asked, stream: Stream, send: Send, data: bytes
+    ) -> None:
+        if telling.broken:
+            failure = Failure(
+                message=f"The model's answer broke off after text was shown ({telling.broken}); the turn began it "
+                f"anew. Fetch it with GET /api/turns/{asked.accepted.turn}.",
+                type="model_error",
+                code="answer_restarted",
+                status=502,
+            )
+        elif outcome is None:
+            failure = _STOPPING
+        elif outcome.error is None or _is_partial(outcome):
+            await stream.finish(data + telling.ending(outcome))
+            return
+        else:
+            failure = outcome.error
+        if stream.started or telling.broken:
+            await stream.finish(data + self._errors.event(failure))
+            return
+        answer = self._errors.of_failure(failure)
+        answer.headers.extend(_turn_header(asked))
+        await send_answer(send, answer)
+
+
+def _is_partial(outcome: Outcome) -> bool:
+    """Stopped by somebody after it had said something: that is its answer."""
+    return outcome.state == "stopped" and bool(outcome.text)
+
+
+def _turn_header(asked: Asked) -> list[tuple[bytes, bytes]]:
+    return [(b"x-turn-id", asked.accepted.turn.encode())]
+
+
+def _looks_doubled(body: bytes, request: ChatRequest) -> bool:
+    """A cheap look for names given twice. Most bodies pass; one that does not is read again, exactly."""
+    return (
+        body.count(b'"model"') > 1
+        or body.count(b'"messages"') > 1
+        or body.count(b'"stream"') > 1
+        or body.count(b'"role"') > len(request.messages)
+        or body.count(b'"content"') > len(request.messages)
+    )
+
+
+def _canonical(body: bytes) -> bytes:
+    """The same bytes for the same JSON, however it was written."""
+    return msgspec.json.encode(msgspec.json.decode(body), order="sorted")
+
+
+def _receipts(key: str | None, retries: str, name: str | None, body: bytes) -> tuple[Receipt, ...]:
+    """The outer identities of this request: the caller's own key, and an official client's retry."""
+    found: list[Receipt] = []
+    where = (name or "").encode()
+    if key is not None:
+        digest = hashlib.sha256(b"%d:%b" % (len(where), where) + _canonical(body)).digest()
+        found.append(Receipt(source="idempotency", key=key, digest=digest, keep=IDEMPOTENCY_SECONDS))
+    if retries != "none":
+        hashed = hashlib.sha256(b"%d:%b" % (len(where), where))
+        hashed.update(body)
+        source = "retry" if retries == "again" else "retry-mark"
+        found.append(Receipt(source=source, key=hashed.hexdigest(), digest=hashed.digest(), keep=RETRY_SECONDS))
+    return tuple(found)

@@ -1,0 +1,151 @@
+"""OpenAI's chat answers, whole and in chunks, as we give them.
+
+Guarantee: the official client's types accept every byte of it. What is the same in all chunks of an answer is encoded
+once per answer.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+from tidegate.values import Outcome, ToolCall, Usage
+
+_FINISH = {"stopped": "stop", "error": "stop", "": "stop"}
+"""Our own words for how an answer ended that OpenAI has no word for."""
+
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
+
+
+class CachedTokens(msgspec.Struct, frozen=True):
+    cached_tokens: int
+
+
+class UsageOut(msgspec.Struct, frozen=True):
+    """Tokens, summed over the steps of the turn."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class CalledFunction(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str
+
+
+class CallOut(msgspec.Struct, frozen=True):
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+class MessageOut(msgspec.Struct, frozen=True):
+    content: str | None
+    role: Literal["assistant"] = "assistant"
+    refusal: str | None = None
+    tool_calls: list[CallOut] | msgspec.UnsetType = msgspec.UNSET
+    function_call: CalledFunction | msgspec.UnsetType = msgspec.UNSET
+
+
+class Choice(msgspec.Struct, frozen=True):
+    message: MessageOut
+    finish_reason: FinishReason
+    index: int = 0
+    logprobs: None = None
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """The answer of a turn, as one object."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: UsageOut
+    object: Literal["chat.completion"] = "chat.completion"
+
+
+def completion_id(turn: str) -> str:
+    return f"chatcmpl-{turn}"
+
+
+def usage_out(usage: Usage) -> UsageOut:
+    return UsageOut(
+        prompt_tokens=usage.input,
+        completion_tokens=usage.output,
+        total_tokens=usage.input + usage.output,
+        prompt_tokens_details=CachedTokens(usage.cached),
+    )
+
+
+def completion(outcome: Outcome, model: str, *, old_functions: bool) -> Completion:
+    calls: Any = msgspec.UNSET
+    function: Any = msgspec.UNSET
+    if outcome.calls and old_functions:
+        function = _function(outcome.calls[0])
+    elif outcome.calls:
+        calls = [CallOut(id=call.id, function=_function(call)) for call in outcome.calls]
+    message = MessageOut(
+        content=outcome.text if outcome.text or not outcome.calls else None, tool_calls=calls, function_call=function
+    )
+    return Completion(
+        id=completion_id(outcome.turn),
+        created=int(outcome.accepted),
+        model=model,
+        choices=[Choice(message=message, finish_reason=finish_reason(outcome, old_functions=old_functions))],
+        usage=usage_out(outcome.usage),
+    )
+
+
+def finish_reason(outcome: Outcome, *, old_functions: bool) -> FinishReason:
+    if outcome.calls:
+        return "function_call" if old_functions else "tool_calls"
+    finish: Any = _FINISH.get(outcome.finish, outcome.finish)
+    return finish if finish in ("stop", "length", "content_filter") else "stop"
+
+
+def _function(call: ToolCall) -> CalledFunction:
+    return CalledFunction(name=call.name, arguments=call.arguments)
+
+
+class Chunks:
+    """Encodes the chunks of one streamed answer."""
+
+    __slots__ = ("_close", "_head", "_old_functions", "_tail", "_usage")
+
+    def __init__(self, turn: str, model: str, created: int, *, usage: bool, old_functions: bool) -> None:
+        self._head = b'data: {"id":"%b","object":"chat.completion.chunk","created":%d,"model":%b,"choices":[' % (
+            completion_id(turn).encode(),
+            created,
+            msgspec.json.encode(model),
+        )
+        self._usage = usage
+        self._close = b'],"usage":null}\n\n' if usage else b"]}\n\n"
+        self._tail = b'},"logprobs":null,"finish_reason":null}' + self._close
+        self._old_functions = old_functions
+
+    def opening(self) -> bytes:
+        return self._head + b'{"index":0,"delta":{"role":"assistant","content":"","refusal":null' + self._tail
+
+    def text(self, text: str) -> bytes:
+        return b'%b{"index":0,"delta":{"content":%b%b' % (self._head, msgspec.json.encode(text), self._tail)
+
+    def calls(self, calls: tuple[ToolCall, ...]) -> bytes:
+        if self._old_functions:
+            piece = b'"function_call":' + msgspec.json.encode(_function(calls[0]))
+        else:
+            listed = [
+                {"index": index, "id": call.id, "type": "function", "function": _function(call)}
+                for index, call in enumerate(calls)
+            ]
+            piece = b'"tool_calls":' + msgspec.json.encode(listed)
+        return b'%b{"index":0,"delta":{%b%b' % (self._head, piece, self._tail)
+
+    def ending(self, outcome: Outcome) -> bytes:
+        """The chunk that says how it ended, the usage for those who asked for it, and the end mark."""
+        reason = finish_reason(outcome, old_functions=self._old_functions).encode()
+        out = b'%b{"index":0,"delta":{},"logprobs":null,"finish_reason":"%b"}%b' % (self._head, reason, self._close)
+        if self._usage:
+            out += b'%b],"usage":%b}\n\n' % (self._head, msgspec.json.encode(usage_out(outcome.usage)))
+        return out + b"data: [DONE]\n\n"

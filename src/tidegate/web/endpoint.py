@@ -1,0 +1,125 @@
+"""An endpoint: what it takes, who may call it, what it answers; described once, for routing and for OpenAPI.
+
+Guarantee: a handler sees a request only after its caller is known and allowed and its query and body have the declared
+types; whatever it raises becomes an answer. The caller is checked before the body is read.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Literal
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from tidegate.errors import NotAllowed, Refused
+from tidegate.web.auth import Caller, Keyring
+from tidegate.web.decoding import Bodies, decode, refuse
+from tidegate.web.errors import Answer, send_answer
+from tidegate.web.headers import headers_of
+
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+
+MOST_QUERY_FIELDS = 20
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """One request, as its handler sees it."""
+
+    method: str
+    path: Mapping[str, str]
+    headers: Mapping[bytes, bytes]
+    query: Any
+    body: Any
+    who: Caller | None
+    receive: Receive
+    send: Send
+
+    @property
+    def caller(self) -> Caller:
+        if self.who is None:
+            raise RuntimeError("an open endpoint asked who calls")
+        return self.who
+
+
+Handler = Callable[[Ask], Awaitable[Answer | None]]
+"""Returns the answer, or None when it has sent one itself."""
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    method: Literal["GET", "POST", "DELETE"]
+    path: str
+    summary: str
+    handler: Handler | None = None
+    """None for what is described here and served elsewhere."""
+    who: Literal["anyone", "caller", "owner"] = "caller"
+    query: Any = None
+    body: Any = None
+    answers: Mapping[int, Any] = {}
+    """Type of the body by status; a string is a content type without a schema."""
+    refusals: tuple[int, ...] = ()
+    """Statuses of errors besides those that every such endpoint has."""
+    headers: tuple[str, ...] = ()
+    """Request headers that mean something here."""
+
+
+class PathApp:
+    """The endpoints of one path, as an ASGI application."""
+
+    def __init__(self, endpoints: list[Endpoint], keyring: Keyring, bodies: Bodies) -> None:
+        self._by_method = {endpoint.method: endpoint for endpoint in endpoints}
+        self._decoders = {
+            endpoint.method: msgspec.json.Decoder(endpoint.body) for endpoint in endpoints if endpoint.body is not None
+        }
+        self._keyring = keyring
+        self._bodies = bodies
+
+    @property
+    def methods(self) -> list[str]:
+        return list(self._by_method)
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        method = scope["method"]
+        endpoint = self._by_method["GET" if method == "HEAD" else method]
+        headers = headers_of(scope["headers"])
+        who = await self._who(endpoint, method, headers)
+        ask = Ask(
+            method=method,
+            path=scope.get("path_params", {}),
+            headers=headers,
+            query=_query(scope["query_string"], endpoint.query),
+            body=await self._body(endpoint, headers, receive),
+            who=who,
+            receive=receive,
+            send=send,
+        )
+        assert endpoint.handler is not None
+        answer = await endpoint.handler(ask)
+        if answer is not None:
+            await send_answer(send, answer)
+
+    async def _who(self, endpoint: Endpoint, method: str, headers: Mapping[bytes, bytes]) -> Caller | None:
+        if endpoint.who == "anyone":
+            return None
+        caller = await self._keyring.caller(method, headers)
+        if endpoint.who == "owner" and not caller.is_owner:
+            raise NotAllowed("Only the owner of this gateway may do this.")
+        return caller
+
+    async def _body(self, endpoint: Endpoint, headers: Mapping[bytes, bytes], receive: Receive) -> Any:
+        decoder = self._decoders.get(endpoint.method)
+        if decoder is None:
+            return None
+        return decode(await self._bodies.read(headers.get(b"content-length"), receive), decoder)
+
+
+def _query(raw: bytes, kind: Any) -> Any:
+    if kind is None:
+        return None
+    try:
+        fields = dict(parse_qsl(raw.decode("ascii"), errors="strict", max_num_fields=MOST_QUERY_FIELDS))
+    except ValueError:
+        raise Refused("The query is not valid: it must be UTF-8, percent-encoded, with few fields.") from None
+    try:
+        return msgspec.convert(fields, type=kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise refuse(str(error)) from None

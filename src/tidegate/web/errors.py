@@ -1,0 +1,97 @@
+"""How an error leaves the gateway: OpenAI's shape, the right status, one sentence.
+
+Guarantee: whatever was raised becomes `{"error": {message, type, param, code}}` with all four members; nobody gets a
+bare 500, and what nobody foresaw carries the id of an incident that the log explains. Secrets are taken out of the
+sentence before it leaves. Statuses: 4xx as the error says; a model's failure 502, 503 or 504 (400 when the
+conversation is too long or its content was refused); a full disk 507; anything unforeseen 500.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import structlog
+
+from tidegate.engine import describe
+from tidegate.errors import Busy, ModelFailed, Refused
+from tidegate.values import Failure
+
+Send = Callable[[Any], Any]
+Headers = list[tuple[bytes, bytes]]
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+RETRY_SECONDS = 1
+"""What a caller is told to wait when a failure may pass and nothing says when."""
+
+log = structlog.stdlib.get_logger(__name__)
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(msgspec.Struct, frozen=True):
+    """What every path answers when it refuses or fails."""
+
+    error: ErrorBody
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A complete answer, ready to be sent."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+
+class Errors:
+    """Turns errors into answers. `clean` takes secrets out of text."""
+
+    def __init__(self, clean: Callable[[str], str]) -> None:
+        self._clean = clean
+
+    def of(self, error: Exception) -> Answer:
+        if isinstance(error, Refused):
+            retry_after = error.retry_after if isinstance(error, Busy) else None
+            kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
+            return self._answer(error.status, error.message, kind, error.param, error.code, retry_after)
+        failure = describe(error)
+        if failure.code == "internal":
+            log.exception("a request broke", told=failure.message, exc_info=error)
+        return self.of_failure(failure, retry_after=error.retry_after if isinstance(error, ModelFailed) else None)
+
+    def of_failure(self, failure: Failure, *, retry_after: float | None = None) -> Answer:
+        """The answer for a turn that failed, live or replayed."""
+        if retry_after is None and failure.retry:
+            retry_after = RETRY_SECONDS
+        return self._answer(failure.status, failure.message, failure.type, None, failure.code, retry_after)
+
+    def event(self, failure: Failure) -> bytes:
+        """The same error inside a stream that has already begun."""
+        return b"data: " + self.of_failure(failure).body + b"\n\n"
+
+    def _answer(
+        self, status: int, message: str, kind: str, param: str | None, code: str | None, retry_after: float | None
+    ) -> Answer:
+        body = ErrorBody(message=self._clean(message), type=kind, param=param, code=code)
+        headers: Headers = []
+        if retry_after is not None:
+            headers.append((b"retry-after", str(max(1, math.ceil(retry_after))).encode()))
+        if status == 401:
+            headers.append((b"www-authenticate", b'Bearer realm="tidegate"'))
+        return json_answer(ErrorAnswer(error=body), status=status, headers=headers)
+
+
+def json_answer(value: Any, *, status: int = 200, headers: Headers | None = None) -> Answer:
+    body = msgspec.json.encode(value)
+    plain: Headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    return Answer(status, plain + headers if headers else plain, body)
+
+
+async def send_answer(send: Send, answer: Answer) -> None:
+    await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
+    await send({"type": "http.response.body", "body": answer.body})

@@ -1,0 +1,110 @@
+"""Whether the gateway works, end to end: its loop turns, its store takes writes, its timers beat.
+
+Guarantee: `check` is true only if all three were seen to be so just now or within their interval; it answers within
+`CHECK_SECONDS` even when nothing else does. It costs one small write, at most once a second, however often it is
+asked. Whoever runs timers tells of each with `expect` and `beat`.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import anyio
+import anyio.lowlevel
+
+from tidegate.errors import StoreFailed
+from tidegate.store import Store, maintenance
+from tidegate.values import Frozen
+
+CHECK_SECONDS = 5.0
+LAG_EVERY = 1.0
+LAG_ALLOWED = 1.0
+"""A loop that is this late has been blocked by something; a busy one is late by milliseconds."""
+MISSED_BEATS = 3
+GRACE_SECONDS = 30.0
+"""A timer is late after three missed beats and this much, so that a long run of a chore is no alarm."""
+REMEMBERED_SECONDS = 1.0
+
+
+class Check(Frozen, frozen=True, omit_defaults=False):
+    ok: bool
+    detail: str
+
+
+class Readiness(Frozen, frozen=True, omit_defaults=False):
+    ready: bool
+    checks: dict[str, Check]
+
+
+class _Beat:
+    __slots__ = ("interval", "last")
+
+    def __init__(self, interval: float, last: float) -> None:
+        self.interval = interval
+        self.last = last
+
+
+class Health:
+    def __init__(self, store: Store, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._clock = clock
+        self._beats: dict[str, _Beat] = {}
+        self._ticked: float | None = None
+        self._lag = 0.0
+        self._remembered: tuple[float, Readiness] | None = None
+        self._asking = asyncio.Lock()
+
+    def expect(self, name: str, interval: float) -> None:
+        """From now on this timer must beat."""
+        self._beats[name] = _Beat(interval, self._clock())
+
+    def beat(self, name: str) -> None:
+        known = self._beats.get(name)
+        if known is not None:
+            known.last = self._clock()
+
+    async def watch_loop(self) -> None:
+        """Measures how late the loop is, for as long as it runs."""
+        while True:
+            began = self._ticked = self._clock()
+            await anyio.sleep(LAG_EVERY)
+            self._lag = max(0.0, self._clock() - began - LAG_EVERY)
+
+    @property
+    def lag(self) -> float:
+        """Seconds by which the loop was late when last looked at, or is now."""
+        if self._ticked is None:
+            return 0.0
+        return max(self._lag, self._clock() - self._ticked - LAG_EVERY)
+
+    async def check(self) -> Readiness:
+        async with self._asking:
+            if self._remembered is not None and self._clock() - self._remembered[0] < REMEMBERED_SECONDS:
+                return self._remembered[1]
+            checks = {"loop": await self._check_loop(), "store": await self._check_store()}
+            checks.update((f"timer {name}", self._check_beat(beat)) for name, beat in self._beats.items())
+            found = Readiness(ready=all(check.ok for check in checks.values()), checks=checks)
+            self._remembered = (self._clock(), found)
+            return found
+
+    async def _check_loop(self) -> Check:
+        began = self._clock()
+        await anyio.lowlevel.checkpoint()
+        lag = max(self.lag, self._clock() - began)
+        return Check(ok=lag < LAG_ALLOWED, detail=f"{lag * 1000:.1f} ms late")
+
+    async def _check_store(self) -> Check:
+        began = self._clock()
+        try:
+            with anyio.fail_after(CHECK_SECONDS):
+                await self._store.write(maintenance.probe, time.time())
+        except TimeoutError:
+            return Check(ok=False, detail=f"no write within {CHECK_SECONDS:g} s")
+        except StoreFailed as error:
+            return Check(ok=False, detail=error.message)
+        return Check(ok=True, detail=f"a write took {(self._clock() - began) * 1000:.1f} ms")
+
+    def _check_beat(self, beat: _Beat) -> Check:
+        ago = self._clock() - beat.last
+        late = ago > MISSED_BEATS * beat.interval + GRACE_SECONDS
+        return Check(ok=not late, detail=f"last beat {ago:.1f} s ago, every {beat.interval:g} s")

@@ -1,0 +1,167 @@
+"""Metrics for Prometheus, read from the rooms when they are scraped.
+
+Guarantee: a turn pays for its metrics with a few additions to integers; labels come from closed sets (our routes,
+statuses, states, reasons), so that the number of series has a ceiling; nothing here is global.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+from prometheus_client.registry import Collector
+
+from tidegate import __version__
+from tidegate.lifetimes import CacheStats
+from tidegate.store import StoreStats
+from tidegate.web.errors import Answer
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+"""Bounds of the buckets of an answer's duration: from a demo model's to that of a long turn."""
+OTHER = "other"
+
+
+class Traffic:
+    """What passed over HTTP: counted by route and status, chat answers also by duration."""
+
+    __slots__ = ("buckets", "requests", "seconds")
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, int]] = Counter()
+        self.buckets = [0] * (len(SECONDS) + 1)
+        self.seconds = 0.0
+
+    def answered(self, route: str, status: int) -> None:
+        self.requests[route, status] += 1
+
+    def chatted(self, seconds: float) -> None:
+        self.buckets[bisect_left(SECONDS, seconds)] += 1
+        self.seconds += seconds
+
+
+class Metrics:
+    def __init__(
+        self,
+        *,
+        traffic: Traffic,
+        door: Callable[[], dict[str, Any]],
+        store: Callable[[], StoreStats],
+        caches: Callable[[], Iterable[CacheStats]],
+        gauges: Callable[[], dict[str, float]],
+    ) -> None:
+        self._traffic = traffic
+        self._door = door
+        self._store = store
+        self._caches = caches
+        self._gauges = gauges
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_Reading(self))
+
+    def answer(self) -> Answer:
+        body = generate_latest(self._registry)
+        headers = [(b"content-type", CONTENT_TYPE_LATEST.encode()), (b"content-length", str(len(body)).encode())]
+        return Answer(200, headers, body)
+
+    def read(self) -> Iterator[Metric]:
+        yield InfoMetricFamily("tidegate", "The program.", value={"version": __version__})
+        yield from self._traffic_metrics()
+        yield from self._door_metrics(self._door())
+        yield from self._store_metrics(self._store())
+        yield from self._cache_metrics()
+        for name, value in self._gauges().items():
+            yield GaugeMetricFamily(f"tidegate_{name}", name.replace("_", " ").capitalize() + ".", value=value)
+
+    def _traffic_metrics(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily(
+            "tidegate_http_requests", "Requests, by route and status.", labels=("route", "status")
+        )
+        for (route, status), count in sorted(self._traffic.requests.items()):
+            requests.add_metric((route, str(status)), count)
+        yield requests
+        total = 0
+        buckets: list[tuple[str, float]] = []
+        for bound, count in zip((*map(str, SECONDS), "+Inf"), self._traffic.buckets, strict=True):
+            total += count
+            buckets.append((bound, total))
+        yield HistogramMetricFamily(
+            "tidegate_chat_seconds",
+            "From a chat request to the end of its answer.",
+            buckets=buckets,
+            sum_value=self._traffic.seconds,
+        )
+
+    def _door_metrics(self, status: dict[str, Any]) -> Iterator[Metric]:
+        turns, sessions = status["turns"], status["sessions"]
+        now = GaugeMetricFamily("tidegate_turns", "Turns in this process now, by state.", labels=("state",))
+        for state in ("running", "waiting"):
+            now.add_metric((state,), turns[state])
+        yield now
+        ended = CounterMetricFamily("tidegate_turns_ended", "Turns that ended here, by state.", labels=("state",))
+        states = ("answered", "failed", "stopped")
+        for state in states:
+            ended.add_metric((state,), turns[state])
+        yield ended
+        yield SummaryMetricFamily(
+            "tidegate_turn_seconds",
+            "Time that turns ran.",
+            count_value=sum(turns[state] for state in states),
+            sum_value=turns["seconds"],
+        )
+        for name, text in (
+            ("present", "Sessions of which something is in memory."),
+            ("residents", "Conversations kept ready in memory."),
+            ("resident_bytes", "Bytes that those hold."),
+        ):
+            yield GaugeMetricFamily(f"tidegate_sessions_{name}", text, value=sessions[name])
+        yield CounterMetricFamily(
+            "tidegate_residents_over_cap_mid_turn",
+            "Times that a resident over the cap was kept because it was in mid-turn.",
+            value=sessions["over_cap_mid_turn"],
+        )
+        unloads = CounterMetricFamily("tidegate_unloads", "Residents unloaded, by reason.", labels=("reason",))
+        for reason, count in sorted(sessions["unloads"].items()):
+            unloads.add_metric((reason,), count)
+        yield unloads
+
+    def _store_metrics(self, stats: StoreStats) -> Iterator[Metric]:
+        for name in ("bytes", "wal_bytes", "writes_waiting", "reads_waiting", "connections"):
+            text = f"The store: {name.replace('_', ' ')}."
+            yield GaugeMetricFamily(f"tidegate_store_{name}", text, value=getattr(stats, name))
+        yield GaugeMetricFamily("tidegate_store_full", "1 while the disk takes no more.", value=float(stats.full))
+        for name in ("writes", "groups", "writes_failed", "writes_refused", "reads", "reads_refused", "checkpoints"):
+            text = f"The store: {name.replace('_', ' ')}."
+            yield CounterMetricFamily(f"tidegate_store_{name}", text, value=getattr(stats, name))
+
+    def _cache_metrics(self) -> Iterator[Metric]:
+        entries = GaugeMetricFamily("tidegate_cache_entries", "Entries of a cache.", labels=("cache",))
+        cap = GaugeMetricFamily("tidegate_cache_cap", "Entries that a cache may hold.", labels=("cache",))
+        hits = CounterMetricFamily("tidegate_cache_hits", "Lookups that found something.", labels=("cache",))
+        misses = CounterMetricFamily("tidegate_cache_misses", "Lookups that found nothing.", labels=("cache",))
+        for stats in self._caches():
+            label = (stats.name,)
+            entries.add_metric(label, stats.size)
+            cap.add_metric(label, stats.cap)
+            hits.add_metric(label, stats.hits)
+            misses.add_metric(label, stats.misses)
+        yield from (entries, cap, hits, misses)
+
+
+class _Reading(Collector):
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        return self._metrics.read()
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: describing by collecting would ask the rooms before they are open."""
+        return iter(())

@@ -1,0 +1,375 @@
+"""OpenAI's chat request, as it arrives, and what it means to us.
+
+Guarantee: every field that we honour is checked, with the path of the wrong one in the refusal; fields that OpenAI
+knows and we do not are ignored, as OpenAI does; a conversation that comes out of here is well formed (it ends with
+something to answer, and every tool result has its call and every call its result).
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Raw
+
+from tidegate.errors import Refused, TooLarge
+from tidegate.values import Call, Message, ToolCall
+
+REASONING = {
+    "none": "off",
+    "off": "off",
+    "minimal": "minimal",
+    "low": "low",
+    "medium": "medium",
+    "high": "high",
+    "xhigh": "max",
+    "max": "max",
+}
+MAX_STOPS = 4
+MAX_METADATA = 16
+"""OpenAI's own bounds, which its clients keep to."""
+
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+Tokens = Annotated[int, Meta(ge=1, le=100_000_000)]
+Label = Annotated[str, Meta(max_length=512)]
+
+
+class Part(msgspec.Struct):
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class FunctionCall(msgspec.Struct):
+    name: Annotated[str, Meta(min_length=1, max_length=256)]
+    arguments: str
+
+
+class ToolCallIn(msgspec.Struct):
+    id: Annotated[str, Meta(min_length=1, max_length=256)]
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
+class ChatMessage(msgspec.Struct):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[Part] | None = None
+    name: Label | None = None
+    tool_calls: list[ToolCallIn] | None = None
+    tool_call_id: str | None = None
+    function_call: FunctionCall | None = None
+    refusal: str | None = None
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class ChatRequest(msgspec.Struct):
+    """`POST /v1/chat/completions`. `model` names an agent."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=256)]
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    max_tokens: Tokens | None = None
+    max_completion_tokens: Tokens | None = None
+    reasoning_effort: str | None = None
+    stop: str | list[str] | None = None
+    n: int | None = None
+    user: Label | None = None
+    metadata: dict[Annotated[str, Meta(max_length=64)], Label] | None = None
+    tools: Raw = msgspec.field(default_factory=Raw)
+    tool_choice: Raw = msgspec.field(default_factory=Raw)
+    functions: Raw = msgspec.field(default_factory=Raw)
+    function_call: Raw = msgspec.field(default_factory=Raw)
+    response_format: Raw = msgspec.field(default_factory=Raw)
+
+
+class _Function(msgspec.Struct):
+    name: Annotated[str, Meta(pattern=_TOOL_NAME.pattern.join("^$"))]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class _Tool(msgspec.Struct):
+    type: Literal["function"]
+    function: _Function
+
+
+def is_given(raw: Raw) -> bool:
+    return bytes(raw) not in (b"", b"null", b"[]")
+
+
+def call_of(request: ChatRequest, *, named: bool, allowed: bool) -> Call:
+    """The parameters of this one call. What cannot be honoured is refused, not left out."""
+    if request.n is not None and request.n != 1:
+        raise Refused(f"n is {request.n}: one answer is given per request; send n = 1 or leave it out.", param="n")
+    tools, choice = _caller_tools(request, named=named, allowed=allowed)
+    return Call(
+        temperature=request.temperature,
+        top_p=request.top_p,
+        max_tokens=request.max_completion_tokens or request.max_tokens,
+        reasoning=_reasoning(request.reasoning_effort),
+        stop=_stops(request.stop),
+        user=request.user,
+        metadata=_metadata(request.metadata),
+        tools=tools,
+        tool_choice=choice,
+        response_format=_response_format(request, named=named, allowed=allowed),
+    )
+
+
+def _reasoning(effort: str | None) -> str | None:
+    if effort is None:
+        return None
+    if effort not in REASONING:
+        raise Refused(f"reasoning_effort must be one of {', '.join(REASONING)}.", param="reasoning_effort")
+    return REASONING[effort]
+
+
+def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(stops) > MAX_STOPS:
+        raise Refused(f"stop has {len(stops)} texts; at most {MAX_STOPS} are taken.", param="stop")
+    if "" in stops:
+        raise Refused("stop must not be empty.", param="stop")
+    return stops
+
+
+def _metadata(metadata: dict[str, str] | None) -> dict[str, Any] | None:
+    if metadata is not None and len(metadata) > MAX_METADATA:
+        raise Refused(f"metadata has {len(metadata)} entries; at most {MAX_METADATA} are taken.", param="metadata")
+    return dict(metadata) if metadata else None
+
+
+# -- what a caller may bring of its own --------------------------------------------------------------------------------
+
+
+def _permit(param: str, *, named: bool, allowed: bool) -> None:
+    if named:
+        raise Refused(
+            f"{param} is taken only without X-Session-Id: a named session keeps the tools it began with.", param=param
+        )
+    if not allowed:
+        raise Refused(f"This agent does not take {param} from callers (its setting caller_tools is off).", param=param)
+
+
+def _caller_tools(request: ChatRequest, *, named: bool, allowed: bool) -> tuple[bytes, bytes]:
+    if is_given(request.functions):
+        _permit("functions", named=named, allowed=allowed)
+        functions = _checked("functions", request.functions, list[_Function])
+        _unique("functions", (function.name for function in functions))
+        pieces = msgspec.json.decode(request.functions, type=list[Raw])
+        tools = b"[" + b",".join(b'{"type":"function","function":%b}' % bytes(piece) for piece in pieces) + b"]"
+        return tools, _old_choice(request.function_call)
+    if is_given(request.tools):
+        _permit("tools", named=named, allowed=allowed)
+        checked = _checked("tools", request.tools, list[_Tool])
+        _unique("tools", (tool.function.name for tool in checked))
+        choice = request.tool_choice
+        return bytes(request.tools), _tool_choice(choice) if is_given(choice) else b""
+    return b"", b""
+
+
+def _checked(param: str, raw: Raw, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        text, _, path = str(error).partition(" - at `$")
+        where = param + path.rstrip("`")
+        raise Refused(f"{where}: {text.replace('`', '')}.", param=where) from None
+    except (ValueError, RecursionError):
+        raise Refused(f"{param} is not valid JSON.", param=param, code="invalid_json") from None
+
+
+def _unique(param: str, names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise Refused(f"{param} gives the name {name!r} twice.", param=param)
+        seen.add(name)
+
+
+class _ChosenFunction(msgspec.Struct):
+    name: str
+
+
+class _Choice(msgspec.Struct):
+    type: Literal["function"]
+    function: _ChosenFunction
+
+
+def _tool_choice(raw: Raw) -> bytes:
+    _checked("tool_choice", raw, Literal["none", "auto", "required"] | _Choice)
+    return bytes(raw)
+
+
+def _old_choice(raw: Raw) -> bytes:
+    if not is_given(raw):
+        return b""
+    choice = _checked("function_call", raw, Literal["none", "auto"] | _ChosenFunction)
+    if isinstance(choice, str):
+        return msgspec.json.encode(choice)
+    return msgspec.json.encode({"type": "function", "function": {"name": choice.name}})
+
+
+class _Format(msgspec.Struct):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: dict[str, Any] | None = None
+
+
+def _response_format(request: ChatRequest, *, named: bool, allowed: bool) -> bytes:
+    if not is_given(request.response_format):
+        return b""
+    given = _checked("response_format", request.response_format, _Format)
+    if given.type == "text":
+        return b""
+    _permit("response_format", named=named, allowed=allowed)
+    if given.type == "json_schema" and given.json_schema is None:
+        raise Refused("response_format.json_schema is missing.", param="response_format.json_schema")
+    return bytes(request.response_format)
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+def new_message(messages: Sequence[ChatMessage], limit: int) -> tuple[Message, str | None]:
+    """For a named session, whose history is ours: what follows the last assistant message, and the extra prompt."""
+    last = max((index for index, message in enumerate(messages) if message.role == "assistant"), default=-1)
+    prompts: list[str] = []
+    texts: list[str] = []
+    for index, message in enumerate(messages):
+        if message.role in ("system", "developer"):
+            prompts.append(_text(message, index))
+        elif index > last:
+            if message.role != "user":
+                raise Refused(
+                    f"messages[{index}] is a tool's result: a named session runs its tools itself.",
+                    param=f"messages[{index}].role",
+                )
+            texts.append(_user_text(message, index, limit))
+    if not texts:
+        raise _no_user_message(messages)
+    text = "\n\n".join(texts)
+    _bound(text, len(messages) - 1, limit)
+    return Message(role="user", text=text), "\n\n".join(filter(None, prompts)) or None
+
+
+def conversation(messages: Sequence[ChatMessage], limit: int) -> tuple[tuple[Message, ...], str | None]:
+    """For an ephemeral session: the whole conversation, and the extra prompt that it opens with."""
+    prompts: list[str] = []
+    found: list[Message] = []
+    open_calls: list[str] = []
+    for index, message in enumerate(messages):
+        if message.role in ("tool", "function"):
+            found.append(_result(message, index, open_calls, limit))
+            continue
+        if open_calls:
+            raise _unanswered(index, open_calls)
+        if message.role in ("system", "developer"):
+            text = _text(message, index)
+            if not text.strip():
+                continue
+            if found:
+                found.append(Message(role="system", text=text))
+            else:
+                prompts.append(text)
+        elif message.role == "user":
+            found.append(Message(role="user", text=_user_text(message, index, limit), name=message.name or ""))
+        else:
+            found.append(_assistant(message, index, open_calls))
+    if open_calls:
+        raise _unanswered(len(messages), open_calls)
+    said = [message.role for message in found if message.role != "system"]
+    if "user" not in said or said[-1] == "assistant":
+        raise _no_user_message(messages)
+    return tuple(found), "\n\n".join(prompts) or None
+
+
+def _assistant(message: ChatMessage, index: int, open_calls: list[str]) -> Message:
+    text = _text(message, index) or message.refusal or ""
+    calls = [
+        ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
+        for call in message.tool_calls or ()
+    ]
+    if message.function_call is not None:
+        old = message.function_call
+        calls.append(ToolCall(id=f"call_{index}", name=old.name, arguments=old.arguments))
+    if not text and not calls:
+        raise Refused(f"messages[{index}].content is empty.", param=f"messages[{index}].content")
+    open_calls += (call.id for call in calls)
+    if len(set(open_calls)) != len(open_calls):
+        raise Refused(f"messages[{index}].tool_calls has an id twice.", param=f"messages[{index}].tool_calls")
+    return Message(role="assistant", text=text, calls=tuple(calls), finish="tool_calls" if calls else "stop")
+
+
+def _result(message: ChatMessage, index: int, open_calls: list[str], limit: int) -> Message:
+    call_id = message.tool_call_id
+    if message.role == "function" and call_id is None and open_calls:
+        call_id = open_calls[0]
+    if call_id is None or call_id not in open_calls:
+        raise Refused(
+            f"messages[{index}].tool_call_id names no tool call of the assistant message before it.",
+            param=f"messages[{index}].tool_call_id",
+        )
+    open_calls.remove(call_id)
+    text = _text(message, index)
+    _bound(text, index, limit)
+    return Message(role="tool", text=text, call_id=call_id)
+
+
+def _unanswered(index: int, open_calls: list[str]) -> Refused:
+    return Refused(
+        f"The tool call {open_calls[0][:100]!r} before messages[{index}] has no result.", param=f"messages[{index - 1}]"
+    )
+
+
+def _no_user_message(messages: Sequence[ChatMessage]) -> Refused:
+    if any(message.role == "user" for message in messages):
+        return Refused("messages has no user message after the last assistant message.", param="messages")
+    return Refused("messages has no user message.", param="messages")
+
+
+def _user_text(message: ChatMessage, index: int, limit: int) -> str:
+    text = _text(message, index)
+    if not text.strip():
+        raise Refused(f"messages[{index}].content is empty.", param=f"messages[{index}].content")
+    _bound(text, index, limit)
+    return text
+
+
+def _text(message: ChatMessage, index: int) -> str:
+    content = message.content
+    if content is None or isinstance(content, str):
+        return content or ""
+    pieces: list[str] = []
+    for place, part in enumerate(content):
+        if part.type == "refusal" and message.role == "assistant":
+            pieces.append(part.refusal or "")
+        elif part.type != "text":
+            where = f"messages[{index}].content[{place}]"
+            raise Refused(
+                f"{where} is of type {part.type[:100]!r}; only parts of type 'text' are taken.", param=f"{where}.type"
+            )
+        elif part.text is None:
+            where = f"messages[{index}].content[{place}].text"
+            raise Refused(f"{where} is missing.", param=where)
+        else:
+            pieces.append(part.text)
+    return "".join(pieces)
+
+
+def _bound(text: str, index: int, limit: int) -> None:
+    """`limit` is limits.message_bytes, everywhere in this module."""
+    if len(text) * 4 > limit and len(text.encode()) > limit:
+        raise TooLarge(
+            f"messages[{index}].content is larger than limits.message_bytes ({limit} bytes).",
+            limit="limits.message_bytes",
+            value=limit,
+            param=f"messages[{index}].content",
+        )

@@ -1,0 +1,118 @@
+"""Server-sent events: a writer that begins its response late, and the pulse that keeps quiet ones alive.
+
+Guarantee: the response begins with the first thing that is said, so that a failure before it still gets its own status;
+what is written arrives in the order written; a stream that says nothing gets a comment before `interval` seconds have
+passed; a reader that takes nothing for `STALL_SECONDS` is let go and delays nobody. A stream belongs to its request;
+the pulse holds it only while it is open.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any
+
+import anyio
+
+Send = Callable[[Any], Awaitable[None]]
+
+KEEP_ALIVE_SECONDS = 15.0
+STALL_SECONDS = 60.0
+"""A reader whose buffers stay full for so long is gone, or might as well be."""
+BEATS = 5
+"""Looks at the open streams per interval."""
+_PULSE_PATIENCE = 0.05  # the pulse passes by a stream whose reader is slow: such a reader has enough to read
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Stalled(Exception):
+    """The reader takes nothing any more."""
+
+
+class Pulse:
+    """Knows the open streams and speaks for those that are silent."""
+
+    def __init__(self, interval: float = KEEP_ALIVE_SECONDS, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._every = interval / BEATS
+        self._quiet = interval - self._every
+        self.clock = clock
+        self.open: set[Stream] = set()
+
+    async def run(self) -> None:
+        while True:
+            await anyio.sleep(self._every)
+            now = self.clock()
+            for stream in [stream for stream in self.open if now - stream.spoke >= self._quiet]:
+                await stream.keep_alive()
+
+
+class Stream:
+    """One response of server-sent events."""
+
+    __slots__ = ("__weakref__", "_headers", "_lock", "_pulse", "_send", "spoke", "started")
+
+    def __init__(self, send: Send, pulse: Pulse, headers: list[tuple[bytes, bytes]]) -> None:
+        self._send = send
+        self._pulse = pulse
+        self._headers = headers
+        self._lock = asyncio.Lock()
+        self.spoke = pulse.clock()
+        self.started = False
+
+    async def __aenter__(self) -> "Stream":
+        self._pulse.open.add(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pulse.open.discard(self)
+
+    async def write(self, data: bytes) -> None:
+        """Send whole events."""
+        async with self._lock:
+            await self._say(data, STALL_SECONDS, more=True)
+
+    async def finish(self, data: bytes = b"") -> None:
+        """Send the last events and end the response."""
+        self._pulse.open.discard(self)
+        async with self._lock:
+            await self._say(data, STALL_SECONDS, more=False)
+
+    async def keep_alive(self) -> None:
+        if self._lock.locked() or self not in self._pulse.open:
+            return
+        async with self._lock:
+            try:
+                await self._say(b": keep-alive\n\n", _PULSE_PATIENCE, more=True)
+            except Stalled:
+                self.spoke = self._pulse.clock()
+
+    async def _say(self, data: bytes, within: float, *, more: bool) -> None:
+        try:
+            async with asyncio.timeout(within):
+                if not self.started:
+                    await self._send(
+                        {"type": "http.response.start", "status": 200, "headers": _HEADERS + self._headers}
+                    )
+                    self.started = True
+                await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        except TimeoutError:
+            raise Stalled from None
+        self.spoke = self._pulse.clock()
+
+
+def event(name: str, data: bytes, *, id: int | None = None) -> bytes:
+    """A named event; `data` is JSON, which has no line breaks of its own."""
+    head = b"id: %d\n" % id if id is not None else b""
+    return b"%bevent: %b\ndata: %b\n\n" % (head, name.encode(), data)
+
+
+def comment(text: str) -> bytes:
+    """A line that every client passes over."""
+    return b": " + " ".join(text.split()).encode() + b"\n\n"

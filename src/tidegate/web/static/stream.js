@@ -1,0 +1,109 @@
+// A session's events, for as long as its conversation is open. Guarantee: after any break (a restarted gateway, a lost
+// network, a sleeping machine) the stream comes back by itself and goes on behind the last row that was seen; it ends
+// when its signal is aborted, and then holds no connection and no timer.
+
+import { refusalOf } from "./api.js";
+
+const SILENCE = 45_000; // the gateway sends a comment every 15 s; three missing ones mean that nobody is there
+const FIRST_PAUSE = 250; // milliseconds before the first new attempt; doubled up to …
+const LONGEST_PAUSE = 4_000; // … this, so that a restarted gateway is found again within seconds
+const STEADY = 5_000; // a connection that lasted so long was a good one: the next pause is short again
+const LONGEST_EVENT = 64 * 1024 * 1024; // characters; far above the largest message a gateway accepts
+
+/** Splits the text of an event stream into `{id, data}`; call it with each piece as it arrives. */
+export function eventParser(onEvent) {
+  let rest = "";
+  let id = null;
+  let data = [];
+  const line = (text) => {
+    if (text === "") {
+      if (data.length) onEvent({ id, data: data.join("\n") });
+      id = null;
+      data = [];
+      return;
+    }
+    const colon = text.indexOf(":");
+    const field = colon < 0 ? text : text.slice(0, colon);
+    const value = colon < 0 ? "" : text.slice(colon + 1).replace(/^ /, "");
+    if (field === "data") data.push(value);
+    else if (field === "id") id = value;
+  };
+  return (piece) => {
+    const lines = (rest + piece).split("\n");
+    rest = lines.pop();
+    if (rest.length > LONGEST_EVENT) throw new Error("an event is longer than the page can take");
+    for (const text of lines) line(text.endsWith("\r") ? text.slice(0, -1) : text);
+  };
+}
+
+function pause(milliseconds, signal) {
+  return new Promise((resolve) => {
+    const done = () => {
+      clearTimeout(timer);
+      window.removeEventListener("online", done);
+      document.removeEventListener("visibilitychange", done);
+      signal.removeEventListener("abort", done);
+      resolve();
+    };
+    const timer = setTimeout(done, milliseconds);
+    window.addEventListener("online", done);
+    document.addEventListener("visibilitychange", done);
+    signal.addEventListener("abort", done);
+  });
+}
+
+async function once({ path, last, onOpen, onEvents, signal }) {
+  const connection = new AbortController();
+  const drop = () => connection.abort();
+  signal.addEventListener("abort", drop);
+  let timer = setTimeout(drop, SILENCE);
+  try {
+    const headers = { Accept: "text/event-stream", "Last-Event-ID": String(last()) };
+    const response = await fetch(path, { headers, signal: connection.signal, cache: "no-store" });
+    if (!response.ok) throw await refusalOf(response);
+    onOpen();
+    let events = [];
+    const parse = eventParser((event) => events.push(JSON.parse(event.data)));
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      clearTimeout(timer);
+      timer = setTimeout(drop, SILENCE);
+      parse(value);
+      if (events.length) onEvents(events);
+      events = [];
+    }
+  } finally {
+    clearTimeout(timer);
+    signal.removeEventListener("abort", drop);
+    connection.abort();
+  }
+}
+
+/**
+ * Follows the stream until `signal` is aborted or the gateway ends or refuses it for good.
+ * `last()` is the highest row seen; `onOpen()` and `onLost()` tell of the connection, `onRefused(refusal)` of its end;
+ * `isOver()` is asked when the gateway ended the stream, which it does when it stops and when the session has ended.
+ */
+export async function follow({ path, last, onOpen, onEvents, onLost, onRefused, isOver, signal }) {
+  let wait = FIRST_PAUSE;
+  while (!signal.aborted) {
+    const since = performance.now();
+    try {
+      await once({ path, last, onOpen, onEvents, signal });
+      if (await isOver()) return;
+    } catch (error) {
+      if (signal.aborted) return;
+      if (error.status === 401 || error.status === 403 || error.status === 404) {
+        onRefused(error);
+        return;
+      }
+    }
+    if (signal.aborted) return;
+    onLost();
+    if (performance.now() - since > STEADY) wait = FIRST_PAUSE;
+    await pause(wait * (0.75 + Math.random() / 2), signal);
+    wait = Math.min(wait * 2, LONGEST_PAUSE);
+  }
+}

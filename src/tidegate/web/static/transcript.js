@@ -1,0 +1,222 @@
+// Draws a conversation's record: rows, tools, notes, the growing answer, what is pending. Guarantee: a row is drawn
+// again only when it changed; very long texts are drawn in part until they are asked for; the reader's place is kept
+// unless he was at the end, where new text keeps him.
+
+import { Markdown } from "./markdown.js";
+import { acknowledgement } from "./record.js";
+import { html, memo, useEffect, useLayoutEffect, useRef, useState } from "./ui.js";
+
+const LONGEST_DRAWN = 60_000; // characters of one text; the rest is one press away
+const DRAFT_TAIL = 30_000; // characters drawn of an answer that grows beyond the above
+const NEAR_END = 48; // pixels from the end that still count as "at the end"
+const LONGEST_ANNOUNCED = 2_000; // characters read aloud of an answer
+
+// -- texts ----------------------------------------------------------------------------------------------------------
+
+function Long({ text, draw }) {
+  const [whole, setWhole] = useState(false);
+  if (whole || text.length <= LONGEST_DRAWN) return draw(text);
+  const hidden = Math.ceil((text.length - LONGEST_DRAWN) / 1000);
+  return html`${draw(text.slice(0, LONGEST_DRAWN))}
+    <button type="button" class="quiet more" onClick=${() => setWhole(true)}>Show the other ${hidden} thousand characters</button>`;
+}
+
+const asMarkdown = (text) => html`<${Markdown} text=${text} />`;
+const asWritten = (text) => html`<p class="plain">${text}</p>`;
+
+// -- tools ----------------------------------------------------------------------------------------------------------
+
+function summary(text) {
+  const line = (text ?? "").replace(/\s+/g, " ").trim();
+  return line.length > 80 ? `${line.slice(0, 80)}…` : line;
+}
+
+function pretty(text) {
+  try {
+    const value = JSON.parse(text);
+    if (value && typeof value === "object") {
+      const pairs = Object.entries(value).map(([name, entry]) => `${name}: ${typeof entry === "string" ? entry : JSON.stringify(entry)}`);
+      return pairs.join(", ");
+    }
+  } catch {
+    // The model's own text is kept verbatim, and not every model writes JSON: then it is shown as it is.
+  }
+  return text ?? "";
+}
+
+const STATES = { running: "running", done: "done", failed: "failed", none: "no result" };
+
+const Tool = memo(({ call, result, live }) => {
+  const state = result ? (result.failed ? "failed" : "done") : (live?.state ?? "none");
+  const excerpt = result?.text ?? live?.excerpt ?? "";
+  return html`<details class="tool" data-state=${state}>
+    <summary><span class="dot" aria-hidden="true"></span><span class="tool-name">${call.name}</span>
+      <span class="tool-words">${summary(pretty(call.arguments))}</span>
+      <span class="tool-state">${STATES[state]}</span></summary>
+    ${call.arguments && call.arguments !== "{}" && html`<pre tabindex="0">${call.arguments}</pre>`}
+    ${excerpt && html`<${Long} text=${excerpt} draw=${(text) => html`<pre tabindex="0">${text}</pre>`} />`}
+  </details>`;
+});
+
+// -- rows -----------------------------------------------------------------------------------------------------------
+
+const FINISHES = {
+  length: "The answer reached its length limit here.",
+  content_filter: "The model's provider cut this answer.",
+  stopped: "Stopped here.",
+};
+
+const UserRow = memo(({ message }) => {
+  if (!message.text) return message.aside ? html`<p class="note">${message.aside}</p>` : null;
+  return html`<article class="mine"><h3 class="unseen">You</h3><${Long} text=${message.text} draw=${asWritten} /></article>`;
+});
+
+const AnswerRow = memo(({ message, tools }) => {
+  if (!message.text && !tools) return null;
+  return html`<article class="answer"><h3 class="unseen">Answer</h3>
+    ${message.text && html`<${Long} text=${message.text} draw=${asMarkdown} />`}
+    ${tools}
+    ${FINISHES[message.finish] && html`<p class="finish">${FINISHES[message.finish]}</p>`}
+  </article>`;
+});
+
+/** The tools of each answer with their results: a result belongs to the nearest call of its id before it. */
+function resultsOf(rows) {
+  const results = new Map();
+  const calls = new Map();
+  for (const { message } of rows) {
+    if (message.role === "assistant") for (const call of message.calls ?? []) calls.set(call.id, call);
+    else if (message.role === "tool" && calls.has(message.call_id)) results.set(calls.get(message.call_id), message);
+  }
+  return results;
+}
+
+function drawRow({ seq, message }, results, live) {
+  if (message.role === "user") return html`<${UserRow} key=${`row-${seq}`} message=${message} />`;
+  if (message.role !== "assistant") return null;
+  const calls = message.calls ?? [];
+  const tools = calls.length
+    ? calls.map((call) => html`<${Tool} key=${call.id} call=${call} result=${results.get(call)} live=${results.has(call) ? null : live[call.id]} />`)
+    : null;
+  return html`<${AnswerRow} key=${`row-${seq}`} message=${message} tools=${tools} />`;
+}
+
+// -- what is beside the rows ----------------------------------------------------------------------------------------
+
+function Note({ note, onRetry }) {
+  if (note.kind === "unfinished") {
+    return html`<article class="answer unfinished">${asWritten(note.text.slice(-LONGEST_DRAWN))}<p class="finish">Not finished, and not kept.</p></article>`;
+  }
+  if (note.kind === "reply") return html`<p class="note reply" role="status">${note.text}</p>`;
+  const role = note.kind === "error" ? "alert" : null;
+  return html`<p class=${`note ${note.kind}`} role=${role}>${note.text}
+    ${note.retry && html` <button type="button" class="quiet" onClick=${onRetry}>Try again</button>`}</p>`;
+}
+
+function Pending({ item, onAgain, onDiscard }) {
+  const told = acknowledgement(item);
+  return html`<article class="mine pending" data-state=${item.state} data-how=${item.how}>
+    <h3 class="unseen">You</h3>
+    <p class="plain">${item.text}</p>
+    ${told && html`<p class="ack" role="status">${told}
+      ${item.state === "failed" && html` <button type="button" class="quiet" onClick=${() => onAgain(item.key)}>Send again</button>
+        <button type="button" class="quiet" onClick=${() => onDiscard(item.key)}>Discard</button>`}</p>`}
+  </article>`;
+}
+
+function Draft({ record }) {
+  const { draft, reset, running } = record;
+  if (!running) return null;
+  const cut = draft.length > LONGEST_DRAWN;
+  const busyTool = Object.values(record.live).some((tool) => tool.state === "running");
+  return html`<article class="answer draft" aria-busy="true">
+    <h3 class="unseen">Answer, being written</h3>
+    ${reset && html`<p class="note">Begun again: ${reset}</p>`}
+    ${cut && html`<p class="note">The beginning is shown when the answer is complete.</p>`}
+    ${draft && html`<${Markdown} text=${cut ? draft.slice(-DRAFT_TAIL) : draft} />`}
+    ${!draft && !busyTool && html`<p class="waiting"><span class="unseen">Waiting for the answer</span><i></i><i></i><i></i></p>`}
+  </article>`;
+}
+
+/** Says a finished answer once to assistive technology; a text that grows word by word cannot be listened to. */
+function Announcer({ record }) {
+  const [said, setSaid] = useState("");
+  const before = useRef(null);
+  useEffect(() => {
+    if (record.running) setSaid("Answering.");
+    else if (before.current) {
+      const last = record.rows.findLast((row) => row.message.role === "assistant");
+      setSaid(last?.message.text ? `Answer: ${last.message.text.slice(0, LONGEST_ANNOUNCED)}` : "Done.");
+    }
+    before.current = record.running;
+  }, [record.running]);
+  return html`<div class="unseen" aria-live="polite" id="announcer">${said}</div>`;
+}
+
+// -- the whole ------------------------------------------------------------------------------------------------------
+
+function timeline(record, results, onRetry) {
+  const drawn = [];
+  const notes = [...record.notes];
+  const first = record.rows[0]?.seq ?? 0;
+  const notesUpTo = (seq) => {
+    while (notes.length && notes[0].after <= seq) {
+      const note = notes.shift();
+      if (note.after >= first - 1 || !record.earlier) drawn.push(html`<${Note} key=${`note-${note.id}`} note=${note} onRetry=${onRetry} />`);
+    }
+  };
+  for (const row of record.rows) {
+    notesUpTo(row.seq - 1);
+    drawn.push(drawRow(row, results, record.live));
+  }
+  if (!record.later) notesUpTo(Number.POSITIVE_INFINITY);
+  return drawn;
+}
+
+export function Transcript({ conversation, onCommand, onAgain, empty }) {
+  const record = conversation.record.value;
+  const loading = conversation.loading.value;
+  const box = useRef(null);
+  const following = useRef(true);
+  const [away, setAway] = useState(false);
+
+  useLayoutEffect(() => {
+    if (following.current) box.current.scrollTop = box.current.scrollHeight;
+  });
+  const toEnd = () => {
+    following.current = true;
+    setAway(false);
+    if (record.later) conversation.reload();
+    else box.current.scrollTop = box.current.scrollHeight;
+  };
+  const scrolled = () => {
+    const { scrollTop, scrollHeight, clientHeight } = box.current;
+    following.current = !record.later && scrollHeight - scrollTop - clientHeight < NEAR_END;
+    setAway(!following.current);
+  };
+  const earlier = () => {
+    following.current = false;
+    // Browsers keep the reader's place when something is put in front of it, except at the very top.
+    if (box.current.scrollTop === 0) box.current.scrollTop = 1;
+    conversation.loadEarlier();
+  };
+
+  const results = resultsOf(record.rows);
+  const now = record.pending.filter((item) => !record.running || item.turn === record.running || item.turn === null);
+  const queued = record.pending.filter((item) => !now.includes(item));
+  const pending = (item) => html`<${Pending} key=${item.key} item=${item} onAgain=${onAgain} onDiscard=${(key) => conversation.discard(key)} />`;
+  const isEmpty = !record.rows.length && !record.pending.length && !record.notes.length && !record.running && !loading;
+  return html`<div class="transcript-frame">
+    <div class="transcript" ref=${box} onScroll=${scrolled} role="log" aria-live="off" aria-label="Conversation" tabindex="0">
+      <div class="column">
+        ${record.earlier && html`<button type="button" class="quiet more" disabled=${loading} onClick=${earlier}>Show earlier messages</button>`}
+        ${isEmpty && empty}
+        ${timeline(record, results, () => onCommand("/retry"))}
+        ${!record.later && [...now.map(pending), html`<${Draft} key="draft" record=${record} />`, ...queued.map(pending)]}
+        ${loading && !record.rows.length && html`<p class="note">Loading…</p>`}
+      </div>
+    </div>
+    ${(away || record.later) && !isEmpty && html`<button type="button" class="to-end" onClick=${toEnd}>To the latest</button>`}
+    <${Announcer} record=${record} />
+  </div>`;
+}

@@ -1,0 +1,22 @@
+"""One gateway for all tests of the command line; each test makes conversations of its own."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.gateway.running import Gateway, gateway
+
+
+@pytest.fixture(scope="session")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    with gateway(tmp_path_factory.mktemp("cli") / "home") as found:
+        yield found
+
+
+@pytest.fixture
+def nobody(tmp_path: Path) -> Path:
+    """A home folder in which no gateway runs."""
+    home = tmp_path / "nobody"
+    home.mkdir(mode=0o700)
+    return home

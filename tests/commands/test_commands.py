@@ -1,0 +1,166 @@
+"""What a person may say with a slash."""
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.core import ANNA, BERT, OWNER, WAIT, Core, core
+from tidegate.commands import Command, Commands, Context, Reply, build
+from tidegate.errors import Conflict, Misconfigured, NotAllowed, NotFound, Refused
+
+pytestmark = pytest.mark.anyio
+
+
+async def run(house: Core, line: str, session: str | None) -> Reply:
+    return await build(house.door).run(line, principal=ANNA, channel="page", session=session, agent="main")
+
+
+async def test_new_ends_this_conversation_and_the_next_message_begins_another(
+    home: Path, model: ScriptedModel
+) -> None:
+    """V19, S02, S04: in mid-turn it stops the turn first."""
+    async with core(home, model=model) as house:
+        accepted = await house.accept("[hang]")
+        reply = await run(house, "/new", accepted.session)
+        assert reply.session is None
+        assert (await house.door.outcome(accepted.turn, ANNA)).state == "stopped"
+        assert (await house.door.session(accepted.session, ANNA)).end_reason == "new"
+        assert (await run(house, "/reset", None)).session is None
+
+
+async def test_model_says_when_it_applies_and_what_it_costs(home: Path, model: ScriptedModel) -> None:
+    """S05, S06, P18, V19: in mid-turn from the next turn; shown in /status with its precedence; cleared by default."""
+    async with core(home, model=model) as house:
+        first = await house.say("one")
+        assert "main, other" in (await run(house, "/model", first.session)).text
+        reply = await run(house, "/model other", first.session)
+        assert "from now on" in reply.text and "rebuilt" in reply.text
+        running = await house.accept("[hold gate]")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        assert "from the next turn on" in (await run(house, "/model main", first.session)).text
+        model.release("gate")
+        await house.answered(running.turn)
+        assert house.requests()[-1]["model"] == "scripted-too"
+        await house.say("two")
+        assert house.requests()[-1]["model"] == "scripted"
+        await run(house, "/model other", first.session)
+        status = (await run(house, "/status", first.session)).text
+        assert "chosen here by /model" in status and "the agent's own is main" in status
+        await run(house, "/model default", first.session)
+        assert "chosen here" not in (await run(house, "/status", first.session)).text
+        with pytest.raises(Refused, match="main, other"):
+            await run(house, "/model gpt", first.session)
+
+
+async def test_reasoning_rebuilds_nothing(home: Path, model: ScriptedModel) -> None:
+    """A3: said and true."""
+    async with core(home, model=model) as house:
+        first = await house.say("one")
+        assert "Nothing is rebuilt" in (await run(house, "/reasoning high", first.session)).text
+        await house.say("two")
+        assert house.requests()[-1]["reasoning_effort"] == "high"
+        assert house.door.presence.stats().unloads == {}
+        await run(house, "/reasoning default", first.session)
+        await house.say("three")
+        assert "reasoning_effort" not in house.requests()[-1]
+        with pytest.raises(Refused, match="off, minimal, low"):
+            await run(house, "/reasoning lots", first.session)
+
+
+async def test_undo_and_retry_change_what_the_model_sees(home: Path, model: ScriptedModel) -> None:
+    """P18, A5: the undone turn is gone from the request and still in the transcript's export; retry asks anew."""
+    async with core(home, model=model) as house:
+        first = await house.say("one")
+        await house.say("two")
+        reply = await run(house, "/retry", first.session)
+        assert reply.turn is not None and "rebuilt" in reply.text
+        assert (await house.answered(reply.turn)).state == "answered"
+        said = [message["content"] for message in house.requests()[-1]["messages"] if message["role"] == "user"]
+        assert said == ["one", "two"]
+        await run(house, "/undo", first.session)
+        await house.say("three")
+        said = [message["content"] for message in house.requests()[-1]["messages"] if message["role"] == "user"]
+        assert said == ["one", "three"]
+        await run(house, "/undo", first.session)
+        await run(house, "/undo", first.session)
+        with pytest.raises(Conflict, match="nothing to undo"):
+            await run(house, "/undo", first.session)
+
+
+async def test_what_rebuilds_is_refused_in_mid_turn(home: Path, model: ScriptedModel) -> None:
+    """V19: with what to do instead."""
+    async with core(home, model=model) as house:
+        accepted = await house.accept("[hold gate]")
+        for line in ("/undo", "/retry", "/reload"):
+            with pytest.raises(Conflict, match="/stop it first"):
+                await run(house, line, accepted.session)
+        assert (await run(house, "/stop", accepted.session)).text == "Stopped."
+        await house.answered(accepted.turn)
+        assert (await run(house, "/stop", accepted.session)).text == "Nothing is running."
+
+
+async def test_conversations_are_listed_titled_found_and_resumed(home: Path, model: ScriptedModel) -> None:
+    """V16, X06: by number or id, one's own only."""
+    async with core(home, model=model) as house:
+        first = await house.say("about marmalade", name="a")
+        second = await house.say("about bread", name="b")
+        await run(house, "/title Breakfast", first.session)
+        listed = (await run(house, "/sessions", second.session)).text
+        assert "Breakfast" in listed and len(listed.splitlines()) == 2
+        assert "Breakfast" in (await run(house, "/sessions marmalade", second.session)).text
+        assert (await run(house, "/resume 2", second.session)).session == first.session
+        await house.door.end(first.session, ANNA, "new")
+        resumed = await run(house, f"/resume {first.session}", second.session)
+        assert resumed.session not in (None, first.session)
+        with pytest.raises(Refused, match="there is no number 9"):
+            await run(house, "/resume 9", None)
+        with pytest.raises(NotFound):
+            await build(house.door).run(
+                f"/resume {second.session}", principal=BERT, channel="page", session=None, agent=None
+            )
+
+
+async def test_help_is_made_from_the_registry(home: Path, model: ScriptedModel) -> None:
+    """P18: every command is there, with its cost where it has one."""
+    async with core(home, model=model) as house:
+        commands = build(house.door)
+        names = {info.name for info in commands.catalogue()}
+        expected = {"new", "stop", "retry", "undo", "model", "reasoning", "reload", "status", "sessions", "resume"}
+        assert names == expected | {"title", "help"}
+        overview = (await run(house, "/help", None)).text
+        assert all(f"/{name}" in overview for name in names)
+        assert "Cost:" in (await run(house, "/help undo", None)).text
+        assert "/reset" in (await run(house, "/help /new", None)).text
+
+
+async def test_an_unknown_command_is_answered_with_the_nearest_one(home: Path, model: ScriptedModel) -> None:
+    """H20: and never sent to a model; a path is no command."""
+    async with core(home, model=model) as house:
+        with pytest.raises(Refused, match="did you mean /status"):
+            await run(house, "/statsu", None)
+        with pytest.raises(Refused, match="/help lists them"):
+            await run(house, "/zzzz", None)
+        with pytest.raises(Refused, match="say something first"):
+            await run(house, "/status", None)
+        assert Commands.is_command("/new") and Commands.is_command("/model x")
+        assert not Commands.is_command("/usr/bin/env") and not Commands.is_command("/ hello")
+        assert model.counts["requests"] == 0
+
+
+async def test_names_are_unique_and_the_owners_commands_are_his(home: Path, model: ScriptedModel) -> None:
+    """C3, X06: two commands of one name are refused when they are registered."""
+
+    async def hello(context: Context, words: str) -> Reply:
+        return Reply(text=f"hello {words}")
+
+    async with core(home, model=model) as house:
+        with pytest.raises(Misconfigured, match="/help"):
+            Commands(house.door, [Command(name="help", help="Mine.", handler=hello)])
+        commands = Commands(house.door, [Command(name="hi", help="Hi.", handler=hello, owner_only=True)])
+        with pytest.raises(NotAllowed):
+            await commands.run("/hi", principal=ANNA, channel="page", session=None, agent=None)
+        reply = await commands.run("/HI there", principal=OWNER, channel="page", session=None, agent=None)
+        assert reply.text == "hello there"

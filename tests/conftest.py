@@ -1,0 +1,72 @@
+"""What holds for every test: asyncio only, nothing left behind, no blocking call on the loop."""
+
+import inspect
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from tests.habits.blocking import BlockingGuard
+from tests.habits.leaks import LoopWatch, ProcessWatch, Scratch
+
+SOURCE = Path(__file__).resolve().parent.parent / "src" / "tidegate"
+
+_scratch = pytest.StashKey[Scratch]()
+
+# Machines of CI differ in speed, and a run must leave no files behind.
+settings.register_profile("house", database=None, deadline=None, derandomize=True)
+settings.load_profile("house")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    scratch = config.stash[_scratch] = Scratch.make()
+    if config.option.basetemp is None:
+        config.option.basetemp = str(scratch.given)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    config.stash[_scratch].remove()
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def blocking_guard() -> Iterator[BlockingGuard]:
+    """Raises where our own code would block the event loop."""
+    with BlockingGuard(SOURCE).installed() as guard:
+        yield guard
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request: pytest.FixtureRequest, blocking_guard: BlockingGuard) -> Iterator[list[str]]:
+    """Fails the test that leaves something behind, and names it. What broader fixtures made before it may stay."""
+    watch = ProcessWatch(request.config.stash[_scratch].watched)
+    left: list[str] = []
+    yield left
+    left += watch.end()
+    blocked, blocking_guard.seen = blocking_guard.seen, []
+    if left:
+        pytest.fail("left behind by this test:\n  " + "\n  ".join(left), pytrace=False)
+    if blocked:
+        pytest.fail("\n".join(map(str, blocked)), pytrace=False)
+
+
+@pytest.fixture
+async def nothing_left_in_loop(nothing_left: list[str]) -> AsyncIterator[None]:
+    watch = LoopWatch()
+    yield
+    nothing_left += await watch.end()
+
+
+@pytest.fixture(autouse=True)
+def watched_loop(request: pytest.FixtureRequest, nothing_left: list[str]) -> None:
+    """Gives every asynchronous test a look at its loop, from inside, before and after its other fixtures."""
+    function = getattr(request.node, "obj", None)
+    inner = getattr(getattr(function, "hypothesis", None), "inner_test", function)
+    if inspect.iscoroutinefunction(inner):
+        request.getfixturevalue("nothing_left_in_loop")

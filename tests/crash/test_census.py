@@ -1,0 +1,71 @@
+"""After many sessions have come and gone, the gateway holds what it held before."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.children import drive
+from bench.readings import census
+from bench.subjects import Gateway, ScriptedModel
+from bench.suite.prefix import TOOL_CALL, TOOLS
+
+SESSIONS = 2_000
+ROUND = 250
+"""Sessions of one round, half of them ephemeral and half named."""
+STILL = 1.5
+"""Seconds in which nothing may change for a census to count as settled; longer than the pools keep what is unused."""
+SETTLE_WITHIN = 40.0
+
+
+def held(gateway: Gateway) -> dict[str, Any]:
+    """The census as the gateway takes it of itself, and as the kernel sees it."""
+    inside = gateway.call("GET", "/api/status")["census"]
+    return {"inside": inside, "outside": census(gateway.pid, gateway.temporary)}
+
+
+def settled(gateway: Gateway, wanted: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The census once it has stopped changing, or as soon as it is the wanted one; what it is at the deadline."""
+    deadline = time.monotonic() + SETTLE_WITHIN
+    now, since = held(gateway), time.monotonic()
+    while time.monotonic() < deadline and now != wanted:
+        time.sleep(0.1)
+        again = held(gateway)
+        if again != now:
+            now, since = again, time.monotonic()
+        elif wanted is None and time.monotonic() - since > STILL:
+            break
+    return now
+
+
+def come_and_go(gateway: Gateway, number: int) -> int:
+    """One round: sessions of every kind, ended in every way. Returns how many."""
+    half = ROUND // 2
+    common = {"url": gateway.url, "headers": gateway.headers, "in_flight": 8, "stream_every": 3, "tool_every": 5}
+    drive({**common, "label": f"once-{number}", "sessions": half, "turns": 1, "ephemeral": True, "tool": TOOL_CALL})
+    drive({**common, "label": f"named-{number}", "sessions": half, "turns": 2, "tool": TOOL_CALL})
+    while listed := gateway.call("GET", "/api/sessions")["sessions"]:
+        for place, session in enumerate(listed):
+            if place % 2:
+                gateway.call("POST", f"/api/sessions/{session['id']}/end")
+            else:
+                gateway.call("DELETE", f"/api/sessions/{session['id']}")
+    return 2 * half
+
+
+@pytest.mark.slow
+def test_after_two_thousand_sessions_the_census_equals_the_baseline(tmp_path: Path) -> None:
+    """F5, B5, L01, L02, L04, L06, L08, L31: tasks, threads, descriptors, sockets by state, children, temporary files and every
+    keyed container are back where they were, as the gateway counts them and as the kernel does."""
+    limits = {"connection_idle": 1}
+    with ScriptedModel(tmp_path / "model") as model:
+        with Gateway(tmp_path / "home", model.url, limits=limits, tools=TOOLS) as gateway:
+            come_and_go(gateway, 0)
+            baseline = settled(gateway)
+            gone = 0
+            while gone < SESSIONS:
+                gone += come_and_go(gateway, gone + 1)
+            after = settled(gateway, baseline)
+        assert model.call("GET", "/stats")["refused"] == 0
+    assert after == baseline

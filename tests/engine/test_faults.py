@@ -1,0 +1,114 @@
+"""Faults injected at every write and every await of a turn: the session always takes the next message."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.core import ANNA, WAIT, core
+from tidegate.agent import is_balanced
+from tidegate.errors import StoreFull, TidegateError
+from tidegate.store import messages
+
+pytestmark = pytest.mark.anyio
+
+WRITES = 9
+"""More than a turn with one tool makes: accept, take, answer, intent, result, settle."""
+
+
+class Fault:
+    """Refuses the n-th group of writes, as a full disk would."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+        self.armed = False
+
+    def __call__(self, point: str, *_: object) -> None:
+        if self.armed and point == "before-commit":
+            self.left -= 1
+            if self.left == 0:
+                raise StoreFull("There is no room on the disk.")
+
+
+@pytest.mark.parametrize("number", range(1, WRITES + 1))
+async def test_a_write_that_fails_anywhere_in_a_turn_leaves_the_session_usable(
+    home: Path, model: ScriptedModel, number: int
+) -> None:
+    """L23, B7, P02: whichever write of a turn is refused, what was accepted is answered or told, rows stay in balance,
+    and the next message is taken."""
+    fault = Fault(number)
+    async with core(home, model=model, fault=fault) as house:
+        await house.say("first")
+        fault.armed = True
+        with anyio.fail_after(WAIT):
+            try:
+                accepted = await house.accept("[tool clock {}] second")
+                await house.door.wait(accepted.turn)
+            except TidegateError:
+                accepted = None
+            fault.armed = False
+            assert fault.left <= 0 or number > 6
+            await house.door.recover()
+            if accepted is not None:
+                await house.door.engine.idle(accepted.session)
+        outcome = await house.say("[say third] third")
+        assert outcome.text == "third"
+        history = await house.store.read(lambda db: messages.history(db, outcome.session))
+        assert is_balanced(history)
+        assert model.stats()["refusals"] == []
+        assert house.door.census()["turns_running"] == 0
+
+
+def at_every_step(task: "asyncio.Task[object]", after: int) -> Callable[[], None]:
+    """Cancels the task when the loop has gone round `after` times."""
+    loop = asyncio.get_running_loop()
+    left = after
+
+    def tick() -> None:
+        nonlocal left
+        left -= 1
+        if left <= 0:
+            task.cancel()
+        elif not task.done():
+            loop.call_soon(tick)
+
+    return tick
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 5, 8, 12, 17, 23, 30, 40, 60, 90, 140, 200])
+async def test_a_stop_at_any_moment_leaves_the_session_usable(home: Path, model: ScriptedModel, after: int) -> None:
+    """L23, B7, L31: the turn is stopped after n rounds of the loop, wherever that is."""
+    async with core(home, model=model) as house:
+        first = await house.say("first")
+        accepted = await house.accept("[tool clock {}] second")
+        for _ in range(after):
+            await asyncio.sleep(0)
+        await house.door.stop(first.session, ANNA)
+        outcome = await house.answered(accepted.turn)
+        assert outcome.state in ("stopped", "answered")
+        third = await house.say("[say third] third")
+        assert third.text == "third"
+        history = await house.store.read(lambda db: messages.history(db, first.session))
+        assert is_balanced(history)
+        assert model.stats()["refusals"] == []
+        assert not [task for task in asyncio.all_tasks() if accepted.turn in task.get_name()]
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 5, 8, 12, 17, 23, 30, 40])
+async def test_who_gives_up_waiting_at_the_door_loses_nothing(home: Path, model: ScriptedModel, after: int) -> None:
+    """P01, L09: a caller that is cancelled while its message is accepted leaves either nothing or a turn that runs."""
+    async with core(home, model=model) as house:
+        await house.say("first")
+        task = asyncio.ensure_future(house.accept("[say second] second"))
+        asyncio.get_running_loop().call_soon(at_every_step(task, after))
+        await asyncio.wait([task])
+        await house.door.recover()
+        third = await house.say("[say third] third")
+        assert third.text == "third"
+        rows = await house.store.read(lambda db: messages.page(db, third.session))
+        said = [row.message.text for row in rows if row.message.role == "user"]
+        assert said in (["first", "[say third] third"], ["first", "[say second] second", "[say third] third"])
+        assert [row.message.role for row in rows] == ["user", "assistant"] * len(said)

@@ -1,0 +1,99 @@
+"""Building and closing the house. The leak fixture around every test is what sees that nothing stays open."""
+
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio import to_thread
+
+from tidegate.errors import Misconfigured, TidegateError
+from tidegate.gateway import HomeHeld, holder_of
+from tidegate.gateway.house import House
+
+pytestmark = pytest.mark.anyio
+
+STAGES = tuple(name for name, _ in House(Path("/nowhere"), say=print).stages)
+
+
+def _house(home: Path, said: list[str] | None = None, **options: object) -> House:
+    return House(home, port=0, say=(said if said is not None else []).append, **options)  # type: ignore[arg-type]
+
+
+async def test_a_house_is_built_serves_and_is_closed_twice_over_one_home(tmp_path: Path) -> None:
+    """F1, F2: everything is closed at a stop, so that the next house finds the folder as free as the first did."""
+    for _ in range(2):
+        said: list[str] = []
+        house = _house(tmp_path / "home", said)
+        with anyio.fail_after(30):
+            assert await house.build()
+            assert f"ready {house.address}" in said
+            house.ask_to_stop()
+            await house.until_asked()
+            await house.close()
+        assert await to_thread.run_sync(holder_of, tmp_path / "home") is None
+        assert not (tmp_path / "home" / "control.sock").exists()
+        assert not (tmp_path / "home" / "tidegate.db-wal").exists()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+async def test_a_failure_after_any_stage_closes_what_was_opened(tmp_path: Path, stage: str) -> None:
+    """F3: a gateway that failed while starting closes what it had opened, and says one sentence."""
+
+    def fault(name: str) -> None:
+        if name == stage:
+            raise RuntimeError("planted")
+
+    home = tmp_path / "home"
+    with anyio.fail_after(30):
+        with pytest.raises(TidegateError) as failed:
+            await _house(home, fault=fault).build()
+        assert stage in failed.value.message
+        assert "planted" in failed.value.message
+        assert "\n" not in failed.value.message
+        assert await to_thread.run_sync(holder_of, home) is None
+        assert not (home / "control.sock").exists()
+        house = _house(home)
+        assert await house.build()
+        await house.close()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+async def test_a_stop_during_building_ends_it_and_closes_what_was_opened(tmp_path: Path, stage: str) -> None:
+    """F3: a signal that comes before the gateway is ready is not lost."""
+
+    def fault(name: str) -> None:
+        if name == stage:
+            house.ask_to_stop()
+
+    house = _house(tmp_path / "home", fault=fault)
+    with anyio.fail_after(30):
+        assert not await house.build()
+    assert await to_thread.run_sync(holder_of, tmp_path / "home") is None
+
+
+async def test_the_port_of_another_program_is_one_sentence_and_nothing_stays_open(tmp_path: Path) -> None:
+    """F3: as above, for a failure that is foreseen."""
+    first = _house(tmp_path / "first")
+    with anyio.fail_after(30):
+        assert await first.build()
+        port = int(first.address.rpartition(":")[2])
+        with pytest.raises(Misconfigured, match=f"Port {port}"):
+            await House(tmp_path / "second", port=port, say=lambda line: None).build()
+        with pytest.raises(HomeHeld):
+            await _house(tmp_path / "first").build()
+        await first.close()
+
+
+async def test_a_toolset_that_does_not_exist_is_told_at_the_start(tmp_path: Path) -> None:
+    """F3: what would fail in the first turn fails at the start, with file and key."""
+    (tmp_path / "tidegate.toml").write_text('[agents.main]\ntools = ["clok"]\n')
+    with anyio.fail_after(30), pytest.raises(Misconfigured, match=r"tidegate\.toml: \[agents\.main\] tools .*clock"):
+        await _house(tmp_path).build()
+
+
+async def test_a_secret_that_is_missing_is_told_with_its_setting(tmp_path: Path) -> None:
+    """X22: a credential comes from where the setting says, or the gateway does not start."""
+    model = '[models.main]\napi = "openai-chat"\nbase_url = "http://127.0.0.1:1/v1"\nmodel = "m"\n'
+    (tmp_path / "tidegate.toml").write_text(model + 'key = "env:TG_NOT_THERE"\n')
+    with anyio.fail_after(30), pytest.raises(Misconfigured, match=r"\[models\.main\] key = env:TG_NOT_THERE"):
+        await _house(tmp_path).build()

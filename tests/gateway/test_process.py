@@ -1,0 +1,231 @@
+"""The gateway as a process: started, signalled, killed, replaced."""
+
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.gateway.running import WAIT, Gateway, environment, gateway, tidegate
+from tidegate.gateway import ask, holder_of
+
+SLOW_STOP = "[limits]\nshutdown_seconds = 60\n"
+QUICK_STOP = "[limits]\nshutdown_seconds = 1\n"
+
+
+def _count_in_background(running: Gateway, session: str, to: int = 100_000) -> threading.Thread:
+    """A long turn of a named session; its reader goes away with the gateway."""
+
+    def send() -> None:
+        try:
+            running.say(f"count to {to}", session)
+        except OSError:
+            return
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    return thread
+
+
+def _until_running(running: Gateway) -> None:
+    """Until a turn runs. Each look is a round trip, so this does not spin."""
+    for _ in range(2000):
+        if ask(running.home, {"do": "status"})["turns"]["running"]:
+            return
+    raise AssertionError("no turn began")
+
+
+def test_it_says_where_it_is_ready_and_answers_there(tmp_path: Path) -> None:
+    """X01: bound before it says ready; the first key is the owner's alone; loopback only."""
+    home = tmp_path / "home"
+    with gateway(home) as running:
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+", running.address)
+        assert re.fullmatch(re.escape(running.address) + r"/#code=\S+", running.link)
+        assert any("demo model" in line for line in running.said)
+        assert running.say("say hello") != ""
+        assert stat.S_IMODE(home.stat().st_mode) == 0o700
+        assert stat.S_IMODE((home / "api-key").stat().st_mode) == 0o600
+        for connection in psutil.Process(running.pid).net_connections():
+            assert connection.status != "LISTEN" or connection.laddr.ip == "127.0.0.1"
+
+
+def test_a_second_gateway_is_refused_and_says_who_holds_the_folder(tmp_path: Path) -> None:
+    """F2: one sentence, exit code 1, and the first goes on."""
+    home = tmp_path / "home"
+    with gateway(home) as running:
+        second = tidegate("up", "--port", "0", home=home)
+        assert second.returncode == 1
+        assert second.stderr.count("\n") == 1
+        assert f"pid {running.pid}" in second.stderr
+        assert running.address in second.stderr
+        assert running.say("say still here") != ""
+
+
+def test_after_kill_9_the_next_start_works_at_once_with_the_same_key(tmp_path: Path) -> None:
+    """F4, L18: what a kill leaves behind (lock file, socket, log of the store) is in nobody's way."""
+    home = tmp_path / "home"
+    with gateway(home) as running:
+        running.say("say one", "talk")
+        key = (home / "api-key").read_text()
+        running.process.kill()
+        running.wait()
+        assert (home / "control.sock").exists()
+    with gateway(home) as running:
+        assert (home / "api-key").read_text() == key
+        (session,) = running.call("GET", "/api/sessions")["sessions"]
+        assert session["name"] == "talk"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_stops_it_and_leaves_no_child_no_lock_and_no_socket(tmp_path: Path, number: signal.Signals) -> None:
+    """F1, L28: an orderly stop closes everything."""
+    home = tmp_path / "home"
+    with gateway(home) as running:
+        children = psutil.Process(running.pid).children(recursive=True)
+        running.signal(number)
+        assert running.wait() == 0
+        assert not any(child.is_running() for child in children)
+        assert holder_of(home) is None
+        left = sorted(path.name for path in home.iterdir())
+        assert "control.sock" not in left
+        assert not [name for name in left if name.endswith(("-wal", "-shm"))]
+        assert "Traceback" not in running.log.read_text()
+
+
+def test_a_stop_parks_a_turn_that_cannot_finish_and_the_next_start_goes_on_with_it(tmp_path: Path) -> None:
+    """F1, F4: the budget is kept, the turn is not lost."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    (home / "tidegate.toml").write_text(QUICK_STOP)
+    with gateway(home) as running:
+        talk = _count_in_background(running, "talk")
+        _until_running(running)
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 0
+        talk.join(WAIT)
+    with gateway(home) as running:
+        _until_running(running)
+        (session,) = running.call("GET", "/api/sessions")["sessions"]
+        assert session["running"]
+        running.call("POST", f"/api/sessions/{session['id']}/stop")
+
+
+def test_a_second_signal_does_not_wait_for_turns(tmp_path: Path) -> None:
+    """F1: who is in a hurry loses nothing either."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    (home / "tidegate.toml").write_text(SLOW_STOP)
+    with gateway(home) as running:
+        talk = _count_in_background(running, "talk")
+        _until_running(running)
+        running.signal(signal.SIGTERM)
+        while "stopping" not in running.log.read_text():
+            os.sched_yield()
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 0
+        talk.join(WAIT)
+
+
+def test_replace_takes_over_from_a_running_gateway_with_its_turn(tmp_path: Path) -> None:
+    """F2: never "database is locked"; the turn goes on in the new process."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    (home / "tidegate.toml").write_text(QUICK_STOP)
+    with gateway(home) as old:
+        old.say("say before", "earlier")
+        talk = _count_in_background(old, "talk")
+        _until_running(old)
+        with gateway(home, "--replace") as new:
+            assert old.wait() == 0
+            talk.join(WAIT)
+            assert new.pid != old.pid
+            assert any(f"pid {old.pid}" in line for line in new.said)
+            _until_running(new)
+            assert new.say("say after", "earlier") != ""
+            assert "locked" not in old.log.read_text()
+
+
+def test_replace_without_a_running_gateway_is_a_plain_start(tmp_path: Path) -> None:
+    """F2: the flag does no harm."""
+    with gateway(tmp_path / "home", "--replace") as running:
+        assert running.say("say hello") != ""
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[limits]\nresidnts = 3\n", ("tidegate.toml", "residnts", "residents")),
+        ("[server\n", ("tidegate.toml",)),
+        ('[server]\nhost = "0.0.0.0"\n', ("tidegate.toml", "insecure")),
+    ],
+)
+def test_a_wrong_configuration_is_one_sentence_with_file_and_key(
+    tmp_path: Path, text: str, words: tuple[str, ...]
+) -> None:
+    """F3, X01: exit code 1, and nothing was made but the folder."""
+    (tmp_path / "tidegate.toml").write_text(text)
+    run = tidegate("up", "--port", "0", home=tmp_path)
+    assert run.returncode == 1
+    assert run.stderr.startswith("tidegate: ")
+    assert run.stderr.count("\n") == 1
+    for word in words:
+        assert word in run.stderr
+    assert run.stdout == ""
+    assert holder_of(tmp_path) is None
+
+
+def test_the_key_file_is_never_overwritten_and_made_anew_when_it_is_gone(tmp_path: Path) -> None:
+    """X01: a key of one's own choice is adopted, a lost one replaced, a revoked one told."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o755)
+    (home / "api-key").write_text("tg_" + "k" * 40 + "\n")
+    with gateway(home) as running:
+        assert (home / "api-key").read_text() == "tg_" + "k" * 40 + "\n"
+        assert stat.S_IMODE(home.stat().st_mode) == 0o700
+        assert running.say("say hello") != ""
+    (home / "api-key").unlink()
+    with gateway(home) as running:
+        made = (home / "api-key").read_text()
+        assert made.strip() != "tg_" + "k" * 40
+        (key,) = [key for key in running.call("GET", "/api/keys")["keys"] if key["label"] and not key.get("used")][-1:]
+        running.call("DELETE", f"/api/keys/{key['id']}")
+    with gateway(home) as running:
+        assert (home / "api-key").read_text() == made
+        assert any("revoked" in line for line in running.said if line.startswith("WARNING"))
+
+
+def test_exposure_by_explicit_wish_is_told_at_every_start(tmp_path: Path) -> None:
+    """X03: the start-up check looks at what was bound."""
+    (tmp_path / "tidegate.toml").write_text('[server]\nhost = "0.0.0.0"\ninsecure = true\n')
+    with gateway(tmp_path) as running:
+        assert any(line.startswith("WARNING EXPOSED") for line in running.said)
+
+
+def test_a_signal_while_it_starts_ends_it_cleanly(tmp_path: Path) -> None:
+    """F3: also before it is ready."""
+    starting = Gateway(tmp_path / "home")
+    try:
+        while holder_of(tmp_path / "home") is None and starting.process.poll() is None:
+            os.sched_yield()
+        starting.signal(signal.SIGTERM)
+        assert starting.wait() in (0, -signal.SIGTERM)
+        assert holder_of(tmp_path / "home") is None
+    finally:
+        starting.end()
+
+
+def test_the_daemon_imports_nothing_that_it_does_not_use() -> None:
+    """L22: what only the command line, the tests or an extra need is not in the gateway's memory."""
+    program = "import sys, tidegate.gateway.process; print(' '.join(sys.modules))"
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT, env=environment(), check=True
+    )
+    loaded = set(run.stdout.split())
+    unwanted = {"prompt_toolkit", "pydantic", "openai", "requests", "httpx", "httpx2", "rich", "tomlkit", "sqlite3"}
+    assert not loaded & (unwanted | {"pytest", "hypothesis", "multiprocessing", "concurrent.futures.process"})

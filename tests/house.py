@@ -1,0 +1,178 @@
+"""The whole house in one process, for tests: store, models, sessions, commands and the web on a real loopback socket.
+
+    async with house(tmp_path, model=scripted) as h:
+        async with h.client.post("/v1/chat/completions", json=…) as response: …
+
+Without a model server the built-in demo model answers. Everything is closed in order on leaving, so that a test that
+leaves something behind is the test's fault or the product's, never the helper's.
+"""
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import anyio
+from bench.scripted_model import ScriptedModel
+
+from tests import core
+from tidegate.commands import build
+from tidegate.config import Config, load
+from tidegate.lifetimes import Ledger, Scope
+from tidegate.models import Clients, Models
+from tidegate.security import Redactor, digest, make_code, make_key, resolve
+from tidegate.sessions import Sessions
+from tidegate.store import Store, principals
+from tidegate.tools import ToolRegistry, Toolset, builtin_toolsets
+from tidegate.web import App, Health, Server, create_app
+
+WAIT = 20
+"""Seconds before a wait in a test gives up; nothing asserts on how long anything took."""
+
+DEMO = """
+[models.main]
+api = "demo"
+[agents.main]
+model = "main"
+prompt = "You are a test."
+tools = ["clock", "files"]
+"""
+
+
+class House:
+    """A running gateway. `key` is the owner's; `client` sends it with every request."""
+
+    def __init__(self, **rooms: Any) -> None:
+        self.url: str = rooms["url"]
+        self.key: str = rooms["key"]
+        self.client: aiohttp.ClientSession = rooms["client"]
+        self.door: Sessions = rooms["door"]
+        self.store: Store = rooms["store"]
+        self.config: Config = rooms["config"]
+        self.scope: Scope = rooms["scope"]
+        self.app: App = rooms["app"]
+        self.server: Server = rooms["server"]
+        self.health: Health = rooms["health"]
+
+    async def add_key(self, name: str, agents: tuple[str, ...] | None = None) -> str:
+        """A new key of the user `name`, who is made if there is none."""
+        async with self.client.post(
+            "/api/keys", json={"name": name, "agents": list(agents) if agents is not None else None}
+        ) as response:
+            assert response.status == 201, await response.text()
+            return str((await response.json())["key"])
+
+    async def code(self, seconds: float = 60.0) -> str:
+        """A one-time code of the owner."""
+        code = make_code()
+        now = time.time()
+
+        def add(db: Any) -> None:
+            owner = principals.by_name(db, "owner")
+            assert owner is not None
+            principals.add_key(db, owner.id, "code", digest(code), "", now, now + seconds)
+
+        await self.store.write(add)
+        return code
+
+    async def chat(self, text: str, name: str | None = None, **options: Any) -> Mapping[str, Any]:
+        """Say something over /v1 and get the whole answer."""
+        headers = {**({"X-Session-Id": name} if name is not None else {}), **options.pop("headers", {})}
+        body = {"model": "main", "messages": [{"role": "user", "content": text}], **options}
+        async with self.client.post("/v1/chat/completions", json=body, headers=headers) as response:
+            answer: Mapping[str, Any] = await response.json()
+            assert response.status == 200, answer
+            return answer
+
+
+@contextlib.asynccontextmanager
+async def house(
+    home: Path,
+    extra: str = "",
+    *,
+    model: ScriptedModel | None = None,
+    toml: str | None = None,
+    toolsets: Mapping[str, Toolset] | None = None,
+    keep_alive: float = 15.0,
+    drain: float = 5.0,
+    **store_options: Any,
+) -> AsyncIterator[House]:
+    """A gateway over `home`; entered a second time it is a restart. `extra` is added to the settings."""
+    text = toml if toml is not None else DEMO + extra if model is None else core.settings(model, extra)
+    config = await anyio.to_thread.run_sync(_settings, home, text)
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    redactor = Redactor()
+    async with (
+        Scope("process", account=Ledger().account("process")) as scope,
+        Store.open(home / "tidegate.db", **store_options) as store,
+        Clients() as clients,
+        Models(
+            config.models, clients, lambda reference: resolve(reference, os.environ, home), config.limits.answer_bytes
+        ) as models,
+    ):
+        key = await store.write(_owner, time.time())
+        turns = scope.child("turns")
+        door = Sessions(turns, store, config, models, ToolRegistry({**builtin_toolsets(), **(toolsets or {})}))
+        await door.recover()
+        health = Health(store)
+
+        async def status() -> Mapping[str, Any]:
+            return door.status()
+
+        app = create_app(
+            door=door,
+            commands=build(door),
+            store=store,
+            config=config,
+            models=models,
+            redactor=redactor,
+            health=health,
+            status=status,
+            keep_alive=keep_alive,
+        )
+        web = scope.child("doors")
+        server = Server(app, config, sock)
+        await server.start(web)
+        headers = {"Authorization": f"Bearer {key}"}
+        timeout = aiohttp.ClientTimeout(total=WAIT)
+        async with aiohttp.ClientSession(url, headers=headers, timeout=timeout) as client:
+            try:
+                yield House(
+                    url=url,
+                    key=key,
+                    client=client,
+                    door=door,
+                    store=store,
+                    config=config,
+                    scope=scope,
+                    app=app,
+                    server=server,
+                    health=health,
+                )
+            finally:
+                await door.drain(drain)
+                await web.close()
+                await turns.close()
+
+
+def _settings(home: Path, text: str) -> Config:
+    home.mkdir(exist_ok=True, parents=True)
+    (home / "tidegate.toml").write_text(text)
+    return load(home)
+
+
+def _owner(db: Any, now: float) -> str:
+    """The owner, made once, and a new key of his."""
+    owner = principals.by_name(db, "owner")
+    if owner is None:
+        owner = principals.add(db, name="owner", role="owner", agents=None, now=now)
+    key = make_key()
+    principals.add_key(db, owner.id, "key", digest(key), "test", now, None)
+    return key

@@ -1,0 +1,105 @@
+"""The ledger explains what is held, by owner and by kind, and the two sums agree at any time."""
+
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from tidegate.lifetimes import Account, Hold, Holding, Ledger
+
+
+def test_holds_are_counted_by_kind_and_by_owner() -> None:
+    """L31: the largest owner comes first, and an owner below another is named by its path."""
+    ledger = Ledger()
+    process = ledger.account("process")
+    session = ledger.account("session s_1", parent=process)
+    process.add("connection", fds=2)
+    history = session.add("history", bytes=1000)
+    session.add("shell", children=1, fds=3)
+    assert ledger.totals() == {
+        "connection": Holding(count=1, fds=2),
+        "history": Holding(count=1, bytes=1000),
+        "shell": Holding(count=1, fds=3, children=1),
+    }
+    assert ledger.owners() == [
+        ("process / session s_1", Holding(count=2, bytes=1000, fds=3, children=1)),
+        ("process", Holding(count=1, fds=2)),
+    ]
+    history.resize(10)
+    assert ledger.totals()["history"].bytes == 10
+    assert len(ledger.owners(top=1)) == 1
+
+
+def test_a_release_counts_once() -> None:
+    """B7: releasing twice, or resizing afterwards, changes nothing."""
+    ledger = Ledger()
+    hold = ledger.account("turn t_1").add("stream", bytes=5)
+    hold.release()
+    hold.release()
+    hold.resize(100)
+    assert not hold.held and ledger.totals() == {"stream": Holding()} and ledger.owners() == []
+
+
+def test_closing_an_account_tells_what_was_still_held() -> None:
+    """L01: nothing stays on the books of an owner that is gone."""
+    ledger = Ledger()
+    account = ledger.account("session s_1")
+    account.add("b", bytes=2)
+    account.add("a", fds=1)
+    account.add("c").release()
+    assert account.close() == [("a", Holding(count=1, fds=1)), ("b", Holding(count=1, bytes=2))]
+    assert account.close() == [] and ledger.owners() == [] and account.holding == Holding()
+
+
+def test_an_owner_that_holds_nothing_leaves_no_entry() -> None:
+    """L02, L04: accounts that come and go do not accumulate."""
+    ledger = Ledger()
+    for number in range(1000):
+        ledger.account(f"session s_{number}").add("history", bytes=1).release()
+    assert ledger.owners(top=10_000) == [] and list(ledger.totals()) == ["history"]
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """L31: whatever is added, resized, released and closed, the sum over owners is the sum over kinds."""
+
+    accounts = Bundle("accounts")
+    holds = Bundle("holds")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = Ledger()
+        self.held: dict[Hold, int] = {}
+
+    @rule(target=accounts, number=st.integers(0, 99))
+    def open_account(self, number: int) -> Account:
+        return self.ledger.account(f"owner {number}")
+
+    @rule(target=holds, account=accounts, kind=st.sampled_from("abc"), size=st.integers(0, 1000))
+    def add(self, account: Account, kind: str, size: int) -> Hold:
+        hold = account.add(kind, bytes=size, fds=1)
+        self.held[hold] = size
+        return hold
+
+    @rule(hold=holds, size=st.integers(0, 1000))
+    def resize(self, hold: Hold, size: int) -> None:
+        hold.resize(size)
+        if hold in self.held:
+            self.held[hold] = size
+
+    @rule(hold=holds)
+    def release(self, hold: Hold) -> None:
+        hold.release()
+        self.held.pop(hold, None)
+
+    @rule(account=consumes(accounts))
+    def close(self, account: Account) -> None:
+        account.close()
+        self.held = {hold: size for hold, size in self.held.items() if hold.held}
+
+    @invariant()
+    def the_books_agree(self) -> None:
+        by_kind = sum(self.ledger.totals().values(), Holding())
+        by_owner = sum((holding for _, holding in self.ledger.owners(top=1000)), Holding())
+        expected = Holding(count=len(self.held), bytes=sum(self.held.values()), fds=len(self.held))
+        assert by_kind == by_owner == expected
+
+
+TestLedger = LedgerMachine.TestCase

@@ -1,0 +1,95 @@
+"""What the tests of this room share: a configured model against the scripted server, and someone who listens."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from bench.scripted_model import ScriptedModel
+
+from tidegate.config import ModelSettings
+from tidegate.models import Clients, Encoded, Model, Models, Patience
+from tidegate.security import Secret
+from tidegate.values import Call, Message, Prefix, ToolDefinition
+
+ANSWER_BYTES = 64 * 1024
+CANARY = "canary-4f9d1c77-key"
+TOOLS = (
+    ToolDefinition(name="clock", description="Tells the time."),
+    ToolDefinition(name="read_file", description="Reads a file."),
+)
+PREFIX = Prefix(prompt="You are a test.", tools=TOOLS)
+
+
+class Slept:
+    """A sleep that does not wait, and remembers."""
+
+    def __init__(self) -> None:
+        self.pauses: list[float] = []
+
+    async def __call__(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+
+
+class Listener:
+    """What a turn shows: text as it came, void when reset."""
+
+    def __init__(self) -> None:
+        self.pieces: list[str] = []
+        self.resets: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    def reset(self, reason: str) -> None:
+        self.resets.append(reason)
+        self.pieces.clear()
+
+
+def settings(base_url: str, **given: Any) -> ModelSettings:
+    return ModelSettings(api="openai-chat", base_url=base_url, model="some-model", **given)
+
+
+def resolver(reference: str) -> Secret:
+    assert reference == "env:CANARY"
+    return Secret(CANARY)
+
+
+@asynccontextmanager
+async def configured(
+    base_url: str,
+    *,
+    sleep: Slept | None = None,
+    chance: Callable[[], float] = lambda: 1.0,
+    answer_bytes: int = ANSWER_BYTES,
+    clients: Clients | None = None,
+    **given: Any,
+) -> AsyncIterator[Model]:
+    patience = Patience(sleep=sleep or Slept(), chance=chance, clock=lambda: 1_700_000_000.0)
+    own = Clients()
+    async with (
+        own,
+        Models(
+            {"main": settings(base_url, **given)}, clients or own, resolver, answer_bytes, patience=patience
+        ) as models,
+    ):
+        yield models.get("main")
+
+
+async def ask(
+    model: Model,
+    messages: str | Sequence[Message],
+    listener: Listener | None = None,
+    *,
+    call: Call | None = None,
+    prefix: Prefix = PREFIX,
+) -> Message:
+    listener = listener or Listener()
+    if isinstance(messages, str):
+        messages = [Message(role="user", text=messages)]
+    history = [model.wire.encode(message) for message in messages]
+    encoded: Encoded = model.wire.encode_prefix(prefix)
+    return await model.ask(encoded, history, call or Call(), on_text=listener.pieces.append, on_reset=listener.reset)
+
+
+__all__ = ["ANSWER_BYTES", "CANARY", "PREFIX", "Listener", "ScriptedModel", "Slept", "ask", "configured", "settings"]

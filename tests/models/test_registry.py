@@ -1,0 +1,128 @@
+"""The configured models: built from their settings alone, told apart by a signature that gives nothing away."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.models.support import CANARY, ScriptedModel, ask, configured, settings
+from tidegate.config import ModelSettings
+from tidegate.errors import Misconfigured
+from tidegate.models import Clients, Model, Models
+from tidegate.security import Secret
+
+pytestmark = pytest.mark.anyio
+
+BASE: dict[str, Any] = {"base_url": "http://127.0.0.1:1/v1", "key": "env:A"}
+SECRETS = {"env:A": "sk-long-shared-prefix-1", "env:B": "sk-long-shared-prefix-2", "env:bad": "two\nlines"}
+
+
+def resolve(reference: str) -> Secret:
+    return Secret(SECRETS[reference])
+
+
+async def signature(**given: Any) -> bytes:
+    async with Models({"main": settings(**{**BASE, **given})}, Clients(), resolve, 1000) as models:
+        return models.get("main").signature
+
+
+async def test_equal_settings_have_equal_signatures() -> None:
+    """A2: also when built anew."""
+    assert await signature() == await signature()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"base_url": "http://127.0.0.1:2/v1"},
+        {"key": "env:B"},
+        {"key": None},
+        {"headers": {"X-Org": "1"}},
+        {"headers": {"X-Secret": "env:A"}},
+    ],
+)
+async def test_another_endpoint_or_credential_has_another_signature(other: dict[str, Any]) -> None:
+    """A2: two tokens that share a prefix differ too."""
+    assert await signature() != await signature(**other)
+
+
+async def test_model_and_api_are_in_the_signature() -> None:
+    """A2: the provider's model, and the way of speaking to it."""
+    one = ModelSettings(api="openai-chat", base_url="http://127.0.0.1:1/v1", model="one")
+    two = ModelSettings(api="openai-chat", base_url="http://127.0.0.1:1/v1", model="two")
+    demo = ModelSettings(api="demo")
+    async with Models({"a": one, "b": two, "c": demo}, Clients(), resolve, 1000) as models:
+        assert len({models.get(name).signature for name in models.names}) == 3
+
+
+async def test_timeouts_and_retries_are_not_in_the_signature() -> None:
+    """A3: how patiently a model is asked changes in place, and keeps the resident."""
+    assert await signature() == await signature(retries=9, idle_timeout=1.0, first_byte_timeout=2.0)
+
+
+async def test_the_credential_cannot_be_read_from_signature_or_model() -> None:
+    """A2, X15: not by looking at anything that prints."""
+    async with configured("http://127.0.0.1:1/v1", key="env:CANARY") as model:
+        assert CANARY.encode() not in model.signature
+        assert len(model.signature) == 32
+        assert CANARY not in repr(model) + str(model)
+
+
+async def test_no_key_proxy_or_login_is_taken_from_the_environment(
+    server: ScriptedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """X22: what the configuration does not name is not used, however inviting it lies about."""
+    netrc = tmp_path / "netrc"
+    netrc.write_text(f"machine 127.0.0.1 login me password {CANARY}\n")
+    for name, value in {
+        "OPENAI_API_KEY": CANARY,
+        "OPENAI_BASE_URL": "http://127.0.0.1:9/v1",
+        "HTTP_PROXY": "http://127.0.0.1:9",
+        "http_proxy": "http://127.0.0.1:9",
+        "NETRC": str(netrc),
+    }.items():
+        monkeypatch.setenv(name, value)
+    async with configured(server.base_url) as model:
+        await ask(model, "hello")
+    assert [request.authorization for request in server.recorded] == [""]
+    assert CANARY not in str(server.recorded[0].headers)
+
+
+async def test_the_key_that_is_named_is_sent(server: ScriptedModel) -> None:
+    """X22: that one and no other."""
+    async with configured(server.base_url, key="env:CANARY") as model:
+        await ask(model, "hello")
+    assert server.recorded[0].authorization == f"Bearer {CANARY}"
+
+
+@pytest.mark.parametrize("field", ["base_url", "model"])
+async def test_a_model_without_address_or_name_is_refused_at_the_start(field: str) -> None:
+    given: dict[str, Any] = {"base_url": "http://127.0.0.1:1/v1", "model": "m", field: ""}
+    with pytest.raises(Misconfigured, match=field):
+        async with Models({"main": ModelSettings(api="openai-chat", **given)}, Clients(), resolve, 1000):
+            pass
+
+
+async def test_a_key_that_no_header_may_carry_is_refused_without_being_told() -> None:
+    """X15: the message names the reference, not what it refers to."""
+    with pytest.raises(Misconfigured) as caught:
+        await signature(key="env:bad")
+    assert "env:bad" in caught.value.message
+    assert "two" not in caught.value.message
+
+
+async def test_an_unknown_model_is_told_with_those_that_are_known() -> None:
+    async with Models({"a": ModelSettings(api="demo")}, Clients(), resolve, 1000) as models:
+        model: Model = models.get("a")
+        assert model.name == "a"
+        with pytest.raises(Misconfigured, match="configured are: a"):
+            models.get("b")
+
+
+def test_no_provider_package_is_imported() -> None:
+    """The wire format is spoken by ourselves; the provider's own package is for tests only."""
+    code = "import sys, tidegate.models; print(sorted({'openai', 'httpx', 'anthropic', 'pydantic'} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout.strip() == "[]"

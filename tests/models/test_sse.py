@@ -1,0 +1,53 @@
+"""Server-sent events: the same, wherever the network cuts."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.models.sse import EVENT_BYTES, Events, EventTooLarge
+
+payloads = st.lists(st.binary(min_size=1, max_size=20).filter(lambda b: not set(b) & {10, 13}), max_size=6)
+
+
+def cut(stream: bytes, places: list[int]) -> list[bytes]:
+    edges = [0, *sorted(place % (len(stream) + 1) for place in places), len(stream)]
+    return [stream[a:b] for a, b in itertools.pairwise(edges) if a != b]
+
+
+@given(payloads, st.lists(st.integers(min_value=0), max_size=8), st.sampled_from([b"\n", b"\r\n"]))
+def test_events_are_the_same_wherever_the_network_cuts(
+    expected: list[bytes], places: list[int], newline: bytes
+) -> None:
+    stream = b"".join(
+        b": comment" + newline + b"event: x" + newline + b"data: " + payload + newline + newline for payload in expected
+    )
+    events = Events()
+    found = [event for piece in cut(stream, places) for event in events.feed(piece)]
+    assert found == expected
+    assert events.finish() == []
+
+
+def test_lines_of_one_event_are_joined() -> None:
+    assert Events().feed(b"data: a\ndata:b\ndata:\n\ndata: c\n\n") == [b"a\nb\n", b"c"]
+
+
+def test_a_byte_order_mark_opens_a_stream_without_harm() -> None:
+    events = Events()
+    assert [event for byte in b"\xef\xbb\xbfdata: a\n\n" for event in events.feed(bytes([byte]))] == [b"a"]
+
+
+def test_an_event_whose_empty_line_was_left_out_counts_at_the_end() -> None:
+    events = Events()
+    assert events.feed(b"data: a") == []
+    assert events.finish() == [b"a"]
+
+
+@pytest.mark.parametrize("piece", [b"data: " + b"x" * 65536, b"data: " + b"x" * 65536 + b"\n", b"x" * 65536])
+def test_an_event_without_end_is_given_up(piece: bytes) -> None:
+    """Memory is bounded, whether the line or the number of lines grows."""
+    events = Events()
+    with pytest.raises(EventTooLarge):
+        for _ in range(2 * EVENT_BYTES // len(piece)):
+            events.feed(piece)

@@ -1,0 +1,109 @@
+"""One browser and one gateway for all tests of the page; a fresh visitor for each."""
+
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.page import browser as chromium
+from tests.page.browser import PATIENCE, Visit
+from tests.page.gateway import Gateway
+
+expect.set_options(timeout=PATIENCE)
+
+
+@pytest.fixture(scope="package")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    executable = chromium.installed()
+    if executable is None:
+        pytest.skip("no Chromium is installed: `apt install chromium` lets these tests run")
+    with chromium.running(executable, tmp_path_factory.mktemp("chromium")) as running:
+        yield running
+
+
+@pytest.fixture(scope="package")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    gateway = Gateway(tmp_path_factory.mktemp("home"))
+    try:
+        gateway.start()
+        yield gateway
+    finally:
+        gateway.stop()
+
+
+@pytest.fixture(scope="package")
+def signed_in(browser: Browser, gateway: Gateway) -> dict[str, object]:
+    """The cookie of a browser that has signed in, so that each test need not."""
+    visit = chromium.visit(browser)
+    visit.page.goto(gateway.new_link())
+    expect(visit.page.locator("#composer")).to_be_visible()
+    state = visit.context.storage_state()
+    visit.context.close()
+    return dict(state)
+
+
+@pytest.fixture
+def new_visit(browser: Browser, gateway: Gateway) -> Iterator[Callable[..., Visit]]:
+    """Makes visitors. None of them may leave our origin or complain, whatever the test is about."""
+    visits: list[Visit] = []
+
+    def make(**options: object) -> Visit:
+        visits.append(chromium.visit(browser, **options))
+        return visits[-1]
+
+    yield make
+    for visit in visits:
+        visit.context.close()
+    assert [visit.strangers(gateway.origin) for visit in visits] == [[] for _ in visits]
+    assert [visit.complaints for visit in visits] == [[] for _ in visits]
+
+
+@pytest.fixture
+def visit(new_visit: Callable[..., Visit], signed_in: dict[str, object], gateway: Gateway) -> Visit:
+    """A visitor who is signed in and has the page open."""
+    visit = new_visit(storage_state=signed_in)
+    visit.page.goto(gateway.origin + "/")
+    expect(visit.page.locator("#composer")).to_be_visible()
+    return visit
+
+
+@pytest.fixture
+def page(visit: Visit) -> Page:
+    return visit.page
+
+
+@pytest.fixture(scope="package")
+def page_of_record(browser: Browser, gateway: Gateway) -> Iterator[Page]:
+    """A page for asking the page's modules directly: nothing is drawn in it, so that all such tests can share it."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(gateway.origin + "/static/favicon.svg")
+    yield page
+    context.close()
+
+
+def send(page: Page, text: str) -> None:
+    page.locator("#composer").fill(text)
+    page.locator("#composer").press("Enter")
+
+
+def say(page: Page, text: str) -> None:
+    """Sends and waits until the answer has ended."""
+    before = page.locator(".answer:not(.draft)").count()
+    send(page, text)
+    expect(page.locator(".answer:not(.draft)").nth(before)).to_be_visible()
+    expect(page.locator("#stop")).to_have_count(0)
+
+
+def mine(page: Page) -> list[str]:
+    """What the person said, as shown."""
+    return [text.strip() for text in page.locator(".mine .plain").all_inner_texts()]
+
+
+def answers(page: Page) -> list[str]:
+    return [text.strip() for text in page.locator(".answer:not(.draft) .markdown").all_inner_texts()]
+
+
+def address_of_conversation(page: Page) -> None:
+    expect(page).to_have_url(re.compile(r"/#/s_[a-z0-9]+$"))

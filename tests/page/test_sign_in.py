@@ -1,0 +1,103 @@
+"""Signing in to the page: a one-time code in a link's fragment, or typed."""
+
+import re
+from collections.abc import Callable
+
+from playwright.sync_api import Request, expect
+
+from tests.page.browser import Visit
+from tests.page.gateway import Gateway
+
+REFUSED = "status of 401"  # the browser's own remark about a response that the test asks for
+
+
+def test_the_link_signs_in_and_the_code_leaves_the_address(new_visit: Callable[..., Visit], gateway: Gateway) -> None:
+    """X04: the code is exchanged by POST for a http-only, same-site cookie and stands in no request's address."""
+    visit = new_visit()
+    link = gateway.new_link()
+    code = link.partition("#code=")[2]
+    posted: list[str] = []
+
+    def sent(request: Request) -> None:
+        if code in (request.post_data or ""):
+            posted.append(request.method)
+
+    visit.page.on("request", sent)
+    visit.page.goto(link)
+    expect(visit.page.locator("#composer")).to_be_focused()
+    assert visit.page.url == gateway.origin + "/"
+    kept = "JSON.stringify([history.state, document.cookie, {...localStorage}, {...sessionStorage}])"
+    assert code not in visit.page.evaluate(kept)
+    assert not [url for url in visit.requests if code in url.partition("#")[0]]
+    assert posted == ["POST"]
+    [cookie] = visit.context.cookies()
+    assert cookie["httpOnly"] and cookie["sameSite"] == "Strict"
+    assert code not in cookie["value"]
+
+
+def test_a_code_dies_at_its_first_use_and_a_new_one_can_be_typed(
+    new_visit: Callable[..., Visit], gateway: Gateway
+) -> None:
+    """X04: the second opener of a link is told so, and signs in with another code."""
+    link = gateway.new_link()
+    first = new_visit()
+    first.page.goto(link)
+    expect(first.page.locator("#composer")).to_be_visible()
+    second = new_visit()
+    second.page.goto(link)
+    expect(second.page.get_by_role("alert")).to_have_text(re.compile(r"\w.*\."))
+    assert second.page.url == gateway.origin + "/"
+    expect(second.page.get_by_label("One-time code")).to_be_focused()
+    second.page.keyboard.type(gateway.new_link().partition("#code=")[2])
+    second.page.keyboard.press("Enter")
+    expect(second.page.locator("#composer")).to_be_visible()
+    second.forgive(REFUSED)
+
+
+def test_a_stranger_sees_a_form_and_a_wrong_code_is_one_sentence(
+    new_visit: Callable[..., Visit], gateway: Gateway
+) -> None:
+    """X04: nothing is shown without signing in."""
+    visit = new_visit()
+    visit.page.goto(gateway.origin + "/")
+    visit.page.get_by_label("One-time code").fill("not-a-code")
+    visit.page.get_by_role("button", name="Sign in").click()
+    expect(visit.page.get_by_role("alert")).to_have_text(re.compile(r"\w.*\."))
+    expect(visit.page.locator(".sidebar")).to_have_count(0)
+    visit.forgive(REFUSED)
+
+
+def test_opening_a_used_link_again_while_signed_in_just_opens_the_page(
+    new_visit: Callable[..., Visit], gateway: Gateway
+) -> None:
+    """X04: a dead code does no harm to somebody who is in."""
+    visit = new_visit()
+    link = gateway.new_link()
+    for _ in range(2):
+        visit.page.goto("about:blank")
+        visit.page.goto(link)
+        expect(visit.page.locator("#composer")).to_be_visible()
+    visit.forgive(REFUSED)
+
+
+def test_signing_out_ends_the_cookie(new_visit: Callable[..., Visit], gateway: Gateway) -> None:
+    """X04: what was a valid cookie opens nothing afterwards."""
+    visit = new_visit()
+    visit.page.goto(gateway.new_link())
+    visit.page.get_by_role("button", name="Sign out").click()
+    expect(visit.page.get_by_label("One-time code")).to_be_visible()
+    visit.page.reload()
+    expect(visit.page.get_by_label("One-time code")).to_be_visible()
+    visit.forgive(REFUSED)
+
+
+def test_the_page_may_load_nothing_but_its_own_files(new_visit: Callable[..., Visit], gateway: Gateway) -> None:
+    """X04: the policy forbids inline and foreign scripts, and the page needs neither."""
+    visit = new_visit()
+    response = visit.page.goto(gateway.new_link())
+    assert response is not None
+    policy = response.headers["content-security-policy"]
+    assert "default-src 'self'" in policy
+    assert "unsafe" not in policy
+    expect(visit.page.locator("#composer")).to_be_visible()
+    assert visit.page.locator("script:not([src]), style, [style*=expression]").count() == 0

@@ -1,0 +1,255 @@
+"""Unload is not end: what dies with a session, once, from the store; and what stays."""
+
+import asyncio
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import pytest
+from bench.scripted_model import ScriptedModel
+
+from tests.core import ANNA, WAIT, Core, core
+from tidegate.errors import Conflict, NotFound
+from tidegate.sessions import changes
+from tidegate.sessions.ending import Write
+from tidegate.store import Db, SessionRow, approvals, messages, settings, usage
+
+pytestmark = pytest.mark.anyio
+
+
+class Diary:
+    """An end hook that notes, in the store, what it saw of the transcript."""
+
+    def __init__(self) -> None:
+        self.prepared: list[str] = []
+        self.house: Core | None = None
+        self.block: asyncio.Event | None = None
+
+    async def __call__(self, session: SessionRow) -> Write:
+        self.prepared.append(session.id)
+        if self.block is not None:
+            await self.block.wait()
+        assert self.house is not None
+        said = await self.house.store.read(lambda db: messages.history(db, session.id))
+
+        def write(db: Db) -> None:
+            db.execute("CREATE TABLE IF NOT EXISTS diary(session TEXT, said INTEGER)")
+            db.execute("INSERT INTO diary VALUES(?, ?)", (session.id, len(said)))
+
+        return write
+
+
+async def entries(house: Core) -> list[tuple[str, int]]:
+    def read(db: Db) -> list[tuple[str, int]]:
+        if db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'diary'").get is None:
+            return []
+        return list(db.execute("SELECT session, said FROM diary"))
+
+    found: list[tuple[str, int]] = await house.store.read(read)
+    return found
+
+
+@pytest.mark.parametrize("resident", [True, False])
+async def test_an_end_happens_once_with_or_without_a_resident(home: Path, model: ScriptedModel, resident: bool) -> None:
+    """B3, B6, S01, S02: the hook fires once with the whole transcript, however often the end is asked for."""
+    diary = Diary()
+    async with core(home, model=model, hooks={"diary": diary}) as house:
+        diary.house = house
+        outcome = await house.say("one")
+        if not resident:
+            house.door.presence.unload(outcome.session, reason="test")
+        ended = [await house.door.end(outcome.session, ANNA, "new") for _ in range(3)]
+        assert ended == [True, False, False]
+        assert await entries(house) == [(outcome.session, 2)]
+        view = await house.door.session(outcome.session, ANNA)
+        assert view.end_reason == "new"
+        assert house.door.presence.get(outcome.session) is None
+
+
+async def test_a_crash_in_the_middle_of_ending_leaves_the_hook_to_the_next_start(
+    home: Path, model: ScriptedModel
+) -> None:
+    """B6: prepared twice, in effect once."""
+    diary = Diary()
+    diary.block = asyncio.Event()
+    async with core(home, model=model, hooks={"diary": diary}, drain=False) as house:
+        diary.house = house
+        outcome = await house.say("one")
+        ending = asyncio.create_task(house.door.end(outcome.session, ANNA, "new"))
+        with anyio.fail_after(WAIT):
+            while not diary.prepared:
+                await anyio.lowlevel.checkpoint()
+        ending.cancel()
+        await asyncio.wait([ending])
+        assert await entries(house) == []
+    diary.block = None
+    async with core(home, model=model, hooks={"diary": diary}) as house:
+        diary.house = house
+        assert await house.door.endings.finish() == 1
+        assert await house.door.endings.finish() == 0
+        assert await entries(house) == [(outcome.session, 2)]
+
+
+async def test_an_end_stops_the_turn_and_refuses_what_waits(home: Path, model: ScriptedModel) -> None:
+    """B3, V01, V05, V19: the running turn is stopped, and whoever waits for another is told that the session ended."""
+    async with core(home, model=model) as house:
+        running = await house.accept("[hold gate]")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        waiting = await house.accept("later")
+        async with anyio.create_task_group() as group:
+            told: list[str] = []
+
+            async def wait() -> None:
+                told.append((await house.answered(waiting.turn)).state)
+
+            group.start_soon(wait)
+            await anyio.lowlevel.checkpoint()
+            assert await house.door.end(running.session, ANNA, "new")
+        assert told == ["refused"]
+        refused = await house.door.outcome(waiting.turn, ANNA)
+        assert refused.error is not None and refused.error.code == "session_ended"
+        assert (await house.door.outcome(running.turn, ANNA)).state == "stopped"
+
+
+async def test_settings_and_approvals_die_with_the_session_and_the_transcript_stays(
+    home: Path, model: ScriptedModel
+) -> None:
+    """B3, B5, V03, V04, V06, V08: nothing of it is left to be found but what is kept for reading."""
+    async with core(home, model=model) as house:
+        outcome = await house.say("one")
+        await changes.set_setting(house.door, outcome.session, ANNA, "model", "other", source="command")
+        await house.store.write(
+            lambda db: approvals.ask(
+                db, id="a_1", session=outcome.session, turn=None, digest=b"d", action=b"{}", now=1.0, expires=None
+            )
+        )
+        await house.door.end(outcome.session, ANNA, "new")
+        assert await house.store.read(settings.get_all, outcome.session, 0.0) == []
+        assert await house.store.read(settings.list_all) == []
+        asked = await house.store.read(approvals.get, "a_1")
+        assert asked is not None and asked.state == "cancelled"
+        rows = await house.door.transcript(outcome.session, ANNA)
+        assert [row.message.role for row in rows] == ["user", "assistant"]
+        with pytest.raises(Conflict):
+            await changes.set_setting(house.door, outcome.session, ANNA, "model", "other", source="command")
+        with pytest.raises(Conflict):
+            await house.accept("again", name=None, session=outcome.session)
+
+
+async def test_an_unload_and_a_restart_keep_what_an_end_takes(home: Path, model: ScriptedModel) -> None:
+    """B1, B5, S05, S06, V03, V04: the chosen model and a pending approval survive both."""
+    async with core(home, model=model) as house:
+        outcome = await house.say("one")
+        await changes.set_setting(house.door, outcome.session, ANNA, "model", "other", source="command")
+        await house.store.write(
+            lambda db: approvals.ask(
+                db, id="a_1", session=outcome.session, turn=None, digest=b"d", action=b"{}", now=1.0, expires=None
+            )
+        )
+        house.door.presence.unload(outcome.session, reason="test")
+        await house.say("two")
+        assert house.requests()[-1]["model"] == "scripted-too"
+    async with core(home, model=model) as house:
+        await house.say("three")
+        assert house.requests()[-1]["model"] == "scripted-too"
+        asked = await house.store.read(approvals.get, "a_1")
+        assert asked is not None and asked.state == "pending"
+        view = await house.door.session(outcome.session, ANNA)
+        assert view.settings["model"].source == "command" and view.model == "other"
+
+
+async def test_a_chosen_model_that_is_no_longer_configured_gives_way(home: Path, model: ScriptedModel) -> None:
+    """S06, S07: the agent's own model answers, and the choice comes back with the configuration."""
+    async with core(home, model=model) as house:
+        outcome = await house.say("one")
+        await changes.set_setting(house.door, outcome.session, ANNA, "model", "other", source="command")
+    (home / "tidegate.toml").unlink()
+    from tests.core import settings as toml_of
+
+    without = toml_of(model).replace("[models.other]", "[models.third]")
+    async with core(home, model=model, toml=without) as house:
+        await house.say("two")
+        assert house.requests()[-1]["model"] == "scripted"
+
+
+async def test_the_name_of_an_ended_session_starts_a_new_one(home: Path, model: ScriptedModel) -> None:
+    """H07, S02: never the old one again."""
+    async with core(home, model=model) as house:
+        old = await house.say("one")
+        await house.door.end(old.session, ANNA, "new")
+        new = await house.say("two")
+        assert new.session != old.session
+        assert len(house.requests()[-1]["messages"]) == 2
+
+
+async def test_resuming_an_ended_session_begins_a_new_one_with_its_transcript(home: Path, model: ScriptedModel) -> None:
+    """V16, S02: and resuming a live one is only a switch."""
+    async with core(home, model=model) as house:
+        old = await house.say("[tool clock {}] one")
+        assert await changes.resume(house.door, old.session, ANNA) == (old.session, False)
+        await house.door.end(old.session, ANNA, "new")
+        fresh, is_new = await changes.resume(house.door, old.session, ANNA)
+        assert is_new and fresh != old.session
+        await house.say("two", name=None, session=fresh)
+        said = [message["role"] for message in house.requests()[-1]["messages"]]
+        assert said == ["system", "user", "assistant", "tool", "assistant", "user"]
+        assert len(await house.door.transcript(old.session, ANNA)) == 4
+
+
+async def test_delete_leaves_numbers_only(home: Path, model: ScriptedModel) -> None:
+    """V06, V15, X07: rows, search and receipts are gone; usage stays without names."""
+    async with core(home, model=model) as house:
+        outcome = await house.say("a memorable word: heliotrope")
+        assert await house.door.sessions(ANNA, query="heliotrope")
+        await house.door.delete(outcome.session, ANNA)
+        with pytest.raises(NotFound):
+            await house.door.session(outcome.session, ANNA)
+        assert await house.door.sessions(ANNA, query="heliotrope", ended=None) == []
+        totals = await house.store.read(lambda db: usage.totals(db, by="principal"))
+        assert [(total.key, total.turns) for total in totals] == [("", 1)]
+
+
+async def test_expiry_ends_what_is_idle_and_spares_what_works(home: Path, model: ScriptedModel) -> None:
+    """V17, V05, S04: from the store, without a resident; never a session with a turn running or waiting."""
+    extra = '[expiry]\nnamed_idle = "1h"'
+    async with core(home, extra, model=model) as house:
+        idle = await house.say("one", name="idle")
+        busy = await house.accept("[hold gate]", name="busy")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        house.door.presence.unload(idle.session, reason="test")
+        await house.store.write(lambda db: db.execute("UPDATE sessions SET active = 1"))
+        assert await house.door.endings.expire("named", 3600.0) == 1
+        assert (await house.door.session(idle.session, ANNA)).end_reason == "expiry"
+        assert (await house.door.session(busy.session, ANNA)).ended is None
+        assert house.door.presence.get(idle.session) is None
+        model.release("gate")
+        await house.answered(busy.turn)
+
+
+async def test_an_ended_transcript_is_kept_for_its_retention_only(home: Path, model: ScriptedModel) -> None:
+    """V06: and then removed on the timer."""
+    async with core(home, model=model) as house:
+        outcome = await house.say("one")
+        await house.door.end(outcome.session, ANNA, "new")
+        assert await house.door.endings.purge(3600.0) == 0
+        await house.store.write(lambda db: db.execute("UPDATE sessions SET ended = 1"))
+        assert await house.door.endings.purge(3600.0) == 1
+        with pytest.raises(NotFound):
+            await house.door.session(outcome.session, ANNA)
+
+
+async def test_a_one_shot_call_leaves_its_usage_and_nothing_else(home: Path, model: ScriptedModel) -> None:
+    """V18, H04, L29: no session, no message, no resident."""
+    async with core(home, model=model) as house:
+        for _ in range(5):
+            assert (await house.say("hello", name=None)).state == "answered"
+
+        def count(db: Db) -> list[int]:
+            return [int(db.execute(f"SELECT count(*) FROM {table}").get) for table in ("sessions", "turns", "messages")]
+
+        assert await house.store.read(count) == [0, 0, 0]
+        totals = await house.store.read(lambda db: usage.totals(db, by="principal"))
+        assert [(total.key, total.turns) for total in totals] == [(ANNA.id, 5)]
+        assert house.door.census() == {"present": 0, "residents": 0, "turns_running": 0, "turns_waiting": 0}

@@ -1,0 +1,105 @@
+"""A second delivery finds the first; nothing is worked twice and nothing is lost by trying again."""
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.core import BERT, WAIT, core
+from tidegate.errors import Mismatch
+from tidegate.store import receipts
+from tidegate.values import Receipt
+
+pytestmark = pytest.mark.anyio
+
+
+def key(name: str = "k1", body: bytes = b"body", source: str = "idempotency") -> dict[str, tuple[Receipt, ...]]:
+    return {"receipts": (Receipt(source=source, key=name, digest=body),)}
+
+
+async def test_the_same_key_joins_the_running_turn(home: Path, model: ScriptedModel) -> None:
+    """H18, P01: one turn, however often it is sent."""
+    async with core(home, model=model) as house:
+        first = await house.accept("[hold gate] hello", **key())
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        again = await house.accept("[hold gate] hello", **key())
+        assert (again.how, again.turn, again.session) == ("attached", first.turn, first.session)
+        model.release("gate")
+        assert await house.answered(first.turn) == await house.answered(again.turn)
+        assert model.counts["requests"] == 1
+
+
+@pytest.mark.parametrize("name", ["talk", None])
+async def test_the_same_key_replays_a_finished_turn(home: Path, model: ScriptedModel, name: str | None) -> None:
+    """H18, V18: named or one-shot, also after a restart, the very same outcome."""
+    async with core(home, model=model) as house:
+        first = await house.say("[say once]", name=name, **key())
+    async with core(home, model=model) as house:
+        again = await house.accept("[say once]", name=name, **key())
+        assert again.how == "replayed"
+        replayed = await house.answered(again.turn)
+        assert (replayed.turn, replayed.text, replayed.usage) == (first.turn, "once", first.usage)
+        assert model.counts["requests"] == 1
+
+
+async def test_the_same_key_with_another_body_is_refused(home: Path, model: ScriptedModel) -> None:
+    """H17: nothing is accepted."""
+    async with core(home, model=model) as house:
+        await house.say("hello", **key())
+        with pytest.raises(Mismatch):
+            await house.accept("something else", **key(body=b"other"))
+        assert model.counts["requests"] == 1
+
+
+async def test_keys_belong_to_their_principal(home: Path, model: ScriptedModel) -> None:
+    """H17, X06: another principal's equal key is another key."""
+    async with core(home, model=model) as house:
+        mine = await house.say("hello", **key())
+        theirs = await house.say("hello", principal=BERT.id, **key())
+        assert theirs.turn != mine.turn and theirs.session != mine.session
+
+
+async def test_a_failure_that_says_try_again_is_tried_again(home: Path, model: ScriptedModel) -> None:
+    """H18: any other failure is replayed."""
+    async with core(home, model=model) as house:
+        overloaded = await house.say("[status 503 times=1] [say at last]", **key())
+        assert overloaded.error is not None and overloaded.error.retry
+        again = await house.say("[status 503 times=1] [say at last]", **key())
+        assert again.text == "at last"
+        refused = await house.say("[status 400]", **key("k2"))
+        replayed = await house.accept("[status 400]", **key("k2"))
+        assert replayed.how == "replayed" and replayed.turn == refused.turn
+
+
+async def test_an_official_clients_own_retry_joins_its_first_attempt(home: Path, model: ScriptedModel) -> None:
+    """H19: a mark is left by each first attempt; only what says that it is a retry is matched."""
+    async with core(home, model=model) as house:
+        first = await house.accept("[hold gate]", **key(source="retry-mark"))
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        other = await house.accept("[hold gate]", **key(source="retry-mark"))
+        assert other.turn != first.turn
+        retry = await house.accept("[hold gate]", **key(source="retry"))
+        assert (retry.how, retry.turn) == ("attached", other.turn)
+        model.release("gate")
+        for accepted in (first, other, retry):
+            await house.answered(accepted.turn)
+        unknown = await house.accept("[say new]", **key("never seen", source="retry"))
+        assert unknown.how == "started"
+        await house.answered(unknown.turn)
+
+
+async def test_receipts_are_bounded_in_number_and_time(home: Path, model: ScriptedModel) -> None:
+    """H17, L04: the oldest go first."""
+    async with core(home, model=model) as house:
+        for number in range(10):
+            await house.say("hello", **key(f"k{number}"))
+        while await house.store.write(receipts.prune, house.door.clock(), 4):
+            pass
+        left = await house.store.read(lambda db: [row[0] for row in db.execute("SELECT key FROM receipts ORDER BY key")])
+        assert left == ["k6", "k7", "k8", "k9"]
+        while await house.store.write(receipts.prune, house.door.clock() + 90_000, 4):
+            pass
+        assert await house.store.read(lambda db: db.execute("SELECT count(*) FROM receipts").get) == 0

@@ -1,0 +1,264 @@
+"""Residents and prefixes: reused while nothing changed, rebuilt to the same bytes, released on every way out."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import msgspec
+import pytest
+from bench.scripted_model import ScriptedModel
+
+from tests.core import ANNA, WAIT, Core, core, settings
+from tidegate.lifetimes import Present
+from tidegate.sessions import changes
+from tidegate.store import sessions
+
+pytestmark = pytest.mark.anyio
+
+
+def record(house: Core, session: str) -> Present:
+    found = house.door.presence.get(session)
+    assert found is not None
+    return found
+
+
+def beginning(body: bytes) -> bytes:
+    """A request's body without its closing brackets: what the next request must begin with."""
+    return body.removesuffix(b"]}")
+
+
+def grows(model: ScriptedModel, *, from_request: int = 0) -> None:
+    bodies = [request.body for request in list(model.recorded)[from_request:]]
+    for earlier, later in itertools.pairwise(bodies):
+        assert later.startswith(beginning(earlier))
+
+
+async def test_the_next_message_finds_the_same_resident(home: Path, model: ScriptedModel) -> None:
+    """A1: nothing is built again while the configuration is the same."""
+    async with core(home, model=model) as house:
+        outcome = await house.say("one")
+        first = record(house, outcome.session).resident
+        await house.say("two")
+        assert first is not None and record(house, outcome.session).resident is first
+
+
+async def test_a_request_only_grows_at_its_end(home: Path, model: ScriptedModel) -> None:
+    """P16, S32, A4: plain and tool turns, byte for byte."""
+    async with core(home, model=model) as house:
+        for text in ("one", "[tool clock {}] two", "[together clock {} clock {}] three", "four"):
+            await house.say(text)
+        grows(model)
+        assert model.stats()["reuse"] == 1.0
+
+
+async def test_after_an_unload_the_request_begins_with_the_same_bytes(home: Path, model: ScriptedModel) -> None:
+    """A12, B4, S03, S32: memory is a cache; the next request is built from the store and nobody can tell."""
+    async with core(home, model=model) as house:
+        outcome = await house.say("[together clock {} clock {}] one")
+        await house.say("two ☃ \u0000 \u2028")
+        assert house.door.presence.unload(outcome.session, reason="test")
+        await house.say("three")
+        grows(model)
+
+
+async def test_after_a_restart_the_request_begins_with_the_same_bytes(home: Path, model: ScriptedModel) -> None:
+    """S32, S33, V08: the prompt and tool list come from the store."""
+    async with core(home, model=model) as house:
+        await house.say("[tool clock {}] one")
+    async with core(home, model=model) as house:
+        await house.say("two")
+    grows(model)
+
+
+async def test_after_a_crash_in_mid_turn_the_request_begins_with_the_same_bytes(
+    home: Path, model: ScriptedModel
+) -> None:
+    """P16, P06: the replayed turn asks what it had asked."""
+    async with core(home, model=model, drain=False) as house:
+        await house.say("one")
+        accepted = await house.accept("[together clock {} clock {}] two [hold gate step=1]")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+    model.release("gate")
+    async with core(home, model=model) as house:
+        await house.answered(accepted.turn)
+    bodies = [request.body for request in model.recorded]
+    assert bodies[-1] == bodies[-2]
+    grows(model)
+
+
+async def test_an_edit_of_prompt_or_tools_reaches_only_new_sessions(home: Path, model: ScriptedModel) -> None:
+    """A4, P19, S33: existing sessions keep theirs until /reload."""
+    async with core(home, model=model) as house:
+        old = await house.say("one")
+    edited = settings(model, tools='"clock"').replace("You are a test.", "You are another test.")
+    async with core(home, model=model, toml=edited) as house:
+        await house.say("two")
+        grows(model)
+        new = await house.say("one", name="new talk")
+        assert b"another test" in model.recorded[-1].body and b"read_file" not in model.recorded[-1].body
+        assert await changes.reload(house.door, old.session, ANNA)
+        await house.say("three")
+        assert b"another test" in model.recorded[-1].body
+        assert not await changes.reload(house.door, new.session, ANNA)
+
+
+async def test_reasoning_changes_in_place(home: Path, model: ScriptedModel) -> None:
+    """A3: the resident and its prompt stay; only the next request says it."""
+    async with core(home, model=model) as house:
+        outcome = await house.say("one")
+        first = record(house, outcome.session).resident
+        await changes.set_setting(house.door, outcome.session, ANNA, "reasoning", "high", source="command")
+        await house.say("two")
+        assert record(house, outcome.session).resident is first
+        assert house.requests()[-1]["reasoning_effort"] == "high"
+
+
+async def test_another_model_makes_another_resident_and_leaves_other_sessions_alone(
+    home: Path, model: ScriptedModel
+) -> None:
+    """A2, A5, S05, S07: the choice is the session's own; the agent's configuration is untouched."""
+    async with core(home, model=model) as house:
+        one, other = await house.say("one"), await house.say("one", name="other")
+        kept = record(house, other.session).resident
+        first = record(house, one.session).resident
+        await changes.set_setting(house.door, one.session, ANNA, "model", "other", source="command")
+        await house.say("two")
+        assert house.requests()[-1]["model"] == "scripted-too"
+        assert record(house, one.session).resident is not first
+        assert record(house, other.session).resident is kept
+        await house.say("two", name="other")
+        assert house.requests()[-1]["model"] == "scripted"
+        await changes.clear_setting(house.door, one.session, ANNA, "model")
+        await house.say("three")
+        assert house.requests()[-1]["model"] == "scripted"
+
+
+async def test_the_signature_tells_configurations_apart_and_shows_no_secret(home: Path, model: ScriptedModel) -> None:
+    """A2: each of model, address, credential (two that share a prefix), toolsets and extra prompt counts."""
+    (home / "keys").mkdir(parents=True)
+    (home / "keys" / "a").write_text("secret-prefix-a")
+    (home / "keys" / "b").write_text("secret-prefix-b")
+    base = settings(model)
+    variants = {
+        "same": base,
+        "again": base,
+        "model": base.replace('model = "scripted"', 'model = "scripted-2"'),
+        "address": base.replace("127.0.0.1", "localhost"),
+        "key a": base.replace('model = "scripted"', 'model = "scripted"\nkey = "file:keys/a"'),
+        "key b": base.replace('model = "scripted"', 'model = "scripted"\nkey = "file:keys/b"'),
+        "tools": settings(model, tools='"clock"'),
+    }
+    signatures: dict[str, bytes] = {}
+    for name, toml in variants.items():
+        async with core(home, model=model, toml=toml) as house:
+            outcome = await house.say("hello", name="fixed")
+            row = await house.store.read(sessions.get, outcome.session)
+            assert row is not None
+            agent = house.door.runner.agent("main")
+            signatures[name] = house.door.runner.signature(row, agent, house.door.runner.model(agent, ()))
+    assert signatures["same"] == signatures["again"]
+    assert len(set(signatures.values())) == len(variants) - 1
+    assert all(b"secret" not in signature for signature in signatures.values())
+
+
+async def test_the_least_recently_used_is_unloaded_beyond_the_cap(home: Path, model: ScriptedModel) -> None:
+    """A6, L03: through the real door, and the unloaded one answers as before."""
+    async with core(home, "[limits]\nresidents = 2", model=model) as house:
+        for name in ("a", "b", "a", "c"):
+            await house.say(f"hello {name}", name=name)
+        stats = house.door.presence.stats()
+        assert (stats.residents, stats.unloads) == (2, {"count": 1})
+        await house.say("again", name="b")
+        assert model.stats()["reuse"] == 1.0
+
+
+async def test_a_hundred_first_messages_build_one_session_and_one_resident(home: Path, model: ScriptedModel) -> None:
+    """A9, L25: they are queued in one session, each answered in its own turn."""
+    async with core(home, "[limits]\nqueue_length = 200", model=model) as house:
+        accepted: list[Any] = []
+
+        async def one(number: int) -> None:
+            accepted.append(await house.accept(f"message {number}"))
+
+        async with anyio.create_task_group() as group:
+            for number in range(100):
+                group.start_soon(one, number)
+        for each in accepted:
+            assert (await house.answered(each.turn)).state == "answered"
+        assert len({each.session for each in accepted}) == 1
+        assert house.door.presence.stats().unloads == {}
+        assert model.stats()["reuse"] == 1.0
+
+
+async def test_a_resident_that_the_store_has_left_behind_is_not_used(home: Path, model: ScriptedModel) -> None:
+    """S34, S19: whether it is up to date is told by the session's version, not by a count."""
+    async with core(home, model=model) as house:
+        outcome = await house.say("one")
+        await house.store.write(sessions.set_title, outcome.session, "changed elsewhere")
+        await house.say("two")
+        assert house.door.presence.stats().unloads == {"stale": 1}
+        grows(model)
+
+
+async def test_sessions_that_run_together_never_see_each_other(home: Path, model: ScriptedModel) -> None:
+    """L26, X23: a canary for every field of each session; no request of one holds another's."""
+    async with core(home, model=model) as house:
+
+        async def talk(number: int) -> None:
+            for turn in range(3):
+                await house.say(
+                    f"canary-{number}- [tool clock {{}}] {turn}",
+                    name=f"talk {number}",
+                    extra_prompt=f"canary-{number}-prompt",
+                )
+
+        async with anyio.create_task_group() as group:
+            for number in range(8):
+                group.start_soon(talk, number)
+        for request in house.requests():
+            text = msgspec.json.encode(request["messages"])
+            assert sum(f"canary-{number}-".encode() in text for number in range(8)) == 1
+
+
+@pytest.mark.parametrize("way", ["model", "undo", "retry", "reload", "end", "delete", "idle", "error", "stop"])
+async def test_every_way_out_releases_the_resident(home: Path, model: ScriptedModel, way: str) -> None:
+    """A5, L01, B1: through the one removal path, and other sessions are untouched."""
+    async with core(home, model=model) as house:
+        outcome, other = await house.say("one"), await house.say("one", name="other")
+        kept = record(house, other.session).resident
+        resident = record(house, outcome.session).resident
+        assert resident is not None
+        door = house.door
+        match way:
+            case "model":
+                await changes.set_setting(door, outcome.session, ANNA, "model", "other", source="command")
+                await house.say("two")
+            case "undo":
+                await changes.undo(door, outcome.session, ANNA)
+            case "retry":
+                await house.answered((await changes.retry(door, outcome.session, ANNA)).turn)
+            case "reload":
+                await house.store.write(sessions.clear_prefix, outcome.session)
+                await changes.reload(door, outcome.session, ANNA)
+            case "end":
+                await door.end(outcome.session, ANNA, "test")
+            case "delete":
+                await door.delete(outcome.session, ANNA)
+            case "idle":
+                door.presence.sweep(now=1e12)
+            case "error":
+                await house.say("[status 500]")
+            case "stop":
+                accepted = await house.accept("[hang]")
+                await door.stop(outcome.session, ANNA)
+                await house.answered(accepted.turn)
+        with anyio.fail_after(WAIT):
+            while getattr(resident, "history", None):
+                await anyio.lowlevel.checkpoint()
+        present = house.door.presence.get(outcome.session)
+        assert present is None or present.resident is not resident
+        if way != "idle":
+            assert record(house, other.session).resident is kept

@@ -1,0 +1,207 @@
+"""Turns and messages as a state machine: whatever happens in whatever order, every accepted message is in one place."""
+
+import contextlib
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.store.making import ANSWER, new_session, new_turn, said
+from tidegate.errors import Conflict, NotFound
+from tidegate.store import messages, migrations, sessions, turns
+from tidegate.store._writer import connect
+from tidegate.values import TurnState
+
+SESSIONS = ("s_a", "s_b")
+ENDS: tuple[TurnState, ...] = ("answered", "failed", "stopped")
+
+
+class Turns(RuleBasedStateMachine):
+    """The model keeps what was accepted (text → turn) and what state each turn and session has; the store must agree."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.db = connect(Path(self.folder.name) / "t.db", "process", 1 << 20)
+        migrations.migrate(self.db)
+        self.clock = 1.0
+        self.made = 0
+        self.accepted: dict[str, str] = {}
+        self.placed: set[str] = set()
+        self.states: dict[str, str] = {}
+        self.session_of: dict[str, str] = {}
+        self.ended: set[str] = set()
+        self.steps = 0
+
+    def teardown(self) -> None:
+        self.db.close()
+        self.folder.cleanup()
+
+    @initialize()
+    def begin(self) -> None:
+        for session in SESSIONS:
+            new_session(self.db, session, name=session)
+
+    def tick(self) -> float:
+        self.clock += 1
+        return self.clock
+
+    def fresh(self, prefix: str) -> str:
+        self.made += 1
+        return f"{prefix}{self.made}"
+
+    def some(self, data: st.DataObject, *states: str) -> str:
+        return data.draw(st.sampled_from([turn for turn, state in self.states.items() if state in states]))
+
+    @rule(session=st.sampled_from(SESSIONS), number=st.integers(1, 3))
+    def arrive(self, session: str, number: int) -> None:
+        turn = self.fresh("t")
+        texts = [self.fresh("m") for _ in range(number)]
+        if session in self.ended:
+            with pytest.raises(Conflict):
+                new_turn(self.db, session, turn, *texts)
+            return
+        new_turn(self.db, session, turn, *texts, now=self.tick())
+        self.states[turn] = "queued"
+        self.session_of[turn] = session
+        self.accepted |= dict.fromkeys(texts, turn)
+
+    @precondition(lambda self: self.states)
+    @rule(data=st.data())
+    def steer(self, data: st.DataObject) -> None:
+        turn = data.draw(st.sampled_from(list(self.states)))
+        text = self.fresh("m")
+        session = self.session_of[turn]
+        allowed = self.states[turn] in ("queued", "running") and session not in self.ended
+        with contextlib.nullcontext() if allowed else pytest.raises(Conflict):
+            messages.accept(self.db, session=session, turn=turn, message=said(text), now=self.tick())
+            self.accepted[text] = turn
+
+    @precondition(lambda self: self.states)
+    @rule(data=st.data())
+    def take(self, data: st.DataObject) -> None:
+        turn = data.draw(st.sampled_from(list(self.states)))
+        allowed = self.states[turn] in ("queued", "running") and self.session_of[turn] not in self.ended
+        self.db.execute("SAVEPOINT one")
+        if not allowed:
+            with pytest.raises(Conflict):
+                turns.take(self.db, turn, self.tick())
+            self.db.execute("ROLLBACK TO one")
+        else:
+            turns.take(self.db, turn, self.tick())
+            if self.states[turn] == "queued":
+                self.placed |= {text for text, of in self.accepted.items() if of == turn}
+            self.states[turn] = "running"
+        self.db.execute("RELEASE one")
+
+    @precondition(lambda self: "running" in self.states.values())
+    @rule(data=st.data())
+    def drain(self, data: st.DataObject) -> None:
+        turn = self.some(data, "running")
+        waiting = [text for text, of in self.accepted.items() if of == turn and text not in self.placed]
+        if self.session_of[turn] in self.ended and waiting:
+            with pytest.raises(Conflict):
+                messages.steered(self.db, turn, self.fresh("steer-") + "-", self.tick())
+            return
+        rows = messages.steered(self.db, turn, self.fresh("steer-") + "-", self.tick())
+        assert [row.message.text for row in rows] == waiting
+        self.placed |= set(waiting)
+
+    @precondition(lambda self: "running" in self.states.values())
+    @rule(data=st.data())
+    def step(self, data: st.DataObject) -> None:
+        turn = self.some(data, "running")
+        session = self.session_of[turn]
+        name = self.fresh("model-")
+        if session in self.ended:
+            with pytest.raises(Conflict):
+                messages.append(self.db, session=session, turn=turn, step=name, message=ANSWER, now=self.tick())
+            return
+        messages.append(self.db, session=session, turn=turn, step=name, message=ANSWER, now=self.tick())
+        self.steps += 1
+        self.db.execute("SAVEPOINT one")
+        with pytest.raises(Conflict, match="committed already"):
+            messages.append(self.db, session=session, turn=turn, step=name, message=ANSWER, now=self.tick())
+        self.db.execute("ROLLBACK TO one")
+        self.db.execute("RELEASE one")
+
+    @precondition(lambda self: {"queued", "running"} & set(self.states.values()))
+    @rule(data=st.data(), state=st.sampled_from(ENDS))
+    def settle(self, data: st.DataObject, state: TurnState) -> None:
+        turn = self.some(data, "queued", "running")
+        session = self.session_of[turn]
+        late = [text for text, of in self.accepted.items() if of == turn and text not in self.placed]
+        if late and self.states[turn] == "running" and session not in self.ended:
+            successor = self.fresh("t")
+            new_turn(self.db, session, successor, now=self.tick())
+            assert messages.move(self.db, turn, successor) == len(late)
+            self.states[successor] = "queued"
+            self.session_of[successor] = session
+            self.accepted |= dict.fromkeys(late, successor)
+        assert turns.settle(self.db, turn, state=state, now=self.tick())
+        assert not turns.settle(self.db, turn, state="failed", now=self.tick())
+        self.states[turn] = state
+
+    @precondition(lambda self: len(self.ended) < len(SESSIONS))
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        session = data.draw(st.sampled_from([session for session in SESSIONS if session not in self.ended]))
+        assert sessions.end(self.db, session, reason="new", hooks=("h",), now=self.tick())
+        assert not sessions.end(self.db, session, reason="again", hooks=("h",), now=self.tick())
+        self.ended.add(session)
+        for turn, state in self.states.items():
+            if self.session_of[turn] == session and state == "queued":
+                self.states[turn] = "refused"
+
+    @invariant()
+    def every_accepted_message_is_in_exactly_one_place(self) -> None:
+        rows = list(self.db.execute("SELECT id, turn, seq FROM messages WHERE role = 'user'"))
+        found = {
+            messages._row(self.db.execute(f"SELECT {messages._COLUMNS} FROM messages WHERE id = ?", (id,)).get).message.text: (
+                turn,
+                seq is not None,
+            )
+            for id, turn, seq in rows
+        }
+        assert len(rows) == len(found)
+        assert found == {text: (turn, text in self.placed) for text, turn in self.accepted.items()}
+
+    @invariant()
+    def places_are_whole_and_turns_agree(self) -> None:
+        for session in SESSIONS:
+            places = [row[0] for row in self.db.execute(
+                "SELECT seq FROM messages WHERE session = ? AND seq IS NOT NULL ORDER BY seq", (session,)
+            )]
+            assert places == list(range(1, len(places) + 1))
+        stored = {id: state for id, state in self.db.execute("SELECT id, state FROM turns")}
+        assert stored == self.states
+        still_open = [turn for turn, state in self.states.items() if state in ("queued", "running")]
+        assert {row.id for row in turns.open_turns(self.db)} == set(still_open)
+
+
+class TestTurns(Turns.TestCase):
+    """F4, S14, S02: every accepted message appears exactly once: waiting, taken by one turn, or refused with it; an
+    ended session takes nothing more."""
+
+    settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_what_does_not_exist_is_not_found(tmp_path: Path) -> None:
+    db = connect(tmp_path / "t.db", "process", 1 << 20)
+    with contextlib.closing(db):
+        migrations.migrate(db)
+        new_session(db, "s_1")
+        with pytest.raises(NotFound):
+            turns.take(db, "t_none", 1.0)
+        with pytest.raises(NotFound):
+            new_turn(db, "s_none", "t_1")
+        with pytest.raises(NotFound):
+            messages.undo(db, "t_none", 1.0)
+        assert messages.move(db, "t_none", "t_none") == 0
+        assert messages.steered(db, "t_none", "steer-0-", 1.0) == []
+        assert turns.outcome(db, "t_none") is None
+        assert not sessions.end(db, "s_none", reason="x", hooks=(), now=1.0)
+        assert not sessions.delete(db, "s_none")

@@ -1,0 +1,274 @@
+"""The writer: groups, failures inside them, cancellation, closing, bounds."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import anyio
+import pytest
+
+from tests.store.making import get_meta, new_session, put_meta
+from tidegate.errors import Conflict, Refused, StoreFailed
+from tidegate.store import Db, Store, maintenance, sessions
+
+pytestmark = pytest.mark.anyio
+
+
+class Hold:
+    """Keeps the writer inside a function until it is let go, so that other writes queue up behind it."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.release = threading.Event()
+
+    def __call__(self, db: Db) -> str:
+        self.entered.set()
+        assert self.release.wait(10)
+        return "held"
+
+    __name__ = "hold"
+
+    async def until_entered(self) -> None:
+        with anyio.fail_after(10):
+            while not self.entered.is_set():
+                await anyio.sleep(0)
+
+
+def fail(db: Db, key: str, error: Exception) -> None:
+    put_meta(db, key, 1)
+    raise error
+
+
+async def test_one_function_that_fails_undoes_its_own_writes_and_the_rest_of_its_group_commits(store: Store) -> None:
+    hold = Hold()
+    with anyio.fail_after(10):
+        first = asyncio.ensure_future(store.write(hold))
+        await hold.until_entered()
+        others = [
+            asyncio.ensure_future(store.write(put_meta, "a", 1)),
+            asyncio.ensure_future(store.write(fail, "b", ValueError("no"))),
+            asyncio.ensure_future(store.write(fail, "b", Conflict("no"))),
+            asyncio.ensure_future(store.write(put_meta, "c", 3)),
+        ]
+        await anyio.sleep(0)
+        hold.release.set()
+        assert await first == "held"
+        results = await asyncio.gather(*others, return_exceptions=True)
+    assert [type(result) for result in results] == [type(None), ValueError, Conflict, type(None)]
+    assert [await store.read(get_meta, key) for key in "abc"] == [1, None, 3]
+    assert store.stats().largest_group == 4
+
+
+async def test_a_single_function_that_fails_leaves_nothing_and_the_next_one_works(store: Store) -> None:
+    with pytest.raises(ValueError, match="no"):
+        await store.write(fail, "a", ValueError("no"))
+    await store.write(put_meta, "b", 2)
+    assert [await store.read(get_meta, key) for key in "ab"] == [None, 2]
+
+
+async def test_a_write_is_completed_though_its_caller_was_cancelled(store: Store) -> None:
+    """F4: what was submitted does not depend on who waits for it."""
+    hold = Hold()
+    with anyio.fail_after(10):
+        first = asyncio.ensure_future(store.write(hold))
+        await hold.until_entered()
+        with anyio.move_on_after(0) as scope:
+            await store.write(put_meta, "a", 1)
+        assert scope.cancelled_caught
+        hold.release.set()
+        await first
+        await store.write(put_meta, "b", 1)
+    assert await store.read(get_meta, "a") == 1
+
+
+async def test_a_failure_that_nobody_waits_for_is_logged(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    hold = Hold()
+    with anyio.fail_after(10):
+        first = asyncio.ensure_future(store.write(hold))
+        await hold.until_entered()
+        with anyio.move_on_after(0):
+            await store.write(fail, "a", ValueError("quietly lost"))
+        hold.release.set()
+        await first
+        await store.write(put_meta, "b", 1)
+    assert "quietly lost" in caplog.text
+
+
+async def test_closing_completes_what_is_queued_and_refuses_what_comes_later(path: Path) -> None:
+    """F1, F2: the store is closed last, after what it had accepted."""
+    hold = Hold()
+    with anyio.fail_after(20):
+        async with Store.open(path) as store:
+            first = asyncio.ensure_future(store.write(hold))
+            await hold.until_entered()
+            queued = [asyncio.ensure_future(store.write(put_meta, f"k{n}", n)) for n in range(50)]
+            await anyio.sleep(0)
+            closing = asyncio.ensure_future(store.close())
+            await anyio.sleep(0)
+            with pytest.raises(StoreFailed, match="closed"):
+                await store.read(get_meta, "k0")
+            hold.release.set()
+            await closing
+            await asyncio.gather(first, *queued)
+            with pytest.raises(StoreFailed, match="closed"):
+                await store.write(put_meta, "late", 1)
+            assert not store.alive
+        async with Store.open(path) as store:
+            assert [await store.read(get_meta, f"k{n}") for n in range(50)] == list(range(50))
+            assert await store.read(get_meta, "late") is None
+
+
+async def test_closing_twice_and_at_once_is_one_closing(path: Path) -> None:
+    with anyio.fail_after(10):
+        async with Store.open(path) as store:
+            await asyncio.gather(store.close(), store.close(), store.close())
+        assert not path.with_name("tidegate.db-wal").exists()
+
+
+async def test_the_queue_is_bounded_and_says_so(path: Path) -> None:
+    """L21: a disk that is too slow costs a refusal, not memory."""
+    hold = Hold()
+    with anyio.fail_after(10):
+        async with Store.open(path, queue=5) as store:
+            first = asyncio.ensure_future(store.write(hold))
+            await hold.until_entered()
+            queued = [asyncio.ensure_future(store.write(put_meta, f"k{n}", n)) for n in range(20)]
+            await anyio.sleep(0)
+            assert store.stats().writes_waiting == 5
+            hold.release.set()
+            await first
+            results = await asyncio.gather(*queued, return_exceptions=True)
+            refused = [result for result in results if isinstance(result, StoreFailed)]
+            assert len(refused) == 16 and "5 writes waiting" in refused[0].message
+            assert store.stats().writes_refused == 16
+            assert store.stats().writes_waiting == 0
+            await store.write(put_meta, "again", 1)
+
+
+async def test_a_dead_writer_is_seen_and_keeps_nobody_waiting(path: Path) -> None:
+    class Killed(BaseException):
+        pass
+
+    def fault(point: str, names: tuple[str, ...]) -> None:
+        if point == "before-commit" and "put_meta" in names:
+            raise Killed("by the test")
+
+    hold = Hold()
+    with anyio.fail_after(10):
+        async with Store.open(path, fault=fault) as store:
+            await store.write(new_session, "s_1")
+            assert store.alive
+            first = asyncio.ensure_future(store.write(hold))
+            await hold.until_entered()
+            waiting = [asyncio.ensure_future(store.write(put_meta, f"k{n}", n)) for n in range(3)]
+            await anyio.sleep(0)
+            hold.release.set()
+            await first
+            results = await asyncio.gather(*waiting, return_exceptions=True)
+            assert all(isinstance(result, StoreFailed) and "died" in result.message for result in results)
+            assert not store.alive
+            with pytest.raises(StoreFailed, match="died"):
+                await store.write(put_meta, "k", 1)
+            assert (await store.read(sessions.get, "s_1")) is not None
+
+
+async def test_a_group_whose_commit_fails_is_tried_again_one_by_one(path: Path) -> None:
+    """L18: one write that cannot be committed does not take its neighbours with it."""
+    seen: list[tuple[str, ...]] = []
+
+    def fault(point: str, names: tuple[str, ...]) -> None:
+        if point == "before-commit" and "fail" in names:
+            seen.append(names)
+            raise StoreFailed("not this one")
+
+    def fail(db: Db) -> None:
+        put_meta(db, "bad", 1)
+
+    hold = Hold()
+    with anyio.fail_after(10):
+        async with Store.open(path, fault=fault) as store:
+            first = asyncio.ensure_future(store.write(hold))
+            await hold.until_entered()
+            group = [
+                asyncio.ensure_future(store.write(put_meta, "a", 1)),
+                asyncio.ensure_future(store.write(fail)),
+                asyncio.ensure_future(store.write(put_meta, "c", 1)),
+            ]
+            await anyio.sleep(0)
+            hold.release.set()
+            await first
+            results = await asyncio.gather(*group, return_exceptions=True)
+            assert [type(result) for result in results] == [type(None), StoreFailed, type(None)]
+            assert seen == [("put_meta", "fail", "put_meta"), ("fail",)]
+            assert [await store.read(get_meta, key) for key in ("a", "bad", "c")] == [1, None, 1]
+
+
+async def test_the_fault_hook_sees_each_point_with_the_names_of_the_group(path: Path) -> None:
+    seen: list[tuple[str, tuple[str, ...]]] = []
+    async with Store.open(path, fault=lambda point, names: seen.append((point, names))) as store:
+        await store.write(put_meta, "a", 1)
+    assert seen == [(point, ("put_meta",)) for point in ("before-write", "before-commit", "after-commit")]
+
+
+async def test_a_checkpoint_runs_between_transactions_even_when_queued_among_writes(store: Store) -> None:
+    hold = Hold()
+    with anyio.fail_after(10):
+        first = asyncio.ensure_future(store.write(hold))
+        await hold.until_entered()
+        jobs = [
+            asyncio.ensure_future(store.write(put_meta, "a", 1)),
+            asyncio.ensure_future(store.write(maintenance.checkpoint)),
+            asyncio.ensure_future(store.write(put_meta, "b", 1)),
+        ]
+        await anyio.sleep(0)
+        hold.release.set()
+        await asyncio.gather(first, *jobs)
+    assert [await store.read(get_meta, key) for key in "ab"] == [1, 1]
+
+
+async def test_text_that_is_no_unicode_is_refused_by_name(store: Store) -> None:
+    await store.write(new_session, "s_1")
+    with pytest.raises(Refused, match="surrogate"):
+        await store.write(sessions.set_title, "s_1", "half a pair: \ud800")
+
+
+async def test_who_opens_and_is_cancelled_leaves_nothing_behind(path: Path) -> None:
+    """L09: a store that was half open when its owner gave up is closed all the same."""
+    with anyio.fail_after(20):
+        for _ in range(5):
+            with anyio.move_on_after(0):
+                async with Store.open(path):
+                    pytest.fail("not reached")
+        async with Store.open(path) as store:
+            await store.write(put_meta, "a", 1)
+
+
+async def test_fifty_openings_and_closings_leave_no_descriptor(path: Path) -> None:
+    """L06: descriptors before and after are the same."""
+    with anyio.fail_after(60):
+        async with Store.open(path) as store:
+            await store.write(put_meta, "a", 0)
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        threads = threading.active_count()
+        for number in range(50):
+            async with Store.open(path) as store:
+                await store.write(put_meta, "a", number)
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+        assert threading.active_count() == threads
+
+
+async def test_power_durability_is_asked_of_sqlite(path: Path) -> None:
+    def synchronous(db: Db) -> int:
+        return int(db.execute("PRAGMA synchronous").get)
+
+    async with Store.open(path) as store:
+        assert await store.write(synchronous) == 1
+    async with Store.open(path, durability="power") as store:
+        assert await store.write(synchronous) == 2
+
+
+async def test_a_new_file_is_readable_by_its_owner_only(store: Store) -> None:
+    """X15: conversations are private to the account that runs the gateway."""
+    await store.write(put_meta, "a", 1)
+    for name in ("tidegate.db", "tidegate.db-wal"):
+        assert store.path.with_name(name).stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,17 @@
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.fixtures import home, model
+from tests.house import House, house
+
+__all__ = ["gateway", "home", "model"]
+
+
+@pytest.fixture
+async def gateway(home: Path, model: ScriptedModel) -> AsyncIterator[House]:
+    """A gateway whose agent `main` talks to the scripted model."""
+    async with house(home, model=model) as running:
+        yield running

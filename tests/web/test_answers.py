@@ -1,0 +1,149 @@
+"""Answers: OpenAI's shape, whole and streamed."""
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.house import WAIT, House, house
+from tests.web.asking import CHAT, Reply, asked, chat
+
+pytestmark = pytest.mark.anyio
+
+ANSWER = "The tide comes in, the gate keeps the level."
+
+
+async def test_a_whole_answer_has_openais_shape(gateway: House) -> None:
+    """H10: id, object, created, model, choices, usage; the turn's id in its header."""
+    reply = await chat(gateway)
+    answer = reply.json
+    assert answer["object"] == "chat.completion"
+    assert answer["model"] == "main"
+    assert answer["id"] == f"chatcmpl-{reply.headers['X-Turn-Id']}"
+    assert isinstance(answer["created"], int) and answer["created"] > 0
+    [choice] = answer["choices"]
+    assert choice["index"] == 0 and choice["finish_reason"] == "stop"
+    assert choice["message"]["role"] == "assistant" and choice["message"]["content"] == ANSWER
+    assert reply.headers["X-Turn-Id"].startswith("t_")
+    assert reply.headers["Content-Type"] == "application/json"
+
+
+async def test_usage_is_summed_over_the_steps_of_the_turn(gateway: House, model: ScriptedModel) -> None:
+    """H10: a turn with a tool call has two model calls; the cached part is told."""
+    await chat(gateway, "one", session="n")
+    reply = await chat(gateway, "time please [tool clock {}]", session="n")
+    usage = reply.json["usage"]
+    rows = [row.message.usage for row in await _assistant_rows(gateway)][-2:]
+    assert usage["prompt_tokens"] == sum(row.input for row in rows)
+    assert usage["completion_tokens"] == sum(row.output for row in rows)
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == sum(row.cached for row in rows) > 0
+
+
+async def _assistant_rows(h: House):  # type: ignore[no-untyped-def]
+    from tests.core import OWNER
+
+    [view] = await h.door.sessions(OWNER, everyone=True)
+    rows = await h.door.transcript(view.id, OWNER)
+    return [row for row in rows if row.message.role == "assistant"]
+
+
+async def test_a_streamed_answer_is_chunks_and_an_end_mark(gateway: House) -> None:
+    """H10: role first, then text, then the reason of the end; the same text as the whole answer."""
+    reply = await chat(gateway, stream=True)
+    assert reply.headers["Content-Type"].startswith("text/event-stream")
+    assert reply.headers["X-Turn-Id"].startswith("t_")
+    assert reply.body.endswith(b"data: [DONE]\n\n")
+    chunks = reply.chunks
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert {chunk["id"] for chunk in chunks} == {f"chatcmpl-{reply.headers['X-Turn-Id']}"}
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + ["stop"]
+    assert reply.streamed == ANSWER
+    assert all("usage" not in chunk for chunk in chunks)
+
+
+async def test_a_stream_tells_its_usage_to_who_asks(gateway: House) -> None:
+    """H08, H10: stream_options.include_usage."""
+    reply = await chat(gateway, stream=True, stream_options={"include_usage": True})
+    *others, last = reply.chunks
+    assert all(chunk["usage"] is None for chunk in others)
+    assert last["choices"] == []
+    assert last["usage"]["total_tokens"] > 0
+
+
+async def test_a_finish_reason_of_the_model_reaches_the_caller(gateway: House) -> None:
+    """H10: length, streamed and not."""
+    assert (await chat(gateway, "x [finish length]")).json["choices"][0]["finish_reason"] == "length"
+    streamed = await chat(gateway, "x [finish length]", stream=True)
+    assert streamed.chunks[-1]["choices"][0]["finish_reason"] == "length"
+
+
+async def test_tool_progress_is_comments_for_a_plain_client(gateway: House) -> None:
+    """H11: nothing but chunks and comments, so that no parser is disturbed."""
+    reply = await chat(gateway, "time [tool clock {}]", stream=True)
+    assert [comment for comment in reply.comments if "clock" in comment] == ["tool clock started", "tool clock ended"]
+    assert reply.events == []
+    assert reply.streamed == ANSWER
+    assert reply.body.endswith(b"data: [DONE]\n\n")
+
+
+async def test_tool_progress_is_named_events_for_who_asks(gateway: House) -> None:
+    """H11: X-Events: full."""
+    reply = await chat(gateway, "time [tool clock {}]", stream=True, headers={"X-Events": "full"})
+    names = [name for name, _ in reply.events]
+    assert names == ["turn_started", "tool_started", "tool_ended", "turn_ended"]
+    started, ended = reply.events[1][1], reply.events[2][1]
+    assert started["name"] == ended["name"] == "clock"
+    assert started["call_id"] == ended["call_id"]
+    assert reply.events[-1][1]["outcome"]["state"] == "answered"
+    assert reply.streamed == ANSWER
+    assert not [comment for comment in reply.comments if "clock" in comment]
+    wrong = await chat(gateway, headers={"X-Events": "some"})
+    assert wrong.status == 400 and wrong.error["param"] == "X-Events"
+
+
+async def test_an_idle_stream_is_kept_alive_by_comments(home: Path, model: ScriptedModel) -> None:
+    """H11: while a model thinks, the stream is not silent; the answer follows undisturbed."""
+    async with house(home, model=model, keep_alive=0.05) as h:
+        with anyio.fail_after(WAIT):
+            async with h.client.post(CHAT, json=asked("x [hold there]", stream=True)) as response:
+                seen = b""
+                while seen.count(b": keep-alive\n\n") < 2:
+                    seen += await response.content.readany()
+                model.release("there")
+                reply = Reply(response.status, response.headers, seen + await response.read())
+        assert reply.streamed == ANSWER
+        assert reply.body.endswith(b"data: [DONE]\n\n")
+
+
+async def test_text_before_and_after_a_tool_is_kept_apart(home: Path) -> None:
+    """H10, H11: what the model said before its tools ran is not glued to what it says after."""
+    async with house(home) as h:
+        reply = await chat(h, "what time is it", stream=True)
+        assert reply.status == 200
+        assert reply.streamed.strip() == reply.streamed
+        whole = await chat(h, "what time is it")
+        assert whole.text[:10] in reply.streamed
+
+
+async def test_an_answer_that_begins_anew_after_visible_text_ends_a_plain_stream_with_an_error(
+    gateway: House, model: ScriptedModel
+) -> None:
+    """H11, H22: shown text is never taken back silently; who asked for all events is told and gets the new answer."""
+    broken = "x [words 40] [cut after=3 times=1]"
+    plain = await chat(gateway, broken, stream=True, session="a")
+    assert plain.status == 200
+    error = plain.chunks[-1]["error"]
+    assert error["code"] == "answer_restarted"
+    assert plain.headers["X-Turn-Id"] in error["message"]
+    assert not plain.body.endswith(b"[DONE]\n\n")
+    with anyio.fail_after(WAIT):
+        outcome = await gateway.door.wait(plain.headers["X-Turn-Id"])
+    assert outcome.state == "answered" and outcome.text.split()[-1] == "w39"
+    model.reset()
+    full = await chat(gateway, broken, stream=True, session="b", headers={"X-Events": "full"})
+    assert "text_reset" in [name for name, _ in full.events]
+    assert full.body.endswith(b"data: [DONE]\n\n")
+    assert full.streamed.endswith("w39")

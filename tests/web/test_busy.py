@@ -1,0 +1,124 @@
+"""A second message while the first is being answered."""
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.house import WAIT, House, house
+from tests.web.asking import Reply, call, chat
+
+pytestmark = pytest.mark.anyio
+
+
+async def both(h: House, model: ScriptedModel, second: str, **headers: str) -> tuple[Reply, Reply]:
+    """A first message that is held at the model, and a second one sent meanwhile."""
+    replies: dict[str, Reply] = {}
+
+    async def say(place: str, text: str, headers: dict[str, str]) -> None:
+        replies[place] = await chat(h, text, session="n", headers=headers)
+
+    with anyio.fail_after(WAIT):
+        async with anyio.create_task_group() as group:
+            group.start_soon(say, "first", "one [hold there] [say first answer]", {})
+            await model.held("there")
+            group.start_soon(say, "second", second, headers)
+            if headers.get("X-Busy", "queue") == "queue":
+                while h.door.status()["turns"]["waiting"] < 1:
+                    await anyio.sleep(0.005)
+            elif headers["X-Busy"] == "steer":
+                while "second" not in replies:
+                    await anyio.sleep(0.005)
+            model.release("there")
+    return replies["first"], replies["second"]
+
+
+async def test_a_second_message_waits_and_gets_its_own_turn(gateway: House, model: ScriptedModel) -> None:
+    """H12, S13: queued by default; each response is its own turn's."""
+    first, second = await both(gateway, model, "two [say second answer]")
+    assert (first.status, second.status) == (200, 200)
+    assert first.text == "first answer" and second.text == "second answer"
+    assert first.headers["X-Turn-Id"] != second.headers["X-Turn-Id"]
+    said = [m["content"] for m in model.recorded[-1].decoded()["messages"] if m["role"] == "user"]
+    assert said == ["one [hold there] [say first answer]", "two [say second answer]"]
+
+
+async def test_steering_joins_the_running_turn(gateway: House, model: ScriptedModel) -> None:
+    """H13, S14: 202 with the id of the turn that it joined; the message is in that turn's conversation."""
+    first, second = await both(gateway, model, "and another thing", **{"X-Busy": "steer"})
+    assert second.status == 202
+    assert second.json["id"] == first.headers["X-Turn-Id"] == second.headers["X-Turn-Id"]
+    [view] = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
+    rows = (await call(gateway, "GET", f"/api/sessions/{view['id']}/messages")).json["messages"]
+    assert [row["message"]["text"] for row in rows if row["message"]["role"] == "user"].count("and another thing") == 1
+
+
+async def test_steering_an_idle_session_is_an_ordinary_message(gateway: House) -> None:
+    """H13: there is nothing to join, and the answer comes as always."""
+    reply = await chat(gateway, session="n", headers={"X-Busy": "steer"})
+    assert reply.status == 200
+
+
+async def test_interrupting_stops_the_running_turn_first(gateway: House, model: ScriptedModel) -> None:
+    """H13: the first caller is told truly, the second gets its answer."""
+    first, second = await both(gateway, model, "two [say second answer]", **{"X-Busy": "interrupt"})
+    assert second.status == 200 and second.text == "second answer"
+    assert first.status == 409
+    assert first.error["code"] == "stopped"
+    assert first.headers["X-Turn-Id"] != second.headers["X-Turn-Id"]
+
+
+async def test_a_stopped_turn_that_had_said_something_answers_with_that(gateway: House, model: ScriptedModel) -> None:
+    """H13: what was said is the answer, marked as stopped."""
+    replies: list[Reply] = []
+
+    async def say() -> None:
+        replies.append(await chat(gateway, "one [words 400] [hang after=5]", session="n"))
+
+    with anyio.fail_after(WAIT):
+        async with anyio.create_task_group() as group:
+            group.start_soon(say)
+            while not (live := _running(gateway)) or not live.log.draft():
+                await anyio.sleep(0.005)
+            await call(gateway, "POST", f"/api/sessions/{live.session}/stop")
+    [reply] = replies
+    assert reply.status == 200
+    assert reply.headers["X-Turn-State"] == "stopped"
+    assert reply.text.startswith("w0")
+    assert reply.json["choices"][0]["finish_reason"] == "stop"
+
+
+def _running(h: House):  # type: ignore[no-untyped-def]
+    for record in h.door.presence:
+        if record.turn is not None:
+            return record.turn
+    return None
+
+
+async def test_a_full_queue_is_429_with_a_time_to_come_back(home: Path, model: ScriptedModel) -> None:
+    """H14, L21: the limit is named with its value."""
+    async with house(home, "[limits]\nqueue_length = 1", model=model) as h:
+        with anyio.fail_after(WAIT):
+            async with anyio.create_task_group() as group:
+                group.start_soon(lambda: chat(h, "one [hold there]", session="n"))
+                await model.held("there")
+                group.start_soon(lambda: chat(h, "two", session="n"))
+                while h.door.status()["turns"]["waiting"] < 1:
+                    await anyio.sleep(0.005)
+                refused = await chat(h, "three", session="n")
+                other = await chat(h, "elsewhere", session="m")
+                model.release("there")
+        assert refused.status == 429
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert "limits.queue_length" in refused.error["message"] and "1" in refused.error["message"]
+        assert refused.error["type"] == "rate_limit_error"
+        assert other.status == 200
+
+
+async def test_a_wrong_wish_is_refused(gateway: House) -> None:
+    """H13, H16, H20: by the header's name."""
+    for name in ("X-Busy", "X-On-Disconnect"):
+        reply = await chat(gateway, headers={name: "perhaps"})
+        assert reply.status == 400
+        assert reply.error["param"] == name

@@ -1,0 +1,181 @@
+"""Parameters of one call."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.house import House, house
+from tests.web.asking import chat
+
+pytestmark = pytest.mark.anyio
+
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+OPEN_AGENT = """
+[agents.open]
+model = "main"
+prompt = "You are open."
+caller_tools = true
+"""
+
+
+@pytest.mark.parametrize("session", [None, "notes"])
+async def test_parameters_hold_for_their_call_only(gateway: House, model: ScriptedModel, session: str | None) -> None:
+    """H08: sampling, length, reasoning and stops reach the model for this call and not for the next."""
+    given = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "max_completion_tokens": 50,
+        "reasoning_effort": "low",
+        "stop": ["END"],
+        "user": "u-1",
+        "metadata": {"ticket": "7"},
+    }
+    assert (await chat(gateway, session=session, **given)).status == 200
+    asked = model.recorded[-1].decoded()
+    assert asked["temperature"] == 0.5
+    assert asked["top_p"] == 0.9
+    assert 50 in (asked.get("max_tokens"), asked.get("max_completion_tokens"))
+    assert asked["reasoning_effort"] == "low"
+    assert asked["stop"] in ("END", ["END"])
+    assert (await chat(gateway, session=session)).status == 200
+    plain = model.recorded[-1].decoded()
+    assert not {"temperature", "top_p", "max_tokens", "max_completion_tokens", "reasoning_effort", "stop"} & set(plain)
+
+
+async def test_max_tokens_is_taken_as_well_and_nulls_mean_nothing(gateway: House, model: ScriptedModel) -> None:
+    """H08: the older name; and clients send null for what they leave out."""
+    assert (await chat(gateway, max_tokens=9)).status == 200
+    asked = model.recorded[-1].decoded()
+    assert 9 in (asked.get("max_tokens"), asked.get("max_completion_tokens"))
+    nulls = dict.fromkeys(
+        ("temperature", "top_p", "max_tokens", "stop", "n", "user", "metadata", "stream", "tools", "response_format"),
+    )
+    assert (await chat(gateway, **nulls)).status == 200
+
+
+async def test_unknown_fields_are_ignored(gateway: House) -> None:
+    """H08: as OpenAI does."""
+    reply = await chat(gateway, logprobs=True, seed=7, service_tier="auto", something_new={"deep": [1, None]}, store=True)
+    assert reply.status == 200
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", 2.1),
+        ("temperature", -0.1),
+        ("temperature", "hot"),
+        ("top_p", 1.5),
+        ("max_tokens", 0),
+        ("max_tokens", 10**30),
+        ("max_completion_tokens", -5),
+        ("reasoning_effort", "enormous"),
+        ("reasoning_effort", 3),
+        ("stop", ["a", "b", "c", "d", "e"]),
+        ("stop", ""),
+        ("stop", [1]),
+        ("n", 2),
+        ("n", 0),
+        ("stream", "yes"),
+        ("stream_options", True),
+        ("user", 5),
+        ("metadata", {"a": 1}),
+        ("metadata", {str(i): "x" for i in range(17)}),
+    ],
+)
+async def test_a_parameter_that_cannot_be_honoured_is_refused_by_name(gateway: House, field: str, value: Any) -> None:
+    """H08, H09, H20: 400 with the parameter, never a silent default."""
+    reply = await chat(gateway, **{field: value})
+    assert reply.status == 400
+    assert reply.error["param"].split("[")[0].split(".")[0] == field
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("tools", [TOOL]), ("functions", [TOOL["function"]]), ("response_format", FORMAT)]
+)
+async def test_what_a_caller_brings_is_taken_only_where_it_is_allowed(
+    home: Path, model: ScriptedModel, field: str, value: Any
+) -> None:
+    """H09: in ephemeral calls to agents that allow it; else 400 with the reason."""
+    async with house(home, OPEN_AGENT, model=model) as h:
+        closed = await chat(h, **{field: value})
+        assert closed.status == 400
+        assert closed.error["param"] == field
+        assert "caller_tools" in closed.error["message"]
+        named = await chat(h, session="n", model="open", **{field: value})
+        assert named.status == 400
+        assert "X-Session-Id" in named.error["message"]
+        assert (await chat(h, model="open", **{field: value})).status == 200
+        asked = model.recorded[-1].decoded()
+        if field == "response_format":
+            assert asked["response_format"] == FORMAT
+        else:
+            assert [tool["function"]["name"] for tool in asked["tools"]] == ["weather"]
+
+
+async def test_a_plain_response_format_and_empty_tools_are_no_wish(gateway: House) -> None:
+    """H09: what asks for nothing is refused nowhere."""
+    assert (await chat(gateway, session="n", tools=[], response_format={"type": "text"})).status == 200
+
+
+async def test_a_callers_tool_call_comes_back_and_its_result_goes_in(home: Path, model: ScriptedModel) -> None:
+    """H09, H10: OpenAI's own loop, driven by the caller, streamed and not, in the old form and the new."""
+    async with house(home, OPEN_AGENT, model=model) as h:
+        wish = "go [tool weather {}]"
+        whole = await chat(h, wish, model="open", tools=[TOOL])
+        choice = whole.json["choices"][0]
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["content"] is None
+        [call] = choice["message"]["tool_calls"]
+        assert (call["type"], call["function"]["name"]) == ("function", "weather")
+        streamed = await chat(h, wish, model="open", tools=[TOOL], stream=True)
+        deltas = [chunk["choices"][0] for chunk in streamed.chunks]
+        [calls] = [delta["delta"]["tool_calls"] for delta in deltas if "tool_calls" in delta["delta"]]
+        assert calls[0]["index"] == 0 and calls[0]["function"]["name"] == "weather"
+        assert deltas[-1]["finish_reason"] == "tool_calls"
+        history = [
+            {"role": "user", "content": wish},
+            choice["message"],
+            {"role": "tool", "tool_call_id": call["id"], "content": "sunny"},
+        ]
+        assert (await chat(h, model="open", tools=[TOOL], messages=history)).status == 200
+        told = model.recorded[-1].decoded()["messages"]
+        assert told[-1]["role"] == "tool" and told[-1]["content"] == "sunny"
+        old = await chat(h, wish, model="open", functions=[TOOL["function"]], function_call="auto")
+        choice = old.json["choices"][0]
+        assert choice["finish_reason"] == "function_call"
+        assert choice["message"]["function_call"]["name"] == "weather"
+        history = [
+            {"role": "user", "content": wish},
+            {"role": "assistant", "content": None, "function_call": choice["message"]["function_call"]},
+            {"role": "function", "name": "weather", "content": "rain"},
+        ]
+        assert (await chat(h, model="open", functions=[TOOL["function"]], messages=history)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "param"),
+    [
+        ("tools", {"a": 1}, "tools"),
+        ("tools", [{"type": "retrieval"}], "tools[0].type"),
+        ("tools", [{"type": "function", "function": {"name": "bad name!"}}], "tools[0].function.name"),
+        ("tools", [TOOL, TOOL], "tools"),
+        ("functions", [{"name": 5}], "functions[0].name"),
+        ("tool_choice", "sometimes", "tool_choice"),
+        ("response_format", {"type": "xml"}, "response_format.type"),
+        ("response_format", {"type": "json_schema"}, "response_format.json_schema"),
+    ],
+)
+async def test_what_a_caller_brings_must_be_well_formed(
+    home: Path, model: ScriptedModel, field: str, value: Any, param: str
+) -> None:
+    """H09, H20: refused by us, with its path, before a model sees it."""
+    async with house(home, OPEN_AGENT, model=model) as h:
+        fields = {"tools": [TOOL], field: value} if field == "tool_choice" else {field: value}
+        reply = await chat(h, model="open", **fields)
+        assert reply.status == 400
+        assert reply.error["param"] == param
+        assert not model.recorded
