@@ -39,6 +39,7 @@ $(VENV)/.installed: $(VENV)/.python requirements.lock requirements-build.lock py
 	@echo "Installing Tidegate into $(VENV)."
 	@$(PIP) install --require-hashes -r requirements.lock -r requirements-build.lock
 	@$(PIP) install --no-deps --no-build-isolation -e .
+	@$(BIN)/python -m compileall -q src
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.lock

@@ -93,12 +93,12 @@ async def core(
     toolsets: Mapping[str, Toolset] | None = None,
     tools: str = '"clock", "files"',
     hooks: Mapping[str, EndHook] | None = None,
-    drain: bool = True,
+    drain: float | None = 5,
     toml: str | None = None,
     **options: Any,
 ) -> AsyncIterator[Core]:
-    """A core over `home`; entered a second time it is a restart. With `drain=False` it ends as a crash does: nothing
-    is finished, the store is only closed."""
+    """A core over `home`; entered a second time it is a restart. `drain` is the budget of its stop; with
+    None it ends as a crash does: nothing is finished, the store is only closed."""
     home.mkdir(exist_ok=True, parents=True)
     (home / "tidegate.toml").write_text(toml if toml is not None else settings(model, extra, tools=tools))
     config = await anyio.to_thread.run_sync(load, home)
@@ -117,6 +117,6 @@ async def core(
         try:
             yield Core(door, store, scope, model, config)
         finally:
-            if drain:
-                await door.drain(5)
+            if drain is not None:
+                await door.drain(drain)
             await turns.close()

@@ -26,7 +26,7 @@ async def test_a_turn_goes_on_from_its_last_row(home: Path, model: ScriptedModel
         return f"noted {text}"
 
     options = {"tools": '"note"', "toolsets": {"note": Toolset((note,))}}
-    async with core(home, model=model, drain=False, **options) as house:
+    async with core(home, model=model, drain=None, **options) as house:
         accepted = await house.accept(
             '[tool note {"text": "a"}] [tool note {"text": "b"}] [hold gate step=2] [say end]'
         )
@@ -57,7 +57,7 @@ async def test_a_tool_with_effects_that_was_cut_off_is_never_run_again(home: Pat
         return "launched"
 
     options = {"tools": '"launch"', "toolsets": {"launch": Toolset((launch,))}}
-    async with core(home, model=model, drain=False, **options) as house:
+    async with core(home, model=model, drain=None, **options) as house:
         accepted = await house.accept("[tool launch {}] [say what now]")
         with anyio.fail_after(WAIT):
             await started.wait()
@@ -86,7 +86,7 @@ async def test_a_read_only_tool_that_was_cut_off_may_run_again(home: Path, model
         return f"look {count}"
 
     options = {"tools": '"look"', "toolsets": {"look": Toolset((look,))}}
-    async with core(home, model=model, drain=False, **options) as house:
+    async with core(home, model=model, drain=None, **options) as house:
         accepted = await house.accept("[tool look {}] [say seen]")
         with anyio.fail_after(WAIT):
             await started.wait()
@@ -99,7 +99,7 @@ async def test_a_read_only_tool_that_was_cut_off_may_run_again(home: Path, model
 async def test_a_turn_that_keeps_killing_the_gateway_is_given_up(home: Path, model: ScriptedModel) -> None:
     """S17, L23: after limits.resumes it ends with a reason; its transcript is in balance and its session free."""
     extra = "[limits]\nresumes = 1"
-    async with core(home, extra, model=model, drain=False) as house:
+    async with core(home, extra, model=model, drain=None) as house:
         accepted = await house.accept("[tool clock {}] [hang step=1]")
         log = house.door.live(accepted.turn)
         assert log is not None
@@ -107,7 +107,7 @@ async def test_a_turn_that_keeps_killing_the_gateway_is_given_up(home: Path, mod
             while model.counts["requests"] < 2:
                 await anyio.sleep(0.001)
     for _ in range(2):
-        async with core(home, extra, model=model, drain=False) as house:
+        async with core(home, extra, model=model, drain=None) as house:
             row = await house.store.read(turns.get, accepted.turn)
             if row is not None and row.state == "running":
                 asked = model.counts["requests"]
@@ -125,7 +125,7 @@ async def test_a_turn_that_keeps_killing_the_gateway_is_given_up(home: Path, mod
 
 async def test_what_waited_in_the_queue_is_answered_after_a_crash(home: Path, model: ScriptedModel) -> None:
     """F4, V05, P01: an acknowledged message is taken by exactly one turn, also when it had only waited."""
-    async with core(home, model=model, drain=False) as house:
+    async with core(home, model=model, drain=None) as house:
         first = await house.accept("[hold gate] first")
         second = await house.accept("[say second answer] second")
         with anyio.fail_after(WAIT):
@@ -141,7 +141,7 @@ async def test_what_waited_in_the_queue_is_answered_after_a_crash(home: Path, mo
 
 async def test_what_was_steered_before_a_crash_is_read_after_it(home: Path, model: ScriptedModel) -> None:
     """S14, P06: drained or not, it stands once in the transcript, and a replay gives each drain what it gave before."""
-    async with core(home, model=model, drain=False) as house:
+    async with core(home, model=model, drain=None) as house:
         accepted = await house.accept("[tool clock {}] [hold a step=0]")
         with anyio.fail_after(WAIT):
             await model.held("a")
@@ -162,7 +162,7 @@ async def test_what_was_steered_before_a_crash_is_read_after_it(home: Path, mode
 
 async def test_a_one_shot_call_without_a_key_ends_with_its_connection(home: Path, model: ScriptedModel) -> None:
     """S18, H16, V18: after a crash nobody waits for it, so it is stopped and nothing of it stays."""
-    async with core(home, model=model, drain=False) as house:
+    async with core(home, model=model, drain=None) as house:
         accepted = await house.accept("[hold gate]", name=None)
         with anyio.fail_after(WAIT):
             await model.held("gate")
@@ -183,7 +183,7 @@ async def test_a_stop_lets_turns_finish_within_its_budget(home: Path, model: Scr
 
 async def test_a_stop_parks_what_cannot_finish_and_the_next_start_goes_on(home: Path, model: ScriptedModel) -> None:
     """F1, V01, S16: a parked turn is still running in the store, in its own session, and costs no resume."""
-    async with core(home, "[limits]\nresumes = 0", model=model, drain=False) as house:
+    async with core(home, "[limits]\nresumes = 0", model=model, drain=None) as house:
         accepted = await house.accept("[hold gate step=0] [tool clock {}] [say after the stop]")
         with anyio.fail_after(WAIT):
             await model.held("gate")

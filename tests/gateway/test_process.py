@@ -19,12 +19,12 @@ SLOW_STOP = "[limits]\nshutdown_seconds = 60\n"
 QUICK_STOP = "[limits]\nshutdown_seconds = 1\n"
 
 
-def _count_in_background(running: Gateway, session: str, to: int = 100_000) -> threading.Thread:
-    """A long turn of a named session; its reader goes away with the gateway."""
+def _long_turn(running: Gateway, session: str) -> threading.Thread:
+    """A turn of a named session that takes minutes; its reader goes away with the gateway."""
 
     def send() -> None:
         try:
-            running.say(f"count to {to}", session)
+            running.say("slow " + "tide " * 5000, session)
         except OSError:
             return
 
@@ -104,7 +104,7 @@ def test_a_stop_parks_a_turn_that_cannot_finish_and_the_next_start_goes_on_with_
     home.mkdir(mode=0o700)
     (home / "tidegate.toml").write_text(QUICK_STOP)
     with gateway(home) as running:
-        talk = _count_in_background(running, "talk")
+        talk = _long_turn(running, "talk")
         _until_running(running)
         running.signal(signal.SIGTERM)
         assert running.wait() == 0
@@ -122,7 +122,7 @@ def test_a_second_signal_does_not_wait_for_turns(tmp_path: Path) -> None:
     home.mkdir(mode=0o700)
     (home / "tidegate.toml").write_text(SLOW_STOP)
     with gateway(home) as running:
-        talk = _count_in_background(running, "talk")
+        talk = _long_turn(running, "talk")
         _until_running(running)
         running.signal(signal.SIGTERM)
         while "stopping" not in running.log.read_text():
@@ -139,7 +139,7 @@ def test_replace_takes_over_from_a_running_gateway_with_its_turn(tmp_path: Path)
     (home / "tidegate.toml").write_text(QUICK_STOP)
     with gateway(home) as old:
         old.say("say before", "earlier")
-        talk = _count_in_background(old, "talk")
+        talk = _long_turn(old, "talk")
         _until_running(old)
         with gateway(home, "--replace") as new:
             assert old.wait() == 0
@@ -193,7 +193,7 @@ def test_the_key_file_is_never_overwritten_and_made_anew_when_it_is_gone(tmp_pat
     with gateway(home) as running:
         made = (home / "api-key").read_text()
         assert made.strip() != "tg_" + "k" * 40
-        (key,) = [key for key in running.call("GET", "/api/keys")["keys"] if key["label"] and not key.get("used")][-1:]
+        key = max(running.call("GET", "/api/keys")["keys"], key=lambda found: found["created"])
         running.call("DELETE", f"/api/keys/{key['id']}")
     with gateway(home) as running:
         assert (home / "api-key").read_text() == made
@@ -222,10 +222,13 @@ def test_a_signal_while_it_starts_ends_it_cleanly(tmp_path: Path) -> None:
 
 def test_the_daemon_imports_nothing_that_it_does_not_use() -> None:
     """L22: what only the command line, the tests or an extra need is not in the gateway's memory."""
-    program = "import sys, tidegate.gateway.process; print(' '.join(sys.modules))"
+    program = (
+        "import sys; from tidegate import gateway; gateway._import_log_alone();"
+        "import tidegate.gateway.process; print(*sys.modules)"
+    )
     run = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT, env=environment(), check=True
     )
     loaded = set(run.stdout.split())
     unwanted = {"prompt_toolkit", "pydantic", "openai", "requests", "httpx", "httpx2", "rich", "tomlkit", "sqlite3"}
-    assert not loaded & (unwanted | {"pytest", "hypothesis", "multiprocessing", "concurrent.futures.process"})
+    assert not loaded & (unwanted | {"pytest", "hypothesis", "greenlet", "concurrent.futures.process"})

@@ -152,9 +152,10 @@ async def test_watching_keeps_no_resident_and_ends_with_the_session(home: Path, 
 
             group.start_soon(watch)
             with anyio.fail_after(WAIT):
-                while house.door.presence.get(outcome.session) is None or not house.door.presence.get(
-                    outcome.session
-                ).watchers:  # type: ignore[union-attr]
+                while (
+                    house.door.presence.get(outcome.session) is None
+                    or not house.door.presence.get(outcome.session).watchers
+                ):  # type: ignore[union-attr]
                     await anyio.sleep(0)
             assert house.door.presence.sweep(now=1e12) == 1
             await house.door.end(outcome.session, ANNA, "new")

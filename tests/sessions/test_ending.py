@@ -72,7 +72,7 @@ async def test_a_crash_in_the_middle_of_ending_leaves_the_hook_to_the_next_start
     """B6: prepared twice, in effect once."""
     diary = Diary()
     diary.block = asyncio.Event()
-    async with core(home, model=model, hooks={"diary": diary}, drain=False) as house:
+    async with core(home, model=model, hooks={"diary": diary}, drain=None) as house:
         diary.house = house
         outcome = await house.say("one")
         ending = asyncio.create_task(house.door.end(outcome.session, ANNA, "new"))

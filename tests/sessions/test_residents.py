@@ -76,7 +76,7 @@ async def test_after_a_crash_in_mid_turn_the_request_begins_with_the_same_bytes(
     home: Path, model: ScriptedModel
 ) -> None:
     """P16, P06: the replayed turn asks what it had asked."""
-    async with core(home, model=model, drain=False) as house:
+    async with core(home, model=model, drain=None) as house:
         await house.say("one")
         accepted = await house.accept("[together clock {} clock {}] two [hold gate step=1]")
         with anyio.fail_after(WAIT):

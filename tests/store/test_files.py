@@ -90,7 +90,9 @@ async def test_an_emptied_file_beside_a_full_log_is_put_aside_with_its_log(path:
 
 
 @pytest.mark.parametrize("where", [0, 8, 20])
-async def test_a_log_that_begins_with_garbage_is_put_aside_with_its_file(path: Path, tmp_path: Path, where: int) -> None:
+async def test_a_log_that_begins_with_garbage_is_put_aside_with_its_file(
+    path: Path, tmp_path: Path, where: int
+) -> None:
     """L10, L18: bytes of another file in our log are seen, not taken for an empty log."""
     left = tmp_path / "left.db"
     await killed(path, left)

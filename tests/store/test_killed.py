@@ -26,7 +26,8 @@ from tidegate.store import Store, messages, sessions
 
 def step(db, writer, number, start):
     session, turn = f"s_{{writer}}", f"t_{{writer}}"
-    messages.append(db, session=session, turn=turn, step=f"{{start}}-{{number}}", message=said("x" * (number % 3000)), now=1.0)
+    text = said("x" * (number % 3000))
+    messages.append(db, session=session, turn=turn, step=f"{{start}}-{{number}}", message=text, now=1.0)
 
 async def main():
     start = int(sys.argv[2])

@@ -5,6 +5,7 @@ import threading
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from tests.store.making import bulk, get_meta, new_session, new_turn, put_meta, spin
@@ -64,7 +65,7 @@ async def test_a_read_sees_one_snapshot_and_the_next_sees_what_was_acknowledged(
         await store.write(put_meta, "a", 1)
         reading = asyncio.ensure_future(store.read(peek))
         while not peek.entered.is_set():
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
         await store.write(put_meta, "a", 2)
         peek.release.set()
         assert await reading == (1, 1)
@@ -107,7 +108,7 @@ async def test_closing_does_not_wait_for_a_read_to_end_by_itself(path: Path) -> 
     with anyio.fail_after(20):
         async with Store.open(path, snapshot_seconds=3600) as store:
             reading = asyncio.ensure_future(store.read(spin))
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
             await store.close()
             with pytest.raises(StoreFailed, match="closed"):
                 await reading
@@ -179,8 +180,8 @@ async def test_reads_beyond_the_queue_are_refused(path: Path) -> None:
     with anyio.fail_after(20):
         async with Store.open(path, readers=1, queue=3, snapshot_seconds=3600) as store:
             reads = [asyncio.ensure_future(store.read(spin)) for _ in range(5)]
-            await anyio.sleep(0)
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
+            await anyio.lowlevel.checkpoint()
             refused = [read for read in reads if read.done()]
             assert len(refused) == 2
             assert all("3 reads waiting" in str(read.exception()) for read in refused)

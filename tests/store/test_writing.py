@@ -5,6 +5,7 @@ import threading
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from tests.store.making import get_meta, new_session, put_meta
@@ -31,7 +32,7 @@ class Hold:
     async def until_entered(self) -> None:
         with anyio.fail_after(10):
             while not self.entered.is_set():
-                await anyio.sleep(0)
+                await anyio.lowlevel.checkpoint()
 
 
 def fail(db: Db, key: str, error: Exception) -> None:
@@ -50,7 +51,7 @@ async def test_one_function_that_fails_undoes_its_own_writes_and_the_rest_of_its
             asyncio.ensure_future(store.write(fail, "b", Conflict("no"))),
             asyncio.ensure_future(store.write(put_meta, "c", 3)),
         ]
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
         hold.release.set()
         assert await first == "held"
         results = await asyncio.gather(*others, return_exceptions=True)
@@ -102,9 +103,9 @@ async def test_closing_completes_what_is_queued_and_refuses_what_comes_later(pat
             first = asyncio.ensure_future(store.write(hold))
             await hold.until_entered()
             queued = [asyncio.ensure_future(store.write(put_meta, f"k{n}", n)) for n in range(50)]
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
             closing = asyncio.ensure_future(store.close())
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
             with pytest.raises(StoreFailed, match="closed"):
                 await store.read(get_meta, "k0")
             hold.release.set()
@@ -133,7 +134,7 @@ async def test_the_queue_is_bounded_and_says_so(path: Path) -> None:
             first = asyncio.ensure_future(store.write(hold))
             await hold.until_entered()
             queued = [asyncio.ensure_future(store.write(put_meta, f"k{n}", n)) for n in range(20)]
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
             assert store.stats().writes_waiting == 5
             hold.release.set()
             await first
@@ -161,7 +162,7 @@ async def test_a_dead_writer_is_seen_and_keeps_nobody_waiting(path: Path) -> Non
             first = asyncio.ensure_future(store.write(hold))
             await hold.until_entered()
             waiting = [asyncio.ensure_future(store.write(put_meta, f"k{n}", n)) for n in range(3)]
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
             hold.release.set()
             await first
             results = await asyncio.gather(*waiting, return_exceptions=True)
@@ -194,7 +195,7 @@ async def test_a_group_whose_commit_fails_is_tried_again_one_by_one(path: Path) 
                 asyncio.ensure_future(store.write(fail)),
                 asyncio.ensure_future(store.write(put_meta, "c", 1)),
             ]
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
             hold.release.set()
             await first
             results = await asyncio.gather(*group, return_exceptions=True)
@@ -220,7 +221,7 @@ async def test_a_checkpoint_runs_between_transactions_even_when_queued_among_wri
             asyncio.ensure_future(store.write(maintenance.checkpoint)),
             asyncio.ensure_future(store.write(put_meta, "b", 1)),
         ]
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
         hold.release.set()
         await asyncio.gather(first, *jobs)
     assert [await store.read(get_meta, key) for key in "ab"] == [1, 1]

@@ -6,6 +6,7 @@ import anyio
 import pytest
 
 from bench.scripted_model import ScriptedModel
+from tests import core
 from tests.house import WAIT, House, house
 from tests.web.asking import CHAT, Reply, asked, chat
 
@@ -129,9 +130,14 @@ async def test_text_before_and_after_a_tool_is_kept_apart(home: Path) -> None:
 
 
 async def test_an_answer_that_begins_anew_after_visible_text_ends_a_plain_stream_with_an_error(
-    gateway: House, model: ScriptedModel
+    home: Path, model: ScriptedModel
 ) -> None:
     """H11, H22: shown text is never taken back silently; who asked for all events is told and gets the new answer."""
+    async with house(home, toml=core.settings(model).replace("retries = 0", "retries = 1")) as gateway:
+        await _broken_off(gateway, model)
+
+
+async def _broken_off(gateway: House, model: ScriptedModel) -> None:
     broken = "x [words 40] [cut after=3 times=1]"
     plain = await chat(gateway, broken, stream=True, session="a")
     assert plain.status == 200

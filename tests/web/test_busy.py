@@ -24,12 +24,11 @@ async def both(h: House, model: ScriptedModel, second: str, **headers: str) -> t
             group.start_soon(say, "first", "one [hold there] [say first answer]", {})
             await model.held("there")
             group.start_soon(say, "second", second, headers)
-            if headers.get("X-Busy", "queue") == "queue":
-                while h.door.status()["turns"]["waiting"] < 1:
-                    await anyio.sleep(0.005)
-            elif headers["X-Busy"] == "steer":
-                while "second" not in replies:
-                    await anyio.sleep(0.005)
+            arrived = {"steer": lambda: "second" in replies, "interrupt": lambda: "first" in replies}.get(
+                headers.get("X-Busy", ""), lambda: h.door.status()["turns"]["waiting"] == 1
+            )
+            while not arrived():
+                await anyio.sleep(0.005)
             model.release("there")
     return replies["first"], replies["second"]
 

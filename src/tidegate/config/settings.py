@@ -181,9 +181,6 @@ class Expiry(Frozen, frozen=True):
     retention: Annotated[
         float | None, Duration(60, never=True), "How long the transcript of an ended conversation is kept."
     ] = 90 * DAY
-    trash: Annotated[float, Duration(0), "How long a workspace folder made by the gateway stays in the trash."] = (
-        7 * DAY
-    )
 
 
 class LogSettings(Frozen, frozen=True):

@@ -136,11 +136,12 @@ class EmbeddedEngine:
         if live is not None:
             live.signal()
 
-    def interrupt(self, turn: str, by: str) -> bool:
+    def interrupt(self, turn: str, by: str, *, abandoned: bool = False) -> bool:
         """Stop a turn that runs or waits. It ends as stopped, with what it had said."""
         live = self._live.get(turn)
         if live is None:
             return False
+        live.abandoned = abandoned and live.stopping is None
         live.stop(by)
         return True
 
@@ -279,7 +280,7 @@ class EmbeddedEngine:
         if tail:
             failure = None
         elif failure is None:
-            failure = stopped(live.stopping or "before it answered")
+            failure = stopped(live.stopping or "before it answered", abandoned=live.abandoned)
             draft = live.log.draft()
             if draft:
                 tail = (("partial", Message(role="assistant", text=draft, finish="stopped")),)
@@ -303,7 +304,7 @@ class EmbeddedEngine:
         taken = await self._store.read(_peek, live.turn)
         if taken is None:
             return None
-        error = failure or stopped(live.stopping or "before it began")
+        error = failure or stopped(live.stopping or "before it began", abandoned=live.abandoned)
         ending = Ending(
             turn=live.turn,
             session=live.session,

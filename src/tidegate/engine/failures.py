@@ -48,5 +48,7 @@ def describe(error: Exception) -> Failure:
             )
 
 
-def stopped(by: str) -> Failure:
-    return Failure(message=f"The turn was stopped {by}.", type="turn_error", code="stopped", status=409)
+def stopped(by: str, *, abandoned: bool = False) -> Failure:
+    """`abandoned`: only because nobody was there any more; whoever comes back is right to try again."""
+    message = f"The turn was stopped {by}."
+    return Failure(message=message, type="turn_error", code="stopped", status=409, retry=abandoned)

@@ -17,6 +17,7 @@ class Live:
     __slots__ = (
         "_arrived",
         "_cancel",
+        "abandoned",
         "incoming",
         "log",
         "resumed",
@@ -39,6 +40,8 @@ class Live:
         self.started: float | None = None
         self.stopping: str | None = None
         """Who stopped it, in words, once somebody has."""
+        self.abandoned = False
+        """Whether it was stopped only because its caller had gone."""
         self.steered = resumed
         """Whether there may be something to drain."""
         self._cancel: anyio.CancelScope | None = None

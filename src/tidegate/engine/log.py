@@ -70,6 +70,11 @@ class TurnLog:
         async for _ in self.read(len(self.events)):
             pass
 
+    @property
+    def readers(self) -> int:
+        """How many follow it now."""
+        return len(self._readers)
+
     def draft(self) -> str:
         """What is shown of the model answer that is being written: its text since the last reset or committed row."""
         pieces: list[str] = []

@@ -38,7 +38,8 @@ from tidegate.web import Health, Server, create_app
 _HANDOVER_SECONDS = 5.0  # beside the old gateway's own budget, for it to close what is not turns
 _CLOSE_SHARE = 0.25  # of the budget that is kept for closing rooms when turns have taken the rest
 _TRIM_SECONDS = 60.0  # between two looks at what the allocator keeps for nothing
-_LEAST_SECONDS = 2.0  # for closing rooms, however late it is; each of them is quick when nothing is stuck
+_PARKING_SECONDS = 1.0  # that turns have to reach their next step when their time is over
+_LEAST_SECONDS = 1.0  # for closing rooms, however late it is; each of them is quick when nothing is stuck
 DATABASE_NAME = "tidegate.db"
 
 Stage = Callable[[], Awaitable[None]]
@@ -133,10 +134,14 @@ class House:
         deadline = time.monotonic() + self.budget
         self._log.info("stopping", within=self.budget, turns=self._sessions.census()["turns_running"])
         self._server.stop_intake()
+        share = self.budget * (1 - _CLOSE_SHARE)
         async with Scope("drain") as scope:
-            drained = scope.start(self._sessions.drain, self.budget * (1 - _CLOSE_SHARE), name="drain")
+            drained = scope.start(self._sessions.drain, share - min(_PARKING_SECONDS, share / 2), name="drain")
             hurried = scope.start(self._hurry.wait, name="hurry")
-            await asyncio.wait({drained, hurried}, return_when=asyncio.FIRST_COMPLETED, timeout=self.budget)
+            await asyncio.wait({drained, hurried}, return_when=asyncio.FIRST_COMPLETED, timeout=share)
+        if self._hurry.is_set():
+            await self._sessions.drain(0)
+            deadline = 0
         await self._close_rooms(max(_LEAST_SECONDS, deadline - time.monotonic()))
 
     async def _close_rooms(self, within: float = _LEAST_SECONDS) -> None:

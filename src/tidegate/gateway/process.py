@@ -15,7 +15,7 @@ from tidegate.errors import TidegateError
 from tidegate.gateway.house import House
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_OVERTIME_SECONDS = 2.0  # after the budget: then no order is left to wait for
+_OVERTIME_SECONDS = 3.0  # after the budget: then no order is left to wait for
 
 
 def run_process(home: Path, *, port: int | None, replace: bool) -> int:

@@ -149,10 +149,11 @@ class Sessions:
         return found
 
     async def abandon(self, turn: str) -> None:
-        """Its reader went away: a turn that nobody else can fetch is stopped, any other goes on."""
+        """A reader went away: a turn that nobody else reads or can fetch is stopped, any other goes on."""
         row = await self.store.read(turns.get, turn)
-        if row is not None and row.on_disconnect == "cancel":
-            self.engine.interrupt(turn, "because its caller went away")
+        log = self.engine.log(turn)
+        if row is not None and row.on_disconnect == "cancel" and log is not None and not log.readers:
+            self.engine.interrupt(turn, "because its caller went away", abandoned=True)
 
     # -- sessions --
 

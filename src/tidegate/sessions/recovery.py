@@ -45,7 +45,7 @@ def _refusal(turn: TurnRow, session: SessionRow, resumes: int) -> Failure | None
     if session.ended is not None:
         return stopped("because its session ended")
     if session.kind == "ephemeral" and turn.on_disconnect == "cancel":
-        return stopped("because the gateway restarted and its caller had gone")
+        return stopped("because the gateway restarted and its caller had gone", abandoned=True)
     if turn.attempts > resumes:
         return Failure(
             message=f"The gateway stopped {turn.attempts} times while it worked on this (limits.resumes is {resumes}), "

@@ -46,7 +46,7 @@ def pending(
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM approvals JOIN sessions ON sessions.id = session WHERE state = 'pending'"
         " AND (expires IS NULL OR expires > ?1) AND (?2 IS NULL OR principal = ?2) AND (?3 IS NULL OR session = ?3)"
-        " ORDER BY asked LIMIT ?4",
+        " ORDER BY asked, approvals.id LIMIT ?4",
         (now, principal, session, limit),
     )
     return [ApprovalRow(*row) for row in rows]

@@ -12,7 +12,9 @@ from typing import Any, Protocol
 from tidegate.store.rows import Db, Found, unpack
 
 BATCH = 200
-"""Messages per indexing write: some milliseconds, so that a turn's write does not wait long behind it."""
+"""Messages per indexing write at most, so that a turn's write does not wait long behind it."""
+BATCH_CHARACTERS = 200_000
+"""Text per indexing write at most, beyond its last message; some ten milliseconds of work."""
 CATCH_UP = 50
 """Batches that a search indexes at most before it answers."""
 WORDS = 16
@@ -48,13 +50,24 @@ def behind(db: Db) -> int:
 def index(db: Db, batch: int = BATCH) -> int:
     """Indexes the next messages; how many rows it went through, 0 when all are done."""
     mark = int(db.execute("SELECT value FROM meta WHERE key = 'indexed'").get)
-    rows = list(db.execute("SELECT id, body, packed FROM messages WHERE id > ? ORDER BY id LIMIT ?", (mark, batch)))
-    if not rows:
-        return 0
-    texts = ((id, unpack(body, packed).text[:INDEXED_CHARACTERS]) for id, body, packed in rows)
-    db.executemany("INSERT INTO messages_text(rowid, text) VALUES(?, ?)", [entry for entry in texts if entry[1]])
-    db.execute("UPDATE meta SET value = ? WHERE key = 'indexed'", (rows[-1][0],))
-    return len(rows)
+    last = mark
+    entries: list[tuple[int, str]] = []
+    size = seen = 0
+    for id, body, packed in db.execute(
+        "SELECT id, body, packed FROM messages WHERE id > ? ORDER BY id LIMIT ?", (mark, batch)
+    ):
+        text = unpack(body, packed).text[:INDEXED_CHARACTERS]
+        if text:
+            entries.append((id, text))
+        last = id
+        seen += 1
+        size += len(text)
+        if size > BATCH_CHARACTERS:
+            break
+    if seen:
+        db.executemany("INSERT INTO messages_text(rowid, text) VALUES(?, ?)", entries)
+        db.execute("UPDATE meta SET value = ? WHERE key = 'indexed'", (last,))
+    return seen
 
 
 def find(db: Db, query: str, *, principal: str | None, session: str | None = None, limit: int = 20) -> list[Found]:

@@ -45,9 +45,11 @@ class Events:
         try:
             async with sse.Stream(ask.send, self._pulse, []) as stream:
                 await stream.write(sse.comment("open"))
-                await unless_gone(ask.receive, partial(self._tell, ask, stream, after), stopping=self._stopping)
+                left = await unless_gone(ask.receive, partial(self._tell, ask, stream, after), stopping=self._stopping)
                 if self._stopping.is_set():
                     await stream.finish(sse.comment("the gateway is stopping"))
+                elif not left:
+                    await stream.finish(sse.comment("the session has ended"))
         finally:
             self.open -= 1
 

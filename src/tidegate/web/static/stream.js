@@ -84,15 +84,19 @@ async function once({ path, last, onOpen, onEvents, signal }) {
 /**
  * Follows the stream until `signal` is aborted or the gateway ends or refuses it for good.
  * `last()` is the highest row seen; `onOpen()` and `onLost()` tell of the connection, `onRefused(refusal)` of its end;
- * `isOver()` is asked when the gateway ended the stream, which it does when it stops and when the session has ended.
+ * `isOver()` is asked when the stream was open and has ended: because the gateway stops, or because the session ended.
  */
 export async function follow({ path, last, onOpen, onEvents, onLost, onRefused, isOver, signal }) {
   let wait = FIRST_PAUSE;
   while (!signal.aborted) {
     const since = performance.now();
+    let opened = false;
+    const open = () => {
+      opened = true;
+      onOpen();
+    };
     try {
-      await once({ path, last, onOpen, onEvents, signal });
-      if (await isOver()) return;
+      await once({ path, last, onOpen: open, onEvents, signal });
     } catch (error) {
       if (signal.aborted) return;
       if (error.status === 401 || error.status === 403 || error.status === 404) {
@@ -100,6 +104,7 @@ export async function follow({ path, last, onOpen, onEvents, onLost, onRefused, 
         return;
       }
     }
+    if (opened && (await isOver())) return;
     if (signal.aborted) return;
     onLost();
     if (performance.now() - since > STEADY) wait = FIRST_PAUSE;

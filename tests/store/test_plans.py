@@ -1,0 +1,133 @@
+"""The price of a statement does not grow with the store."""
+
+import contextlib
+import re
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from tests.store.making import OWNER, answered, new_session, new_turn, said, whole_turn
+from tidegate.store import (
+    Db,
+    Store,
+    endings,
+    intents,
+    messages,
+    migrations,
+    principals,
+    receipts,
+    sessions,
+    settings,
+    turns,
+)
+from tidegate.store._writer import connect
+from tidegate.values import Outcome, Prefix, Receipt
+
+GROWING = ("sessions", "turns", "messages", "receipts", "usage", "keys", "intents", "settings", "approvals", "outbox")
+
+
+def scenario(db: apsw.Connection) -> None:
+    """What a turn, an end, a delete and a start send to the store."""
+    receipt = Receipt(source="idempotency", key="k", digest=b"d")
+    new_session(db, "s_1", name="work")
+    sessions.freeze(db, "s_1", Prefix(prompt="p"), 1)
+    receipts.find(db, OWNER, "idempotency", "k", 1.0)
+    sessions.live_by_name(db, OWNER, "work")
+    turns.waiting(db, "s_1")
+    new_turn(db, "s_1", "t_1", "hello")
+    receipts.put(db, OWNER, receipt, "t_1", 1.0)
+    answered(db, "s_1", "t_1")
+    new_turn(db, "s_1", "t_2", "again")
+    turns.take(db, "t_2", 2.0)
+    turns.take(db, "t_2", 2.0)
+    turns.running(db, "s_1")
+    settings.get_all(db, "s_1", 1.0)
+    intents.begin(db, "t_2", "tool-0", "x", 1.0)
+    intents.open_of(db, "t_2")
+    intents.clear(db, "t_2", "tool-0")
+    messages.accept(db, session="s_1", turn="t_2", message=said("steer"), now=2.0)
+    messages.steered(db, "t_2", "steer-0-", 2.0)
+    messages.untaken(db, "t_2")
+    messages.journal(db, "t_2")
+    messages.history(db, "s_1", "t_2")
+    messages.page(db, "s_1", after=1)
+    messages.newest(db, "s_1")
+    messages.last_turn(db, "s_1")
+    messages.undo(db, "t_2", 3.0)
+    turns.open_turns(db)
+    turns.outcome(db, "t_1")
+    turns.principal(db, "t_1")
+    turns.listing(db, "s_1", 10)
+    sessions.listing(db, principal=OWNER, limit=10)
+    sessions.listing(db, principal=OWNER, limit=10, before=(1.0, "s_1"))
+    sessions.idle(db, kind="named", before=1.0, limit=10)
+    sessions.ended_before(db, 1.0, 10)
+    principals.authenticate(db, b"d", "key", 1.0)
+    receipts.finish(db, "t_1", Outcome(turn="t_1", session="s_1", state="answered"))
+    sessions.end(db, "s_1", reason="new", hooks=("h",), now=4.0)
+    endings.pending(db)
+    endings.done(db, "s_1", "h", 4.0)
+    sessions.delete(db, "s_1")
+
+
+def test_no_statement_of_a_turn_reads_a_growing_table_from_end_to_end(tmp_path: Path) -> None:
+    """L20: each finds its rows by an index, so that a million sessions cost a turn nothing."""
+    db = connect(tmp_path / "t.db", "process", 1 << 20)
+    seen: dict[str, Any] = {}
+    with contextlib.closing(db):
+        migrations.migrate(db)
+
+        def note(cursor: apsw.Cursor, sql: str, bindings: Any) -> bool:
+            seen.setdefault(sql, bindings)
+            return True
+
+        db.exec_trace = note
+        scenario(db)
+        db.exec_trace = None
+        assert len(seen) > 40
+        for sql, bindings in seen.items():
+            if not re.match(r"\s*(SELECT|INSERT|UPDATE|DELETE)", sql):
+                continue
+            plan = [row[3] for row in db.execute("EXPLAIN QUERY PLAN " + sql, bindings)]
+            for line in plan:
+                scanned = re.match(r"SCAN (\w+)(?! USING (COVERING )?INDEX (turns_open|endings_pending))", line)
+                # A turn's own rows are few; what must not be read whole is a table.
+                assert not (scanned and scanned[1] in GROWING), f"{line}\n{sql}"
+
+
+@pytest.mark.anyio
+async def test_a_statement_is_prepared_once_whatever_is_bound_to_it(tmp_path: Path) -> None:
+    """L20: a library with STAT4 would prepare it again for each new value, at ten times the price."""
+
+    def stable(db: Db) -> int:
+        return db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, -1)
+
+    async with Store.open(tmp_path / "t.db") as store:
+        assert await store.write(stable) == 1
+        assert await store.read(stable) == 1
+
+
+@pytest.mark.parametrize("size", [10, 400])
+def test_a_turn_touches_as_many_pages_in_a_large_store_as_in_a_small_one(tmp_path: Path, size: int) -> None:
+    """L20: no rewrite of more than what is new."""
+    db = connect(tmp_path / "t.db", "process", 64 << 20)
+    pages: list[int] = []
+    with contextlib.closing(db):
+        migrations.migrate(db)
+        with db:
+            for number in range(size):
+                new_session(db, f"s_{number}")
+                whole_turn(db, f"s_{number}", f"t_{number}", "hello there " * 20)
+        db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+
+        def count_pages(connection: apsw.Connection, name: str, number: int) -> int:
+            pages.append(number)
+            return apsw.SQLITE_OK
+
+        db.set_wal_hook(count_pages)
+        with db:
+            whole_turn(db, "s_3", "t_x", "hello there " * 20)
+        db.set_wal_hook(None)
+    assert pages[-1] < 40

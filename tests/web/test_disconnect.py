@@ -1,0 +1,122 @@
+"""Callers that go away."""
+
+import anyio
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.house import WAIT, House
+from tests.web.asking import CHAT, asked, call, chat
+
+pytestmark = pytest.mark.anyio
+
+
+async def leave(h: House, model: ScriptedModel, text: str, *, stream: bool, headers: dict[str, str]) -> str:
+    """Send a request, hang up while its model is held, and give the id of its turn."""
+    with anyio.fail_after(WAIT):
+        async with anyio.create_task_group() as group:
+
+            async def send() -> None:
+                async with h.client.post(CHAT, json=asked(text, stream=stream), headers=headers) as response:
+                    await response.read()
+
+            group.start_soon(send)
+            await model.held("there")
+            [turn] = list(h.door.engine._live)
+            group.cancel_scope.cancel()
+    return turn
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_turn_of_a_named_session_goes_on_without_its_reader(
+    gateway: House, model: ScriptedModel, stream: bool
+) -> None:
+    """H15: and its answer is there by turn, by session and under the same key."""
+    headers = {"X-Session-Id": "n", "Idempotency-Key": "k"}
+    turn = await leave(gateway, model, "one [hold there]", stream=stream, headers=headers)
+    assert (await call(gateway, "GET", f"/api/turns/{turn}")).json["state"] == "running"
+    model.release("there")
+    with anyio.fail_after(WAIT):
+        outcome = await gateway.door.wait(turn)
+    assert outcome.state == "answered"
+    fetched = (await call(gateway, "GET", f"/api/turns/{turn}")).json
+    assert fetched["state"] == "answered" and fetched["text"] == outcome.text
+    rows = (await call(gateway, "GET", f"/api/sessions/{outcome.session}/messages")).json["messages"]
+    assert rows[-1]["message"]["text"] == outcome.text
+    again = await chat(gateway, "one [hold there]", stream=stream, headers=headers)
+    assert again.headers["X-Turn-Id"] == turn
+    assert (again.streamed if stream else again.text) == outcome.text
+    assert len(model.recorded) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_ephemeral_turn_is_stopped_when_its_reader_leaves(
+    gateway: House, model: ScriptedModel, stream: bool
+) -> None:
+    """H16: nobody else could fetch it."""
+    turn = await leave(gateway, model, "one [hold there]", stream=stream, headers={})
+    with anyio.fail_after(WAIT):
+        while gateway.door.live(turn) is not None:
+            await anyio.sleep(0.005)
+    assert gateway.door.status()["turns"]["stopped"] == 1
+    assert gateway.door.census()["turns_running"] == 0
+
+
+async def test_an_ephemeral_turn_goes_on_when_its_caller_chose_so(gateway: House, model: ScriptedModel) -> None:
+    """H16: X-On-Disconnect: continue."""
+    await leave(gateway, model, "one [hold there]", stream=True, headers={"X-On-Disconnect": "continue"})
+    model.release("there")
+    with anyio.fail_after(WAIT):
+        while gateway.door.census()["turns_running"]:
+            await anyio.sleep(0.005)
+    assert gateway.door.status()["turns"]["answered"] == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_named_turn_is_stopped_when_its_caller_chose_so(
+    gateway: House, model: ScriptedModel, stream: bool
+) -> None:
+    """H16: X-On-Disconnect: cancel; the session takes the next message."""
+    headers = {"X-Session-Id": "n", "X-On-Disconnect": "cancel"}
+    turn = await leave(gateway, model, "one [hold there]", stream=stream, headers=headers)
+    with anyio.fail_after(WAIT):
+        while gateway.door.live(turn) is not None:
+            await anyio.sleep(0.005)
+    assert (await call(gateway, "GET", f"/api/turns/{turn}")).json["state"] == "stopped"
+    assert (await chat(gateway, "two", session="n")).status == 200
+
+
+async def test_a_reader_that_leaves_does_not_take_the_turn_from_another(gateway: House, model: ScriptedModel) -> None:
+    """H16, H18: two requests with one key are two readers of one turn; the turn is stopped with the last."""
+    headers = {"Idempotency-Key": "k", "X-On-Disconnect": "cancel"}
+    answers = []
+
+    async def stay() -> None:
+        answers.append(await chat(gateway, "one [hold there]", headers=headers))
+
+    with anyio.fail_after(WAIT):
+        async with anyio.create_task_group() as group:
+            turn = await _left_to_another(gateway, model, headers, group, stay)
+            assert gateway.door.live(turn) is not None
+            model.release("there")
+    assert answers[0].status == 200
+    assert answers[0].headers["X-Turn-Id"] == turn
+
+
+async def _left_to_another(h, model, headers, group, stay):  # type: ignore[no-untyped-def]
+    async with anyio.create_task_group() as leaving:
+
+        async def send() -> None:
+            async with h.client.post(CHAT, json=asked("one [hold there]"), headers=headers) as response:
+                await response.read()
+
+        leaving.start_soon(send)
+        await model.held("there")
+        [turn] = list(h.door.engine._live)
+        group.start_soon(stay)
+        while h.door.live(turn).readers < 2:
+            await anyio.sleep(0.005)
+        leaving.cancel_scope.cancel()
+    while h.door.live(turn).readers > 1:
+        await anyio.sleep(0.005)
+    await anyio.sleep(0.05)  # what must not happen has no event to wait for
+    return turn

@@ -1,0 +1,183 @@
+"""The same request twice is one turn."""
+
+import time
+from pathlib import Path
+
+import anyio
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.house import WAIT, House, house
+from tests.web.asking import CHAT, Reply, asked, call, chat
+from tidegate.store import receipts
+
+pytestmark = pytest.mark.anyio
+
+KEY = {"Idempotency-Key": "order-7"}
+
+
+@pytest.mark.parametrize("session", [None, "n"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_finished_turn_is_replayed(
+    gateway: House, model: ScriptedModel, session: str | None, stream: bool
+) -> None:
+    """H18: the same answer, the same turn, and the model is asked once; whitespace and key order do not matter."""
+    first = await chat(gateway, headers=KEY, session=session, stream=stream)
+    body = asked(stream=stream)
+    headers = {**KEY, **({"X-Session-Id": session} if session else {}), "Content-Type": "application/json"}
+    text = '{ "stream" : %s, "messages": [ {"content": "hello", "role":"user"} ], "model" : "main" }' % str(stream).lower()
+    again = await call(gateway, "POST", CHAT, data=text, headers=headers)
+    assert again.status == first.status == 200
+    assert again.headers["X-Turn-Id"] == first.headers["X-Turn-Id"]
+    if stream:
+        assert again.streamed == first.streamed and again.body.endswith(b"[DONE]\n\n")
+    else:
+        assert again.json == first.json
+    assert len(model.recorded) == 1
+    assert body["model"] == "main"
+
+
+async def test_a_running_turn_is_joined_from_its_start(gateway: House, model: ScriptedModel) -> None:
+    """H18: both readers get the whole answer, streamed from the beginning."""
+    replies: list[Reply] = []
+
+    async def say() -> None:
+        replies.append(await chat(gateway, "x [words 30] [hold there]", headers=KEY, stream=True))
+
+    with anyio.fail_after(WAIT):
+        async with anyio.create_task_group() as group:
+            group.start_soon(say)
+            await model.held("there")
+            group.start_soon(say)
+            [turn] = list(gateway.door.engine._live)
+            while gateway.door.live(turn).readers < 2:
+                await anyio.sleep(0.005)
+            model.release("there")
+    first, second = replies
+    assert first.headers["X-Turn-Id"] == second.headers["X-Turn-Id"]
+    assert first.streamed == second.streamed
+    assert first.streamed.split()[-1] == "w29"
+    assert len(model.recorded) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"json": asked("something else")},
+        {"json": asked(temperature=0.1)},
+        {"json": asked(stream=True)},
+        {"headers": {"X-Session-Id": "other"}},
+    ],
+)
+async def test_another_request_under_the_same_key_is_422(gateway: House, change: dict) -> None:  # type: ignore[type-arg]
+    """H17: another body, or another conversation."""
+    assert (await chat(gateway, headers=KEY)).status == 200
+    options = {"json": asked(), **change, "headers": {**KEY, **change.get("headers", {})}}
+    reply = await call(gateway, "POST", CHAT, **options)
+    assert reply.status == 422
+    assert reply.error["param"] == "Idempotency-Key"
+
+
+async def test_a_key_is_its_principals_own(gateway: House, model: ScriptedModel) -> None:
+    """H17: two principals may choose the same one."""
+    anna = await gateway.add_key("anna")
+    mine = await chat(gateway, headers=KEY)
+    hers = await chat(gateway, headers=KEY, key=anna)
+    assert mine.headers["X-Turn-Id"] != hers.headers["X-Turn-Id"]
+    assert len(model.recorded) == 2
+
+
+async def test_an_error_is_replayed_too(gateway: House, model: ScriptedModel) -> None:
+    """H18: what cannot be helped by trying again is answered again as it was."""
+    text = "x [status 400 code=bad_thing]"
+    first = await chat(gateway, text, headers=KEY)
+    again = await chat(gateway, text, headers=KEY)
+    assert first.status == again.status == 502
+    assert again.error == first.error
+    assert again.headers["X-Turn-Id"] == first.headers["X-Turn-Id"]
+    assert len(model.recorded) == 1
+
+
+async def test_an_error_that_says_try_again_is_not_replayed(gateway: House, model: ScriptedModel) -> None:
+    """H18: trying again is what happens."""
+    text = "x [status 503 times=1]"
+    first = await chat(gateway, text, headers=KEY)
+    assert first.status == 503
+    assert "Retry-After" in first.headers
+    again = await chat(gateway, text, headers=KEY)
+    assert again.status == 200
+    assert again.headers["X-Turn-Id"] != first.headers["X-Turn-Id"]
+
+
+async def test_a_refused_request_leaves_its_key_unused(gateway: House) -> None:
+    """H18: nothing was accepted, so nothing is remembered."""
+    assert (await chat(gateway, "", headers=KEY)).status == 400
+    assert (await chat(gateway, headers=KEY)).status == 200
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256, "a\tb"])
+async def test_a_key_must_be_printable_and_short(gateway: House, key: str) -> None:
+    """H17, H20: 1 to 255 characters."""
+    reply = await chat(gateway, headers={"Idempotency-Key": key})
+    assert reply.status == 400
+    assert reply.error["param"] == "Idempotency-Key"
+
+
+async def test_keys_are_kept_for_a_day_and_bounded_in_number(home: Path, model: ScriptedModel) -> None:
+    """H17, L04: after a day a key is free again; the oldest go when there are too many."""
+    async with house(home, "[limits]\nreceipts = 5", model=model) as h:
+        first = await chat(h, headers=KEY)
+        kept = await h.store.read(lambda db: db.execute("SELECT max(expires - at) FROM receipts").get)
+        assert kept == pytest.approx(86400)
+        await h.store.write(lambda db: db.execute("UPDATE receipts SET expires = ?", (time.time() - 1,)) and None)
+        again = await chat(h, headers=KEY)
+        assert again.headers["X-Turn-Id"] != first.headers["X-Turn-Id"]
+        for number in range(8):
+            await chat(h, headers={"Idempotency-Key": f"k{number}"})
+        await h.store.write(receipts.prune, time.time(), h.config.limits.receipts)
+        assert await h.store.read(lambda db: db.execute("SELECT count(*) FROM receipts").get) <= 5
+
+
+FIRST = {"X-Stainless-Lang": "python", "X-Stainless-Retry-Count": "0"}
+AGAIN = {"X-Stainless-Lang": "python", "X-Stainless-Retry-Count": "1"}
+
+
+async def test_the_official_clients_retry_joins_the_turn_of_its_first_attempt(
+    gateway: House, model: ScriptedModel
+) -> None:
+    """H19: same principal, session and body, within ten minutes."""
+    first = await chat(gateway, session="n", headers=FIRST)
+    again = await chat(gateway, session="n", headers=AGAIN)
+    assert again.headers["X-Turn-Id"] == first.headers["X-Turn-Id"]
+    assert again.json == first.json
+    assert len(model.recorded) == 1
+    assert (await chat(gateway, session="m", headers=AGAIN)).headers["X-Turn-Id"] != first.headers["X-Turn-Id"]
+    assert (await chat(gateway, "other", session="n", headers=AGAIN)).headers["X-Turn-Id"] != first.headers["X-Turn-Id"]
+    anna = await gateway.add_key("anna")
+    assert (await chat(gateway, session="n", headers=AGAIN, key=anna)).headers["X-Turn-Id"] != first.headers["X-Turn-Id"]
+
+
+async def test_the_same_words_said_twice_are_two_turns(gateway: House, model: ScriptedModel) -> None:
+    """H19: only what says that it is a retry is taken for one."""
+    first = await chat(gateway, "yes", session="n", headers=FIRST)
+    second = await chat(gateway, "yes", session="n", headers=FIRST)
+    assert first.headers["X-Turn-Id"] != second.headers["X-Turn-Id"]
+    assert len(model.recorded) == 2
+    plain = await chat(gateway, "yes", session="n")
+    assert plain.headers["X-Turn-Id"] != second.headers["X-Turn-Id"]
+
+
+async def test_a_retry_after_ten_minutes_is_a_new_turn(gateway: House) -> None:
+    """H19: marks are kept that long."""
+    first = await chat(gateway, session="n", headers=FIRST)
+    assert await gateway.store.read(lambda db: db.execute("SELECT max(expires - at) FROM receipts").get) == pytest.approx(600)
+    await gateway.store.write(lambda db: db.execute("UPDATE receipts SET expires = ?", (time.time() - 1,)) and None)
+    again = await chat(gateway, session="n", headers=AGAIN)
+    assert again.headers["X-Turn-Id"] != first.headers["X-Turn-Id"]
+
+
+async def test_a_plain_client_leaves_no_receipt(gateway: House) -> None:
+    """H19: who sends neither key nor mark pays for neither."""
+    await chat(gateway)
+    await chat(gateway, session="n")
+    assert await gateway.store.read(lambda db: db.execute("SELECT count(*) FROM receipts").get) == 0
