@@ -58,6 +58,8 @@ class Child:
         self.output = self.folder / f"{self.name}.{self.starts}.out"
         self.errors = self.folder / f"{self.name}.err"
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "TMPDIR": str(self.temporary)}
+        # Bytecode is kept, as it is for a user: compiling anew at each start would cost time and memory of its own.
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         with self.output.open("wb") as out, self.errors.open("ab") as err:
             self.born = time.perf_counter()
             self.process = subprocess.Popen(

@@ -139,7 +139,7 @@ class CrashRun:
 
     async def ready(self) -> None:
         async with asyncio.timeout(READY_WITHIN):
-            while not self.gateway.find_ready():  # noqa: ASYNC110 (another process cannot set an event)
+            while not self.gateway.find_ready():
                 await asyncio.sleep(0.005)
         self.target.is_at(self.gateway.url)
 
@@ -238,7 +238,7 @@ class CrashRun:
         connection = await Connection.open(self.gateway.url)
         try:
             for turn in dict.fromkeys(turn for sent in self.sent for turn in sent.turns):
-                while (await self.state(connection, turn)) not in ENDED:  # noqa: ASYNC110
+                while (await self.state(connection, turn)) not in ENDED:
                     await asyncio.sleep(AGAIN_AFTER)
             while True:
                 status = await self.get(connection, "/api/status")

@@ -102,7 +102,7 @@ def main() -> None:
 
     async def serve() -> None:
         serving = asyncio.ensure_future(server.serve())
-        while not server.started and not serving.done():  # noqa: ASYNC110 (uvicorn has no event for it)
+        while not server.started and not serving.done():
             await asyncio.sleep(0.001)
         port = server.servers[0].sockets[0].getsockname()[1]
         print(f"ready http://127.0.0.1:{port}", flush=True)

@@ -17,6 +17,8 @@ class Scale:
     residents: int
     resident_step: int
     """Memory is read every so many sessions; the figure is the slope through these readings."""
+    slope_warmup: int
+    """Turns before the first reading that counts: the store's page cache and the residents' cap are filled first."""
     slope_turns: int
     slope_sessions: int
     prefix_sessions: int
@@ -37,6 +39,7 @@ TINY = Scale(
     load_turns=2,
     residents=6,
     resident_step=2,
+    slope_warmup=20,
     slope_turns=40,
     slope_sessions=10,
     prefix_sessions=2,
@@ -56,6 +59,7 @@ QUICK = Scale(
     load_turns=40,
     residents=800,
     resident_step=100,
+    slope_warmup=5_000,
     slope_turns=5_000,
     slope_sessions=1_000,
     prefix_sessions=8,
@@ -75,6 +79,7 @@ FULL = Scale(
     load_turns=60,
     residents=3_000,
     resident_step=250,
+    slope_warmup=10_000,
     slope_turns=100_000,
     slope_sessions=20_000,
     prefix_sessions=32,

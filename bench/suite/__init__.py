@@ -45,6 +45,12 @@ class Bench:
     def make_measured(self, *, limits: Limits | None = None, tools: tuple[str, ...] = ()) -> Subject:
         return self.make(self.subject, limits=limits, tools=tools)
 
+    def start_once(self) -> None:
+        """Start and ask each subject once, so that no figure pays for compiling or for a cold disk."""
+        with self.both() as subjects:
+            for subject in subjects.values():
+                subject.ask("Hello.", session="first")
+
     @contextmanager
     def both(self, *, limits: Limits | None = None) -> Iterator[dict[str, Subject]]:
         """The floor and what is measured against it, both running."""

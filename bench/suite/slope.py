@@ -1,9 +1,10 @@
 """Slope of memory over many turns in many sessions, with the ordinary caps: plain turns, some streamed, some with
 tools.
 
-The line is laid through own memory (anonymous pages and swap) after the first part of the run, in which pools and
-caches fill. Level means: what the line gains over the measured part is no more than twice what the readings scatter
-around it, or less than one part in a hundred of what the process holds."""
+The line is laid through own memory (anonymous pages and swap) after a warm-up, in which everything that has a cap fills
+up to it (the store's page cache, the residents, the pools). Level means: what the line gains over the measured part is
+no more than twice what the readings scatter around it, or less than one part in a hundred of what the process holds.
+"""
 
 from typing import Any
 
@@ -13,11 +14,10 @@ from bench.suite import Bench
 from bench.suite.prefix import TOOL_CALL, TOOLS
 from bench.svg import Series, chart
 
-WARM = 0.3
 READINGS = 200
 WITHIN = 3600.0
 TOLERATED = 0.01
-KB, MB = 1024.0, 1024.0 * 1024.0
+KB = 1024.0
 
 
 def level(line: Line, turns: float) -> bool:
@@ -29,13 +29,14 @@ def level(line: Line, turns: float) -> bool:
 def drive(bench: Bench) -> dict[str, Any]:
     scale = bench.scale
     with bench.make_measured(tools=TOOLS) as subject:
-        bench.say(f"slope: {scale.slope_turns:,} turns in {scale.slope_sessions:,} sessions")
+        each = max(1, scale.slope_turns // scale.slope_sessions)
+        bench.say(f"slope: {scale.slope_turns:,} turns in {scale.slope_sessions:,} sessions, and a warm-up")
         durable = bench.subject == "gateway"
         return bench.drive(
             subject,
             "slope",
-            sessions=scale.slope_sessions,
-            turns=max(1, scale.slope_turns // scale.slope_sessions),
+            sessions=scale.slope_sessions + scale.slope_warmup // each,
+            turns=each,
             window=32,
             in_flight=8,
             filler=80,
@@ -53,7 +54,7 @@ def run(bench: Bench) -> list[Figure]:
     turns = [float(sample["turns"]) for sample in samples]
     rss = [sample["rss"] / KB for sample in samples]
     anon = [sample["anon"] / KB for sample in samples]
-    warm = int(len(samples) * WARM)
+    warm = next(place for place, turn in enumerate(turns) if turn >= bench.scale.slope_warmup)
     span = turns[-1] - turns[warm]
     lines = {"rss": fit(turns[warm:], rss[warm:]), "anon": fit(turns[warm:], anon[warm:])}
     own = lines["anon"]
@@ -71,7 +72,7 @@ def run(bench: Bench) -> list[Figure]:
     return [
         Figure(
             name="slope",
-            title=f"memory slope over {int(turns[-1]):,} turns",
+            title=f"memory slope over {bench.scale.slope_turns:,} turns",
             unit="KB per 1,000 turns",
             value=own.slope * 1000,
             goal="0 within noise",

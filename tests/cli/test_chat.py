@@ -34,6 +34,18 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
+    def leave(self, process: "subprocess.Popen[bytes]") -> int:
+        """Ctrl-D, again if it came while the terminal was between two prompts, as a person would."""
+        deadline = time.monotonic() + WAIT
+        while process.poll() is None and time.monotonic() < deadline:
+            self.type(CTRL_D)
+            ready, _, _ = select.select([self._master], [], [], 0.2)
+            with contextlib.suppress(OSError):
+                self.seen += os.read(self._master, 65536).decode(errors="replace") if ready else ""
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.2)
+        return process.wait(WAIT)
+
     def until(self, pattern: str) -> str:
         """Read until what came since the last match matches."""
         deadline = time.monotonic() + WAIT
@@ -88,15 +100,14 @@ def test_each_line_of_a_pipe_is_a_message_of_one_conversation(running: Gateway) 
 
 
 def test_a_pipe_can_go_on_with_a_conversation_and_use_tools(running: Gateway) -> None:
-    """A12: progress of tools goes to standard error."""
+    """A12: only the answer is on standard output."""
     tidegate("chat", "--new", home=running.home, input="say first\n")
     session = running.call("GET", "/api/sessions?limit=1")["sessions"][0]["id"]
     run = tidegate("chat", "--session", session, home=running.home, input="what time is it\n")
     assert run.returncode == 0, run.stderr
-    assert "clock" in run.stderr
-    assert run.stdout.strip()
+    assert re.search(r"\d\d:\d\d", run.stdout)
     rows = running.call("GET", f"/api/sessions/{session}/messages?after=0")["messages"]
-    assert "say first" in [row["message"]["text"] for row in rows]
+    assert "say first" in [row["message"].get("text") for row in rows]
 
 
 def test_slash_commands_go_to_the_gateway(running: Gateway) -> None:
@@ -137,8 +148,7 @@ def test_a_person_talks_stops_an_answer_and_leaves(running: Gateway) -> None:
         terminal.type("say still here\r")
         terminal.until("still here[^>]*still here")
         terminal.until("> ")
-        terminal.type(CTRL_D)
-        assert process.wait(WAIT) == 0
+        assert terminal.leave(process) == 0
     outcomes = running.call("GET", "/api/sessions?limit=1")["sessions"][0]
     assert not outcomes.get("running")
     history = running.home / "chat-history"
@@ -162,16 +172,14 @@ def test_without_the_extra_package_the_terminal_works_by_readline(running: Gatew
         terminal.type(CTRL_C)
         terminal.until("Ctrl-D leaves")
         terminal.until("> ")
-        terminal.type(CTRL_D)
-        assert process.wait(WAIT) == 0
+        assert terminal.leave(process) == 0
     session = running.call("GET", "/api/sessions?limit=1")["sessions"][0]["id"]
     with at_terminal(running.home, PYTHONPATH=bare) as (terminal, process):
         terminal.until(session)
         terminal.until("> ")
         terminal.type("/stop\r")
         terminal.until("> ")
-        terminal.type(CTRL_D)
-        assert process.wait(WAIT) == 0
+        assert terminal.leave(process) == 0
 
 
 def test_ctrl_c_twice_leaves_and_the_turn_goes_on_or_is_stopped_by_the_gateway(running: Gateway) -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from bench.children import drive
 from bench.readings import census
 from bench.subjects import Gateway, ScriptedModel
@@ -56,8 +55,8 @@ def come_and_go(gateway: Gateway, number: int) -> int:
 
 @pytest.mark.slow
 def test_after_two_thousand_sessions_the_census_equals_the_baseline(tmp_path: Path) -> None:
-    """F5, B5, L01, L02, L04, L06, L08, L31: tasks, threads, descriptors, sockets by state, children, temporary files and every
-    keyed container are back where they were, as the gateway counts them and as the kernel does."""
+    """F5, B5, L01, L02, L04, L06, L08, L31: tasks, threads, descriptors, sockets by state, children, temporary files,
+    and every keyed container are back where they were, as the gateway counts them and as the kernel does."""
     limits = {"connection_idle": 1}
     with ScriptedModel(tmp_path / "model") as model:
         with Gateway(tmp_path / "home", model.url, limits=limits, tools=TOOLS) as gateway:

@@ -3,8 +3,9 @@
 import anyio
 import pytest
 
-from tidegate.gateway.maintenance import Maintenance, Upkeep
+from tidegate.gateway.maintenance import Maintenance
 from tidegate.lifetimes import Scope
+from tidegate.sessions import Chore
 
 pytestmark = pytest.mark.anyio
 
@@ -27,7 +28,7 @@ async def test_a_chore_that_fails_is_run_again_and_its_failure_is_told() -> None
         beats.append(name)
         beaten.set()
 
-    maintenance = Maintenance([Upkeep(name="shaky", interval=SOON, run=shaky)], beat=beat)
+    maintenance = Maintenance([Chore(name="shaky", interval=SOON, run=shaky)], beat=beat)
     async with Scope("test") as scope:
         maintenance.start(scope)
         with anyio.fail_after(20):
@@ -52,7 +53,7 @@ async def test_a_chore_that_hangs_holds_up_no_other_and_misses_its_heartbeat() -
         if beats.count("busy") >= 3:
             others.set()
 
-    chores = [Upkeep(name="stuck", interval=SOON, run=stuck), Upkeep(name="busy", interval=SOON, run=busy)]
+    chores = [Chore(name="stuck", interval=SOON, run=stuck), Chore(name="busy", interval=SOON, run=busy)]
     maintenance = Maintenance(chores, beat=beats.append)
     async with Scope("test") as scope:
         maintenance.start(scope)
@@ -69,6 +70,6 @@ async def test_two_chores_of_one_name_are_refused() -> None:
 
     async def nothing() -> None: ...
 
-    twice = [Upkeep(name="same", interval=1, run=nothing)] * 2
+    twice = [Chore(name="same", interval=1, run=nothing)] * 2
     with pytest.raises(ValueError, match="one name"):
         Maintenance(twice, beat=lambda name: None)

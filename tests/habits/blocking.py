@@ -64,7 +64,7 @@ class BlockingGuard:
         connection = apsw.Connection
         for owner, name, original in before:
             setattr(owner, name, self._guarded(_called(owner, name), original))
-        apsw.Connection = self._guarded_connection(connection)
+        apsw.Connection = self._guarded_connection(connection)  # type: ignore[misc]
         try:
             yield self
         finally:

@@ -484,7 +484,7 @@ async def test_nothing_keeps_an_unloaded_resident_or_a_dropped_record_alive(pres
     await settle_in(presence, "after")
     record = presence.get("s")
     assert record is not None
-    remembered = [weakref.ref(record), weakref.ref(tenants.pop("s"))]
+    remembered: list[weakref.ref[Any]] = [weakref.ref(record), weakref.ref(tenants.pop("s"))]
     del record
     presence.drop("s")
     await settled()

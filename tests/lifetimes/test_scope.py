@@ -7,6 +7,7 @@ import gc
 import logging
 import weakref
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import anyio
 import pytest
@@ -323,7 +324,7 @@ async def test_a_closed_scope_is_not_kept_alive_by_anything() -> None:
     room: Scope | None = house.child("session s_1")
     payload: Payload | None = Payload()
     assert room is not None and payload is not None
-    remembered = [weakref.ref(room), weakref.ref(payload)]
+    remembered: list[weakref.ref[Any]] = [weakref.ref(room), weakref.ref(payload)]
     room.start(use, payload, name="user")
     room.on_close(payload.touch, name="touch")
     await asyncio.sleep(0)

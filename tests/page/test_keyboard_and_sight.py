@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.page.browser import Visit
-from tests.page.conftest import mine, say
+from tests.page.conftest import mine, say, send
 from tests.page.gateway import Gateway
 
 STYLE = Path(__file__).parents[2] / "src/tidegate/web/static/style.css"
@@ -99,6 +99,13 @@ def test_a_narrow_screen_has_everything(
     page.goto(gateway.origin + "/")
     say(page, "say " + "averylongwordwithoutanyspace" * 20 + "\n\n```\n" + "x" * 300 + "\n```")
     assert page.evaluate("document.documentElement.scrollWidth") == 360
+    send(page, "count to 100000")
+    expect(page.locator("#stop")).to_be_visible()
+    for control in ("#busy", "#stop", "#send"):
+        box = page.locator(control).bounding_box()
+        assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= 360, control
+    page.locator("#stop").click()
+    expect(page.locator("#stop")).to_have_count(0)
     expect(page.locator("#sidebar")).to_be_hidden()
     page.locator("#menu").click()
     expect(page.locator("#menu")).to_have_attribute("aria-expanded", "true")

@@ -74,10 +74,10 @@ def address(page: Page, text: str) -> Any:
     return page.evaluate("async (text) => (await import('/static/markdown.js')).safeAddress(text)", text)
 
 
-def test_only_plain_web_addresses_become_links(page: Page) -> None:
+def test_only_plain_web_addresses_become_links(page_of_record: Page) -> None:
     """Absolute http and https, without a user name that disguises the host."""
-    assert address(page, "https://example.org/a?b=c#d") == "https://example.org/a?b=c#d"
-    assert address(page, "HTTP://EXAMPLE.org") == "http://example.org/"
+    assert address(page_of_record, "https://example.org/a?b=c#d") == "https://example.org/a?b=c#d"
+    assert address(page_of_record, "HTTP://EXAMPLE.org") == "http://example.org/"
     for bad in (
         "javascript:alert(1)",
         "//example.org",
@@ -91,15 +91,15 @@ def test_only_plain_web_addresses_become_links(page: Page) -> None:
         "ftp://example.org",
         "blob:https://example.org/x",
     ):
-        assert address(page, bad) is None, bad
+        assert address(page_of_record, bad) is None, bad
 
 
-def test_the_usual_markdown_is_understood(page: Page) -> None:
+def test_the_usual_markdown_is_understood(page_of_record: Page) -> None:
     """Paragraphs, code, emphasis, lists, links, headings, quotes, tables."""
     text = (
         "# Title #\n\none\ntwo\n\n```py\nx = 1\n```\n- a\n  - b\n- c\n\n1. d\n2. e\n\n> q\n\n|a|b|\n|-|-|\n|1|2|\n\n---"
     )
-    blocks = parsed(page, text)
+    blocks = parsed(page_of_record, text)
     assert [block["kind"] for block in blocks] == [
         "heading", "paragraph", "pre", "list", "list", "quote", "table", "rule",
     ]  # fmt: skip
@@ -109,15 +109,15 @@ def test_the_usual_markdown_is_understood(page: Page) -> None:
     assert [len(item) for item in blocks[3]["items"]] == [2, 1]
     assert blocks[4]["ordered"] and len(blocks[4]["items"]) == 2
     assert blocks[6]["rows"] == [["1", "2"]]
-    nodes = inline(page, r"a **b** *c* `d*` snake_case_name \*e\* 2 * 3 * 4 (https://x.example/y).")
+    nodes = inline(page_of_record, r"a **b** *c* `d*` snake_case_name \*e\* 2 * 3 * 4 (https://x.example/y).")
     assert [node["kind"] for node in nodes if isinstance(node, dict)] == ["strong", "em", "code", "link"]
     assert "".join(node for node in nodes if isinstance(node, str)) == "a    snake_case_name *e* 2 * 3 * 4 ()."
     assert nodes[-2] == {"kind": "link", "address": "https://x.example/y", "nodes": ["https://x.example/y"]}
 
 
-def test_an_unfinished_code_block_is_already_one(page: Page) -> None:
+def test_an_unfinished_code_block_is_already_one(page_of_record: Page) -> None:
     """Text is drawn while it comes."""
-    assert [block["kind"] for block in parsed(page, "so:\n```js\nlet x")] == ["paragraph", "pre"]
+    assert [block["kind"] for block in parsed(page_of_record, "so:\n```js\nlet x")] == ["paragraph", "pre"]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_an_unfinished_code_block_is_already_one(page: Page) -> None:
     ],
     ids=lambda text: text[:6].replace("\n", " "),
 )
-def test_no_text_keeps_the_page_busy(page: Page, text: str) -> None:
+def test_no_text_keeps_the_page_busy(page_of_record: Page, text: str) -> None:
     """Work is about linear in the text, whatever it is."""
     spent = """async (text) => {
         const { parse, inline } = await import('/static/markdown.js');
@@ -163,4 +163,4 @@ def test_no_text_keeps_the_page_busy(page: Page, text: str) -> None:
         return Math.min(spend(text), spend(text));
     }"""
     # A quadratic walk over 50,000 characters takes many seconds; a linear one takes milliseconds.
-    assert page.evaluate(spent, text) < 3_000
+    assert page_of_record.evaluate(spent, text) < 3_000

@@ -193,7 +193,7 @@ async def test_a_healthy_file_passes_the_full_check(path: Path) -> None:
 
 
 async def test_a_file_that_cannot_be_opened_is_one_clear_error(tmp_path: Path) -> None:
-    with anyio.fail_after(10), pytest.raises((StoreFailed, OSError)):
+    with anyio.fail_after(10), pytest.raises(StoreFailed, match="home folder"):
         async with Store.open(tmp_path / "missing" / "tidegate.db"):
             pytest.fail("it was opened")
 
@@ -229,3 +229,15 @@ async def test_a_torn_checkpoint_is_no_damage(path: Path, tmp_path: Path) -> Non
     async with Store.open(left) as store:
         assert await store.integrity() == []
         assert await store.read(lambda db: int(db.execute("SELECT count(*) FROM messages").get)) == 50
+
+
+async def test_a_file_that_was_cut_off_behind_its_log_is_put_aside(path: Path, tmp_path: Path) -> None:
+    """L18: SQLite takes the size from the log and would read the missing pages as empty ones."""
+    left = tmp_path / "left.db"
+    await fill(path)
+    await killed(path, left)
+    whole = left.read_bytes()
+    left.write_bytes(whole[: len(whole) // 2 // 4096 * 4096])
+    error = await refused(left)
+    assert "cut off" in error.message
+    assert len(aside(tmp_path)) >= 2

@@ -13,7 +13,7 @@ from tidegate.store import Db, Store, messages
 
 pytestmark = pytest.mark.anyio
 
-ROUNDS = 6
+ROUNDS = 4
 WRITERS = 8
 
 # Each acknowledged write is told to the parent in one line, after the acknowledgement.

@@ -189,7 +189,7 @@ class Turns(RuleBasedStateMachine):
 
 def test_every_accepted_message_appears_exactly_once_whatever_happens() -> None:
     """F4, S14, S02: each is waiting, taken by one turn, or refused with it; an ended session takes nothing more."""
-    run_state_machine_as_test(Turns, settings=settings(max_examples=40, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(Turns, settings=settings(max_examples=25, stateful_step_count=40, deadline=None))
 
 
 def test_what_does_not_exist_is_not_found(tmp_path: Path) -> None:

@@ -273,3 +273,23 @@ async def test_a_new_file_is_readable_by_its_owner_only(store: Store) -> None:
     await store.write(put_meta, "a", 1)
     for name in ("tidegate.db", "tidegate.db-wal"):
         assert store.path.with_name(name).stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_cancellation_while_closing_waits_for_the_end_of_it(path: Path) -> None:
+    """F2: whoever closes and is cancelled leaves no half-closed store."""
+    hold = Hold()
+    with anyio.fail_after(20):
+        async with Store.open(path) as store:
+            first = asyncio.ensure_future(store.write(hold))
+            await hold.until_entered()
+            closing = asyncio.ensure_future(store.close())
+            await anyio.lowlevel.checkpoint()
+            for _ in range(3):
+                closing.cancel()
+                await anyio.lowlevel.checkpoint()
+            assert not closing.done()
+            hold.release.set()
+            with pytest.raises(asyncio.CancelledError):
+                await closing
+            assert await first == "held"
+            assert not path.with_name("tidegate.db-wal").exists()

@@ -55,7 +55,7 @@ def _print_memory(memory: dict[str, Any]) -> None:
     rows = [
         ("private (RssAnon + VmSwap)", size(memory["private"])),
         ("  of that, when the gateway stood ready", size(memory["base"])),
-        ("  of that, held by name (below)", size(memory["held"])),
+        ("  of that, held by name since then (below)", size(memory["held"] - memory["base"])),
         ("  of that, free, kept by the allocator", size(native.get("free", 0))),
         ("  of that, Python's own heap (estimate)", size(memory["python_heap"])),
         ("resident (VmRSS)", size(memory["rss"])),

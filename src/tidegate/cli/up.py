@@ -12,8 +12,7 @@ from tidegate.cli.options import home_option
 @click.option("--port", type=click.IntRange(0, 65535), help="Listen here instead of [server] port; 0 takes a free one.")
 @click.option("--replace", is_flag=True, help="Take over from a gateway that runs on the same home folder.")
 @click.option("--foreground", is_flag=True, default=True, hidden=True, help="The only way, and the default.")
-@click.pass_context
-def command(context: click.Context, home: Path, port: int | None, replace: bool, foreground: bool) -> None:
+def command(home: Path, port: int | None, replace: bool, foreground: bool) -> None:
     """Start the gateway in this terminal.
 
     It says `ready` and where, with a one-time link to the chat page. Ctrl-C or `tidegate stop` ends it in an orderly
@@ -21,4 +20,4 @@ def command(context: click.Context, home: Path, port: int | None, replace: bool,
     """
     from tidegate.gateway import run
 
-    context.exit(run(home, port=port, replace=replace))
+    run(home, port=port, replace=replace, say=lambda line: print(line, flush=True))

@@ -6,6 +6,7 @@ one is run.
 
 import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from tidegate.gateway.ask import ControlUnanswered, ask
@@ -16,15 +17,15 @@ __all__ = ["ControlUnanswered", "Holder", "HomeHeld", "HomeLock", "ask", "holder
 _NOT_FOR_THE_LOG = ("rich", "greenlet")
 
 
-def run(home: Path, *, port: int | None = None, replace: bool = False) -> int:
-    """Run a gateway on this home folder until it is told to stop; the exit code."""
+def run(home: Path, *, port: int | None = None, replace: bool = False, say: Callable[[str], None]) -> None:
+    """Run a gateway on this home folder until it is told to stop; `say` is given what a person should read."""
     from tidegate.gateway.memory import bound_arenas
 
     bound_arenas()
     _import_log_alone()
     from tidegate.gateway.process import run_process
 
-    return run_process(home, port=port, replace=replace)
+    run_process(home, port=port, replace=replace, say=say)
 
 
 def _import_log_alone() -> None:

@@ -23,14 +23,14 @@ from tidegate.gateway import exposure, welcome
 from tidegate.gateway import home as home_folder
 from tidegate.gateway.control import Control
 from tidegate.gateway.lock import HomeLock
-from tidegate.gateway.maintenance import Maintenance, Upkeep
+from tidegate.gateway.maintenance import Maintenance
 from tidegate.gateway.memory import MemoryReport, trim
 from tidegate.gateway.reception import Reception
 from tidegate.gateway.takeover import take_over
 from tidegate.lifetimes import Ledger, Scope
 from tidegate.models import Clients, Models
 from tidegate.security import Redactor, Secret, configure_logging, resolve
-from tidegate.sessions import Sessions
+from tidegate.sessions import Chore, Sessions
 from tidegate.store import Store
 from tidegate.tools import ToolRegistry, builtin_toolsets
 from tidegate.web import Health, Server, create_app
@@ -39,6 +39,7 @@ _HANDOVER_SECONDS = 5.0  # beside the old gateway's own budget, for it to close 
 _CLOSE_SHARE = 0.25  # of the budget that is kept for closing rooms when turns have taken the rest
 _TRIM_SECONDS = 60.0  # between two looks at what the allocator keeps for nothing
 _PARKING_SECONDS = 1.0  # that turns have to reach their next step when their time is over
+_HALF_BUILT_SECONDS = 5.0  # for closing what was built, when the rest was not
 _LEAST_SECONDS = 1.0  # for closing rooms, however late it is; each of them is quick when nothing is stuck
 DATABASE_NAME = "tidegate.db"
 
@@ -69,10 +70,10 @@ class House:
         self._fault = fault
         self._asked = asyncio.Event()
         self._hurry = asyncio.Event()
-        self._started = time.time()
         self._ledger = Ledger()
         self._scope = Scope("process", account=self._ledger.account("process"), on_error=self._task_failed)
         self._log = structlog.get_logger("tidegate.gateway")
+        self._undo_log: Callable[[], None] | None = None
 
     # -- the life of a house --
 
@@ -144,13 +145,17 @@ class House:
             deadline = 0
         await self._close_rooms(max(_LEAST_SECONDS, deadline - time.monotonic()))
 
-    async def _close_rooms(self, within: float = _LEAST_SECONDS) -> None:
+    async def _close_rooms(self, within: float = _HALF_BUILT_SECONDS) -> None:
         self._scope.close_within = within
         try:
             await self._scope.close()
         except BaseExceptionGroup as failures:
             for failure in failures.exceptions:
                 self._log.error("closing failed", error=str(failure), exc_info=failure)
+        finally:
+            # The log goes last of all, since it has to tell what could not be closed.
+            if self._undo_log is not None:
+                self._undo_log()
 
     def _task_failed(self, name: str, error: BaseException) -> None:
         self._log.error("task failed", task=name, error=str(error), exc_info=error)
@@ -166,10 +171,19 @@ class House:
     async def _take_lock(self) -> None:
         self._lock = HomeLock(self.home)
         self._scope.on_close(self._lock.release, name="lock")
-        if self._replace:
-            await take_over(self.home, self._lock, within=self.budget + _HANDOVER_SECONDS, say=self._say)
-        else:
+        if not self._replace:
             await to_thread.run_sync(self._lock.take)
+            return
+        async with Scope("replace") as scope:
+            # The old gateway may take its whole budget; who is asked to stop meanwhile does not wait for it.
+            taken = scope.start(self._take_over, name="take over")
+            asked = scope.start(self._asked.wait, name="asked to stop")
+            await asyncio.wait({taken, asked}, return_when=asyncio.FIRST_COMPLETED)
+            if taken.done():
+                await taken
+
+    async def _take_over(self) -> None:
+        await take_over(self.home, self._lock, within=self.budget + _HANDOVER_SECONDS, say=self._say)
 
     async def _bind(self) -> None:
         self._socket = await to_thread.run_sync(exposure.bind, self._config.server, self._port)
@@ -179,8 +193,7 @@ class House:
 
     async def _open_log(self) -> None:
         self._redactor = Redactor()
-        undo = configure_logging(self._config.log, self._redactor, sys.stderr)
-        self._scope.on_close(undo, name="log")
+        self._undo_log = configure_logging(self._config.log, self._redactor, sys.stderr)
         if (warning := exposure.warning(self._config.server, self._socket)) is not None:
             self._say(f"WARNING {warning}")
 
@@ -258,7 +271,7 @@ class House:
         await self._server.start(self._scope)
 
     async def _start_maintenance(self) -> None:
-        chores = (*self._sessions.chores(), Upkeep(name="trim", interval=_TRIM_SECONDS, run=_trim))
+        chores = (*self._sessions.chores(), Chore(name="trim", interval=_TRIM_SECONDS, run=_trim))
         self._maintenance = Maintenance(chores, beat=self._health.beat)
         for chore in chores:
             self._health.expect(chore.name, chore.interval)
@@ -267,7 +280,7 @@ class House:
         self._maintenance.start(scope)
 
     async def _open_control(self) -> None:
-        memory = MemoryReport(self._ledger)
+        memory = MemoryReport(self._ledger, self._scope)
         self._reception = Reception(
             config=self._config,
             address=self.address,

@@ -8,36 +8,17 @@ scope that `start` is given.
 
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import anyio
 import structlog
 
 from tidegate.lifetimes import Scope
+from tidegate.sessions import Chore
 from tidegate.values import Frozen
 
 _RUN_SECONDS = 300.0  # a chore works in small batches; one that takes longer hangs
 _SPREAD = 0.2  # share of an interval by which first runs are spread, so that chores do not all run at once
-
-
-class Due(Protocol):
-    """What a chore is, whoever offers it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def interval(self) -> float: ...
-    @property
-    def run(self) -> Callable[[], Awaitable[object]]: ...
-
-
-class Upkeep(Frozen, frozen=True):
-    """A chore of the gateway's own."""
-
-    name: str
-    interval: float
-    run: Callable[[], Awaitable[object]]
 
 
 class ChoreReport(Frozen, frozen=True):
@@ -55,7 +36,7 @@ class ChoreReport(Frozen, frozen=True):
 class _Record:
     __slots__ = ("chore", "error", "failures", "finished", "runs", "took")
 
-    def __init__(self, chore: Due) -> None:
+    def __init__(self, chore: Chore) -> None:
         self.chore = chore
         self.runs = 0
         self.failures = 0
@@ -68,7 +49,7 @@ class Maintenance:
     """Runs chores; `beat` is told the name of each that has finished a run well."""
 
     def __init__(
-        self, chores: Sequence[Due], *, beat: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+        self, chores: Sequence[Chore], *, beat: Callable[[str], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
         names = [chore.name for chore in chores]
         if len(set(names)) != len(names):

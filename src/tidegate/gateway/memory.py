@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tidegate.lifetimes import Ledger
+from tidegate.lifetimes import Ledger, Scope
 
 _ARENA_MAX = -8  # glibc's M_ARENA_MAX
 _ARENAS = 2  # one for the loop, one shared by the store's threads: more only raises the high-water mark
@@ -51,13 +51,23 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def allocator() -> dict[str, int]:
-    """glibc's own figures: bytes in use, and bytes free but kept. Empty on another C library."""
+    """glibc's own figures: bytes in use, and bytes free but still resident. Empty on another C library."""
     ask = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if ask is None:
         return {}
     ask.restype = _Mallinfo2
     info = ask()
-    return {"in_use": info.uordblks + info.hblkhd, "free": info.fordblks}
+    # What was given back to the system still counts as free there; only what is resident is ours.
+    free = min(info.fordblks, max(0, _heap_resident() - info.uordblks))
+    return {"in_use": info.uordblks + info.hblkhd, "free": free}
+
+
+def _heap_resident() -> int:
+    with Path("/proc/self/smaps").open("rb") as file:  # house: allow (the kernel's own memory, no disk)
+        for line in file:
+            if line.endswith(b"[heap]\n"):
+                return next(int(row.split()[1]) * _KIB for row in file if row.startswith(b"Rss:"))
+    return 0
 
 
 def trim() -> bool:
@@ -86,17 +96,22 @@ def private_bytes() -> int:
     return figures["anonymous"] + figures["swap"]
 
 
-class MemoryReport:
-    """Explains the process's memory. `settle` notes the base once the house stands."""
+def _descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
-    def __init__(self, ledger: Ledger) -> None:
+
+class MemoryReport:
+    """Explains the process's memory. `settle` notes, as a holding of the process, the base once the house stands:
+    interpreter, modules and what the rooms hold at rest."""
+
+    def __init__(self, ledger: Ledger, process: Scope) -> None:
         self._ledger = ledger
+        self._process = process
         self._base = 0
-        self._base_held = 0
 
     def settle(self) -> None:
-        self._base = private_bytes()
-        self._base_held = self._held_bytes()
+        self._base = private_bytes() - self._held_bytes()
+        self._process.hold("base", bytes=self._base, fds=_descriptors())
 
     def _held_bytes(self) -> int:
         return sum(holding.bytes for holding in self._ledger.totals().values())
@@ -106,8 +121,7 @@ class MemoryReport:
         private = figures["anonymous"] + figures["swap"]
         native = allocator()
         held = self._held_bytes()
-        # What the ledger held when the base was measured is inside the base already.
-        accounted = self._base + max(0, held - self._base_held) + native.get("free", 0)
+        accounted = held + native.get("free", 0)
         return {
             **figures,
             "private": private,
@@ -118,7 +132,7 @@ class MemoryReport:
             "python_heap": max(0, private - native.get("in_use", 0) - native.get("free", 0)),
             "python_blocks": sys.getallocatedblocks(),
             "threads": threading.active_count(),
-            "descriptors": sum(1 for _ in Path("/proc/self/fd").iterdir()),
+            "descriptors": _descriptors(),
             "explained": round(min(1.0, accounted / private), 4) if private else 1.0,
             "kinds": {kind: asdict(holding) for kind, holding in self._ledger.totals().items()},
             "owners": [{"owner": owner, **asdict(held)} for owner, held in self._ledger.owners(top=_OWNERS_SHOWN)],

@@ -253,8 +253,10 @@ class Sessions:
     # -- the process's own --
 
     async def recover(self) -> int:
-        """Take up what the last process left; how many turns go on."""
-        return await recover(self)
+        """Take up what the last process left, turns and ends; how many turns go on."""
+        resumed = await recover(self)
+        await self.endings.finish()
+        return resumed
 
     async def drain(self, within: float) -> None:
         """Accept nothing more; let turns finish within the budget, else park them for the next start."""

@@ -13,6 +13,13 @@ _READ_FAULTS = frozenset(
 )
 
 
+def translate_opening(error: Exception) -> BaseException:
+    """As `translate`, for what goes wrong while the file is being opened."""
+    if isinstance(error, OSError):
+        return StoreFailed(f"The store's file cannot be used ({error}); check the home folder and its permissions.")
+    return translate(error)
+
+
 def translate(error: BaseException) -> BaseException:
     """Our name for `error`; `error` itself where it has none."""
     if isinstance(error, UnicodeEncodeError):
@@ -20,7 +27,7 @@ def translate(error: BaseException) -> BaseException:
     if not isinstance(error, apsw.Error):
         return error
     if isinstance(error, apsw.ConstraintError):
-        return Conflict(f"This contradicts what is stored already ({error}).")
+        return Conflict("This contradicts what is stored already.")
     if isinstance(error, apsw.FullError) or (
         isinstance(error, apsw.IOError) and getattr(error, "extendedresult", 0) not in _READ_FAULTS
     ):

@@ -18,7 +18,8 @@ from typing import Any
 import apsw
 
 from tidegate.errors import StoreFailed
-from tidegate.store._errors import translate
+from tidegate.store._errors import translate, translate_opening
+from tidegate.store._waiting import outlast, tell
 from tidegate.store._writer import keep_plans
 from tidegate.values import Frozen
 
@@ -67,7 +68,7 @@ class Readers:
         self._number = readers
         self._age = age
         self._bound = queue
-        self._queue: SimpleQueue[Reading | None] = SimpleQueue()
+        self._queue: SimpleQueue[Reading | None] = SimpleQueue()  # house: allow reads beyond the bound are refused
         self._threads: list[threading.Thread] = []
         self._current: list[Reading | None] = [None] * readers
         self._gone: list[asyncio.Future[None]] = []
@@ -116,17 +117,19 @@ class Readers:
             if reading is not None:
                 reading.stop = why
 
-    async def stop(self) -> None:
-        """Stops what is being read, refuses what waits, closes the connections, ends the threads."""
+    async def stop(self, within: float) -> bool:
+        """Stops what is being read, refuses what waits, closes the connections, ends the threads. False when that took
+        too long: a function of ours holds a connection without asking SQLite anything."""
         if not self._closing:
             self._closing = True
             self.interrupt("the store is being closed")
             for _ in self._threads:
                 self._queue.put(None)
-        if self._gone:
-            await asyncio.shield(asyncio.gather(*self._gone))
+        if not await outlast(self._gone, within):
+            return False
         for thread in self._threads:
             thread.join()
+        return True
 
     def stats(self) -> ReaderStats:
         return ReaderStats(
@@ -162,16 +165,16 @@ class Readers:
             try:
                 db = self._open(place)
             except Exception as error:
-                self._call(_tell, opened, translate(error))
+                self._call(tell, opened, translate_opening(error))
                 return
-            self._call(_tell, opened, None)
+            self._call(tell, opened, None)
             while (reading := self._queue.get()) is not None:
                 self._serve(db, place, reading)
         finally:
             if db is not None:
                 db.close()
                 self._count_connection(-1)
-            self._call(_tell, self._gone[place], None)
+            self._call(tell, self._gone[place], None)
 
     def _open(self, place: int) -> apsw.Connection:
         db = apsw.Connection(str(self._path), flags=apsw.SQLITE_OPEN_READONLY, statementcachesize=STATEMENTS)
@@ -218,19 +221,17 @@ class Readers:
                 error = StoreFailed(f"The read was broken off ({type(failed).__name__}).")
         finally:
             self._current[place] = None
-            if db.in_transaction:
-                db.execute("ROLLBACK")
+            _leave(db)
         self._call(self._resolve, reading, value, error)
+
+
+def _leave(db: apsw.Connection) -> None:
+    try:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+    except apsw.Error as error:
+        log.error("a snapshot could not be left: %s", error)
 
 
 def _stopped(reading: Reading) -> StoreFailed:
     return StoreFailed(f"The read was interrupted because {reading.stop}; ask for less at a time, or try again.")
-
-
-def _tell(future: "asyncio.Future[None]", error: BaseException | None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)

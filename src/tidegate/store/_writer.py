@@ -20,7 +20,8 @@ import apsw
 
 from tidegate.errors import StoreDamaged, StoreFailed, StoreFull
 from tidegate.store import _files, migrations
-from tidegate.store._errors import translate
+from tidegate.store._errors import translate, translate_opening
+from tidegate.store._waiting import outlast, tell
 from tidegate.values import Frozen
 
 Durability = Literal["process", "power"]
@@ -89,7 +90,7 @@ class Writer:
         self._bound = queue
         self._fault = fault
         self._cancel_readers = cancel_readers
-        self._queue: SimpleQueue[Job | None] = SimpleQueue()
+        self._queue: SimpleQueue[Job | None] = SimpleQueue()  # house: allow writes beyond the bound are refused
         self._held: list[Job | None] = []
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -132,15 +133,18 @@ class Writer:
         self._queue.put(Job(fn, args, kwargs, future))
         return future
 
-    async def stop(self) -> None:
-        """Completes what is queued, closes the file, ends the thread. Refuses what comes after the call."""
+    async def stop(self, within: float) -> bool:
+        """Completes what is queued, closes the file, ends the thread. Refuses what comes after the call. False when
+        that took too long."""
         if self._thread is None or self._gone is None:
-            return
+            return True
         if not self._closing:
             self._closing = True
             self._queue.put(None)
-        await asyncio.shield(self._gone)
+        if not await outlast([self._gone], within):
+            return False
         self._thread.join()
+        return True
 
     def stats(self) -> WriterStats:
         return WriterStats(
@@ -196,9 +200,9 @@ class Writer:
             try:
                 db = self._open()
             except Exception as error:
-                self._call(_tell, opened, translate(error))
+                self._call(tell, opened, translate_opening(error))
                 return
-            self._call(_tell, opened, None)
+            self._call(tell, opened, None)
             while (group := self._next()) is not None:
                 if getattr(group[0].fn, "outside_transaction", False):
                     self._run_outside(db, group[0])
@@ -322,7 +326,9 @@ class Writer:
             return
         self._checkpoints += 1
         self._bytes = self._path.stat().st_size
-        self._next_checkpoint = self._step_pages if moved >= pages else self._wal_pages + self._step_pages
+        if moved >= pages:
+            self._wal_pages = 0
+        self._next_checkpoint = self._wal_pages + self._step_pages
 
 
 def connect(path: Path, durability: Durability, wal_bytes: int) -> apsw.Connection:
@@ -376,12 +382,3 @@ def _ours(error: Exception) -> BaseException:
     if found is not error:
         found.__cause__ = error
     return found
-
-
-def _tell(opened: "asyncio.Future[None]", error: BaseException | None) -> None:
-    if opened.done():
-        return
-    if error is None:
-        opened.set_result(None)
-    else:
-        opened.set_exception(error)

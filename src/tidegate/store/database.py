@@ -24,8 +24,9 @@ from tidegate.values import Frozen
 P = ParamSpec("P")
 T = TypeVar("T")
 
-CLOSE_SECONDS = 15.0
-"""How long closing waits for what is queued; a disk that hangs longer must not hang the shutdown."""
+CLOSE_SECONDS = 8.0
+"""How long closing waits for the reads, and for the writes that are queued; a disk that hangs longer must not hang the
+shutdown."""
 CHECK_SECONDS = 120.0
 """How long the check of one table may hold its snapshot."""
 PROBLEMS = 20
@@ -178,12 +179,12 @@ class Store:
     async def close(self) -> None:
         """Completes the writes that are queued, stops the reads, and closes the file: the readers first, so that the
         writer is the last to close and leaves no log behind. Idempotent."""
-        with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_SECONDS) as waited:
+        with anyio.CancelScope(shield=True):
             try:
-                await self._readers.stop()
+                whole = await self._readers.stop(CLOSE_SECONDS)
             finally:
-                await self._writer.stop()
-        if waited.cancelled_caught:
+                written = await self._writer.stop(CLOSE_SECONDS)
+        if not (whole and written):
             raise StoreFailed(f"The store did not close within {CLOSE_SECONDS:g} s; its last writes may be missing.")
 
 

@@ -6,9 +6,12 @@ until it has nothing left to do.
 
 import apsw
 
-from tidegate.store import sessions
+from tidegate.store import principals, sessions, settings
 from tidegate.store._writer import outside
 from tidegate.store.rows import Db
+
+FORGET_KEYS = 86400.0
+"""Seconds for which a code or cookie that no longer works stays known."""
 
 
 @outside
@@ -28,11 +31,19 @@ def vacuum(db: Db, pages: int) -> int:
 
 
 def purge(db: Db, now: float, retention: float, limit: int) -> int:
-    """Deletes sessions that ended longer ago than their retention, prompts that no session uses, and intents of turns
-    that are over; how many rows of each kind at most is `limit`, how many sessions went is returned."""
+    """Deletes up to `limit` sessions that ended longer ago than their retention, and tidies; how many sessions went."""
     gone = sessions.ended_before(db, now - retention, limit)
     for id in gone:
         sessions.delete(db, id)
+    tidy(db, now, limit)
+    return len(gone)
+
+
+def tidy(db: Db, now: float, limit: int) -> None:
+    """Removes what nothing refers to any more: prompts that no session uses, intents of turns that are over, settings
+    past their time, codes and cookies that stopped working a day ago; of the first two `limit` at a time."""
+    settings.expire(db, now)
+    principals.prune_keys(db, now - FORGET_KEYS)
     db.execute(
         "DELETE FROM prefixes WHERE id IN (SELECT id FROM prefixes WHERE NOT EXISTS("
         "SELECT 1 FROM sessions WHERE sessions.prefix = prefixes.id) LIMIT ?)",
@@ -43,7 +54,6 @@ def purge(db: Db, now: float, retention: float, limit: int) -> int:
         "SELECT 1 FROM turns WHERE turns.id = intents.turn AND state IN ('queued', 'running')) LIMIT ?)",
         (limit,),
     )
-    return len(gone)
 
 
 def probe(db: Db, now: float) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from tidegate.config import Config
-from tidegate.errors import NotFound
+from tidegate.errors import NotFound, TidegateError
 from tidegate.sessions import Sessions
 from tidegate.values import Accepted, Failure, Inbound, Outcome, Receipt
 from tidegate.web import headers as given
@@ -23,7 +23,7 @@ from tidegate.web.completion import Chunks, Completion, completion
 from tidegate.web.connection import unless_gone
 from tidegate.web.decoding import Bodies, decode, refuse_duplicates
 from tidegate.web.endpoint import Endpoint
-from tidegate.web.errors import Errors, json_answer, send_answer
+from tidegate.web.errors import Answer, Errors, json_answer, send_answer
 from tidegate.web.openai import ChatRequest, call_of, conversation, is_given, new_message
 from tidegate.web.sse import Pulse, Stream
 from tidegate.web.telling import Telling
@@ -154,8 +154,13 @@ class ChatCompletions:
     async def _answer(self, asked: Asked, send: Send) -> None:
         if asked.stream:
             await self._stream(asked, send)
+            return
+        try:
+            outcome = await self._outcome(asked)
+        except TidegateError as error:
+            await self._refuse(self._errors.of(error), asked, send)
         else:
-            await self._whole(await self._outcome(asked), asked, send)
+            await self._whole(outcome, asked, send)
 
     async def _outcome(self, asked: Asked) -> Outcome:
         if asked.accepted.how == "replayed":
@@ -164,14 +169,17 @@ class ChatCompletions:
 
     async def _whole(self, outcome: Outcome, asked: Asked, send: Send) -> None:
         if outcome.error is not None and not _is_partial(outcome):
-            answer = self._errors.of_failure(outcome.error)
-            answer.headers.extend(_turn_header(asked))
-        else:
-            headers = _turn_header(asked)
-            if outcome.state == "stopped":
-                headers.append((b"x-turn-state", b"stopped"))
-            value = completion(outcome, asked.model, old_functions=asked.old_functions)
-            answer = json_answer(value, headers=headers)
+            await self._refuse(self._errors.of_failure(outcome.error), asked, send)
+            return
+        headers = _turn_header(asked)
+        if outcome.state == "stopped":
+            headers.append((b"x-turn-state", b"stopped"))
+        value = completion(outcome, asked.model, old_functions=asked.old_functions)
+        await send_answer(send, json_answer(value, headers=headers))
+
+    async def _refuse(self, answer: Answer, asked: Asked, send: Send) -> None:
+        """The turn exists, whatever became of it: its id is told."""
+        answer.headers.extend(_turn_header(asked))
         await send_answer(send, answer)
 
     async def _stream(self, asked: Asked, send: Send) -> None:
@@ -220,9 +228,7 @@ class ChatCompletions:
         if stream.started or telling.broken:
             await stream.finish(data + self._errors.event(failure))
             return
-        answer = self._errors.of_failure(failure)
-        answer.headers.extend(_turn_header(asked))
-        await send_answer(send, answer)
+        await self._refuse(self._errors.of_failure(failure), asked, send)
 
 
 def _is_partial(outcome: Outcome) -> bool:

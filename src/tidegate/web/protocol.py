@@ -7,6 +7,7 @@ requests run as tasks of the server's scope. The connection owns its transport; 
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,8 @@ HEAD_SECONDS = 20.0
 """How long the request line and headers may take to arrive."""
 ABORT = "tidegate.abort"
 """Where a request finds, in its scope, the way to drop its connection."""
+
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
 StartTask = Callable[[Any, Any], "asyncio.Task[None]"]
 
@@ -57,6 +60,8 @@ class Connection(HttpToolsProtocol):
             self._unset_keepalive_if_required()
 
     def data_received(self, data: bytes) -> None:
+        if b"pgrade:" in data and (self._in_head or self.is_idle):
+            data = _without_upgrade(data)
         super().data_received(data)
         if self.transport.is_closing():
             return
@@ -121,3 +126,10 @@ class Connection(HttpToolsProtocol):
         task = self._start(cycle, app)
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """An offer of another protocol, which we never take. The parser would: it reads no body after one, and clients
+    that offer h2c along with an ordinary POST are common."""
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"\r\nx-upgrade:", head) + end + rest

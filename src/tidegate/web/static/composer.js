@@ -11,7 +11,9 @@ export function matching(commands, text) {
   const typed = /^\/(\S*)$/.exec(text);
   if (!typed) return [];
   const word = typed[1].toLowerCase();
-  return commands.filter((command) => [command.name, ...(command.aliases ?? [])].some((name) => bare(name).startsWith(word)));
+  const named = commands.filter((command) => bare(command.name).startsWith(word));
+  const also = commands.filter((command) => !named.includes(command) && command.aliases.some((name) => bare(name).startsWith(word)));
+  return [...named, ...also];
 }
 
 const bare = (name) => name.replace(/^\//, "");
@@ -21,7 +23,7 @@ function Suggestions({ found, chosen, onPick }) {
     ${found.map((command, place) => html`<li key=${command.name} id=${`suggestion-${place}`} role="option" aria-selected=${place === chosen}
       onMouseDown=${(event) => { event.preventDefault(); onPick(command); }}>
       <b>/${bare(command.name)}</b> ${command.arguments && html`<i>${command.arguments}</i>`}
-      <span>${command.help}${command.cost ? ` (${command.cost})` : ""}</span></li>`)}
+      <span>${command.help}</span>${command.cost && html`<span class="cost">${command.cost}</span>`}</li>`)}
   </ul>`;
 }
 
@@ -80,7 +82,7 @@ export function Composer({ conversation, commands, agents, agent, onAgent, keep 
     } else if (isOpen && event.key === "Tab" && !event.shiftKey) pick(found[chosen]);
     else if (event.key === "Enter" && !event.shiftKey && !event.ctrlKey && !event.altKey) {
       const typed = bare(text.trim()).toLowerCase();
-      const exact = found.some((command) => [command.name, ...(command.aliases ?? [])].some((name) => bare(name) === typed));
+      const exact = found.some((command) => [command.name, ...command.aliases].some((name) => bare(name) === typed));
       if (isOpen && !exact) pick(found[chosen]);
       else send();
     } else return;

@@ -103,11 +103,20 @@ function drawRow({ seq, message }, results, live) {
 
 // -- what is beside the rows ----------------------------------------------------------------------------------------
 
+/** A command's reply. Replies are written for terminals: columns set with spaces become columns that can wrap. */
+function Reply({ text }) {
+  const rows = text.split("\n").map((line) => /^\s*(\S.*?) {2,}(\S.*)$/.exec(line)?.slice(1) ?? [line]);
+  if (!rows.some((row) => row.length > 1)) return html`<p class="note reply plain" role="status">${text}</p>`;
+  return html`<div class="note reply" role="status"><table><tbody>
+    ${rows.map((row) => html`<tr>${row.map((cell) => html`<td colspan=${3 - row.length}>${cell}</td>`)}</tr>`)}
+  </tbody></table></div>`;
+}
+
 function Note({ note, onRetry }) {
   if (note.kind === "unfinished") {
     return html`<article class="answer unfinished">${asWritten(note.text.slice(-LONGEST_DRAWN))}<p class="finish">Not finished, and not kept.</p></article>`;
   }
-  if (note.kind === "reply") return html`<p class="note reply" role="status">${note.text}</p>`;
+  if (note.kind === "reply") return html`<${Reply} text=${note.text} />`;
   const role = note.kind === "error" ? "alert" : null;
   return html`<p class=${`note ${note.kind}`} role=${role}>${note.text}
     ${note.retry && html` <button type="button" class="quiet" onClick=${onRetry}>Try again</button>`}</p>`;
@@ -180,7 +189,11 @@ export function Transcript({ conversation, onCommand, onAgain, empty }) {
   const following = useRef(true);
   const [away, setAway] = useState(false);
 
+  const sent = useRef(0);
   useLayoutEffect(() => {
+    // Who sends something wants to see it, wherever he was reading.
+    if (record.pending.length > sent.current) following.current = true;
+    sent.current = record.pending.length;
     if (following.current) box.current.scrollTop = box.current.scrollHeight;
   });
   const toEnd = () => {

@@ -1,0 +1,284 @@
+"""/api: conversations, messages, turns, and following them."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.house import WAIT, House, house
+from tests.web.asking import call, chat
+
+pytestmark = pytest.mark.anyio
+
+
+async def say(h: House, text: str, **fields: Any) -> dict[str, Any]:
+    reply = await call(h, "POST", "/api/messages", json={"text": text, **fields}, headers=fields.pop("headers", {}))
+    assert reply.status in (200, 202), reply.body
+    return dict(reply.json)
+
+
+async def ended(h: House, turn: str) -> None:
+    with anyio.fail_after(WAIT):
+        await h.door.wait(turn)
+
+
+@contextlib.asynccontextmanager
+async def following(h: House, session: str, last: int | None = None) -> AsyncIterator[AsyncIterator[tuple[int | None, Any]]]:
+    """The events of a conversation, as they come."""
+    headers = {} if last is None else {"Last-Event-ID": str(last)}
+    async with h.client.get(f"/api/sessions/{session}/events", headers=headers) as response:
+        assert response.status == 200
+        assert response.headers["Content-Type"].startswith("text/event-stream")
+
+        async def events() -> AsyncIterator[tuple[int | None, Any]]:
+            id: int | None = None
+            async for line in response.content:
+                text = line.decode().rstrip("\n")
+                if text.startswith("id: "):
+                    id = int(text[4:])
+                elif text.startswith("data: "):
+                    yield id, msgspec.json.decode(text[6:])
+                    id = None
+
+        yield events()
+
+
+async def test_a_message_begins_a_conversation_and_goes_on_with_it(gateway: House, model: ScriptedModel) -> None:
+    """S13, S14: 202 with turn, session and what happens; then the same conversation by its id."""
+    first = await say(gateway, "one")
+    assert first["how"] == "started" and first["ahead"] == 0
+    await ended(gateway, first["turn"])
+    second = await say(gateway, "two", session=first["session"])
+    assert second["session"] == first["session"]
+    await ended(gateway, second["turn"])
+    said = [m["content"] for m in model.recorded[-1].decoded()["messages"] if m["role"] == "user"]
+    assert said == ["one", "two"]
+    outcome = (await call(gateway, "GET", f"/api/turns/{second['turn']}")).json
+    assert outcome["state"] == "answered" and outcome["text"] and outcome["session"] == first["session"]
+    assert (await call(gateway, "GET", "/api/turns/t_nothing")).status == 404
+
+
+async def test_busy_is_a_field_here(gateway: House, model: ScriptedModel) -> None:
+    """H12, H13: queue, steer and interrupt, with honest words for each."""
+    first = await say(gateway, "one [hold there]")
+    await model.held("there")
+    queued = await say(gateway, "two", session=first["session"])
+    assert (queued["how"], queued["ahead"]) == ("queued", 1)
+    steered = await say(gateway, "and", session=first["session"], busy="steer")
+    assert (steered["how"], steered["turn"]) == ("steered", first["turn"])
+    interrupting = await say(gateway, "three", session=first["session"], busy="interrupt")
+    assert interrupting["how"] == "interrupting"
+    model.release("there")
+    await ended(gateway, interrupting["turn"])
+    assert (await call(gateway, "GET", f"/api/turns/{first['turn']}")).json["state"] == "stopped"
+
+
+async def test_a_message_has_an_idempotency_key_too(gateway: House) -> None:
+    """H17, H18: a page that does not know whether it was heard sends it again."""
+    headers = {"Idempotency-Key": "m1"}
+    body = {"text": "one"}
+    first = await call(gateway, "POST", "/api/messages", json=body, headers=headers)
+    again = await call(gateway, "POST", "/api/messages", json=body, headers=headers)
+    assert again.status == 202
+    assert again.json["turn"] == first.json["turn"] and again.json["how"] in ("attached", "replayed")
+    other = await call(gateway, "POST", "/api/messages", json={"text": "two"}, headers=headers)
+    assert other.status == 422
+
+
+async def test_a_slash_is_a_command_and_its_reply_comes_at_once(gateway: House, model: ScriptedModel) -> None:
+    """S13: never sent to a model; an unknown one is refused with the nearest."""
+    help = await say(gateway, "/help")
+    assert "/new" in help["reply"]["text"]
+    first = await say(gateway, "one")
+    await ended(gateway, first["turn"])
+    titled = await say(gateway, "/title My talk", session=first["session"])
+    assert titled["reply"]["session"] == first["session"] and titled["reply"]["ended"] is False
+    assert (await call(gateway, "GET", f"/api/sessions/{first['session']}")).json["title"] == "My talk"
+    new = await say(gateway, "/new", session=first["session"])
+    assert new["reply"]["ended"] is (new["reply"]["session"] is None)
+    assert (await call(gateway, "GET", f"/api/sessions/{first['session']}")).json["ended"] is not None
+    wrong = await call(gateway, "POST", "/api/messages", json={"text": "/hepl"})
+    assert wrong.status == 400 and "/help" in wrong.error["message"]
+    path = await say(gateway, "/usr/bin is a folder")
+    await ended(gateway, path["turn"])
+    assert len(model.recorded) == 2
+    listed = (await call(gateway, "GET", "/api/commands")).json["commands"]
+    assert {"new", "stop", "help"} <= {command["name"] for command in listed}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "text"),
+        ({"text": 5}, "text"),
+        ({"text": " "}, "text"),
+        ({"text": "x", "busy": "maybe"}, "busy"),
+        ({"text": "x", "session": 5}, "session"),
+        ({"text": "x", "session": ""}, "session"),
+        ({"text": "x", "channel": "pigeon"}, "channel"),
+    ],
+)
+async def test_a_wrong_message_is_refused_by_field(gateway: House, body: Any, param: str) -> None:
+    """H20: 400 with its name."""
+    reply = await call(gateway, "POST", "/api/messages", json=body)
+    assert reply.status == 400
+    assert reply.error["param"] == param
+
+
+async def test_unknown_sessions_and_agents_are_404(gateway: House) -> None:
+    """H21: what is not there, or not yours."""
+    for body in ({"text": "x", "session": "s_nothing"}, {"text": "x", "agent": "nobody"}, {"text": "/stop", "session": "s_x"}):
+        assert (await call(gateway, "POST", "/api/messages", json=body)).status == 404
+
+
+async def test_conversations_are_listed_page_by_page_and_searched(gateway: House) -> None:
+    """H21: the last used first; `next` leads on; words find the conversation they were said in."""
+    for number in range(5):
+        await chat(gateway, f"about subject{number}", session=f"talk {number}")
+    seen: list[str] = []
+    path = "/api/sessions?limit=2"
+    while path:
+        page = (await call(gateway, "GET", path)).json
+        seen += [view["name"] for view in page["sessions"]]
+        path = f"/api/sessions?limit=2&before={page['next']}" if page["next"] else ""
+    assert seen == [f"talk {number}" for number in reversed(range(5))]
+    found = (await call(gateway, "GET", "/api/sessions?q=subject3")).json["sessions"]
+    assert [view["name"] for view in found] == ["talk 3"]
+    for query in ('"', "a OR", "NEAR(", "*", "x" * 500, "ö ' --"):
+        assert (await call(gateway, "GET", "/api/sessions", params={"q": query})).status == 200
+    [view, *_] = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
+    await call(gateway, "POST", f"/api/sessions/{view['id']}/end")
+    assert [v["id"] for v in (await call(gateway, "GET", "/api/sessions?ended=true")).json["sessions"]] == [view["id"]]
+
+
+@pytest.mark.parametrize(
+    "query", ["limit=0", "limit=501", "limit=x", "limit=%ff", "before=x", "ended=perhaps", "q=" + "x" * 2000]
+)
+async def test_a_wrong_query_is_refused(gateway: House, query: str) -> None:
+    """H20: 400 with its name."""
+    import yarl
+
+    reply = await call(gateway, "GET", yarl.URL(f"{gateway.url}/api/sessions?{query}", encoded=True))  # type: ignore[arg-type]
+    assert reply.status == 400
+
+
+async def test_a_transcript_is_read_from_either_end(gateway: House) -> None:
+    """H15: after a place in order; else the newest rows, or those before a place."""
+    for text in ("one", "two", "three"):
+        await chat(gateway, text, session="n")
+    [view] = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
+    path = f"/api/sessions/{view['id']}/messages"
+
+    async def places(query: str) -> list[int]:
+        return [row["seq"] for row in (await call(gateway, "GET", f"{path}?{query}")).json["messages"]]
+
+    assert await places("") == [1, 2, 3, 4, 5, 6]
+    assert await places("after=0&limit=2") == [1, 2]
+    assert await places("after=4") == [5, 6]
+    assert await places("limit=2") == [5, 6]
+    assert await places("before=5&limit=2") == [3, 4]
+    assert (await call(gateway, "GET", f"{path}?after=1&before=3")).status == 400
+
+
+async def test_a_conversation_is_exported_and_deleted(gateway: House) -> None:
+    """H21: as JSON lines; deleted, it is gone for everybody."""
+    await chat(gateway, "one", session="n")
+    [view] = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
+    path = f"/api/sessions/{view['id']}"
+    export = await call(gateway, "GET", f"{path}/export")
+    lines = [msgspec.json.decode(line) for line in export.body.splitlines()]
+    assert lines[0]["id"] == view["id"]
+    assert [line["message"]["role"] for line in lines[1:]] == ["user", "assistant"]
+    deleted = await call(gateway, "DELETE", path)
+    assert deleted.status == 204 and deleted.body == b""
+    for suffix in ("", "/messages", "/export", "/events"):
+        assert (await call(gateway, "GET", path + suffix)).status == 404
+
+
+async def test_a_running_turn_is_stopped(gateway: House, model: ScriptedModel) -> None:
+    """S13: and which one it was is told."""
+    first = await say(gateway, "one [hold there]")
+    await model.held("there")
+    stopped = await call(gateway, "POST", f"/api/sessions/{first['session']}/stop")
+    assert stopped.json == {"stopped": first["turn"]}
+    await ended(gateway, first["turn"])
+    assert (await call(gateway, "POST", f"/api/sessions/{first['session']}/stop")).json == {"stopped": None}
+
+
+# -- following ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_conversation_is_followed_from_its_rows_into_what_happens(gateway: House, model: ScriptedModel) -> None:
+    """S14: rows with ids, then the running turn from its beginning, then what comes."""
+    first = await say(gateway, "one")
+    await ended(gateway, first["turn"])
+    with anyio.fail_after(WAIT):
+        async with following(gateway, first["session"]) as events:
+            assert [(id, (await anext(events))[1]["message"]["role"]) for id in (1, 2)] == [(1, "user"), (2, "assistant")]
+            second = await say(gateway, "two [tool clock {}]", session=first["session"])
+            kinds = []
+            async for id, event in events:
+                kinds.append(event["type"])
+                if event["type"] == "message":
+                    assert id == event["seq"]
+                else:
+                    assert id is None
+                if event["type"] == "turn_ended":
+                    break
+            assert event["outcome"]["turn"] == second["turn"]
+    assert kinds[0] == "turn_started"
+    assert {"tool_started", "tool_ended", "text", "message"} <= set(kinds)
+
+
+async def test_a_stream_is_taken_up_again_after_the_last_row_seen(gateway: House) -> None:
+    """S14: no row is missed and none comes twice."""
+    first = await say(gateway, "one")
+    await ended(gateway, first["turn"])
+    with anyio.fail_after(WAIT):
+        async with following(gateway, first["session"]) as events:
+            last, _ = await anext(events)
+        assert last == 1
+        second = await say(gateway, "two", session=first["session"])
+        await ended(gateway, second["turn"])
+        async with following(gateway, first["session"], last) as events:
+            places = [(await anext(events))[0] for _ in range(3)]
+    assert places == [2, 3, 4]
+
+
+async def test_a_stream_opens_at_once_and_is_kept_alive(home: Path, model: ScriptedModel) -> None:
+    """H11: also when nothing has happened and nothing does."""
+    async with house(home, model=model, keep_alive=0.05) as h:
+        first = await say(h, "one")
+        await ended(h, first["turn"])
+        headers = {"Last-Event-ID": str(2**53)}
+        with anyio.fail_after(WAIT):
+            async with h.client.get(f"/api/sessions/{first['session']}/events", headers=headers) as response:
+                seen = b""
+                while seen.count(b": keep-alive") < 2:
+                    seen += await response.content.readany()
+        assert seen.startswith(b": open\n\n")
+
+
+async def test_a_wrong_event_id_is_refused(gateway: House) -> None:
+    """H20: it is not an id of this stream."""
+    first = await say(gateway, "one")
+    for value in ("x", "-1", "1" * 30):
+        path = f"/api/sessions/{first['session']}/events"
+        reply = await call(gateway, "GET", path, headers={"Last-Event-ID": value})
+        assert reply.status == 400
+
+
+async def test_a_reader_that_leaves_is_let_go(gateway: House) -> None:
+    """L31: no stream is held for who is gone."""
+    first = await say(gateway, "one")
+    await ended(gateway, first["turn"])
+    async with following(gateway, first["session"]) as events:
+        await anext(events)
+    with anyio.fail_after(WAIT):
+        while "tidegate_event_streams 0.0" not in (await call(gateway, "GET", "/metrics")).body.decode():
+            await anyio.sleep(0.01)

@@ -1,0 +1,293 @@
+"""Bad input gets a clear error, and nothing is lost."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import structlog
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.scripted_model import ScriptedModel
+from tests.house import House, house
+from tests.web.asking import CHAT, asked, call, chat, raw
+from tidegate.errors import Refused
+from tidegate.web.decoding import decode
+from tidegate.web.openai import ChatRequest, call_of, conversation, new_message
+
+DEEP = 200_000
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'"text"',
+        b"7",
+        b"hello",
+        b"\xff\xfe",
+        b"\x00",
+        b'{"model":"main","messages":[{"role":"user","content":"x"}]} trailing',
+        b'\xef\xbb\xbf{"model":"main","messages":[{"role":"user","content":"x"}]}',
+        b'{"model":"main","messages":[{"role":"user","content":"\xff"}]}',
+        b'{"model":"main","messages":[{"role":"user","content":"\\ud800"}]}',
+        b'{"model":"main","messages":[{"role":"user","content":"x"}],"temperature":NaN}',
+        b'{"model":"main","messages":[{"role":"user","content":"x"}],"temperature":Infinity}',
+        b'{"model":"main","messages":[{"role":"user","content":"x"}],"temperature":1e999}',
+        b'{"model":"main","messages":[{"role":"user","content":"x"}],"max_tokens":' + b"9" * 5000 + b"}",
+        b'{"model":"main","messages":[{"role":"user","content":"x"}],"other":' + b"[" * DEEP + b"]" * DEEP + b"}",
+        b"[" * DEEP,
+        b'{"a":' * DEEP,
+        b'{"model":"main","model":"main","messages":[{"role":"user","content":"x"}]}',
+        b'{"model":"main","messages":[{"role":"user","content":"x","content":"y"}]}',
+        b'{"model":"main","messages":[{"role":"system","role":"user","content":"x"}]}',
+        b'{"model":"main","messages":[],"messages":[{"role":"user","content":"x"}]}',
+        b'{"model":"main"}',
+        b'{"messages":[{"role":"user","content":"x"}]}',
+    ],
+    ids=lambda body: repr(body[:40]),
+)
+async def test_a_body_that_is_no_chat_request_is_400(gateway: House, model: ScriptedModel, body: bytes) -> None:
+    """H20: malformed, of another type, not UTF-8, too deep, out of range, ambiguous: never a 500, and nothing runs."""
+    reply = await call(gateway, "POST", CHAT, data=body, headers={"Content-Type": "application/json"})
+    assert reply.status == 400, reply.body
+    assert reply.error["type"] == "invalid_request_error"
+    assert not model.recorded
+    assert (await chat(gateway)).status == 200
+
+
+def user(content: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": content}]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([], "messages"),
+        ({}, "messages"),
+        ("hello", "messages"),
+        (None, "messages"),
+        (["hello"], "messages[0]"),
+        ([None], "messages[0]"),
+        ([{}], "messages[0].role"),
+        ([{"role": "boss", "content": "x"}], "messages[0].role"),
+        ([{"role": 5, "content": "x"}], "messages[0].role"),
+        (user(5), "messages[0].content"),
+        (user({"text": "x"}), "messages[0].content"),
+        (user([5]), "messages[0].content[0]"),
+        (user([{"text": "x"}]), "messages[0].content[0].type"),
+        (user([{"type": "text"}]), "messages[0].content[0].text"),
+        (user([{"type": "text", "text": 5}]), "messages[0].content[0].text"),
+        (user([{"type": "image_url", "image_url": {"url": "http://x"}}]), "messages[0].content[0].type"),
+        (user([{"type": "input_audio"}]), "messages[0].content[0].type"),
+        (user(""), "messages[0].content"),
+        (user("  \n\t"), "messages[0].content"),
+        (user(None), "messages[0].content"),
+        (user([]), "messages[0].content"),
+        ([*user("a"), {"role": "assistant", "content": "b"}, *user(7)], "messages[2].content"),
+        ([{"role": "system", "content": "x"}], "messages"),
+        ([{"role": "assistant", "content": "x"}], "messages"),
+        ([*user("a"), {"role": "assistant", "content": "b"}], "messages"),
+        ([*user("a"), {"role": "assistant", "content": ""}, *user("b")], "messages[1].content"),
+        ([*user("a"), {"role": "tool", "content": "x"}], "messages[1].tool_call_id"),
+        ([*user("a"), {"role": "tool", "tool_call_id": "c", "content": "x"}], "messages[1].tool_call_id"),
+        ([*user("a"), {"role": "assistant", "tool_calls": [{"id": "c"}]}], "messages[1].tool_calls[0].function"),
+        (
+            [*user("a"), {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]}]
+            + user("b"),
+            "messages[1]",
+        ),
+    ],
+)
+async def test_messages_that_are_wrong_are_named_by_their_path(
+    gateway: House, model: ScriptedModel, messages: Any, param: str
+) -> None:
+    """H20, H04: wrong types, no text, no user message, parts that are not text, orphans among tool calls."""
+    reply = await chat(gateway, messages=messages)
+    assert reply.status == 400, reply.body
+    assert reply.error["param"] == param, reply.error
+    assert reply.error["message"].endswith(".")
+    assert not model.recorded
+
+
+@pytest.mark.anyio
+async def test_a_refused_part_says_its_type(gateway: House) -> None:
+    """H20: which part, of which type, and what is taken instead."""
+    reply = await chat(gateway, messages=user([{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {}}]))
+    assert "content[1]" in reply.error["message"]
+    assert "image_url" in reply.error["message"] and "text" in reply.error["message"]
+
+
+@pytest.mark.anyio
+async def test_a_body_over_the_limit_is_413_with_the_limits_name(home: Path, model: ScriptedModel) -> None:
+    """H20, H21: by its length before it is read, and by counting when it has none; never a silent cut."""
+    async with house(home, "[limits]\nbody_bytes = 8192\nmessage_bytes = 2048", model=model) as h:
+        large = json.dumps(asked("x" * 9000)).encode()
+        declared = await call(h, "POST", CHAT, data=large)
+
+        async def pieces():  # type: ignore[no-untyped-def]
+            for start in range(0, len(large), 500):
+                yield large[start : start + 500]
+
+        counted = await call(h, "POST", CHAT, data=pieces())
+        for reply in (declared, counted):
+            assert reply.status == 413
+            assert reply.error["code"] == "too_large"
+            assert "limits.body_bytes" in reply.error["message"] and "8192" in reply.error["message"]
+        message = await chat(h, "x" * 3000)
+        assert message.status == 413
+        assert message.error["param"] == "messages[0].content"
+        assert "limits.message_bytes" in message.error["message"] and "2048" in message.error["message"]
+        said = await call(h, "POST", "/api/messages", json={"text": "x" * 3000})
+        assert said.status == 413
+        multibyte = await chat(h, "ö" * 1100)
+        assert multibyte.status == 413
+        assert not model.recorded
+        assert (await chat(h, "ö" * 1000)).status == 200
+
+
+@pytest.mark.anyio
+async def test_a_message_of_ten_megabytes_within_the_limit_is_taken_whole(home: Path, model: ScriptedModel) -> None:
+    """H20: and reaches the model byte for byte."""
+    text = "tide " * (2 * 1024 * 1024)
+    async with house(home, model=model) as h:
+        body = io.BytesIO(json.dumps(asked(text)).encode())
+        assert (await call(h, "POST", CHAT, data=body, headers={"X-Session-Id": "n"})).status == 200
+        [view] = (await call(h, "GET", "/api/sessions")).json["sessions"]
+        [row, _] = (await call(h, "GET", f"/api/sessions/{view['id']}/messages")).json["messages"]
+        assert row["message"]["text"] == text
+
+
+@pytest.mark.anyio
+async def test_a_header_given_twice_is_refused(gateway: House) -> None:
+    """H20: which one was meant cannot be known."""
+    body = b'{"model":"main","messages":[{"role":"user","content":"x"}]}'
+    head, answer = await raw(
+        gateway,
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\nX-Session-Id: a\r\n"
+        b"X-Session-Id: b\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (gateway.key.encode(), len(body), body),
+    )
+    assert head.startswith(b"HTTP/1.1 400")
+    assert b"x-session-id" in answer
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", ["/nope", "/v1/nope", "/api/nope", "/v1/chat/completions/x", "/static/nope.js"])
+async def test_an_unknown_path_has_openais_error_shape(gateway: House, path: str) -> None:
+    """H20: the bare 404 too, with a key and without."""
+    for key in (None, ""):
+        reply = await call(gateway, "GET", path, key=key)
+        assert reply.status == 404
+        assert reply.error["code"] == "not_found"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", CHAT, "POST"),
+        ("PUT", CHAT, "POST"),
+        ("POST", "/v1/models", "GET"),
+        ("PATCH", "/api/sessions/s_x", "DELETE"),
+        ("OPTIONS", "/api/sessions", "GET"),
+        ("DELETE", "/healthz", "GET"),
+    ],
+)
+async def test_a_wrong_method_has_openais_error_shape(gateway: House, method: str, path: str, allowed: str) -> None:
+    """H20: the bare 405 too, with what is allowed."""
+    reply = await call(gateway, method, path)
+    assert reply.status == 405
+    assert reply.error["code"] == "method_not_allowed"
+    assert allowed in reply.headers["Allow"]
+
+
+@pytest.mark.anyio
+async def test_what_nobody_foresaw_is_an_incident_and_not_a_bare_500(
+    gateway: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H20: OpenAI's shape, an id that is in the log, and nothing of the error itself."""
+
+    async def broken(*_: object, **__: object) -> None:
+        raise ValueError("password=hunter2")
+
+    monkeypatch.setattr(gateway.door, "accept", broken)
+    monkeypatch.setattr(gateway.door, "sessions", broken)
+    with structlog.testing.capture_logs() as logged:
+        replies = (
+            await chat(gateway),
+            await chat(gateway, stream=True),
+            await call(gateway, "GET", "/api/sessions"),
+        )
+    for reply, line in zip(replies, logged, strict=True):
+        assert reply.status == 500
+        assert reply.error["type"] == "server_error"
+        assert "hunter2" not in reply.body.decode()
+        incident = reply.error["message"].rstrip(".").rpartition(" ")[2]
+        assert incident.startswith("i_")
+        assert incident in line["told"]
+        assert "hunter2" in str(line["exc_info"])
+
+
+# -- whatever the bytes are --------------------------------------------------------------------------------------------
+
+DECODER = msgspec.json.Decoder(ChatRequest)
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
+    max_leaves=12,
+)
+fields = st.fixed_dictionaries(
+    {"model": st.just("main"), "messages": st.lists(
+        st.fixed_dictionaries(
+            {"role": st.sampled_from(["system", "developer", "user", "assistant", "tool", "function", "x"])},
+            optional={"content": anything, "name": anything, "tool_calls": anything, "tool_call_id": anything,
+                      "function_call": anything, "refusal": anything},
+        ), max_size=5)},
+    optional={name: anything for name in ("tools", "tool_choice", "functions", "function_call", "response_format", "stop",
+                                          "metadata", "n", "stream_options", "reasoning_effort")},
+)  # fmt: skip
+
+
+@settings(max_examples=100)
+@given(st.binary(max_size=200) | anything.map(lambda value: json.dumps(value).encode()))
+def test_any_bytes_are_a_request_or_refused(body: bytes) -> None:
+    """H20: nothing else can come out of reading a body."""
+    try:
+        assert isinstance(decode(body, DECODER), ChatRequest)
+    except Refused as refused:
+        assert refused.status == 400
+        assert refused.message
+
+
+@settings(max_examples=100)
+@given(fields, st.booleans())
+def test_any_request_is_understood_or_refused(request: dict[str, Any], named: bool) -> None:
+    """H20, H04, H05: a conversation that comes out is well formed; everything else is refused."""
+    try:
+        typed = decode(json.dumps(request).encode(), DECODER)
+        call_of(typed, named=named, allowed=True)
+        if named:
+            message, _ = new_message(typed.messages, 10_000)
+            assert message.role == "user" and message.text.strip()
+            return
+        messages, _ = conversation(typed.messages, 10_000)
+    except Refused as refused:
+        assert refused.status == 400
+        return
+    assert any(message.role == "user" for message in messages)
+    owed: list[str] = []
+    for message in messages:
+        if message.role == "tool":
+            owed.remove(message.call_id)
+        else:
+            assert not owed
+            owed = [wanted.id for wanted in message.calls]
+    assert not owed

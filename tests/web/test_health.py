@@ -1,0 +1,121 @@
+"""Health, readiness and metrics."""
+
+from typing import Any
+
+import anyio
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.house import House
+from tests.web.asking import call, chat
+from tidegate.errors import StoreFull
+from tidegate.web import Health
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_healthz_needs_no_key_and_tells_nothing(gateway: House) -> None:
+    """X01: only that the process lives."""
+    reply = await call(gateway, "GET", "/healthz", key="")
+    assert reply.status == 200
+    assert reply.json == {"status": "ok"}
+    for path in ("/readyz", "/metrics", "/api/status"):
+        assert (await call(gateway, "GET", path, key="")).status == 401
+
+
+async def test_readyz_looks_end_to_end(gateway: House) -> None:
+    """S19: loop, a store write, timers; each by name."""
+    gateway.health.expect("sweep", 60)
+    reply = await call(gateway, "GET", "/readyz")
+    assert reply.status == 200
+    assert reply.json["ready"] is True
+    assert set(reply.json["checks"]) == {"loop", "store", "timer sweep"}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_a_timer_that_stopped_beating_turns_readyz_red(gateway: House) -> None:
+    """L21: and its next beat turns it green."""
+    clock = Clock()
+    health = Health(gateway.store, clock=clock)
+    health.expect("sweep", 60)
+    clock.now += 150
+    assert (await health.check()).ready
+    clock.now += 100
+    found = await health.check()
+    assert not found.ready
+    assert not found.checks["timer sweep"].ok and found.checks["store"].ok
+    health.beat("sweep")
+    health.beat("somebody else")
+    clock.now += 2
+    assert (await health.check()).ready
+
+
+async def test_a_store_that_takes_no_write_turns_readyz_red(gateway: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L21: and says why; what needs no write goes on being answered."""
+
+    async def full(*_: Any) -> None:
+        raise StoreFull("The disk is full.")
+
+    monkeypatch.setattr(gateway.store, "write", full)
+    reply = await call(gateway, "GET", "/readyz")
+    assert reply.status == 503
+    assert reply.json["checks"]["store"] == {"ok": False, "detail": "The disk is full."}
+    assert (await call(gateway, "GET", "/v1/models")).status == 200
+    refused = await chat(gateway)
+    assert refused.status == 507
+    assert refused.error["code"] == "store_full"
+
+
+async def test_a_blocked_loop_is_seen(gateway: House) -> None:
+    """L20: by how late it was."""
+    clock = Clock()
+    health = Health(gateway.store, clock=clock)
+    async with anyio.create_task_group() as group:
+        group.start_soon(health.watch_loop)
+        await anyio.sleep(0.01)
+        assert health.lag == 0.0
+        clock.now += 5
+        assert health.lag >= 4
+        assert not (await health.check()).checks["loop"].ok
+        group.cancel_scope.cancel()
+
+
+async def test_readiness_is_asked_of_the_store_once_a_second_at_most(gateway: House) -> None:
+    """L21: a probe that asks often costs nothing."""
+    before = gateway.store.stats().writes
+    for _ in range(10):
+        assert (await call(gateway, "GET", "/readyz")).status == 200
+    assert gateway.store.stats().writes - before <= 3
+
+
+async def test_metrics_are_read_from_the_rooms(gateway: House, model: ScriptedModel) -> None:
+    """L04: every bound is visible; labels come from closed sets."""
+    await chat(gateway, session="n")
+    await chat(gateway, "x [status 500]")
+    await call(gateway, "GET", "/some/unknown/path")
+    await call(gateway, "GET", "/another/unknown/path")
+    reply = await call(gateway, "GET", "/metrics")
+    assert reply.headers["Content-Type"].startswith("text/plain")
+    lines = reply.body.decode().splitlines()
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    assert values['tidegate_turns_ended_total{state="answered"}'] == "1.0"
+    assert values['tidegate_turns_ended_total{state="failed"}'] == "1.0"
+    assert values['tidegate_http_requests_total{route="/v1/chat/completions",status="200"}'] == "1.0"
+    assert values['tidegate_http_requests_total{route="other",status="404"}'] == "2.0"
+    assert values["tidegate_chat_seconds_count"] == "2.0"
+    assert float(values["tidegate_store_writes_total"]) > 0
+    assert values["tidegate_sessions_residents"] == "1.0"
+    assert not [line for line in lines if "unknown/path" in line]
+
+
+async def test_status_is_what_the_house_says(gateway: House) -> None:
+    """S19: for the owner."""
+    status = (await call(gateway, "GET", "/api/status")).json
+    assert status["turns"]["running"] == 0

@@ -1,0 +1,93 @@
+"""What a caller is told when the model's side fails."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests import core
+from tests.house import House, house
+from tests.web.asking import chat
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "code"),
+    [
+        ("[status 400]", 502, "model_invalid"),
+        ("[status 400 code=context_length_exceeded]", 400, "model_context"),
+        ("[status 400 code=content_filter]", 400, "model_content"),
+        ("[status 401]", 502, "model_authorisation"),
+        ("[status 404]", 502, "model_invalid"),
+        ("[status 429 retry-after=7]", 503, "model_rate"),
+        ("[status 500]", 503, "model_overloaded"),
+        ("[status 503]", 503, "model_overloaded"),
+        ("[close]", 502, "model_network"),
+        ("[html]", 502, "model_protocol"),
+        ("[badjson]", 502, "model_protocol"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_failing_model_has_its_status_and_says_what_happened(
+    gateway: House, script: str, status: int, code: str, stream: bool
+) -> None:
+    """H22: 502, 503 or 504 (400 for what the caller can change); the session takes the next message."""
+    reply = await chat(gateway, f"x {script}", session="n", stream=stream)
+    assert reply.status == status, reply.body
+    assert reply.error["code"] == code
+    assert reply.error["type"] == "model_error"
+    assert len(reply.error["message"]) > 20
+    assert reply.headers["X-Turn-Id"].startswith("t_")
+    if status == 503:
+        assert int(reply.headers["Retry-After"]) >= 1
+    assert (await chat(gateway, "and now", session="n")).status == 200
+
+
+async def test_a_model_that_hangs_is_504(home: Path, model: ScriptedModel) -> None:
+    """H22: before its first byte, and in the middle of its answer."""
+    toml = core.settings(model).replace(
+        "retries = 0", "retries = 0\nfirst_byte_timeout = 0.2\nidle_timeout = 0.2"
+    )
+    async with house(home, toml=toml) as h:
+        silent = await chat(h, "x [hang]")
+        assert silent.status == 504
+        assert silent.error["code"] == "model_timeout"
+        half = await chat(h, "x [words 20] [hang after=3]", stream=True)
+        assert half.status == 200
+        assert half.chunks[-1]["error"]["code"] == "model_timeout"
+        assert half.streamed.startswith("w0")
+
+
+async def test_a_model_that_drops_in_mid_stream_ends_the_stream_with_an_error(gateway: House) -> None:
+    """H22: after visible text there is no status left to send; without it there is."""
+    begun = await chat(gateway, "x [words 40] [cut after=4]", stream=True)
+    assert begun.status == 200
+    assert begun.chunks[-1]["error"]["code"] == "model_network"
+    assert b"[DONE]" not in begun.body
+    whole = await chat(gateway, "x [words 40] [cut after=4]")
+    assert whole.status == 502
+
+
+@pytest.mark.parametrize("script", ["[badargs clock]", "[unknowntool]"])
+async def test_wrong_tool_calls_are_told_to_the_model_and_answered(
+    gateway: House, model: ScriptedModel, script: str
+) -> None:
+    """H22: the model hears of its mistake and the caller gets an answer."""
+    reply = await chat(gateway, f"x {script}", session="n")
+    assert reply.status == 200, reply.body
+    results = [m for m in model.recorded[-1].decoded()["messages"] if m["role"] == "tool"]
+    assert len(results) == 1 and results[0]["content"]
+
+
+async def test_a_credential_that_a_provider_echoes_does_not_reach_the_caller(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H22, X15: what happened is told, without the key."""
+    monkeypatch.setenv("TEST_PROVIDER_KEY", "sk-verysecretproviderkey42")
+    async with ScriptedModel(key="sk-verysecretproviderkey42") as model:
+        toml = core.settings(model).replace("retries = 0", 'retries = 0\nkey = "env:TEST_PROVIDER_KEY"')
+        async with house(home, toml=toml) as h:
+            reply = await chat(h, "x [status 401 echo]")
+            assert reply.status == 502
+            assert "verysecret" not in reply.body.decode()

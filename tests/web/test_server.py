@@ -1,0 +1,212 @@
+"""The server itself: bounds of a connection, and its orderly end."""
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.abc
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.house import WAIT, House, house
+from tests.web.asking import CHAT, Reply, asked, call, chat, raw
+from tidegate.web import protocol
+from tidegate.web import sse as sse_module
+from tidegate.web.protocol import HEADER_BYTES, HEADER_COUNT
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status", "code"),
+    [
+        (b"nonsense\r\n\r\n", b"400", b"invalid_http"),
+        (b"GET / HTTP/9.9\r\n\r\n", b"400", b"invalid_http"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"400", b"invalid_http"),
+        (b"GET /\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n", b"400", b"invalid_http"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"x" * (HEADER_BYTES + 10) + b"\r\n\r\n", b"431", b"headers_too_large"),
+        (b"GET /" + b"x" * (HEADER_BYTES + 10) + b" HTTP/1.1\r\nHost: x\r\n\r\n", b"431", b"headers_too_large"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * (HEADER_COUNT + 1) + b"\r\n", b"431", b"headers_too_large"),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: x\r\n\r\n", b"400", b"invalid_http"),
+    ],
+    ids=lambda value: repr(value[:30]),
+)
+async def test_what_is_no_http_request_of_a_sane_size_is_refused(
+    gateway: House, request_bytes: bytes, status: bytes, code: bytes
+) -> None:
+    """H20, L21: in OpenAI's shape, and the connection is closed."""
+    head, body = await raw(gateway, request_bytes)
+    assert head.split(b" ")[1] == status, head
+    assert b'"code":"%b"' % code in body
+    assert b"connection: close" in head
+    assert (await chat(gateway)).status == 200
+
+
+async def test_an_upgrade_that_nobody_speaks_is_an_ordinary_request(gateway: House) -> None:
+    """H20: h2c and websockets are offered by some clients along with a request that must still be answered."""
+    body = b'{"model":"main","messages":[{"role":"user","content":"x"}]}'
+    for upgrade in (b"h2c", b"websocket"):
+        head, _ = await raw(
+            gateway,
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\nConnection: Upgrade, close\r\n"
+            b"Upgrade: %b\r\nContent-Length: %d\r\n\r\n%b" % (gateway.key.encode(), upgrade, len(body), body),
+        )
+        assert head.startswith(b"HTTP/1.1 200"), head
+
+
+async def test_a_connection_that_never_asks_is_closed(gateway: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L11, L21: not at its beginning, and not by sending its headers drop by drop."""
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.1)
+    head, _ = await raw(gateway, b"")
+    assert head == b""
+    with anyio.fail_after(WAIT):
+        async with await anyio.connect_tcp("127.0.0.1", int(gateway.url.rpartition(":")[2])) as stream:
+            with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+                while True:
+                    await stream.send(b"G")
+                    with anyio.move_on_after(0.02):
+                        await stream.receive()
+
+
+async def test_a_body_that_stops_arriving_is_given_up(gateway: House) -> None:
+    """L21: 408, and nothing of it is kept."""
+    gateway.app._chat._bodies._seconds = 0.1  # type: ignore[misc]
+    head, body = await raw(
+        gateway,
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\nContent-Length: 500\r\n"
+        b"Connection: close\r\n\r\n{" % gateway.key.encode(),
+    )
+    assert head.startswith(b"HTTP/1.1 408")
+    assert b"body_timeout" in body
+
+
+async def test_large_bodies_that_arrive_together_are_bounded(home: Path, model: ScriptedModel) -> None:
+    """L21, L22: what is being received is counted; beyond the budget one is told to come back."""
+    async with house(home, "[limits]\nbody_bytes = 131072\nmessage_bytes = 65536", model=model) as h:
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\n" % h.key.encode()
+        streams: list[anyio.abc.SocketStream] = []
+        bodies = h.app._chat._bodies
+        with anyio.fail_after(WAIT):
+            for _ in range(4):
+                stream = await anyio.connect_tcp("127.0.0.1", int(h.url.rpartition(":")[2]))
+                streams.append(stream)
+                await stream.send(head + b"Content-Length: 131072\r\n\r\n" + b"x" * 131000)
+                while bodies.held < 131000 * len(streams):
+                    await anyio.sleep(0.005)
+            refused = await call(h, "POST", CHAT, data=b"x" * 131000)
+            assert refused.status == 429
+            assert refused.error["code"] == "bodies_busy"
+            assert (await chat(h)).status == 200
+            for stream in streams:
+                await stream.aclose()
+            while bodies.held:
+                await anyio.sleep(0.005)
+
+
+async def test_a_reader_that_takes_nothing_is_let_go(
+    gateway: House, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L21, L31: its buffers are full and stay so; the turn itself goes on."""
+    monkeypatch.setattr(sse_module, "STALL_SECONDS", 0.2)
+    body = b'{"model":"main","stream":true,"messages":[{"role":"user","content":"x [words 100000]"}]}'
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.setblocking(False)
+    with anyio.fail_after(WAIT), sock:
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(sock, ("127.0.0.1", int(gateway.url.rpartition(":")[2])))
+        await loop.sock_sendall(
+            sock,
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\nX-Session-Id: n\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (gateway.key.encode(), len(body), body),
+        )
+        while not gateway.app._pulse.open:
+            await anyio.sleep(0.01)
+        while gateway.app._pulse.open:
+            await anyio.sleep(0.01)
+        while gateway.door.census()["turns_running"]:
+            await anyio.sleep(0.01)
+    assert gateway.door.status()["turns"]["answered"] == 1
+
+
+async def test_running_answers_are_finished_when_the_server_stops(home: Path, model: ScriptedModel) -> None:
+    """F1: no new connection, no new request; who is being answered gets his answer, event streams end."""
+    replies: list[Any] = []
+    with anyio.fail_after(WAIT):
+        async with anyio.create_task_group() as group, house(home, model=model) as h:
+
+            async def ask() -> None:
+                replies.append(await chat(h, "x [words 5] [hold there]", session="n", stream=True))
+
+            group.start_soon(ask)
+            await model.held("there")
+            [view] = (await call(h, "GET", "/api/sessions")).json["sessions"]
+            async with h.client.get(f"/api/sessions/{view['id']}/events") as events:
+                await events.content.readline()
+                h.server.stop_intake()
+                assert (await events.content.read()).endswith(b": the gateway is stopping\n\n")
+            with pytest.raises(OSError):
+                await anyio.connect_tcp("127.0.0.1", int(h.url.rpartition(":")[2]))
+            model.release("there")
+            while not replies:
+                await anyio.sleep(0.005)
+    [reply] = replies
+    assert reply.streamed.split()[-1] == "w4"
+    assert reply.body.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_cannot_be_finished_is_told_so(home: Path, model: ScriptedModel, stream: bool) -> None:
+    """F1, H20: 503 with when to come back; the turn goes on after the next start and its answer is there."""
+    replies: list[Reply] = []
+    headers = {"X-Session-Id": "n"}
+    with anyio.fail_after(WAIT):
+        async with anyio.create_task_group() as group:
+            async with house(home, model=model, drain=0.05) as h:
+                body = asked("x [tool clock {}] [hold there step=1]", stream=stream)
+                group.start_soon(_ask, h, body, headers, replies)
+                await model.held("there")
+            assert len(replies) == 1
+        [reply] = replies
+        if stream:
+            assert reply.chunks[-1]["error"]["code"] == "stopping"
+        else:
+            assert reply.status == 503
+            assert reply.error["code"] == "stopping"
+            assert int(reply.headers["Retry-After"]) >= 1
+        model.release("there")
+        async with house(home, model=model) as h:
+            outcome = await h.door.wait(reply.headers["X-Turn-Id"])
+            assert outcome.state == "answered"
+
+
+async def _ask(h: House, body: Any, headers: dict[str, str], replies: list[Reply]) -> None:
+    replies.append(await call(h, "POST", CHAT, json=body, headers=headers))
+
+
+async def test_a_request_that_comes_while_stopping_is_told_to_come_back(home: Path, model: ScriptedModel) -> None:
+    """F1, H20: on a connection that is still open."""
+    async with house(home, model=model) as h:
+        assert (await chat(h)).status == 200
+        h.app.stop()
+        reply = await chat(h)
+        assert reply.status == 503
+        assert reply.error["code"] == "stopping"
+        assert int(reply.headers["Retry-After"]) >= 1
+
+
+async def test_connections_beyond_the_share_are_shed_idle_first(
+    home: Path, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L11: descriptors are left for models and store."""
+    async with house(home, model=model) as h:
+        assert (await chat(h)).status == 200
+        assert h.server.connections >= 1
+        monkeypatch.setattr(h.server, "_most", 0)
+        h.server._shed()
+        with anyio.fail_after(WAIT):
+            while h.server.connections:
+                await anyio.sleep(0.01)
+        assert (await chat(h)).status == 200
