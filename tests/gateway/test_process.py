@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import stat
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
+import apsw
 import psutil
 import pytest
 
@@ -232,3 +234,76 @@ def test_the_daemon_imports_nothing_that_it_does_not_use() -> None:
     loaded = set(run.stdout.split())
     unwanted = {"prompt_toolkit", "pydantic", "openai", "requests", "httpx", "httpx2", "rich", "tomlkit", "sqlite3"}
     assert not loaded & (unwanted | {"pytest", "hypothesis", "greenlet", "concurrent.futures.process"})
+
+
+def _damage(path: Path) -> None:
+    """A fault that only a full check can see: a row that its table does not allow."""
+    declared, laxer = "created REAL NOT NULL", "created REAL         "
+    for before, after in ((declared, laxer), (laxer, declared)):
+        connection = apsw.Connection(str(path))
+        try:
+            if before == laxer:
+                connection.execute("INSERT INTO principals(id, name, role, created) VALUES('p_x', 'x', 'user', NULL)")
+            connection.execute("PRAGMA writable_schema = 1")
+            change = "UPDATE sqlite_schema SET sql = replace(sql, ?, ?) WHERE name = 'principals'"
+            connection.execute(change, (before, after))
+        finally:
+            connection.close()
+
+
+def test_the_full_check_of_the_database_runs_beside_the_work(tmp_path: Path) -> None:
+    """P21, L18: the start is not held up by it, and what it finds is logged."""
+    home = tmp_path / "home"
+    with gateway(home) as running:
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 0
+    _damage(home / "tidegate.db")
+    with gateway(home) as running:
+        assert running.say("say hello") != ""
+        for _ in range(2000):
+            if "principals.created" in running.log.read_text():
+                break
+            ask(home, {"do": "status"})
+        assert "the database is damaged" in running.log.read_text()
+        assert ask(home, {"do": "check"}, within=WAIT)["problems"]
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
+def test_with_tls_the_command_line_trusts_the_configured_certificate(tmp_path: Path) -> None:
+    """X03: beyond loopback with TLS it starts, says that it can be reached, and is spoken to over TLS."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=tidegate.example", "-days", "2"]
+    subprocess.run(
+        [*made, "-keyout", str(home / "key.pem"), "-out", str(home / "cert.pem")],
+        check=True, capture_output=True, timeout=WAIT,
+    )  # fmt: skip
+    (home / "tidegate.toml").write_text('[server]\nhost = "0.0.0.0"\ntls_cert = "cert.pem"\ntls_key = "key.pem"\n')
+    with gateway(home) as running:
+        assert running.address.startswith("https://0.0.0.0:")
+        assert running.link.startswith("https://127.0.0.1:")
+        assert any(line.startswith("WARNING Other machines") for line in running.said)
+        chat = tidegate("chat", home=home, input="say over tls\n")
+        assert chat.stdout == "over tls\n", chat.stderr
+
+
+def test_a_stop_lets_a_turn_finish_that_can_and_its_caller_gets_the_answer(tmp_path: Path) -> None:
+    """F1: intake ends first, then turns finish, then the store is closed; nobody who was accepted is cut off."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    (home / "tidegate.toml").write_text(SLOW_STOP)
+    answers: list[str] = []
+    words = "ebb and flow " * 4
+    with gateway(home) as running:
+        caller = threading.Thread(target=lambda: answers.append(running.say(f"slow {words}", "talk")))
+        caller.start()
+        _until_running(running)
+        running.signal(signal.SIGTERM)
+        while "stopping" not in running.log.read_text():
+            os.sched_yield()
+        with pytest.raises(OSError, match=r"refused|reset|503|closed"):
+            running.say("say too late")
+        caller.join(WAIT)
+        assert [answer.strip() for answer in answers] == [words.strip()]
+        assert running.wait() == 0
+        assert not (home / "tidegate.db-wal").exists()

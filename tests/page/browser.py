@@ -41,20 +41,17 @@ def running(executable: str, scratch: Path) -> Iterator[Browser]:
 
 
 class Visit:
-    """One visitor: a context and its page, with everything that the page asked for and complained about."""
+    """One visitor: a page, with everything that it asked for and complained about."""
 
     def __init__(self, context: BrowserContext) -> None:
         self.context = context
         self.requests: list[str] = []
         self.complaints: list[str] = []
-        context.set_default_timeout(PATIENCE)
-        context.on("request", lambda request: self.requests.append(request.url))
-        self.page = self.watch(context.new_page())
-
-    def watch(self, page: Page) -> Page:
-        page.on("console", self._console)
-        page.on("pageerror", lambda error: self.complaints.append(f"uncaught: {error}"))
-        return page
+        self.page: Page = context.new_page()
+        self.page.set_default_timeout(PATIENCE)
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("console", self._console)
+        self.page.on("pageerror", lambda error: self.complaints.append(f"uncaught: {error}"))
 
     def _console(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):

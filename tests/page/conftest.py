@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from tests.page import browser as chromium
 from tests.page.browser import PATIENCE, Visit
@@ -33,19 +33,27 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 
 
 @pytest.fixture(scope="package")
-def signed_in(browser: Browser, gateway: Gateway) -> dict[str, object]:
-    """The cookie of a browser that has signed in, so that each test need not."""
-    visit = chromium.visit(browser)
-    visit.page.goto(gateway.new_link())
-    expect(visit.page.locator("#composer")).to_be_visible()
-    state = visit.context.storage_state()
-    visit.context.close()
-    return dict(state)
+def signed_in(browser: Browser, gateway: Gateway) -> Iterator[BrowserContext]:
+    """A browser profile that has signed in, so that each test need not."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(gateway.new_link())
+    expect(page.locator("#composer")).to_be_visible()
+    page.close()
+    yield context
+    context.close()
+
+
+def leave(visit: Visit, origin: str) -> None:
+    """No page may leave its origin or complain, whatever its test is about."""
+    visit.page.close()
+    assert visit.strangers(origin) == []
+    assert visit.complaints == []
 
 
 @pytest.fixture
 def new_visit(browser: Browser, gateway: Gateway) -> Iterator[Callable[..., Visit]]:
-    """Makes visitors. None of them may leave our origin or complain, whatever the test is about."""
+    """Makes strangers: visitors with a profile of their own."""
     visits: list[Visit] = []
 
     def make(**options: object) -> Visit:
@@ -54,18 +62,18 @@ def new_visit(browser: Browser, gateway: Gateway) -> Iterator[Callable[..., Visi
 
     yield make
     for visit in visits:
+        leave(visit, gateway.origin)
         visit.context.close()
-    assert [visit.strangers(gateway.origin) for visit in visits] == [[] for _ in visits]
-    assert [visit.complaints for visit in visits] == [[] for _ in visits]
 
 
 @pytest.fixture
-def visit(new_visit: Callable[..., Visit], signed_in: dict[str, object], gateway: Gateway) -> Visit:
+def visit(signed_in: BrowserContext, gateway: Gateway) -> Iterator[Visit]:
     """A visitor who is signed in and has the page open."""
-    visit = new_visit(storage_state=signed_in)
+    visit = Visit(signed_in)
     visit.page.goto(gateway.origin + "/")
     expect(visit.page.locator("#composer")).to_be_visible()
-    return visit
+    yield visit
+    leave(visit, gateway.origin)
 
 
 @pytest.fixture

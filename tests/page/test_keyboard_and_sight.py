@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import BrowserContext, Page, expect
 
 from tests.page.browser import Visit
 from tests.page.conftest import mine, say, send
@@ -91,10 +91,10 @@ def test_roles_and_names_are_there(page: Page) -> None:
 
 
 def test_a_narrow_screen_has_everything(
-    new_visit: Callable[..., Visit], signed_in: dict[str, object], gateway: Gateway
+    new_visit: Callable[..., Visit], signed_in: BrowserContext, gateway: Gateway
 ) -> None:
     """360 pixels wide, nothing sticks out, and the list is one press away."""
-    visit = new_visit(storage_state=signed_in, viewport={"width": 360, "height": 640}, has_touch=True)
+    visit = new_visit(storage_state=signed_in.storage_state(), viewport={"width": 360, "height": 640}, has_touch=True)
     page = visit.page
     page.goto(gateway.origin + "/")
     say(page, "say " + "averylongwordwithoutanyspace" * 20 + "\n\n```\n" + "x" * 300 + "\n```")

@@ -9,7 +9,7 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.page import browser as chromium
 from tests.page.browser import Visit
-from tests.page.conftest import answers, mine, say, send
+from tests.page.conftest import answers, leave, mine, say, send
 from tests.page.gateway import Gateway
 
 
@@ -30,10 +30,9 @@ def open_page(browser: Browser, own_gateway: Gateway) -> Iterator[Page]:
     visit.page.goto(own_gateway.link)
     expect(visit.page.locator("#composer")).to_be_visible()
     yield visit.page
-    visit.context.close()
-    assert visit.strangers(own_gateway.origin) == []
     visit.forgive("net::ERR")
-    assert visit.complaints == []
+    leave(visit, own_gateway.origin)
+    visit.context.close()
 
 
 def test_an_answer_under_way_goes_on_in_the_page_after_a_kill(own_gateway: Gateway, open_page: Page) -> None:

@@ -237,7 +237,7 @@ async def test_a_file_that_was_cut_off_behind_its_log_is_put_aside(path: Path, t
     await fill(path)
     await killed(path, left)
     whole = left.read_bytes()
-    left.write_bytes(whole[: len(whole) // 2 // 4096 * 4096])
+    left.write_bytes(whole[: -2 * 4096])
     error = await refused(left)
     assert "cut off" in error.message
     assert len(aside(tmp_path)) >= 2

@@ -13,7 +13,6 @@ from bench.scripted_model import ScriptedModel
 from tests.house import WAIT, House, house
 from tests.web.asking import CHAT, Reply, asked, call, chat, raw
 from tidegate.web import protocol
-from tidegate.web import sse as sse_module
 from tidegate.web.protocol import HEADER_BYTES, HEADER_COUNT
 
 pytestmark = pytest.mark.anyio
@@ -109,7 +108,7 @@ async def test_a_reader_that_takes_nothing_is_let_go(
     gateway: House, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L21, L31: its buffers are full and stay so; the turn itself goes on."""
-    monkeypatch.setattr(sse_module, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(protocol, "STALL_SECONDS", 0.2)
     body = b'{"model":"main","stream":true,"messages":[{"role":"user","content":"x [words 100000]"}]}'
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -88,8 +88,12 @@ def _outcome(ending: Ending, now: float) -> Outcome:
 
 
 def _spill(db: Db, ending: Ending, now: float) -> str | None:
-    """What was accepted into this turn and not drained becomes the next turn, so that it is taken exactly once."""
+    """What was accepted into this turn and not drained becomes the next turn, so that it is taken exactly once; in a
+    session that has ended it stays where it is, untaken, like everything that waited there."""
     if not messages.untaken(db, ending.turn):
+        return None
+    session = sessions.get(db, ending.session)
+    if session is None or session.ended is not None:
         return None
     turn = new_id("t")
     turns.insert(

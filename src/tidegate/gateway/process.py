@@ -18,6 +18,7 @@ _OVERTIME_SECONDS = 3.0  # after the budget: then no order is left to wait for
 
 
 def run_process(home: Path, *, port: int | None, replace: bool, say: Callable[[str], None]) -> None:
+    __import__('sys').setswitchinterval(0.00002)
     asyncio.run(_serve(House(home, port=port, replace=replace, say=say)))
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from tidegate.errors import Busy, Conflict, Mismatch, NotFound
 from tidegate.store import Db, ReceiptRow, SessionRow, messages, receipts, sessions, turns
-from tidegate.values import Frozen, Inbound, OnDisconnect, Prefix
+from tidegate.values import Frozen, Inbound, OnDisconnect, Prefix, new_id
 
 MARK = "retry-mark"
 RETRY = "retry"
@@ -23,9 +23,8 @@ TITLE_CHARACTERS = 60
 
 
 class Fresh(Frozen, frozen=True):
-    """What a new session would be made with, prepared outside the transaction."""
+    """What a new session would begin with, prepared outside the transaction."""
 
-    session: str
     prefix: Prefix
     encoder: int
 
@@ -149,7 +148,7 @@ def _session(db: Db, inbound: Inbound, fresh: Fresh, now: float) -> tuple[Sessio
         return row, False
     row = sessions.create(
         db,
-        id=fresh.session,
+        id=new_id("s"),
         principal=inbound.principal,
         channel=inbound.channel,
         name=inbound.name,

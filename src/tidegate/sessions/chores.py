@@ -8,14 +8,17 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from tidegate.sessions.recovery import recover
-from tidegate.store import maintenance, receipts, search
+from tidegate.store import approvals, maintenance, receipts, search
 from tidegate.values import Frozen
 
 if TYPE_CHECKING:
     from tidegate.sessions.door import Sessions
 
-INDEX_BATCH = 500
-"""Messages that one run puts into the search index; a search catches up by itself."""
+INDEX_BATCHES = 20
+"""Writes of the search index in one run, each some milliseconds; a search catches up by itself."""
+
+TIDY_ROWS = 500
+"""Rows of each kind that one run removes."""
 
 VACUUM_PAGES = 256
 """Free pages given back to the disk in one run."""
@@ -43,11 +46,18 @@ def chores(door: "Sessions") -> list[Chore]:
 
     async def tidy() -> None:
         await store.write(receipts.prune, door.clock(), limits.receipts)
+        await store.write(approvals.expire, door.clock())
+        await store.write(maintenance.tidy, door.clock(), TIDY_ROWS)
         await store.write(maintenance.vacuum, VACUUM_PAGES)
         await store.write(maintenance.checkpoint)
 
     async def index() -> int:
-        done: int = await store.write(search.index, INDEX_BATCH)
+        done = 0
+        for _ in range(INDEX_BATCHES):
+            batch = await store.write(search.index)
+            done += batch
+            if not batch:
+                break
         return done
 
     return [

@@ -77,7 +77,6 @@ class Sessions:
         self._check(inbound)
         agent = self.runner.agent(inbound.agent)
         fresh = Fresh(
-            session=new_id("s"),
             prefix=self.runner.prefix(agent, inbound.extra_prompt or "", caller_tools=bool(inbound.call.tools)),
             encoder=self.runner.encoder(agent),
         )

@@ -29,15 +29,16 @@ async def watch(
     with door.presence.attend(session) as record:
         while True:
             news = record.expect()
-            # Asked for before anything is awaited: a quick turn may be over when its rows have been read, and its log
-            # tells how it ended.
-            live = door.engine.running(session)
+            # A quick turn may be over when its rows have been read, and only its log tells how it ended: so what runs is
+            # looked at before as well as after.
+            before = door.engine.running(session)
             try:
                 row = await door.row(session, principal)
                 rows = await door.store.read(queries.page, session, seen, PAGE)
                 for found in rows:
                     seen = max(seen, found.seq or 0)
                     yield found.seq, MessageAdded(seq=found.seq or 0, message=slim(found.message))
+                live = door.engine.running(session) or before
                 if live is not None and live.log is not followed:
                     followed = live.log
                     async for batch in followed.read():

@@ -34,7 +34,7 @@ from tidegate.web.health import Health
 from tidegate.web.metrics import OTHER, Metrics, Traffic
 from tidegate.web.openapi import describe_api
 from tidegate.web.protocol import ABORT
-from tidegate.web.sse import KEEP_ALIVE_SECONDS, Pulse, Stalled
+from tidegate.web.sse import KEEP_ALIVE_SECONDS, Pulse
 from tidegate.web.static import Pages
 
 LAST_WORDS_SECONDS = 0.5
@@ -117,8 +117,6 @@ class App:
                 await self._route(scope, receive, watched)
         except Gone:
             watched.status = 499
-        except Stalled:
-            scope.get(ABORT, _nothing)()
         except asyncio.CancelledError:
             await self._cut_off(watched, scope)
         except Exception as error:

@@ -1,8 +1,9 @@
 """One HTTP/1.1 connection: uvicorn's, with bounds and with our errors.
 
 Guarantee: a request line and headers are bounded in bytes, number and time; a connection that is not in a request is
-closed after its keep-alive time, at its beginning too; what is not HTTP gets OpenAI's error shape as everything else;
-requests run as tasks of the server's scope. The connection owns its transport; `abort` drops it.
+closed after its keep-alive time, at its beginning too; a reader whose buffers stay full is let go; what is not HTTP
+gets OpenAI's error shape as everything else; requests run as tasks of the server's scope. What is written in one turn
+of the loop leaves in one piece. The connection owns its transport; `abort` drops it.
 """
 
 import asyncio
@@ -24,12 +25,45 @@ HEADER_BYTES = 64 * 1024
 HEADER_COUNT = 200
 HEAD_SECONDS = 20.0
 """How long the request line and headers may take to arrive."""
+STALL_SECONDS = 60.0
+"""A reader that takes nothing for so long is gone, or might as well be."""
 ABORT = "tidegate.abort"
 """Where a request finds, in its scope, the way to drop its connection."""
 
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
 StartTask = Callable[[Any, Any], "asyncio.Task[None]"]
+
+
+class Corked(asyncio.Transport):
+    """A transport whose writes of one turn of the loop leave together: a head and its body are one packet, one call of
+    the kernel instead of two."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._transport = transport
+        self._loop = loop
+        self._held: list[bytes] = []
+        self.abort = transport.abort  # type: ignore[method-assign]
+        self.is_closing = transport.is_closing  # type: ignore[method-assign]
+        self.get_extra_info = transport.get_extra_info  # type: ignore[method-assign]
+        self.pause_reading = transport.pause_reading  # type: ignore[method-assign]
+        self.resume_reading = transport.resume_reading  # type: ignore[method-assign]
+
+    def write(self, data: Any) -> None:
+        if not self._held:
+            self._loop.call_soon(self.flush)
+        self._held.append(data)
+
+    def flush(self) -> None:
+        if self._held:
+            data = self._held[0] if len(self._held) == 1 else b"".join(self._held)
+            self._held.clear()
+            self._transport.write(data)
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
 
 
 class Connection(HttpToolsProtocol):
@@ -41,6 +75,7 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0
         self._in_head = True
         self._head_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
         self._refusal = (400, "This is not a valid HTTP request.", "invalid_http")
 
     @property
@@ -50,11 +85,12 @@ class Connection(HttpToolsProtocol):
     # -- time --
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(Corked(transport, self.loop))
         self._head_timer = self.loop.call_later(HEAD_SECONDS, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self.resume_writing()
         super().connection_lost(exc)
         if exc is not None:
             self._unset_keepalive_if_required()
@@ -73,6 +109,17 @@ class Connection(HttpToolsProtocol):
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._stall_timer is None:
+            self._stall_timer = self.loop.call_later(STALL_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+        super().resume_writing()
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:

@@ -2,8 +2,8 @@
 
 Guarantee: the response begins with the first thing that is said, so that a failure before it still gets its own status;
 what is written arrives in the order written; a stream that says nothing gets a comment before `interval` seconds have
-passed; a reader that takes nothing for `STALL_SECONDS` is let go and delays nobody. A stream belongs to its request;
-the pulse holds it only while it is open.
+passed; a reader that takes nothing delays nobody but itself (and its connection lets it go). A stream belongs to its
+request; the pulse holds it only while it is open.
 """
 
 import asyncio
@@ -17,8 +17,6 @@ import anyio
 Send = Callable[[Any], Awaitable[None]]
 
 KEEP_ALIVE_SECONDS = 15.0
-STALL_SECONDS = 60.0
-"""A reader whose buffers stay full for so long is gone, or might as well be."""
 BEATS = 5
 """Looks at the open streams per interval."""
 _PULSE_PATIENCE = 0.05  # the pulse passes by a stream whose reader is slow: such a reader has enough to read
@@ -28,10 +26,6 @@ _HEADERS = [
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),
 ]
-
-
-class Stalled(Exception):
-    """The reader takes nothing any more."""
 
 
 class Pulse:
@@ -76,35 +70,27 @@ class Stream:
     async def write(self, data: bytes) -> None:
         """Send whole events."""
         async with self._lock:
-            await self._say(data, STALL_SECONDS, more=True)
+            await self._say(data, more=True)
 
     async def finish(self, data: bytes = b"") -> None:
         """Send the last events and end the response."""
         self._pulse.open.discard(self)
         async with self._lock:
-            await self._say(data, STALL_SECONDS, more=False)
+            await self._say(data, more=False)
 
     async def keep_alive(self) -> None:
         if self._lock.locked() or self not in self._pulse.open:
             return
         async with self._lock:
-            try:
-                await self._say(b": keep-alive\n\n", _PULSE_PATIENCE, more=True)
-            except Stalled:
-                self.spoke = self._pulse.clock()
+            with anyio.move_on_after(_PULSE_PATIENCE):
+                await self._say(b": keep-alive\n\n", more=True)
 
-    async def _say(self, data: bytes, within: float, *, more: bool) -> None:
-        try:
-            async with asyncio.timeout(within):
-                if not self.started:
-                    await self._send(
-                        {"type": "http.response.start", "status": 200, "headers": _HEADERS + self._headers}
-                    )
-                    self.started = True
-                await self._send({"type": "http.response.body", "body": data, "more_body": more})
-        except TimeoutError:
-            raise Stalled from None
+    async def _say(self, data: bytes, *, more: bool) -> None:
         self.spoke = self._pulse.clock()
+        if not self.started:
+            await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS + self._headers})
+            self.started = True
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
 
 def event(name: str, data: bytes, *, id: int | None = None) -> bytes:
