@@ -4,8 +4,7 @@ Guarantee: everything here is immutable and has one JSON form (field order is fi
 and sent is the same bytes. Nothing here refers to a live thing.
 """
 
-import base64
-import secrets
+import os
 import time
 from typing import Any, Literal
 
@@ -22,8 +21,8 @@ class Frozen(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 def new_id(prefix: str) -> str:
     """An opaque id of ours, e.g. `s_…` for sessions and `t_…` for turns: 48 bits of time, so that rows made together
     lie together, and 80 bits of chance, so that none can be guessed."""
-    raw = int(time.time() * 1000).to_bytes(6, "big") + secrets.token_bytes(10)
-    return f"{prefix}_{base64.b32encode(raw).decode().rstrip('=').lower()}"
+    raw = int(time.time() * 1000).to_bytes(6, "big") + os.urandom(10)
+    return f"{prefix}_{raw.hex()}"
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from tests.core import ANNA, WAIT, Core, core, settings
 from tidegate.lifetimes import Present
 from tidegate.sessions import changes
 from tidegate.store import sessions
+from tidegate.values import Message
 
 pytestmark = pytest.mark.anyio
 
@@ -262,3 +263,46 @@ async def test_every_way_out_releases_the_resident(home: Path, model: ScriptedMo
         assert present is None or present.resident is not resident
         if way != "idle":
             assert record(house, other.session).resident is kept
+
+
+async def test_arguments_are_sent_back_as_the_model_wrote_them(home: Path, model: ScriptedModel) -> None:
+    """P17: spaces, order and escapes of a tool call's arguments, live and from the store."""
+    async with core(home, model=model) as house:
+        outcome = await house.say('[tool clock {"zone":   "Europe\\/Berlin"}] one')
+        house.door.presence.unload(outcome.session, reason="test")
+        await house.say("two")
+        rows = await house.door.transcript(outcome.session, ANNA)
+        written = next(row.message.calls[0].arguments for row in rows if row.message.calls)
+        sent = [
+            call["function"]["arguments"]
+            for request in house.requests()
+            for message in request["messages"]
+            for call in message.get("tool_calls", ())
+        ]
+        assert set(sent) == {written} and len(sent) == 2
+
+
+async def test_a_note_stays_with_the_message_it_was_sent_with(home: Path, model: ScriptedModel) -> None:
+    """P17, P16: what the gateway said beside a message is there again, word for word, after a reload."""
+    async with core(home, model=model) as house:
+        said = Message(role="user", text="one", aside="The disk is nearly full.")
+        outcome = await house.say("", messages=(said,))
+        assert b"The disk is nearly full." in model.recorded[-1].body
+        house.door.presence.unload(outcome.session, reason="test")
+        await house.say("two")
+        assert b"The disk is nearly full." in model.recorded[-1].body
+        grows(model)
+
+
+async def test_a_session_finds_its_folder_after_an_unload_and_a_restart(home: Path, model: ScriptedModel) -> None:
+    """B2, V09: the file that was there is there."""
+    folder = home / "workspaces" / "main"
+    folder.mkdir(parents=True)
+    (folder / "notes.txt").write_text("remember the milk")
+    for _ in range(2):
+        async with core(home, model=model) as house:
+            for _ in range(2):
+                outcome = await house.say('[tool read_file {"path": "notes.txt"}]')
+                rows = await house.door.transcript(outcome.session, ANNA)
+                assert "remember the milk" in [row.message for row in rows if row.message.role == "tool"][-1].text
+                house.door.presence.unload(outcome.session, reason="test")

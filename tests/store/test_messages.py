@@ -183,7 +183,7 @@ async def test_a_turn_of_an_unloaded_store_reads_the_same_after_reopening(store:
 
 
 async def test_bulk_text_takes_at_most_1_3_of_its_size_on_disk_with_its_index(store: Store) -> None:
-    """L20: one copy, packed, and an index of words."""
+    """L20, P20: one copy, packed, and an index of words."""
     from tidegate.store import maintenance, search
 
     words = [f"{stem}{ending}" for stem in ("tide", "gate", "water", "level", "lock", "flood") for ending in range(300)]

@@ -204,6 +204,27 @@ async def test_a_group_whose_commit_fails_is_tried_again_one_by_one(path: Path) 
             assert [await store.read(get_meta, key) for key in ("a", "bad", "c")] == [1, None, 1]
 
 
+async def test_a_group_is_what_was_queued_and_a_lone_write_waits_for_nobody(path: Path) -> None:
+    """P22: what comes while a group commits is the next group, whole; a single write is a group of one, at once."""
+    groups: list[int] = []
+
+    def note(point: str, names: tuple[str, ...]) -> None:
+        if point == "before-commit":
+            groups.append(len(names))
+
+    async with Store.open(path, fault=note) as store:
+        await store.write(put_meta, "alone", 1)
+        hold = Hold()
+        with anyio.fail_after(10):
+            first = asyncio.ensure_future(store.write(hold))
+            await hold.until_entered()
+            rest = [asyncio.ensure_future(store.write(put_meta, f"k{number}", 1)) for number in range(20)]
+            await anyio.lowlevel.checkpoint()
+            hold.release.set()
+            await asyncio.gather(first, *rest)
+    assert groups == [1, 1, 20]
+
+
 async def test_the_fault_hook_sees_each_point_with_the_names_of_the_group(path: Path) -> None:
     seen: list[tuple[str, tuple[str, ...]]] = []
     async with Store.open(path, fault=lambda point, names: seen.append((point, names))) as store:

@@ -8,8 +8,8 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
-
 from bench.scripted_model import ScriptedModel
+
 from tests.house import WAIT, House, house
 from tests.web.asking import call, chat
 
@@ -28,7 +28,9 @@ async def ended(h: House, turn: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def following(h: House, session: str, last: int | None = None) -> AsyncIterator[AsyncIterator[tuple[int | None, Any]]]:
+async def following(
+    h: House, session: str, last: int | None = None
+) -> AsyncIterator[AsyncIterator[tuple[int | None, Any]]]:
     """The events of a conversation, as they come."""
     headers = {} if last is None else {"Last-Event-ID": str(last)}
     async with h.client.get(f"/api/sessions/{session}/events", headers=headers) as response:
@@ -132,7 +134,11 @@ async def test_a_wrong_message_is_refused_by_field(gateway: House, body: Any, pa
 
 async def test_unknown_sessions_and_agents_are_404(gateway: House) -> None:
     """H21: what is not there, or not yours."""
-    for body in ({"text": "x", "session": "s_nothing"}, {"text": "x", "agent": "nobody"}, {"text": "/stop", "session": "s_x"}):
+    for body in (
+        {"text": "x", "session": "s_nothing"},
+        {"text": "x", "agent": "nobody"},
+        {"text": "/stop", "session": "s_x"},
+    ):
         assert (await call(gateway, "POST", "/api/messages", json=body)).status == 404
 
 
@@ -219,7 +225,10 @@ async def test_a_conversation_is_followed_from_its_rows_into_what_happens(gatewa
     await ended(gateway, first["turn"])
     with anyio.fail_after(WAIT):
         async with following(gateway, first["session"]) as events:
-            assert [(id, (await anext(events))[1]["message"]["role"]) for id in (1, 2)] == [(1, "user"), (2, "assistant")]
+            assert [(id, (await anext(events))[1]["message"]["role"]) for id in (1, 2)] == [
+                (1, "user"),
+                (2, "assistant"),
+            ]
             second = await say(gateway, "two [tool clock {}]", session=first["session"])
             kinds = []
             async for id, event in events:
@@ -231,8 +240,8 @@ async def test_a_conversation_is_followed_from_its_rows_into_what_happens(gatewa
                 if event["type"] == "turn_ended":
                     break
             assert event["outcome"]["turn"] == second["turn"]
-    assert kinds[0] == "turn_started"
-    assert {"tool_started", "tool_ended", "text", "message"} <= set(kinds)
+    assert {"turn_started", "tool_started", "tool_ended", "text", "message"} <= set(kinds)
+    assert kinds.index("turn_started") < kinds.index("tool_started") < kinds.index("tool_ended") < kinds.index("text")
 
 
 async def test_a_stream_is_taken_up_again_after_the_last_row_seen(gateway: House) -> None:

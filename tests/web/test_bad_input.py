@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 import structlog
+from bench.scripted_model import ScriptedModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.scripted_model import ScriptedModel
 from tests.house import House, house
 from tests.web.asking import CHAT, asked, call, chat, raw
 from tidegate.errors import Refused
@@ -101,8 +101,11 @@ def user(content: Any) -> list[dict[str, Any]]:
         ([*user("a"), {"role": "tool", "tool_call_id": "c", "content": "x"}], "messages[1].tool_call_id"),
         ([*user("a"), {"role": "assistant", "tool_calls": [{"id": "c"}]}], "messages[1].tool_calls[0].function"),
         (
-            [*user("a"), {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]}]
-            + user("b"),
+            [
+                *user("a"),
+                {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]},
+                *user("b"),
+            ],
             "messages[1]",
         ),
     ],
@@ -121,7 +124,9 @@ async def test_messages_that_are_wrong_are_named_by_their_path(
 @pytest.mark.anyio
 async def test_a_refused_part_says_its_type(gateway: House) -> None:
     """H20: which part, of which type, and what is taken instead."""
-    reply = await chat(gateway, messages=user([{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {}}]))
+    reply = await chat(
+        gateway, messages=user([{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {}}])
+    )
     assert "content[1]" in reply.error["message"]
     assert "image_url" in reply.error["message"] and "text" in reply.error["message"]
 
@@ -173,7 +178,8 @@ async def test_a_header_given_twice_is_refused(gateway: House) -> None:
     head, answer = await raw(
         gateway,
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\nX-Session-Id: a\r\n"
-        b"X-Session-Id: b\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (gateway.key.encode(), len(body), body),
+        b"X-Session-Id: b\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b"
+        % (gateway.key.encode(), len(body), body),
     )
     assert head.startswith(b"HTTP/1.1 400")
     assert b"x-session-id" in answer
@@ -251,8 +257,8 @@ fields = st.fixed_dictionaries(
             optional={"content": anything, "name": anything, "tool_calls": anything, "tool_call_id": anything,
                       "function_call": anything, "refusal": anything},
         ), max_size=5)},
-    optional={name: anything for name in ("tools", "tool_choice", "functions", "function_call", "response_format", "stop",
-                                          "metadata", "n", "stream_options", "reasoning_effort")},
+    optional={name: anything for name in ("tools", "tool_choice", "functions", "function_call", "response_format",
+                                          "stop", "metadata", "n", "stream_options", "reasoning_effort")},
 )  # fmt: skip
 
 

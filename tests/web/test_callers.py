@@ -4,8 +4,8 @@ import hashlib
 from pathlib import Path
 
 import pytest
-
 from bench.scripted_model import ScriptedModel
+
 from tests.house import House, house
 from tests.web.asking import call, chat, raw
 
@@ -58,10 +58,16 @@ async def test_the_same_session_name_of_two_principals_is_two_conversations(
         reply = await call(gateway, method, f"/api/sessions/{session['id']}{path}", key=bert)
         assert reply.status == 404, (method, path)
         assert "Anna" not in reply.error["message"]
-    assert (await call(gateway, "POST", "/api/messages", json={"text": "hi", "session": session["id"]}, key=bert)).status == 404
-    assert (await call(gateway, "POST", "/api/messages", json={"text": "/title x", "session": session["id"]}, key=bert)).status == 404
+    assert (
+        await call(gateway, "POST", "/api/messages", json={"text": "hi", "session": session["id"]}, key=bert)
+    ).status == 404
+    assert (
+        await call(gateway, "POST", "/api/messages", json={"text": "/title x", "session": session["id"]}, key=bert)
+    ).status == 404
     assert (await call(gateway, "GET", f"/api/sessions/{session['id']}", key=anna)).status == 200
-    assert [view["name"] for view in (await call(gateway, "GET", "/api/sessions", key=bert)).json["sessions"]] == ["notes"]
+    assert [view["name"] for view in (await call(gateway, "GET", "/api/sessions", key=bert)).json["sessions"]] == [
+        "notes"
+    ]
 
 
 async def test_a_turn_is_shown_to_its_principal_and_the_owner_only(gateway: House) -> None:
@@ -116,7 +122,9 @@ async def test_a_key_that_is_missing_or_wrong_is_401_whatever_its_bytes(gateway:
     """H21, X01: any bytes, the same answer, and nothing was read or run."""
     sent = b"" if value is None else b"Authorization: " + value + b"\r\n"
     for path in (b"POST /v1/chat/completions", b"GET /v1/models", b"GET /api/sessions", b"GET /metrics"):
-        head, body = await raw(gateway, path + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n" + sent + b"Connection: close\r\n\r\n")
+        head, body = await raw(
+            gateway, path + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n" + sent + b"Connection: close\r\n\r\n"
+        )
         assert head.startswith(b"HTTP/1.1 401"), head
         assert b"www-authenticate: Bearer" in head
         assert b'"code":"invalid_api_key"' in body
@@ -137,7 +145,9 @@ async def test_keys_are_kept_as_digests_and_looked_up_by_them(gateway: House) ->
     key = await gateway.add_key("anna")
     rows = await gateway.store.read(lambda db: db.execute("SELECT digest FROM keys").fetchall())
     assert (hashlib.sha256(key.encode()).digest(),) in [tuple(row) for row in rows]
-    dump = await gateway.store.read(lambda db: str([db.execute(f"SELECT * FROM {t}").fetchall() for t in ("keys", "principals")]))
+    dump = await gateway.store.read(
+        lambda db: str([db.execute(f"SELECT * FROM {t}").fetchall() for t in ("keys", "principals")])
+    )
     assert key not in dump
 
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-
 from bench.scripted_model import ScriptedModel
+
 from tests import core
 from tests.house import House, house
 from tests.web.asking import chat
@@ -46,9 +46,7 @@ async def test_a_failing_model_has_its_status_and_says_what_happened(
 
 async def test_a_model_that_hangs_is_504(home: Path, model: ScriptedModel) -> None:
     """H22: before its first byte, and in the middle of its answer."""
-    toml = core.settings(model).replace(
-        "retries = 0", "retries = 0\nfirst_byte_timeout = 0.2\nidle_timeout = 0.2"
-    )
+    toml = core.settings(model).replace("retries = 0", "retries = 0\nfirst_byte_timeout = 0.2\nidle_timeout = 0.2")
     async with house(home, toml=toml) as h:
         silent = await chat(h, "x [hang]")
         assert silent.status == 504

@@ -8,10 +8,10 @@ import anyio
 import anyio.to_thread
 import pytest
 import schemathesis
+from bench.scripted_model import ScriptedModel
 from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as hypothesis_settings
 
-from bench.scripted_model import ScriptedModel
 from tests.house import WAIT, House, house
 from tests.web.asking import call
 from tidegate.web.chat import CHAT
@@ -102,4 +102,6 @@ async def test_a_chat_request_is_described_with_its_headers(gateway: House, mode
     operation = (await call(gateway, "GET", "/openapi.json")).json["paths"]["/v1/chat/completions"]["post"]
     names = {parameter["name"] for parameter in operation["parameters"]}
     assert names == {"X-Session-Id", "X-Busy", "X-On-Disconnect", "X-Events", "Idempotency-Key"}
-    assert {"200", "202", "400", "401", "404", "409", "413", "422", "429", "502", "503", "504"} <= set(operation["responses"])
+    assert {"200", "202", "400", "401", "404", "409", "413", "422", "429", "502", "503", "504"} <= set(
+        operation["responses"]
+    )

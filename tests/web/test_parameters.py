@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from bench.scripted_model import ScriptedModel
+
 from tests.house import House, house
 from tests.web.asking import chat
 
@@ -58,7 +58,9 @@ async def test_max_tokens_is_taken_as_well_and_nulls_mean_nothing(gateway: House
 
 async def test_unknown_fields_are_ignored(gateway: House) -> None:
     """H08: as OpenAI does."""
-    reply = await chat(gateway, logprobs=True, seed=7, service_tier="auto", something_new={"deep": [1, None]}, store=True)
+    reply = await chat(
+        gateway, logprobs=True, seed=7, service_tier="auto", something_new={"deep": [1, None]}, store=True
+    )
     assert reply.status == 200
 
 

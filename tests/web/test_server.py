@@ -8,8 +8,8 @@ from typing import Any
 import anyio
 import anyio.abc
 import pytest
-
 from bench.scripted_model import ScriptedModel
+
 from tests.house import WAIT, House, house
 from tests.web.asking import CHAT, Reply, asked, call, chat, raw
 from tidegate.web import protocol
@@ -49,8 +49,9 @@ async def test_an_upgrade_that_nobody_speaks_is_an_ordinary_request(gateway: Hou
     for upgrade in (b"h2c", b"websocket"):
         head, _ = await raw(
             gateway,
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\nConnection: Upgrade, close\r\n"
-            b"Upgrade: %b\r\nContent-Length: %d\r\n\r\n%b" % (gateway.key.encode(), upgrade, len(body), body),
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\n"
+            b"Connection: Upgrade, close\r\nUpgrade: %b\r\nContent-Length: %d\r\n\r\n%b"
+            % (gateway.key.encode(), upgrade, len(body), body),
         )
         assert head.startswith(b"HTTP/1.1 200"), head
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-
 from bench.scripted_model import ScriptedModel
+
 from tests.house import House, house
 from tests.web.asking import call, raw
 
@@ -91,7 +91,9 @@ async def test_an_allowed_origin_may(home: Path, model: ScriptedModel) -> None:
         assert reply.status == 200
         assert "; Secure" in reply.headers["Set-Cookie"]
         cookie = reply.headers["Set-Cookie"].split(";")[0]
-        shown = await call(h, "POST", "/api/messages", json={"text": "x"}, headers={**headers, "Cookie": cookie}, key="")
+        shown = await call(
+            h, "POST", "/api/messages", json={"text": "x"}, headers={**headers, "Cookie": cookie}, key=""
+        )
         assert shown.status == 202
 
 

@@ -44,7 +44,9 @@ class Conversation:
             self.append(message)
 
     def append(self, message: Message) -> None:
-        encoded = self.model.wire.encode(message)
+        # The encoder's result keeps the spare room of its buffer (512 bytes at least, up to half of a long text); what
+        # is held for hours is an exact copy.
+        encoded = bytes(memoryview(self.model.wire.encode(message)))
         self.history.append(encoded)
         self.weight += len(encoded) + ROW_OVERHEAD
 

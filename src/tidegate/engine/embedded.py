@@ -37,9 +37,6 @@ from tidegate.values import Failure, Frozen, Message, MessageAdded, Outcome, Tur
 
 log = structlog.stdlib.get_logger(__name__)
 
-SETTLE_SECONDS = 30.0
-"""How long a finished turn waits for the store to take its end before it is left for the next start."""
-
 
 class Taken(Frozen, frozen=True):
     """A turn as its handler gets it: the rows as they were when it was taken."""
@@ -318,12 +315,11 @@ class EmbeddedEngine:
 
     async def _commit(self, live: Live, ending: Ending) -> Settled | None:
         try:
-            with anyio.fail_after(SETTLE_SECONDS, shield=True):
-                done: Settled = await self._store.write(settle, ending, self._clock())
+            done: Settled = await self._store.write(settle, ending, self._clock())
         except Conflict:
             ended = await self._store.read(turns.outcome, live.turn)
             return Settled(outcome=ended) if ended is not None else None
-        except (StoreFailed, TimeoutError) as error:
+        except StoreFailed as error:
             log.error("a turn's end could not be stored", session=live.session, turn=live.turn, error=str(error))
             failure = describe(StoreFailed(str(error)))
             return Settled(outcome=Outcome(turn=ending.turn, session=ending.session, state="failed", error=failure))

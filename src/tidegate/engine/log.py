@@ -24,7 +24,7 @@ class _Reader:
 
 
 class TurnLog:
-    __slots__ = ("_fold_at", "_readers", "closed", "events", "session", "turn")
+    __slots__ = ("_ends", "_fold_at", "_readers", "closed", "events", "session", "turn")
 
     def __init__(self, turn: str, session: str) -> None:
         self.turn = turn
@@ -32,19 +32,24 @@ class TurnLog:
         self.events: list[Event] = []
         self.closed = False
         self._readers: list[_Reader] = []
+        self._ends: list[asyncio.Future[None]] = []
         self._fold_at = FOLD_FROM
 
     def append(self, event: Event) -> None:
         self.events.append(event)
         if isinstance(event, TurnEnded):
-            self.closed = True
-        elif len(self.events) >= self._fold_at:
+            self.close()
+            return
+        if len(self.events) >= self._fold_at:
             self._fold()
         self._wake()
 
     def close(self) -> None:
-        """End the log without an outcome: the turn goes on in another process."""
+        """Nothing more is said. Without an outcome as its last event, the turn goes on in another process."""
         self.closed = True
+        for end in self._ends:
+            if not end.done():
+                end.set_result(None)
         self._wake()
 
     async def read(self, start: int = 0) -> AsyncGenerator[list[Event], None]:
@@ -66,9 +71,14 @@ class TurnLog:
             self._readers.remove(reader)
 
     async def ended(self) -> None:
-        """Until the log is closed, without looking at what it says."""
-        async for _ in self.read(len(self.events)):
-            pass
+        """Until the log is closed, without being woken by what it says."""
+        while not self.closed:
+            end = asyncio.get_running_loop().create_future()
+            self._ends.append(end)
+            try:
+                await end
+            finally:
+                self._ends.remove(end)
 
     @property
     def readers(self) -> int:

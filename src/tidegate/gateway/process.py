@@ -8,17 +8,19 @@ standard error. What keeps it from starting is raised, as one sentence.
 import asyncio
 import faulthandler
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from tidegate.gateway.house import House
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_SWITCH_SECONDS = 0.0005  # a commit asks for the interpreter's lock about ten times; by default each may wait 5 ms for it
 _OVERTIME_SECONDS = 3.0  # after the budget: then no order is left to wait for
 
 
 def run_process(home: Path, *, port: int | None, replace: bool, say: Callable[[str], None]) -> None:
-    __import__('sys').setswitchinterval(0.00002)
+    sys.setswitchinterval(_SWITCH_SECONDS)
     asyncio.run(_serve(House(home, port=port, replace=replace, say=say)))
 
 

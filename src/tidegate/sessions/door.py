@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any
 
-import anyio
 import structlog
 
 from tidegate.config import Config
@@ -82,9 +81,8 @@ class Sessions:
         )
         turn = new_id("t")
         limit = self.config.limits.queue_length
-        # Whoever leaves now may find it accepted, but never accepted and forgotten.
-        with anyio.CancelScope(shield=True):
-            admission: Admission = await self.store.write(admit, inbound, turn, fresh, limit, self.clock())
+        # A caller cancelled here may have been accepted all the same; `recover` on the timer takes such a turn up.
+        admission: Admission = await self.store.write(admit, inbound, turn, fresh, limit, self.clock())
         return self._acknowledge(inbound, admission)
 
     def _check(self, inbound: Inbound) -> None:

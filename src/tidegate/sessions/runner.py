@@ -31,6 +31,7 @@ class Runner:
         self._tools = tools
         self._presence = presence
         self._prefixes: BoundedCache[tuple[bytes, bytes], Encoded] = BoundedCache("prefixes", cap=PREFIXES_KEPT)
+        self._workspaces = {name: config.workspace(name) for name in config.agents}
         limits = config.limits
         self._bounds = Bounds(
             steps=limits.turn_steps,
@@ -55,7 +56,7 @@ class Runner:
             channel=taken.turn.channel,
             agent=session.agent,
             turn=journal.id,
-            workspace=self._config.workspace(session.agent),
+            workspace=self._workspaces[session.agent],
         )
         try:
             await run(journal, conversation, context, call, self._bounds)

@@ -8,7 +8,7 @@ again from the beginning of the running turn's current answer. The stream holds 
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
-from tidegate.engine import TurnLog, slim
+from tidegate.engine import Live, TurnLog, slim
 from tidegate.sessions import queries
 from tidegate.values import Event, MessageAdded, TextDelta, TextReset
 
@@ -26,21 +26,27 @@ async def watch(
     """Ends when the session has ended and everything was told."""
     seen = after
     followed: TurnLog | None = None
+    live: Live | None = None
     with door.presence.attend(session) as record:
         while True:
             news = record.expect()
-            # A quick turn may be over when its rows have been read, and only its log tells how it ended: so what runs is
-            # looked at before as well as after.
-            before = door.engine.running(session)
+            # Looked at before anything is awaited: a quick turn is over when its rows have been read, and only its log
+            # tells what else there was, how it ended too.
+            live = live or _unfollowed(door, session, followed)
             try:
                 row = await door.row(session, principal)
                 rows = await door.store.read(queries.page, session, seen, PAGE)
                 for found in rows:
+                    if live is not None and found.turn == live.turn and not live.resumed:
+                        break  # told by the turn's log, in its place
                     seen = max(seen, found.seq or 0)
                     yield found.seq, MessageAdded(seq=found.seq or 0, message=slim(found.message))
-                live = door.engine.running(session) or before
-                if live is not None and live.log is not followed:
-                    followed = live.log
+                else:
+                    if len(rows) == PAGE:
+                        continue  # there are more, and what runs comes after them
+                live = live or _unfollowed(door, session, followed)
+                if live is not None:
+                    followed, live = live.log, None
                     async for batch in followed.read():
                         for event in _untold(batch, seen):
                             if not isinstance(event, MessageAdded):
@@ -54,6 +60,11 @@ async def watch(
                     await news
             finally:
                 news.cancel()
+
+
+def _unfollowed(door: "Sessions", session: str, followed: TurnLog | None) -> Live | None:
+    live = door.engine.running(session)
+    return live if live is not None and live.log is not followed else None
 
 
 def _untold(batch: list[Event], seen: int) -> list[Event]:

@@ -1,0 +1,78 @@
+"""What a watcher is told of turns that run, however quick they are and however long their conversation is."""
+
+from contextlib import aclosing
+from pathlib import Path
+
+import anyio
+import pytest
+from bench.scripted_model import ScriptedModel
+
+from tests.core import ANNA, WAIT, Core, core
+from tidegate.sessions.watching import PAGE
+from tidegate.values import Event, MessageAdded, TurnEnded, TurnStarted
+
+pytestmark = pytest.mark.anyio
+
+
+async def told_until_end(house: Core, session: str, after: int, turn: str) -> list[tuple[int | None, Event]]:
+    """What a watcher is told until this turn has ended."""
+    told: list[tuple[int | None, Event]] = []
+    with anyio.fail_after(WAIT):
+        async with aclosing(house.door.watch(session, ANNA, after)) as events:
+            async for item in events:
+                told.append(item)
+                if isinstance(item[1], TurnEnded) and item[1].outcome.turn == turn:
+                    return told
+    raise AssertionError("the stream ended first")
+
+
+async def kinds_of_a_quick_turn(house: Core, session: str, after: int) -> list[type[Event]]:
+    """What a watcher who waits already is told of a turn."""
+    kinds: list[type[Event]] = []
+
+    async def listen() -> None:
+        with anyio.fail_after(WAIT):
+            async with aclosing(house.door.watch(session, ANNA, after)) as events:
+                async for _, event in events:
+                    kinds.append(type(event))
+                    if isinstance(event, TurnEnded):
+                        return
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(listen)
+        await anyio.wait_all_tasks_blocked()
+        await house.say("[say quick]")
+    return kinds
+
+
+async def test_the_beginning_and_the_end_of_a_quick_turn_are_told_around_its_rows(
+    home: Path, model: ScriptedModel
+) -> None:
+    """S19: a turn that is over before its rows have been read is told like any other, in order."""
+    async with core(home, model=model) as house:
+        session = (await house.say("one")).session
+        for number in range(10):
+            kinds = await kinds_of_a_quick_turn(house, session, after=2 + 2 * number)
+            assert kinds[:2] == [TurnStarted, MessageAdded]
+            assert kinds[-2:] == [MessageAdded, TurnEnded]
+
+
+async def test_no_row_is_skipped_when_a_long_conversation_is_running(home: Path, model: ScriptedModel) -> None:
+    """S14, S19: all pages of rows come before what runs."""
+    async with core(home, model=model) as house:
+        for number in range(PAGE // 2 + 3):
+            session = (await house.say(f"[say {number}]")).session
+        running = await house.accept("[hold gate] [say last]")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        async with anyio.create_task_group() as group:
+            told: list[tuple[int | None, Event]] = []
+
+            async def listen() -> None:
+                told.extend(await told_until_end(house, session, 0, running.turn))
+
+            group.start_soon(listen)
+            await anyio.wait_all_tasks_blocked()
+            model.release("gate")
+        ids = [id for id, event in told if isinstance(event, MessageAdded)]
+        assert ids == list(range(1, PAGE + 9))
