@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-from bench.scripted_model import ScriptedModel
 
+from bench.scripted_model import ScriptedModel
 from tidegate.config import Config, load
 from tidegate.lifetimes import Ledger, Scope
 from tidegate.models import Clients, Models

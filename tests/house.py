@@ -17,8 +17,8 @@ from typing import Any
 
 import aiohttp
 import anyio
-from bench.scripted_model import ScriptedModel
 
+from bench.scripted_model import ScriptedModel
 from tests import core
 from tidegate.commands import build
 from tidegate.config import Config, load

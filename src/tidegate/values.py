@@ -206,6 +206,8 @@ class Failure(Frozen, frozen=True):
     code: str = "internal"
     status: int = 500
     retry: bool = False
+    retry_after: float | None = None
+    """Seconds after which trying again makes sense, where the model's side said so."""
 
 
 class Outcome(Frozen, frozen=True):

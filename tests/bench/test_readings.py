@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from bench.readings import Line, census, cpu_seconds, fit, median, memory, quantile, spread
 from bench.report import Environment, Figure, Report, text_table
 from bench.suite.slope import level

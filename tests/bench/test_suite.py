@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
 from bench.__main__ import main
 from bench.report import Report
 from bench.suite import FIGURES

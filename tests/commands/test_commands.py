@@ -17,9 +17,7 @@ async def run(house: Core, line: str, session: str | None) -> Reply:
     return await build(house.door).run(line, principal=ANNA, channel="page", session=session, agent="main")
 
 
-async def test_new_ends_this_conversation_and_the_next_message_begins_another(
-    home: Path, model: ScriptedModel
-) -> None:
+async def test_new_ends_this_conversation_and_the_next_message_begins_another(home: Path, model: ScriptedModel) -> None:
     """V19, S02, S04: in mid-turn it stops the turn first."""
     async with core(home, model=model) as house:
         accepted = await house.accept("[hang]")

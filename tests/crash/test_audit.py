@@ -7,6 +7,7 @@ from typing import Any
 
 import apsw
 import pytest
+
 from bench.audit import audit
 from bench.crash import Sent
 

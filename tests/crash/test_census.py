@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from bench.children import drive
 from bench.readings import census
 from bench.subjects import Gateway, ScriptedModel

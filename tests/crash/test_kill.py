@@ -5,12 +5,12 @@ import random
 from pathlib import Path
 
 import pytest
+
+from bench import crash
 from bench.audit import audit
 from bench.subjects import Gateway, ScriptedModel
 from bench.suite.kill import RESUMES
 from bench.suite.prefix import TOOL_CALL, TOOLS
-
-from bench import crash
 
 KILLS = 50
 SESSIONS = 10

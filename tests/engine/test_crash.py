@@ -5,8 +5,8 @@ from pathlib import Path
 
 import anyio
 import pytest
-from bench.scripted_model import ScriptedModel
 
+from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, core
 from tidegate.agent import is_balanced
 from tidegate.store import messages, turns

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from tools.behaviours import ROOT, faults, main, read_promises, read_tests
 
 PROMISES = """

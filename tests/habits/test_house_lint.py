@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tools.house_lint import check_source, check_tree
 
 ROOT = Path(__file__).resolve().parent.parent.parent

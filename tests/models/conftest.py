@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 
 import pytest
+
 from bench.scripted_model import ScriptedModel
 
 

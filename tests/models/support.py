@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from bench.scripted_model import ScriptedModel
-
 from tidegate.config import ModelSettings
 from tidegate.models import Clients, Encoded, Model, Models, Patience
 from tidegate.security import Secret

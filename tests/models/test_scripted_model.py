@@ -5,6 +5,7 @@ from typing import Any
 import aiohttp
 import anyio
 import pytest
+
 from bench.scripted_model import RECORDED, ScriptedModel
 from bench.scripted_wire import CONVERSATIONS, Message, Request, Reuse, read_script
 

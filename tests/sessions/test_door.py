@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import msgspec
 import pytest
 
@@ -128,7 +129,7 @@ async def test_a_watcher_sees_each_row_once_and_comes_back_by_its_id(home: Path,
                 seen.extend(await collect(house, first.session, 0, 6))
 
             group.start_soon(watch)
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
             model.release("gate")
             await house.answered(running.turn)
             await house.say("three")
@@ -156,7 +157,7 @@ async def test_watching_keeps_no_resident_and_ends_with_the_session(home: Path, 
                     house.door.presence.get(outcome.session) is None
                     or not house.door.presence.get(outcome.session).watchers
                 ):  # type: ignore[union-attr]
-                    await anyio.sleep(0)
+                    await anyio.lowlevel.checkpoint()
             assert house.door.presence.sweep(now=1e12) == 1
             await house.door.end(outcome.session, ANNA, "new")
         assert house.door.census()["present"] == 0

@@ -6,8 +6,8 @@ from pathlib import Path
 import anyio
 import anyio.lowlevel
 import pytest
-from bench.scripted_model import ScriptedModel
 
+from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core, core
 from tidegate.errors import Conflict, NotFound
 from tidegate.sessions import changes

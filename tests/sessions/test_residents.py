@@ -8,8 +8,8 @@ import anyio
 import anyio.lowlevel
 import msgspec
 import pytest
-from bench.scripted_model import ScriptedModel
 
+from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core, core, settings
 from tidegate.lifetimes import Present
 from tidegate.sessions import changes

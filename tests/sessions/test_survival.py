@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from bench.scripted_model import ScriptedModel
@@ -136,4 +137,4 @@ async def test_a_resident_that_was_replaced_in_mid_turn_is_released_when_that_tu
         assert (await house.answered(accepted.turn)).state == "answered"
         with anyio.fail_after(WAIT):
             while getattr(running, "history", None):
-                await anyio.sleep(0)
+                await anyio.lowlevel.checkpoint()

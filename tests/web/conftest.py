@@ -2,8 +2,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from bench.scripted_model import ScriptedModel
 
+from bench.scripted_model import ScriptedModel
 from tests.fixtures import home, model
 from tests.house import House, house
 

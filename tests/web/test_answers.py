@@ -4,8 +4,8 @@ from pathlib import Path
 
 import anyio
 import pytest
-from bench.scripted_model import ScriptedModel
 
+from bench.scripted_model import ScriptedModel
 from tests import core
 from tests.house import WAIT, House, house
 from tests.web.asking import CHAT, Reply, asked, chat

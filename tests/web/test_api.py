@@ -8,8 +8,8 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
-from bench.scripted_model import ScriptedModel
 
+from bench.scripted_model import ScriptedModel
 from tests.house import WAIT, House, house
 from tests.web.asking import call, chat
 
@@ -271,6 +271,14 @@ async def test_a_stream_opens_at_once_and_is_kept_alive(home: Path, model: Scrip
                 while seen.count(b": keep-alive") < 2:
                     seen += await response.content.readany()
         assert seen.startswith(b": open\n\n")
+
+
+async def test_asking_for_the_head_of_a_stream_does_not_follow_it(gateway: House) -> None:
+    """H11, L31: HEAD is answered at once."""
+    first = await say(gateway, "one")
+    reply = await call(gateway, "HEAD", f"/api/sessions/{first['session']}/events")
+    assert reply.status == 200
+    assert reply.headers["Content-Type"].startswith("text/event-stream")
 
 
 async def test_a_wrong_event_id_is_refused(gateway: House) -> None:

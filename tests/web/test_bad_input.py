@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 import structlog
-from bench.scripted_model import ScriptedModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.scripted_model import ScriptedModel
 from tests.house import House, house
 from tests.web.asking import CHAT, asked, call, chat, raw
 from tidegate.errors import Refused
@@ -186,7 +186,9 @@ async def test_a_header_given_twice_is_refused(gateway: House) -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("path", ["/nope", "/v1/nope", "/api/nope", "/v1/chat/completions/x", "/static/nope.js"])
+@pytest.mark.parametrize(
+    "path", ["/nope", "/v1/nope", "/api/nope", "/v1/chat/completions/x", "/static/nope.js", "/api/sessions/"]
+)
 async def test_an_unknown_path_has_openais_error_shape(gateway: House, path: str) -> None:
     """H20: the bare 404 too, with a key and without."""
     for key in (None, ""):

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import anyio
 import pytest
-from bench.scripted_model import ScriptedModel
 
+from bench.scripted_model import ScriptedModel
 from tests.house import WAIT, House, house
 from tests.web.asking import Reply, call, chat
 

@@ -4,8 +4,8 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from bench.scripted_model import ScriptedModel
 
+from bench.scripted_model import ScriptedModel
 from tests.house import House, house
 from tests.web.asking import call, chat, raw
 
@@ -68,6 +68,18 @@ async def test_the_same_session_name_of_two_principals_is_two_conversations(
     assert [view["name"] for view in (await call(gateway, "GET", "/api/sessions", key=bert)).json["sessions"]] == [
         "notes"
     ]
+
+
+async def test_the_owner_sees_others_conversations_and_stays_silent_in_them(gateway: House) -> None:
+    """H21, X06: read, end, delete; neither a message nor a command in somebody else's name."""
+    anna = await gateway.add_key("anna")
+    await chat(gateway, key=anna, session="notes")
+    [session] = (await call(gateway, "GET", "/api/sessions?everyone=true")).json["sessions"]
+    assert (await call(gateway, "GET", f"/api/sessions/{session['id']}/messages")).status == 200
+    for text in ("hello", "/title mine"):
+        body = {"text": text, "session": session["id"]}
+        assert (await call(gateway, "POST", "/api/messages", json=body)).status == 403
+    assert (await call(gateway, "POST", f"/api/sessions/{session['id']}/end")).status == 200
 
 
 async def test_a_turn_is_shown_to_its_principal_and_the_owner_only(gateway: House) -> None:

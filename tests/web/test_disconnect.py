@@ -2,8 +2,8 @@
 
 import anyio
 import pytest
-from bench.scripted_model import ScriptedModel
 
+from bench.scripted_model import ScriptedModel
 from tests.house import WAIT, House
 from tests.web.asking import CHAT, asked, call, chat
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import anyio
 import pytest
-from bench.scripted_model import ScriptedModel
 
+from bench.scripted_model import ScriptedModel
 from tests.house import House
 from tests.web.asking import call, chat
 from tidegate.errors import StoreFull

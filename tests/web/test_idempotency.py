@@ -5,8 +5,8 @@ from pathlib import Path
 
 import anyio
 import pytest
-from bench.scripted_model import ScriptedModel
 
+from bench.scripted_model import ScriptedModel
 from tests.house import WAIT, House, house
 from tests.web.asking import CHAT, Reply, asked, call, chat
 from tidegate.store import receipts

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.scripted_model import ScriptedModel
 
+from bench.scripted_model import ScriptedModel
 from tests.house import House, house
 from tests.web.asking import call, chat, raw
 

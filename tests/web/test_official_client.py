@@ -8,9 +8,9 @@ import anyio
 import anyio.to_thread
 import openai
 import pytest
-from bench.scripted_model import ScriptedModel
 from openai import AsyncOpenAI, OpenAI
 
+from bench.scripted_model import ScriptedModel
 from tests.house import WAIT, House, house
 from tidegate.web.app import App
 

@@ -8,10 +8,10 @@ import anyio
 import anyio.to_thread
 import pytest
 import schemathesis
-from bench.scripted_model import ScriptedModel
 from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as hypothesis_settings
 
+from bench.scripted_model import ScriptedModel
 from tests.house import WAIT, House, house
 from tests.web.asking import call
 from tidegate.web.chat import CHAT

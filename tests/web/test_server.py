@@ -8,8 +8,8 @@ from typing import Any
 import anyio
 import anyio.abc
 import pytest
-from bench.scripted_model import ScriptedModel
 
+from bench.scripted_model import ScriptedModel
 from tests.house import WAIT, House, house
 from tests.web.asking import CHAT, Reply, asked, call, chat, raw
 from tidegate.web import protocol

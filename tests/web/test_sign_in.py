@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from bench.scripted_model import ScriptedModel
 
+from bench.scripted_model import ScriptedModel
 from tests.house import House, house
-from tests.web.asking import call, raw
+from tests.web.asking import CHAT, call, chat, raw
 
 pytestmark = pytest.mark.anyio
 
@@ -95,6 +95,22 @@ async def test_an_allowed_origin_may(home: Path, model: ScriptedModel) -> None:
             h, "POST", "/api/messages", json={"text": "x"}, headers={**headers, "Cookie": cookie}, key=""
         )
         assert shown.status == 202
+
+
+async def test_a_listed_page_may_call_with_a_key_and_no_other(home: Path, model: ScriptedModel) -> None:
+    """H23, X04: browsers are told so for server.origins, never with the cookie; without them no page is."""
+    asking = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    async with house(home, '[server]\norigins = ["https://app.example"]', model=model) as h:
+        for origin, allowed in (("https://app.example", True), ("https://evil.example", False)):
+            before = await call(h, "OPTIONS", CHAT, headers={"Origin": origin, **asking}, key="")
+            assert before.status == (204 if allowed else 405)
+            reply = await chat(h, headers={"Origin": origin})
+            assert reply.status == 200
+            for answer in (before, reply):
+                assert answer.headers.get("Access-Control-Allow-Origin") == (origin if allowed else None)
+                assert "Access-Control-Allow-Credentials" not in answer.headers
+                assert answer.headers["Vary"] == "Origin"
+            assert ("X-Turn-Id" in reply.headers.get("Access-Control-Expose-Headers", "")) is allowed
 
 
 @pytest.mark.parametrize("host", [b"evil.example", b"evil.example:8420", b"127.0.0.1.evil.example", b"[", b""])

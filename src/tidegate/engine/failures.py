@@ -28,6 +28,7 @@ def describe(error: Exception) -> Failure:
                 code=f"model_{error.kind}",
                 status=_MODEL_STATUS.get(error.kind, 502),
                 retry=error.retryable,
+                retry_after=error.retry_after,
             )
         case TurnFailed():
             return Failure(message=error.message, type="turn_error", code=error.code, status=502)

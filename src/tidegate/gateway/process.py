@@ -15,7 +15,9 @@ from pathlib import Path
 from tidegate.gateway.house import House
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_SWITCH_SECONDS = 0.0005  # a commit asks for the interpreter's lock about ten times; by default each may wait 5 ms for it
+_SWITCH_SECONDS = (
+    0.0005  # a commit asks for the interpreter's lock about ten times; by default each may wait 5 ms for it
+)
 _OVERTIME_SECONDS = 3.0  # after the budget: then no order is left to wait for
 
 

@@ -36,6 +36,7 @@ async def watch(
             try:
                 row = await door.row(session, principal)
                 rows = await door.store.read(queries.page, session, seen, PAGE)
+                live = live or _unfollowed(door, session, followed)
                 for found in rows:
                     if live is not None and found.turn == live.turn and not live.resumed:
                         break  # told by the turn's log, in its place
@@ -44,7 +45,6 @@ async def watch(
                 else:
                     if len(rows) == PAGE:
                         continue  # there are more, and what runs comes after them
-                live = live or _unfollowed(door, session, followed)
                 if live is not None:
                     followed, live = live.log, None
                     async for batch in followed.read():

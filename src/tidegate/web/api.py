@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from tidegate.commands import CommandInfo, Commands
-from tidegate.errors import NotFound, Refused
+from tidegate.errors import NotAllowed, NotFound, Refused
 from tidegate.sessions import AgentView, Sessions, SessionView
 from tidegate.store import MessageRow
 from tidegate.values import Accepted, Busyness, Inbound, Message, Outcome, Receipt
@@ -235,7 +235,7 @@ class Api:
 
     async def _command(self, said: MessageIn, caller: Caller, channel: str) -> Answer:
         if said.session is not None:
-            await self._door.session(said.session, caller.principal)
+            await self._own(said.session, caller)
         reply = await self._commands.run(
             said.text.strip(),
             principal=caller.principal,
@@ -249,15 +249,14 @@ class Api:
     async def _accept(self, said: MessageIn, ask: Ask, channel: str) -> Accepted:
         caller = ask.caller
         if said.session is not None:
-            known = await self._door.session(said.session, caller.principal)
-            _may_use(caller, known.agent)
-            principal, agent = known.principal, known.agent
+            agent = (await self._own(said.session, caller)).agent
+            _may_use(caller, agent)
         else:
-            principal, agent = caller.principal.id, said.agent or _first(caller)
+            agent = said.agent or _first(caller)
         key = given.idempotency_key(ask.headers)
         return await self._door.accept(
             Inbound(
-                principal=principal,
+                principal=caller.principal.id,
                 channel=channel,
                 agent=agent,
                 messages=(Message(role="user", text=said.text),),
@@ -267,6 +266,13 @@ class Api:
                 receipts=() if key is None else (_receipt(key, said),),
             )
         )
+
+    async def _own(self, session: str, caller: Caller) -> SessionView:
+        """A conversation that this caller may speak in: an owner sees others' conversations, and stays silent there."""
+        view = await self._door.session(session, caller.principal)
+        if view.principal != caller.principal.id:
+            raise NotAllowed("This conversation is somebody else's: you may read, end or delete it, not speak in it.")
+        return view
 
     async def turn(self, ask: Ask) -> Answer:
         return json_answer(await self._door.outcome(ask.path["id"], ask.caller.principal))

@@ -26,9 +26,10 @@ from tidegate.web.admin import Admin
 from tidegate.web.api import Api
 from tidegate.web.auth import Keyring
 from tidegate.web.chat import CHAT, ChatCompletions
+from tidegate.web.cors import Cors
 from tidegate.web.decoding import Bodies, Gone
 from tidegate.web.endpoint import Ask, Endpoint, PathApp
-from tidegate.web.errors import Answer, Errors, json_answer, send_answer
+from tidegate.web.errors import Answer, Errors, Headers, json_answer, send_answer
 from tidegate.web.events import Events
 from tidegate.web.health import Health
 from tidegate.web.metrics import OTHER, Metrics, Traffic
@@ -59,19 +60,22 @@ class _NoMethod(Refused):
 class _Watched:
     """A request's `send` that remembers what was answered."""
 
-    __slots__ = ("_send", "done", "status")
+    __slots__ = ("_headers", "_send", "done", "status")
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, headers: Headers) -> None:
         self._send = send
+        self._headers = headers
         self.status = 0
         self.done = False
 
     async def __call__(self, message: Any) -> None:
-        await self._send(message)
         if message["type"] == "http.response.start":
+            if self._headers:
+                message = {**message, "headers": [*message["headers"], *self._headers]}
             self.status = message["status"]
         elif not message.get("more_body"):
             self.done = True
+        await self._send(message)
 
 
 class App:
@@ -87,6 +91,7 @@ class App:
         errors: Errors,
         traffic: Traffic,
         health: Health,
+        cors: Cors,
     ) -> None:
         self._chat = chat
         self._events = events
@@ -94,19 +99,24 @@ class App:
         self._errors = errors
         self._traffic = traffic
         self._health = health
+        self._cors = cors
         self._stopping = False
         self._description: bytes | None = None
         self._endpoints = [*endpoints, self._described()]
-        self._router = Router(_routes(self._endpoints, keyring, bodies))
+        self._router = Router(_routes(self._endpoints, keyring, bodies), redirect_slashes=False)
         self.keyring = keyring
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         began = time.perf_counter()
-        watched = _Watched(send)
+        shared = self._cors.headers(scope)
+        watched = _Watched(send, shared)
         is_chat = scope["path"] == CHAT.path
         try:
+            if shared and (permission := self._cors.preflight(scope, shared)) is not None:
+                await send_answer(watched, permission)
+                return
             if self._stopping:
                 raise Stopping("The gateway is stopping; send this again when it is back.", retry_after=5)
             if is_chat:
@@ -235,6 +245,7 @@ def create_app(
         errors=errors,
         traffic=traffic,
         health=health,
+        cors=Cors(config.server.origins),
     )
 
 

@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from tidegate.engine import describe
-from tidegate.errors import Busy, ModelFailed, Refused
+from tidegate.errors import Busy, Refused
 from tidegate.values import Failure
 
 Send = Callable[[Any], Any]
@@ -62,10 +62,11 @@ class Errors:
         failure = describe(error)
         if failure.code == "internal":
             log.exception("a request broke", told=failure.message, exc_info=error)
-        return self.of_failure(failure, retry_after=error.retry_after if isinstance(error, ModelFailed) else None)
+        return self.of_failure(failure)
 
-    def of_failure(self, failure: Failure, *, retry_after: float | None = None) -> Answer:
+    def of_failure(self, failure: Failure) -> Answer:
         """The answer for a turn that failed, live or replayed."""
+        retry_after = failure.retry_after
         if retry_after is None and failure.retry:
             retry_after = RETRY_SECONDS
         return self._answer(failure.status, failure.message, failure.type, None, failure.code, retry_after)

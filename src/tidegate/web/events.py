@@ -17,6 +17,7 @@ from tidegate.values import Event
 from tidegate.web import sse
 from tidegate.web.connection import unless_gone
 from tidegate.web.endpoint import Ask
+from tidegate.web.errors import Answer
 
 MOST_STREAMS = 512
 """Open streams: each is a connection, and descriptors are for conversations too."""
@@ -36,9 +37,11 @@ class Events:
         """Let every reader go: the gateway is stopping."""
         self._stopping.set()
 
-    async def follow(self, ask: Ask) -> None:
+    async def follow(self, ask: Ask) -> Answer | None:
         after = _place(ask.headers.get(b"last-event-id"))
         await self._door.session(ask.path["id"], ask.caller.principal)  # a refusal comes before the response begins
+        if ask.method == "HEAD":
+            return Answer(200, sse.HEADERS, b"")
         if self.open >= MOST_STREAMS:
             raise Busy(f"{MOST_STREAMS} event streams are open already; close some.", code="too_many_streams")
         self.open += 1
@@ -52,6 +55,7 @@ class Events:
                     await stream.finish(sse.comment("the session has ended"))
         finally:
             self.open -= 1
+        return None
 
     async def _tell(self, ask: Ask, stream: sse.Stream, after: int) -> None:
         watched = self._door.watch(ask.path["id"], ask.caller.principal, after)

@@ -21,7 +21,7 @@ BEATS = 5
 """Looks at the open streams per interval."""
 _PULSE_PATIENCE = 0.05  # the pulse passes by a stream whose reader is slow: such a reader has enough to read
 
-_HEADERS = [
+HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),
@@ -88,7 +88,7 @@ class Stream:
     async def _say(self, data: bytes, *, more: bool) -> None:
         self.spoke = self._pulse.clock()
         if not self.started:
-            await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS + self._headers})
+            await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS + self._headers})
             self.started = True
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 

@@ -1,0 +1,45 @@
+"""Calls from other web pages: for the origins that the operator listed, and with a key only.
+
+Guarantee: without listed origins nothing here has an effect, and a browser lets no other page call the gateway. A
+listed page may call with a key of its own; the cookie of the gateway's page is never offered to it.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from tidegate.web.errors import Answer, Headers
+
+_PREFLIGHT = [
+    (b"access-control-allow-methods", b"GET, POST, DELETE"),
+    (
+        b"access-control-allow-headers",
+        b"Authorization, Content-Type, Idempotency-Key, Last-Event-ID, X-Busy, X-Events, X-On-Disconnect, "
+        b"X-Session-Id, X-Stainless-Arch, X-Stainless-Lang, X-Stainless-OS, X-Stainless-Package-Version, X-Stainless-Retry-Count, "
+        b"X-Stainless-Runtime, X-Stainless-Runtime-Version, X-Stainless-Timeout",
+    ),
+    (b"access-control-max-age", b"600"),
+]
+
+
+class Cors:
+    def __init__(self, origins: Iterable[str]) -> None:
+        self._origins = frozenset(origin.lower().rstrip("/").encode() for origin in origins)
+
+    def headers(self, scope: dict[str, Any]) -> Headers:
+        """What a response to this request must say, so that a listed page may read it."""
+        if not self._origins:
+            return []
+        origin = next((value for name, value in scope["headers"] if name == b"origin"), b"")
+        if origin.lower() not in self._origins:
+            return [(b"vary", b"Origin")]
+        return [
+            (b"access-control-allow-origin", origin),
+            (b"access-control-expose-headers", b"X-Turn-Id, X-Turn-State, Retry-After"),
+            (b"vary", b"Origin"),
+        ]
+
+    def preflight(self, scope: dict[str, Any], headers: Headers) -> Answer | None:
+        """The answer to a browser that asks beforehand; None if that is not what this is, or it may not."""
+        if scope["method"] != "OPTIONS" or len(headers) < 2:
+            return None
+        return Answer(204, _PREFLIGHT, b"")
