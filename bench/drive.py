@@ -17,7 +17,7 @@ from collections import deque
 import msgspec
 
 from bench.readings import Memory, cpu_seconds, memory, quantile
-from bench.wire import Connection, Reply, streamed_text
+from bench.wire import Broken, Connection, Reply, streamed_text
 
 FILLER = "the tide comes in and the tide goes out, and the gate between them keeps the level of the basin. "
 PATH = "/v1/chat/completions"
@@ -72,6 +72,10 @@ class Result(msgspec.Struct, kw_only=True):
     cpu: dict[str, float]
     driver_cpu: float
     samples: list[Sample]
+
+
+class Wrong(Exception):
+    """An answer that is not what was asked for; ends the run."""
 
 
 class Conversation:
@@ -142,7 +146,7 @@ class Run:
 
     def check(self, conversation: Conversation, reply: Reply, stream: bool) -> None:
         if reply.status != 200 or (stream and b"data: [DONE]" not in reply.body):
-            raise SystemExit(f"{self.plan.label}: status {reply.status}: {bytes(reply.body[:500])!r}")
+            raise Wrong(f"{self.plan.label}: status {reply.status}: {bytes(reply.body[:500])!r}")
         if self.plan.direct:
             whole = streamed_text(reply.body) if stream else json.loads(reply.body)["choices"][0]["message"]["content"]
             conversation.history.append({"role": "assistant", "content": whole})
@@ -202,7 +206,11 @@ class Run:
 
 def main() -> None:
     plan = msgspec.json.decode(sys.stdin.buffer.read(), type=Plan)
-    sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(Run(plan).go())))
+    try:
+        result = asyncio.run(Run(plan).go())
+    except* (Wrong, OSError, Broken) as failed:
+        sys.exit(str(failed.exceptions[0]))
+    sys.stdout.buffer.write(msgspec.json.encode(result))
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from tidegate.store import messages
 
 pytestmark = pytest.mark.anyio
 
-WRITES = 9
-"""More than a turn with one tool makes: accept, take, answer, intent, result, settle."""
+WRITES = 7
+"""More than a turn with one tool makes: accept, answer, intent, result, settle."""
 
 
 class Fault:
@@ -50,7 +50,7 @@ async def test_a_write_that_fails_anywhere_in_a_turn_leaves_the_session_usable(
             except TidegateError:
                 accepted = None
             fault.armed = False
-            assert fault.left <= 0 or number > 6
+            assert fault.left <= 0 or number > 5
             await house.door.recover()
             if accepted is not None:
                 await house.door.engine.idle(accepted.session)
@@ -105,7 +105,6 @@ async def test_who_gives_up_waiting_at_the_door_loses_nothing(home: Path, model:
         task = asyncio.ensure_future(house.accept("[say second] second"))
         asyncio.get_running_loop().call_soon(at_every_step(task, after))
         await asyncio.wait([task])
-        await house.door.recover()
         third = await house.say("[say third] third")
         assert third.text == "third"
         rows = await house.store.read(lambda db: messages.page(db, third.session))

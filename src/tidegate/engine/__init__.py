@@ -5,10 +5,23 @@ sessions room uses only `submit`, `result`, `signal`, `interrupt` and `log` of a
 stand here without a change above or below.
 """
 
-from tidegate.engine.embedded import EmbeddedEngine, EngineStats, Taken
+from tidegate.engine.embedded import EmbeddedEngine, EngineStats
 from tidegate.engine.failures import describe, stopped
 from tidegate.engine.journal import Journal, slim
 from tidegate.engine.live import Live
 from tidegate.engine.log import TurnLog
+from tidegate.engine.taking import Begun, Taken, begin
 
-__all__ = ["EmbeddedEngine", "EngineStats", "Journal", "Live", "Taken", "TurnLog", "describe", "slim", "stopped"]
+__all__ = [
+    "Begun",
+    "EmbeddedEngine",
+    "EngineStats",
+    "Journal",
+    "Live",
+    "Taken",
+    "TurnLog",
+    "begin",
+    "describe",
+    "slim",
+    "stopped",
+]

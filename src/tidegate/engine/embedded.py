@@ -18,32 +18,13 @@ from tidegate.engine.journal import Billing, Journal, Parked, slim
 from tidegate.engine.live import Live
 from tidegate.engine.log import TurnLog
 from tidegate.engine.settlement import Ending, Settled, settle
+from tidegate.engine.taking import Begun, Taken, begin, peek
 from tidegate.errors import Conflict, Stopping, StoreFailed, TurnFailed
 from tidegate.lifetimes import Presence, Present, Scope
-from tidegate.store import (
-    Db,
-    MessageRow,
-    SessionRow,
-    Setting,
-    Store,
-    TurnRow,
-    intents,
-    messages,
-    sessions,
-    settings,
-    turns,
-)
+from tidegate.store import SessionRow, Store, TurnRow, turns
 from tidegate.values import Failure, Frozen, Message, MessageAdded, Outcome, TurnEnded, TurnStarted
 
 log = structlog.stdlib.get_logger(__name__)
-
-
-class Taken(Frozen, frozen=True):
-    """A turn as its handler gets it: the rows as they were when it was taken."""
-
-    turn: TurnRow
-    session: SessionRow
-    settings: tuple[Setting, ...]
 
 
 class Handler(Protocol):
@@ -92,13 +73,25 @@ class EmbeddedEngine:
 
     # -- what the sessions room asks of an engine --
 
+    @property
+    def has_room(self) -> bool:
+        """Whether a turn accepted now could start at once."""
+        return self._running < self._cap and not self._closed
+
     def submit(
-        self, session: str, turn: str, *, incoming: tuple[Message, ...] | None = None, resumed: bool = False
+        self,
+        session: str,
+        turn: str,
+        *,
+        incoming: tuple[Message, ...] | None = None,
+        begun: Begun | None = None,
+        resumed: bool = False,
     ) -> TurnLog:
-        """Queue an accepted turn. Idempotent: a turn that is already live keeps its place and its log."""
+        """Queue an accepted turn; `begun` is given when it was taken as it was accepted. Idempotent: a turn that is
+        already live keeps its place and its log."""
         live = self._live.get(turn)
         if live is None:
-            live = self._live[turn] = Live(turn, session, incoming=incoming, resumed=resumed)
+            live = self._live[turn] = Live(turn, session, incoming=incoming, begun=begun, resumed=resumed)
             record = self._presence.obtain(session)
             record.waiting.append(live)
             self._pump(record)
@@ -153,10 +146,18 @@ class EmbeddedEngine:
         record = self._presence.get(session)
         if record is None:
             return
+        kept: list[Live] = []
         while record.waiting:
             live = record.waiting.popleft()
+            if live.begun is not None:
+                live.stop("because its session ended")
+                kept.append(live)
+                continue
             self._live.pop(live.turn, None)
             live.log.append(TurnEnded(outcome=outcome_of(live.turn)))
+        record.waiting.extend(kept)
+        if kept:
+            return
         self._ready.pop(record, None)
 
     async def drain(self, within: float) -> None:
@@ -237,10 +238,13 @@ class EmbeddedEngine:
         with anyio.CancelScope(deadline=anyio.current_time() + self._turn_seconds) as cancel:
             live.run_in(cancel)
             try:
-                begun, recorded, lost = await self._store.write(_take, live.turn, self._clock())
-                taken = begun
-                journal = self._open_journal(live, begun, recorded, lost)
-                await self._handler(journal, begun)
+                begun = live.begun
+                if begun is None:
+                    begun = await self._store.write(begin, live.turn, self._clock(), live.incoming)
+                live.incoming = live.begun = None
+                taken = begun.taken
+                journal = self._open_journal(live, begun)
+                await self._handler(journal, taken)
             except Parked:
                 await self._store.write(turns.park, live.turn)
                 return None
@@ -256,18 +260,17 @@ class EmbeddedEngine:
             return await self._settle_untaken(live, failure)
         return await self._settle(live, taken, journal, failure)
 
-    def _open_journal(self, live: Live, taken: Taken, recorded: list[MessageRow], lost: frozenset[str]) -> Journal:
-        incoming = [row for row in recorded if row.step and row.step.startswith("in-")]
+    def _open_journal(self, live: Live, begun: Begun) -> Journal:
         live.log.append(TurnStarted(turn=live.turn, resumed=live.resumed))
-        for row in incoming:
-            live.log.append(MessageAdded(seq=row.seq or 0, message=slim(row.message)))
+        for seq, message in begun.incoming:
+            live.log.append(MessageAdded(seq=seq, message=slim(message)))
         return Journal(
             live,
             self._store,
-            _billing(taken),
-            incoming=tuple(row.message for row in incoming),
-            recorded=recorded,
-            lost=lost,
+            _billing(begun.taken),
+            incoming=tuple(message for _, message in begun.incoming),
+            recorded=begun.recorded,
+            lost=begun.lost,
             parking=lambda: self._parking,
             clock=self._clock,
         )
@@ -298,7 +301,7 @@ class EmbeddedEngine:
 
     async def _settle_untaken(self, live: Live, failure: Failure | None) -> Settled | None:
         """The turn ended before its rows could be taken: stopped while it waited, or the store refused."""
-        taken = await self._store.read(_peek, live.turn)
+        taken = await self._store.read(peek, live.turn)
         if taken is None:
             return None
         error = failure or stopped(live.stopping or "before it began", abandoned=live.abandoned)
@@ -329,8 +332,8 @@ class EmbeddedEngine:
             self.submit(live.session, done.spilled)
         return done
 
-    async def give_up(self, turn: TurnRow, session: SessionRow, failure: Failure) -> None:
-        """Settle a turn that will not be resumed."""
+    async def give_up(self, turn: TurnRow, session: SessionRow, failure: Failure) -> bool:
+        """Settle a turn that will not be resumed; False when it has ended meanwhile."""
         ending = Ending(
             turn=turn.id,
             session=session.id,
@@ -340,23 +343,12 @@ class EmbeddedEngine:
             accepted=turn.accepted,
             error=failure,
         )
-        await self._store.write(settle, ending, self._clock())
+        try:
+            await self._store.write(settle, ending, self._clock())
+        except Conflict:
+            return False
+        return True
 
 
 def _billing(taken: Taken) -> Billing:
     return Billing(principal=taken.session.principal, agent=taken.session.agent, channel=taken.turn.channel)
-
-
-def _take(db: Db, turn: str, now: float) -> tuple[Taken, list[MessageRow], frozenset[str]]:
-    row = turns.take(db, turn, now)
-    session = sessions.get(db, row.session)
-    if session is None:
-        raise StoreFailed(f"The session of turn {turn} is gone.")
-    taken = Taken(turn=row, session=session, settings=tuple(settings.get_all(db, row.session, now)))
-    return taken, messages.journal(db, turn), frozenset(intents.open_of(db, turn)) if row.attempts > 1 else frozenset()
-
-
-def _peek(db: Db, turn: str) -> Taken | None:
-    row = turns.get(db, turn)
-    session = sessions.get(db, row.session) if row is not None else None
-    return Taken(turn=row, session=session, settings=()) if row is not None and session is not None else None

@@ -10,6 +10,7 @@ import asyncio
 import anyio
 
 from tidegate.engine.log import TurnLog
+from tidegate.engine.taking import Begun
 from tidegate.values import Message
 
 
@@ -18,6 +19,7 @@ class Live:
         "_arrived",
         "_cancel",
         "abandoned",
+        "begun",
         "incoming",
         "log",
         "resumed",
@@ -29,12 +31,20 @@ class Live:
     )
 
     def __init__(
-        self, turn: str, session: str, *, incoming: tuple[Message, ...] | None = None, resumed: bool = False
+        self,
+        turn: str,
+        session: str,
+        *,
+        incoming: tuple[Message, ...] | None = None,
+        begun: Begun | None = None,
+        resumed: bool = False,
     ) -> None:
         self.turn = turn
         self.session = session
         self.incoming = incoming
         """The messages it was accepted with; None when they must be read from the store."""
+        self.begun = begun
+        """What it was taken with, when that happened as it was accepted."""
         self.resumed = resumed
         self.log = TurnLog(turn, session)
         self.started: float | None = None

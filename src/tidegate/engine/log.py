@@ -82,8 +82,8 @@ class TurnLog:
 
     @property
     def readers(self) -> int:
-        """How many follow it now."""
-        return len(self._readers)
+        """How many follow it or wait for its end now."""
+        return len(self._readers) + len(self._ends)
 
     def draft(self) -> str:
         """What is shown of the model answer that is being written: its text since the last reset or committed row."""

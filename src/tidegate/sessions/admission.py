@@ -6,9 +6,11 @@ first. Every lookup is made under the caller's own principal.
 """
 
 import textwrap
+from typing import Literal
 
 import msgspec
 
+from tidegate.engine import Begun, begin
 from tidegate.errors import Busy, Conflict, Mismatch, NotFound
 from tidegate.store import Db, ReceiptRow, SessionRow, messages, receipts, sessions, turns
 from tidegate.values import Frozen, Inbound, OnDisconnect, Prefix, new_id
@@ -30,16 +32,17 @@ class Fresh(Frozen, frozen=True):
 
 
 class Admission(Frozen, frozen=True):
-    """What became of the message. `fresh` says that a new turn was made and must be submitted."""
+    """What became of the message. `begun` is there when its turn was taken at once."""
 
     turn: str
     session: str
-    how: str
-    created: bool = False
-    ephemeral: bool = False
+    how: Literal["queued", "steered", "attached", "replayed"]
+    begun: Begun | None = None
 
 
-def admit(db: Db, inbound: Inbound, turn: str, fresh: Fresh, queue_length: int, now: float) -> Admission:
+def admit(db: Db, inbound: Inbound, turn: str, fresh: Fresh, *, queue_length: int, take: bool, now: float) -> Admission:
+    """`take` says that a turn could start now: in a session with nothing else to do it is taken in this transaction,
+    which spares one of its own."""
     known = _known(db, inbound, now)
     if known is not None:
         return known
@@ -49,7 +52,8 @@ def admit(db: Db, inbound: Inbound, turn: str, fresh: Fresh, queue_length: int, 
         if running is not None:
             _accept(db, inbound, session.id, running, now)
             return Admission(turn=running, session=session.id, how="steered")
-    if not created and turns.waiting(db, session.id) >= queue_length:
+    idle = created or turns.is_idle(db, session.id)
+    if not idle and turns.waiting(db, session.id) >= queue_length:
         raise Busy(
             f"This session already has {queue_length} messages waiting (limits.queue_length); try again when it has "
             "answered some.",
@@ -67,7 +71,8 @@ def admit(db: Db, inbound: Inbound, turn: str, fresh: Fresh, queue_length: int, 
         now=now,
     )
     _accept(db, inbound, session.id, turn, now)
-    return Admission(turn=turn, session=session.id, how="queued", created=created, ephemeral=ephemeral)
+    begun = begin(db, turn, now, inbound.messages) if take and idle else None
+    return Admission(turn=turn, session=session.id, how="queued", begun=begun)
 
 
 def on_disconnect(inbound: Inbound, *, ephemeral: bool) -> OnDisconnect:

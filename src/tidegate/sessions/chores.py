@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 INDEX_BATCHES = 20
 """Writes of the search index in one run, each some milliseconds; a search catches up by itself."""
 
+STRANDED_SECONDS = 30.0
+"""After which an accepted turn that no engine knows is stranded: the way there takes milliseconds."""
+
 TIDY_ROWS = 500
 """Rows of each kind that one run removes."""
 
@@ -63,7 +66,7 @@ def chores(door: "Sessions") -> list[Chore]:
     return [
         Chore(name="sweep", interval=min(30.0, max(0.2, limits.idle_ttl / 4)), run=sweep),
         Chore(name="expire", interval=60.0, run=expire),
-        Chore(name="recover", interval=60.0, run=lambda: recover(door)),
+        Chore(name="recover", interval=60.0, run=lambda: recover(door, older=STRANDED_SECONDS)),
         Chore(name="index", interval=5.0, run=index),
         Chore(name="tidy", interval=300.0, run=tidy),
     ]

@@ -80,10 +80,16 @@ class Sessions:
             encoder=self.runner.encoder(agent),
         )
         turn = new_id("t")
-        limit = self.config.limits.queue_length
-        # A caller cancelled here may have been accepted all the same; `recover` on the timer takes such a turn up.
-        admission: Admission = await self.store.write(admit, inbound, turn, fresh, limit, self.clock())
-        return self._acknowledge(inbound, admission)
+        return await self.store.write_then(
+            lambda admission: self._acknowledge(inbound, admission),
+            admit,
+            inbound,
+            turn,
+            fresh,
+            queue_length=self.config.limits.queue_length,
+            take=self.engine.has_room,
+            now=self.clock(),
+        )
 
     def _check(self, inbound: Inbound) -> None:
         if not self._open:
@@ -121,7 +127,7 @@ class Sessions:
             return Accepted(turn=turn, session=session, how="attached")
         running = self.engine.running(session)
         ahead = self.engine.waiting(session) + (running is not None)
-        self.engine.submit(session, turn, incoming=inbound.messages)
+        self.engine.submit(session, turn, incoming=inbound.messages, begun=admission.begun)
         if inbound.busy == "interrupt" and running is not None:
             running.stop("by a newer message")
             return Accepted(turn=turn, session=session, how="interrupting", ahead=ahead)

@@ -19,17 +19,18 @@ if TYPE_CHECKING:
 log = structlog.stdlib.get_logger(__name__)
 
 
-async def recover(door: "Sessions") -> int:
+async def recover(door: "Sessions", *, older: float = 0.0) -> int:
     """How many turns go on. Also called on the timer: a turn that is open in the store and not live here is stranded
-    (the store could not take its end), and is taken up like one that a crash left."""
+    (the store could not take its end), and is taken up like one that a crash
+    left. `older` spares those that were accepted just now and may be on their way to the engine."""
     resumed = 0
     for turn, session in await door.store.read(_open):
-        if door.engine.log(turn.id) is not None:
+        if door.engine.log(turn.id) is not None or turn.accepted > door.clock() - older:
             continue
         reason = _refusal(turn, session, door.config.limits.resumes)
         if reason is not None:
-            await door.engine.give_up(turn, session, reason)
-            log.warning("a turn is not resumed", session=session.id, turn=turn.id, reason=reason.message)
+            if await door.engine.give_up(turn, session, reason):
+                log.warning("a turn is not resumed", session=session.id, turn=turn.id, reason=reason.message)
         else:
             door.engine.submit(session.id, turn.id, resumed=turn.attempts > 0)
             resumed += 1

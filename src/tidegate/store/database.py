@@ -7,6 +7,7 @@ begin nor commit, and may be run a second time when a full disk took the whole g
 and connections, and no other process may open the file while it is open.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -23,6 +24,7 @@ from tidegate.values import Frozen
 
 P = ParamSpec("P")
 T = TypeVar("T")
+U = TypeVar("U")
 
 CLOSE_SECONDS = 8.0
 """How long closing waits for the reads, and for the writes that are queued; a disk that hangs longer must not hang the
@@ -120,6 +122,22 @@ class Store:
         """Runs `fn(db, …)` in the writer's current transaction; its result, once that is committed."""
         result: T = await self._writer.submit(fn, args, kwargs)
         return result
+
+    async def write_then(
+        self, then: Callable[[T], U], fn: Callable[Concatenate[Db, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> U:
+        """As `write`, for what must not be committed and forgotten: `then(result)` is called on the loop as soon as
+        the write is committed, whether or not the caller is still there; its value is the caller's."""
+        written = self._writer.submit(fn, args, kwargs)
+        followed: list[U] = []
+
+        def follow(done: "asyncio.Future[T]") -> None:
+            if done.exception() is None:
+                followed.append(then(done.result()))
+
+        written.add_done_callback(follow)
+        await asyncio.shield(written)
+        return followed[0]
 
     async def read(self, fn: Callable[Concatenate[Db, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs `fn(db, …)` on a snapshot. StoreFailed when it takes longer than a snapshot may live."""

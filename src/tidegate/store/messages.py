@@ -102,6 +102,14 @@ def journal(db: Db, turn: str) -> list[MessageRow]:
     return [_row(row) for row in rows]
 
 
+def places(db: Db, turn: str) -> list[int]:
+    """Where the rows of a turn stand in the transcript."""
+    return [
+        row[0]
+        for row in db.execute("SELECT seq FROM messages WHERE turn = ? AND seq IS NOT NULL ORDER BY seq", (turn,))
+    ]
+
+
 def history(db: Db, session: str, before_turn: str | None = None) -> list[Message]:
     """What a model is shown of the session: in order, without what was undone and without the rows of `before_turn`."""
     rows = db.execute(

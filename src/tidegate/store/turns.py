@@ -145,6 +145,14 @@ def waiting(db: Db, session: str) -> int:
     return int(db.execute("SELECT count(*) FROM turns WHERE session = ? AND state = 'queued'", (session,)).get)
 
 
+def is_idle(db: Db, session: str) -> bool:
+    """Whether no turn of the session waits or runs."""
+    open_one = db.execute(
+        "SELECT 1 FROM turns WHERE session = ? AND state IN ('queued', 'running') LIMIT 1", (session,)
+    ).get
+    return open_one is None
+
+
 def settle(
     db: Db,
     id: str,

@@ -14,8 +14,8 @@ _PREFLIGHT = [
     (
         b"access-control-allow-headers",
         b"Authorization, Content-Type, Idempotency-Key, Last-Event-ID, X-Busy, X-Events, X-On-Disconnect, "
-        b"X-Session-Id, X-Stainless-Arch, X-Stainless-Lang, X-Stainless-OS, X-Stainless-Package-Version, X-Stainless-Retry-Count, "
-        b"X-Stainless-Runtime, X-Stainless-Runtime-Version, X-Stainless-Timeout",
+        b"X-Session-Id, X-Stainless-Arch, X-Stainless-Lang, X-Stainless-OS, X-Stainless-Package-Version, "
+        b"X-Stainless-Retry-Count, X-Stainless-Runtime, X-Stainless-Runtime-Version, X-Stainless-Timeout",
     ),
     (b"access-control-max-age", b"600"),
 ]
