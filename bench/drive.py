@@ -16,7 +16,7 @@ from collections import deque
 
 import msgspec
 
-from bench.readings import Memory, cpu_seconds, memory, quantile
+from bench.readings import cpu_seconds, memory, quantile
 from bench.wire import Broken, Connection, Reply, streamed_text
 
 FILLER = "the tide comes in and the tide goes out, and the gate between them keeps the level of the basin. "
@@ -54,9 +54,12 @@ class Plan(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Sample(msgspec.Struct):
+    """Memory (bytes) and CPU time (seconds, since the process began) of what is sampled, after so many turns."""
+
     turns: int
     rss: int
     anon: int
+    cpu: float
 
 
 class Result(msgspec.Struct, kw_only=True):
@@ -163,8 +166,9 @@ class Run:
             self.totals.append(reply.ended - reply.sent)
             self.firsts.append(reply.first - reply.sent)
         if plan.sample_every and self.done % plan.sample_every == 0:
-            held: Memory = memory(plan.watch[plan.sample])
-            self.samples.append(Sample(self.done, held.rss, held.anon))
+            pid = plan.watch[plan.sample]
+            held = memory(pid)
+            self.samples.append(Sample(self.done, held.rss, held.anon, cpu_seconds(pid)))
 
     async def flight(self) -> None:
         connection = await Connection.open(self.plan.url)

@@ -4,6 +4,9 @@ tools.
 The line is laid through own memory (anonymous pages and swap) after a warm-up, in which everything that has a cap fills
 up to it (the store's page cache, the residents, the pools). Level means: what the line gains over the measured part is
 no more than twice what the readings scatter around it, or less than one part in a hundred of what the process holds.
+
+Beside it, from the same run: whether a turn costs more when the store is large (the work of a turn must grow with what is
+new, not with what is there).
 """
 
 from typing import Any
@@ -49,6 +52,16 @@ def drive(bench: Bench) -> dict[str, Any]:
         )
 
 
+def growth(samples: list[dict[str, Any]]) -> float:
+    """CPU per turn in the last quarter of the readings, against the first quarter."""
+    part = len(samples) // 4
+
+    def cost(first: dict[str, Any], last: dict[str, Any]) -> float:
+        return float((last["cpu"] - first["cpu"]) / (last["turns"] - first["turns"]))
+
+    return cost(samples[-1 - part], samples[-1]) / cost(samples[0], samples[part])
+
+
 def run(bench: Bench) -> list[Figure]:
     samples = drive(bench)["samples"]
     turns = [float(sample["turns"]) for sample in samples]
@@ -82,5 +95,12 @@ def run(bench: Bench) -> list[Figure]:
                 f"RSS {lines['rss'].slope * 1000:+.1f} KB per 1,000 turns; plot in {file.name}"
             ),
             detail={"noise": own.noise, "rss": lines["rss"].slope * 1000, "turns": turns, "anon": anon, "all": rss},
-        )
+        ),
+        Figure(
+            name="growth",
+            title="CPU per turn at the end of that run, against its beginning",
+            unit="×",
+            value=growth(samples[warm:]),
+            detail={"turns": turns, "cpu": [sample["cpu"] for sample in samples]},
+        ),
     ]

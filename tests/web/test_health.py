@@ -1,5 +1,6 @@
 """Health, readiness and metrics."""
 
+import random
 from typing import Any
 
 import anyio
@@ -68,9 +69,25 @@ async def test_a_store_that_takes_no_write_turns_readyz_red(gateway: House, monk
     assert reply.status == 503
     assert reply.json["checks"]["store"] == {"ok": False, "detail": "The disk is full."}
     assert (await call(gateway, "GET", "/v1/models")).status == 200
-    refused = await chat(gateway)
+
+
+async def test_a_full_disk_is_507_and_what_needs_no_write_goes_on(gateway: House) -> None:
+    """H20, L21: said in a sentence; when there is room again, so is everything else."""
+    assert (await chat(gateway, session="n")).status == 200
+
+    def limit(db: Any, pages: int) -> None:
+        db.execute(f"PRAGMA max_page_count({pages or db.execute('PRAGMA page_count').get})").fetchall()
+
+    await gateway.store.write(limit, 0)
+    large = random.Random(7).randbytes(200_000).hex()
+    refused = await chat(gateway, large, session="n")
     assert refused.status == 507
     assert refused.error["code"] == "store_full"
+    assert int(refused.headers["Retry-After"]) >= 1
+    assert (await call(gateway, "GET", "/v1/models")).status == 200
+    assert len((await call(gateway, "GET", "/api/sessions")).json["sessions"]) == 1
+    await gateway.store.write(limit, 1_000_000)
+    assert (await chat(gateway, large, session="n")).status == 200
 
 
 async def test_a_blocked_loop_is_seen(gateway: House) -> None:

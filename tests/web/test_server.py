@@ -210,3 +210,11 @@ async def test_connections_beyond_the_share_are_shed_idle_first(
             while h.server.connections:
                 await anyio.sleep(0.01)
         assert (await chat(h)).status == 200
+
+
+async def test_small_pieces_of_a_stream_leave_at_once(gateway: House) -> None:
+    """H11: no piece waits for the acknowledgement of the one before."""
+    assert (await chat(gateway, stream=True)).status == 200
+    for connection in gateway.server._state.connections:
+        sock = connection.transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -324,7 +324,7 @@ class EmbeddedEngine:
             return Settled(outcome=ended) if ended is not None else None
         except StoreFailed as error:
             log.error("a turn's end could not be stored", session=live.session, turn=live.turn, error=str(error))
-            failure = describe(StoreFailed(str(error)))
+            failure = describe(error)
             return Settled(outcome=Outcome(turn=ending.turn, session=ending.session, state="failed", error=failure))
         for row in done.rows:
             live.log.append(MessageAdded(seq=row.seq or 0, message=slim(row.message)))

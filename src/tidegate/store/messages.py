@@ -104,10 +104,9 @@ def journal(db: Db, turn: str) -> list[MessageRow]:
 
 def places(db: Db, turn: str) -> list[int]:
     """Where the rows of a turn stand in the transcript."""
-    return [
-        row[0]
-        for row in db.execute("SELECT seq FROM messages WHERE turn = ? AND seq IS NOT NULL ORDER BY seq", (turn,))
-    ]
+    # A placed row of a turn has a step, and steps are what the index is on: without it every message is looked at.
+    rows = db.execute("SELECT seq FROM messages WHERE turn = ? AND step IS NOT NULL ORDER BY seq", (turn,))
+    return [row[0] for row in rows if row[0] is not None]
 
 
 def history(db: Db, session: str, before_turn: str | None = None) -> list[Message]:

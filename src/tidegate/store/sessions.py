@@ -176,7 +176,7 @@ def end(db: Db, id: str, *, reason: str, hooks: Sequence[str], now: float) -> bo
     )
     db.execute(
         "UPDATE turns SET state = 'refused', finish = 'error', finished = ?, error = ?"
-        " WHERE session = ? AND state = 'queued'",
+        " WHERE session = ? AND state IN ('queued', 'running') AND state = 'queued'",
         (now, _SESSION_ENDED, id),
     )
     for hook in hooks:

@@ -136,13 +136,17 @@ def open_turns(db: Db) -> list[TurnRow]:
 def running(db: Db, session: str) -> str | None:
     """The session's running turn."""
     id: str | None = db.execute(
-        "SELECT id FROM turns WHERE session = ? AND state = 'running' ORDER BY number LIMIT 1", (session,)
+        "SELECT id FROM turns WHERE session = ? AND state IN ('queued', 'running') AND state = 'running'"
+        " ORDER BY number LIMIT 1",
+        (session,),
     ).get
     return id
 
 
 def waiting(db: Db, session: str) -> int:
-    return int(db.execute("SELECT count(*) FROM turns WHERE session = ? AND state = 'queued'", (session,)).get)
+    # The first condition is the index's own, which holds open turns only: the session's past costs nothing.
+    count = "SELECT count(*) FROM turns WHERE session = ? AND state IN ('queued', 'running') AND state = 'queued'"
+    return int(db.execute(count, (session,)).get)
 
 
 def is_idle(db: Db, session: str) -> bool:

@@ -1,0 +1,62 @@
+"""What a turn sends to the store, seen from the store: no statement's price grows with what is kept."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import anyio
+import apsw
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.core import ANNA, WAIT, core
+from tidegate.store import Db
+
+pytestmark = pytest.mark.anyio
+
+WHOLE = re.compile(r"SCAN (sessions|turns|messages|receipts|usage|intents|settings|approvals)\b")
+ALL_OF_A_SESSION = re.compile(r"SEARCH (turns USING INDEX turns_number|messages USING INDEX messages_seq) \(session=\?\)$")
+
+
+async def test_no_statement_of_a_real_turn_reads_more_than_its_own_rows(home: Path, model: ScriptedModel) -> None:
+    """L20, P15: plain, with a tool, steered, queued, one-shot, ended: each statement finds its rows by an index, and none
+    walks through a session's past."""
+    seen: dict[str, Any] = {}
+
+    def note(cursor: apsw.Cursor, sql: str, bindings: Any) -> bool:
+        seen.setdefault(sql, bindings)
+        return True
+
+    async with core(home, model=model) as house:
+        first = await house.say("warm up")
+        await house.store.write(lambda db: setattr(db, "exec_trace", note))
+        await house.say("plain")
+        await house.say("[tool clock {}]")
+        await house.say("one-shot", name=None)
+        accepted = await house.accept("[tool clock {}] [hold gate step=0]")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        await house.accept("steered", busy="steer")
+        queued = await house.accept("queued")
+        model.release("gate")
+        for turn in (accepted, queued):
+            await house.answered(turn.turn)
+        await house.door.end(first.session, ANNA, "new")
+        await house.store.write(lambda db: setattr(db, "exec_trace", None))
+
+        def plans(db: Db) -> list[tuple[str, str]]:
+            return [
+                (row[3], sql)
+                for sql, bindings in seen.items()
+                if re.match(r"\s*(SELECT|INSERT|UPDATE|DELETE)", sql)
+                for row in db.execute("EXPLAIN QUERY PLAN " + sql, bindings)
+            ]
+
+        found = await house.store.read(plans)
+    assert len(seen) > 25
+    dear = [
+        f"{line}: {sql}"
+        for line, sql in found
+        if WHOLE.match(line) or (ALL_OF_A_SESSION.match(line) and "max(" not in sql)
+    ]
+    assert dear == []
