@@ -5,8 +5,8 @@ The line is laid through own memory (anonymous pages and swap) after a warm-up, 
 up to it (the store's page cache, the residents, the pools). Level means: what the line gains over the measured part is
 no more than twice what the readings scatter around it, or less than one part in a hundred of what the process holds.
 
-Beside it, from the same run: whether a turn costs more when the store is large (the work of a turn must grow with what is
-new, not with what is there).
+Beside it, from the same run: whether a turn costs more when the store is large (the work of a turn must grow with what
+is new, not with what is there).
 """
 
 from typing import Any

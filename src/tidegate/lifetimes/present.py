@@ -139,7 +139,6 @@ class Presence:
     __slots__ = (
         "__weakref__",
         "_clock",
-        "_ledger",
         "_order",
         "_over",
         "_over_count",
@@ -149,6 +148,7 @@ class Presence:
         "_unreleased",
         "_warn",
         "idle_ttl",
+        "ledger",
         "resident_bytes",
         "residents",
     )
@@ -167,7 +167,7 @@ class Presence:
         self.resident_bytes = resident_bytes
         self.idle_ttl = idle_ttl
         self._scope = scope
-        self._ledger = scope.account.ledger
+        self.ledger = scope.account.ledger
         self._clock = clock
         self._warn: Warn = warn if warn is not None else _log_warning
         self._records: dict[str, Present] = {}
@@ -198,7 +198,7 @@ class Presence:
         """
         record = self._records.get(key)
         if record is None:
-            record = Present(key, self._clock(), self._ledger.account(f"session {key}"))
+            record = Present(key, self._clock(), self.ledger.account(f"session {key}"))
             self._records[key] = record
         return record
 

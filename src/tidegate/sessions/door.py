@@ -15,7 +15,7 @@ import structlog
 from tidegate.config import Config
 from tidegate.engine import EmbeddedEngine, TurnLog
 from tidegate.errors import Busy, NotFound, Stopping, TooLarge
-from tidegate.lifetimes import Presence, Scope
+from tidegate.lifetimes import CacheStats, Ledger, Presence, Scope
 from tidegate.models import Models
 from tidegate.security import Principal
 from tidegate.sessions import queries, watching
@@ -265,6 +265,14 @@ class Sessions:
         """Accept nothing more; let turns finish within the budget, else park them for the next start."""
         self._open = False
         await self.engine.drain(within)
+
+    @property
+    def ledger(self) -> Ledger:
+        """Who holds what in this process."""
+        return self.presence.ledger
+
+    def caches(self) -> tuple[CacheStats, ...]:
+        return (self.runner.prefixes.stats(), self.runner.tools.stats())
 
     def chores(self) -> list[Chore]:
         return chores(self)

@@ -28,9 +28,9 @@ class Runner:
         self._store = store
         self._config = config
         self._models = models
-        self._tools = tools
+        self.tools = tools
         self._presence = presence
-        self._prefixes: BoundedCache[tuple[bytes, bytes], Encoded] = BoundedCache("prefixes", cap=PREFIXES_KEPT)
+        self.prefixes: BoundedCache[tuple[bytes, bytes], Encoded] = BoundedCache("prefixes", cap=PREFIXES_KEPT)
         self._workspaces = {name: config.workspace(name) for name in config.agents}
         limits = config.limits
         self._bounds = Bounds(
@@ -133,14 +133,14 @@ class Runner:
     async def _encoded(self, taken: Taken, model: Model) -> Encoded:
         identity = _frozen(taken.session)
         key = (identity, model.signature)
-        encoded = self._prefixes.get(key)
+        encoded = self.prefixes.get(key)
         if encoded is None:
             encoded = model.wire.encode_prefix(await self._store.read(sessions.prefix, identity))
-            self._prefixes.put(key, encoded)
+            self.prefixes.put(key, encoded)
         return encoded
 
     def _toolset(self, agent: AgentSettings) -> Toolset:
-        return self._tools.resolve(agent.tools)
+        return self.tools.resolve(agent.tools)
 
 
 def _frozen(session: SessionRow) -> bytes:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
+from anyio import to_thread
 from msgspec import Meta
 
 from tidegate.errors import NotFound, Refused
@@ -15,7 +16,6 @@ from tidegate.web.auth import Caller, Keyring, KeyView
 from tidegate.web.endpoint import Ask, Endpoint
 from tidegate.web.errors import Answer, json_answer
 from tidegate.web.health import Health, Readiness
-from tidegate.web.metrics import Metrics
 from tidegate.web.static import Pages
 
 Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -72,7 +72,7 @@ class Admin:
         self,
         keyring: Keyring,
         health: Health,
-        metrics: Metrics,
+        metrics: Callable[[], Answer],
         pages: Pages,
         status: Callable[[], Awaitable[Mapping[str, Any]]],
         agents: frozenset[str],
@@ -161,7 +161,8 @@ class Admin:
         return json_answer(found, status=200 if found.ready else 503)
 
     async def metrics(self, ask: Ask) -> Answer:
-        return self._metrics.answer()
+        # The library is loaded at the first scrape, off the loop.
+        return await to_thread.run_sync(self._metrics)
 
     async def status(self, ask: Ask) -> Answer:
         return json_answer(await self._status())

@@ -32,11 +32,11 @@ from tidegate.web.endpoint import Ask, Endpoint, PathApp
 from tidegate.web.errors import Answer, Errors, Headers, json_answer, send_answer
 from tidegate.web.events import Events
 from tidegate.web.health import Health
-from tidegate.web.metrics import OTHER, Metrics, Traffic
 from tidegate.web.openapi import describe_api
 from tidegate.web.protocol import ABORT
 from tidegate.web.sse import KEEP_ALIVE_SECONDS, Pulse
 from tidegate.web.static import Pages
+from tidegate.web.traffic import OTHER, Traffic
 
 LAST_WORDS_SECONDS = 0.5
 """How long a request that is cut off at the end of the process may take to say so."""
@@ -222,18 +222,25 @@ def create_app(
     pulse = Pulse(keep_alive)
     events = Events(door, pulse)
     traffic = Traffic()
-    metrics = Metrics(
-        traffic=traffic,
-        door=door.status,
-        store=store.stats,
-        caches=lambda: (keyring.stats(),),
-        gauges=lambda: {
-            "loop_lag_seconds": health.lag,
-            "event_streams": float(events.open),
-            "open_streams": float(len(pulse.open)),
-            "body_bytes_held": float(bodies.held),
-        },
-    )
+
+    def metrics() -> Answer:
+        from tidegate.web.metrics import Metrics
+
+        return Metrics(
+            traffic=traffic,
+            door=door.status,
+            store=store.stats,
+            caches=lambda: (keyring.stats(), *door.caches()),
+            gauges=lambda: {
+                "loop_lag_seconds": health.lag,
+                "event_streams": float(events.open),
+                "open_streams": float(len(pulse.open)),
+                "body_bytes_held": float(bodies.held),
+            },
+            limits=config.limits,
+            ledger=door.ledger,
+        ).answer()
+
     admin = Admin(keyring, health, metrics, Pages(), status, frozenset(config.agents))
     return App(
         chat=ChatCompletions(door, keyring, bodies, errors, pulse, config),

@@ -1,14 +1,14 @@
 """Metrics for Prometheus, read from the rooms when they are scraped.
 
 Guarantee: a turn pays for its metrics with a few additions to integers; labels come from closed sets (our routes,
-statuses, states, reasons), so that the number of series has a ceiling; nothing here is global.
+statuses, states, reasons, settings), so that the number of series has a ceiling; nothing here is global. This module
+is loaded at the first scrape: a gateway that nobody scrapes does not carry the library.
 """
 
-from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -21,31 +21,11 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from tidegate import __version__
-from tidegate.lifetimes import CacheStats
+from tidegate.config import Limits
+from tidegate.lifetimes import CacheStats, Ledger
 from tidegate.store import StoreStats
 from tidegate.web.errors import Answer
-
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-"""Bounds of the buckets of an answer's duration: from a demo model's to that of a long turn."""
-OTHER = "other"
-
-
-class Traffic:
-    """What passed over HTTP: counted by route and status, chat answers also by duration."""
-
-    __slots__ = ("buckets", "requests", "seconds")
-
-    def __init__(self) -> None:
-        self.requests: Counter[tuple[str, int]] = Counter()
-        self.buckets = [0] * (len(SECONDS) + 1)
-        self.seconds = 0.0
-
-    def answered(self, route: str, status: int) -> None:
-        self.requests[route, status] += 1
-
-    def chatted(self, seconds: float) -> None:
-        self.buckets[bisect_left(SECONDS, seconds)] += 1
-        self.seconds += seconds
+from tidegate.web.traffic import SECONDS, Traffic
 
 
 class Metrics:
@@ -57,12 +37,16 @@ class Metrics:
         store: Callable[[], StoreStats],
         caches: Callable[[], Iterable[CacheStats]],
         gauges: Callable[[], dict[str, float]],
+        limits: Limits,
+        ledger: Ledger,
     ) -> None:
         self._traffic = traffic
         self._door = door
         self._store = store
         self._caches = caches
         self._gauges = gauges
+        self._limits = limits
+        self._ledger = ledger
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_Reading(self))
 
@@ -77,6 +61,8 @@ class Metrics:
         yield from self._door_metrics(self._door())
         yield from self._store_metrics(self._store())
         yield from self._cache_metrics()
+        yield from self._limit_metrics()
+        yield from self._held_metrics()
         for name, value in self._gauges().items():
             yield GaugeMetricFamily(f"tidegate_{name}", name.replace("_", " ").capitalize() + ".", value=value)
 
@@ -153,6 +139,20 @@ class Metrics:
             hits.add_metric(label, stats.hits)
             misses.add_metric(label, stats.misses)
         yield from (entries, cap, hits, misses)
+
+    def _limit_metrics(self) -> Iterator[Metric]:
+        limits = GaugeMetricFamily("tidegate_limit", "The settings of [limits], by name.", labels=("name",))
+        for name, value in msgspec.structs.asdict(self._limits).items():
+            limits.add_metric((name,), value)
+        yield limits
+
+    def _held_metrics(self) -> Iterator[Metric]:
+        count = GaugeMetricFamily("tidegate_held", "Things held, by kind.", labels=("kind",))
+        size = GaugeMetricFamily("tidegate_held_bytes", "Bytes held, by kind.", labels=("kind",))
+        for kind, holding in sorted(self._ledger.totals().items()):
+            count.add_metric((kind,), holding.count)
+            size.add_metric((kind,), holding.bytes)
+        yield from (count, size)
 
 
 class _Reading(Collector):
