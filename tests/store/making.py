@@ -31,7 +31,7 @@ def new_session(
     )
 
 
-def new_turn(db: Db, session: str, id: str, *texts: str, now: float = 1.0) -> int:
+def new_turn(db: Db, session: str, id: str, *texts: str, now: float = 1.0) -> TurnRow:
     number = turns.insert(db, id=id, session=session, channel="http", call=Call(), on_disconnect="continue", now=now)
     for text in texts:
         messages.accept(db, session=session, turn=id, message=said(text), now=now)

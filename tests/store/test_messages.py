@@ -127,7 +127,7 @@ async def test_a_turn_gives_its_parameters_and_numbers_back(store: Store) -> Non
     call = Call(temperature=0.5, stop=("end",), metadata={"a": [1, None]})
     await store.write(new_session, "s_1")
     await store.write(turns.insert, id="t_1", session="s_1", channel="http", call=call, on_disconnect="cancel", now=1.0)
-    assert await store.write(new_turn, "s_1", "t_2") == 2
+    assert (await store.write(new_turn, "s_1", "t_2")).number == 2
     row = await store.read(turns.get, "t_1")
     assert row is not None and (row.call, row.number, row.on_disconnect) == (call, 1, "cancel")
     assert await store.read(turns.waiting, "s_1") == 2

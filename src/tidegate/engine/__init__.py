@@ -10,9 +10,10 @@ from tidegate.engine.failures import describe, stopped
 from tidegate.engine.journal import Journal, slim
 from tidegate.engine.live import Live
 from tidegate.engine.log import TurnLog
-from tidegate.engine.taking import Begun, Taken, begin
+from tidegate.engine.taking import INCOMING, Begun, Taken, begin_at_once
 
 __all__ = [
+    "INCOMING",
     "Begun",
     "EmbeddedEngine",
     "EngineStats",
@@ -20,7 +21,7 @@ __all__ = [
     "Live",
     "Taken",
     "TurnLog",
-    "begin",
+    "begin_at_once",
     "describe",
     "slim",
     "stopped",

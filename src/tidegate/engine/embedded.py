@@ -78,20 +78,12 @@ class EmbeddedEngine:
         """Whether a turn accepted now could start at once."""
         return self._running < self._cap and not self._closed
 
-    def submit(
-        self,
-        session: str,
-        turn: str,
-        *,
-        incoming: tuple[Message, ...] | None = None,
-        begun: Begun | None = None,
-        resumed: bool = False,
-    ) -> TurnLog:
+    def submit(self, session: str, turn: str, *, begun: Begun | None = None, resumed: bool = False) -> TurnLog:
         """Queue an accepted turn; `begun` is given when it was taken as it was accepted. Idempotent: a turn that is
         already live keeps its place and its log."""
         live = self._live.get(turn)
         if live is None:
-            live = self._live[turn] = Live(turn, session, incoming=incoming, begun=begun, resumed=resumed)
+            live = self._live[turn] = Live(turn, session, begun=begun, resumed=resumed)
             record = self._presence.obtain(session)
             record.waiting.append(live)
             self._pump(record)
@@ -238,10 +230,9 @@ class EmbeddedEngine:
         with anyio.CancelScope(deadline=anyio.current_time() + self._turn_seconds) as cancel:
             live.run_in(cancel)
             try:
-                begun = live.begun
+                begun, live.begun = live.begun, None
                 if begun is None:
-                    begun = await self._store.write(begin, live.turn, self._clock(), live.incoming)
-                live.incoming = live.begun = None
+                    begun = await self._store.write(begin, live.turn, self._clock())
                 taken = begun.taken
                 journal = self._open_journal(live, begun)
                 await self._handler(journal, taken)

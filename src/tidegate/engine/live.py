@@ -11,7 +11,6 @@ import anyio
 
 from tidegate.engine.log import TurnLog
 from tidegate.engine.taking import Begun
-from tidegate.values import Message
 
 
 class Live:
@@ -20,7 +19,6 @@ class Live:
         "_cancel",
         "abandoned",
         "begun",
-        "incoming",
         "log",
         "resumed",
         "session",
@@ -35,14 +33,11 @@ class Live:
         turn: str,
         session: str,
         *,
-        incoming: tuple[Message, ...] | None = None,
         begun: Begun | None = None,
         resumed: bool = False,
     ) -> None:
         self.turn = turn
         self.session = session
-        self.incoming = incoming
-        """The messages it was accepted with; None when they must be read from the store."""
         self.begun = begun
         """What it was taken with, when that happened as it was accepted."""
         self.resumed = resumed

@@ -1,12 +1,19 @@
 """Taking a turn: it leaves the queue, and its messages enter the transcript.
 
 Guarantee: what `begin` gives is the turn, its session, its settings and its journal as they are in the transaction that
-takes it. It may be that of the turn's acceptance (a session with nothing else to do begins at once) or one of its own.
+takes it. A session with nothing else to do begins at once, in the transaction that accepts the message.
 """
+
+from collections.abc import Sequence
+
+import msgspec
 
 from tidegate.errors import StoreFailed
 from tidegate.store import Db, MessageRow, SessionRow, Setting, TurnRow, intents, messages, sessions, settings, turns
-from tidegate.values import Frozen, Message
+from tidegate.values import Call, Frozen, Message, OnDisconnect
+
+INCOMING = "in-"
+"""How the steps are named that a turn's own messages are."""
 
 
 class Taken(Frozen, frozen=True):
@@ -27,21 +34,51 @@ class Begun(Frozen, frozen=True):
     """Steps that had begun and left no row."""
 
 
-def begin(db: Db, turn: str, now: float, incoming: tuple[Message, ...] | None = None) -> Begun:
-    """`incoming` are the messages that the turn was accepted with, if they are at hand; they are read otherwise."""
+def begin(db: Db, turn: str, now: float) -> Begun:
+    """Take a turn that waited, or one that an earlier process left."""
     row = turns.take(db, turn, now)
     session = sessions.get(db, row.session)
     if session is None:
         raise StoreFailed(f"The session of turn {turn} is gone.")
-    taken = Taken(turn=row, session=session, settings=tuple(settings.get_all(db, row.session, now)))
-    if row.attempts == 1 and incoming is not None:
-        return Begun(taken=taken, incoming=tuple(zip(messages.places(db, turn), incoming, strict=True)))
     recorded = messages.journal(db, turn)
     return Begun(
-        taken=taken,
-        incoming=tuple((each.seq or 0, each.message) for each in recorded if (each.step or "").startswith("in-")),
+        taken=Taken(turn=row, session=session, settings=tuple(settings.get_all(db, row.session, now))),
+        incoming=tuple((each.seq or 0, each.message) for each in recorded if (each.step or "").startswith(INCOMING)),
         recorded=tuple(recorded),
-        lost=frozenset(intents.open_of(db, turn)),
+        lost=frozenset(intents.open_of(db, turn)) if row.attempts > 1 else frozenset(),
+    )
+
+
+def begin_at_once(
+    db: Db,
+    session: SessionRow,
+    *,
+    turn: str,
+    channel: str,
+    call: Call,
+    on_disconnect: OnDisconnect,
+    incoming: Sequence[Message],
+    now: float,
+) -> Begun:
+    """Accept and take in one, for a session in which nothing else waits or runs: its rows are written once."""
+    row = turns.insert(
+        db,
+        id=turn,
+        session=session.id,
+        channel=channel,
+        call=call,
+        on_disconnect=on_disconnect,
+        now=now,
+        running=True,
+    )
+    placed = [
+        messages.append(db, session=session.id, turn=turn, step=f"{INCOMING}{number}", message=message, now=now)
+        for number, message in enumerate(incoming)
+    ]
+    session = msgspec.structs.replace(session, version=session.version + len(placed), active=now)
+    return Begun(
+        taken=Taken(turn=row, session=session, settings=tuple(settings.get_all(db, session.id, now))),
+        incoming=tuple((each.seq or 0, each.message) for each in placed),
     )
 
 

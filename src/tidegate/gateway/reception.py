@@ -3,6 +3,7 @@
 Guarantee: answers are read from the rooms at the moment of asking; nothing is counted twice or kept here.
 """
 
+import asyncio
 import os
 import time
 from collections.abc import Callable
@@ -65,6 +66,7 @@ class Reception:
             "uptime": round(time.time() - self._since, 3),
             "demo": self._config.demo,
             **self._sessions.status(),
+            "census": {**self._sessions.census(), "tasks": len(asyncio.all_tasks())},
             "store": _plain(self._store.stats()),
             "clients": _plain(self._clients.stats()),
             "chores": _plain(self._maintenance.report()),

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from tidegate.engine import Begun, begin
+from tidegate.engine import Begun, begin_at_once
 from tidegate.errors import Busy, Conflict, Mismatch, NotFound
 from tidegate.store import Db, ReceiptRow, SessionRow, messages, receipts, sessions, turns
 from tidegate.values import Frozen, Inbound, OnDisconnect, Prefix, new_id
@@ -51,6 +51,7 @@ def admit(db: Db, inbound: Inbound, turn: str, fresh: Fresh, *, queue_length: in
         running = turns.running(db, session.id)
         if running is not None:
             _accept(db, inbound, session.id, running, now)
+            _note_receipts(db, inbound, running, now)
             return Admission(turn=running, session=session.id, how="steered")
     idle = created or turns.is_idle(db, session.id)
     if not idle and turns.waiting(db, session.id) >= queue_length:
@@ -60,19 +61,31 @@ def admit(db: Db, inbound: Inbound, turn: str, fresh: Fresh, *, queue_length: in
             retry_after=5,
             code="queue_full",
         )
-    ephemeral = session.kind == "ephemeral"
+    _note_receipts(db, inbound, turn, now)
+    leaving = on_disconnect(inbound, ephemeral=session.kind == "ephemeral")
+    if take and idle:
+        begun = begin_at_once(
+            db,
+            session,
+            turn=turn,
+            channel=inbound.channel,
+            call=inbound.call,
+            on_disconnect=leaving,
+            incoming=inbound.messages,
+            now=now,
+        )
+        return Admission(turn=turn, session=session.id, how="queued", begun=begun)
     turns.insert(
         db,
         id=turn,
         session=session.id,
         channel=inbound.channel,
         call=inbound.call,
-        on_disconnect=on_disconnect(inbound, ephemeral=ephemeral),
+        on_disconnect=leaving,
         now=now,
     )
     _accept(db, inbound, session.id, turn, now)
-    begun = begin(db, turn, now, inbound.messages) if take and idle else None
-    return Admission(turn=turn, session=session.id, how="queued", begun=begun)
+    return Admission(turn=turn, session=session.id, how="queued")
 
 
 def on_disconnect(inbound: Inbound, *, ephemeral: bool) -> OnDisconnect:
@@ -122,6 +135,9 @@ def _follow(db: Db, row: ReceiptRow) -> Admission | None:
 def _accept(db: Db, inbound: Inbound, session: str, turn: str, now: float) -> None:
     for message in inbound.messages:
         messages.accept(db, session=session, turn=turn, message=message, now=now)
+
+
+def _note_receipts(db: Db, inbound: Inbound, turn: str, now: float) -> None:
     for receipt in inbound.receipts:
         kept = msgspec.structs.replace(receipt, source=MARK) if receipt.source == RETRY else receipt
         receipts.put(db, inbound.principal, kept, turn, now)
@@ -160,12 +176,12 @@ def _session(db: Db, inbound: Inbound, fresh: Fresh, now: float) -> tuple[Sessio
         kind="named" if inbound.name is not None or inbound.new else "ephemeral",
         agent=inbound.agent,
         extra=inbound.extra_prompt or "",
+        title=_first_words(inbound.messages[-1].text) if inbound.new else "",
         parent=None,
+        prefix=fresh.prefix,
+        encoder=fresh.encoder,
         now=now,
     )
-    sessions.freeze(db, row.id, fresh.prefix, fresh.encoder)
-    if inbound.new:
-        sessions.set_title(db, row.id, _first_words(inbound.messages[-1].text))
     return row, True
 
 

@@ -7,9 +7,10 @@ removal path; a setting applies from the next turn and rebuilds nothing by itsel
 
 from typing import TYPE_CHECKING, Any
 
+from tidegate.engine import INCOMING
 from tidegate.errors import Conflict
 from tidegate.store import Db, SessionRow, messages, sessions, settings, turns
-from tidegate.values import Accepted, Message, Prefix, new_id
+from tidegate.values import Accepted, Prefix, new_id
 
 if TYPE_CHECKING:
     from tidegate.security import Principal
@@ -60,11 +61,9 @@ async def retry(door: "Sessions", session: str, principal: "Principal") -> Accep
     row = await _quiet(door, session, principal)
     turn, now = new_id("t"), door.clock()
 
-    def write(db: Db) -> tuple[Message, ...]:
+    def write(db: Db) -> None:
         last = _undo_last(db, session, now)
-        said = tuple(
-            found.message for found in messages.journal(db, last) if found.step and found.step.startswith("in-")
-        )
+        said = [found.message for found in messages.journal(db, last) if (found.step or "").startswith(INCOMING)]
         old = turns.get(db, last)
         if old is None:
             raise Conflict("There is no turn to try again.")
@@ -73,11 +72,10 @@ async def retry(door: "Sessions", session: str, principal: "Principal") -> Accep
         )
         for message in said:
             messages.accept(db, session=session, turn=turn, message=message, now=now)
-        return said
 
-    said = await door.store.write(write)
+    await door.store.write(write)
     door.presence.unload(session, reason="retry")
-    door.engine.submit(session, turn, incoming=said)
+    door.engine.submit(session, turn)
     return Accepted(turn=turn, session=session, how="started")
 
 
@@ -121,12 +119,12 @@ def _begin_with(db: Db, old: SessionRow, fresh: str, principal: str, prefix: Pre
         kind="named",
         agent=old.agent,
         extra=old.extra,
+        title=old.title,
         parent=old.id,
+        prefix=prefix,
+        encoder=encoder,
         now=now,
     )
-    sessions.freeze(db, fresh, prefix, encoder)
-    if old.title:
-        sessions.set_title(db, fresh, old.title)
     messages.copy(db, old.id, fresh, now)
 
 

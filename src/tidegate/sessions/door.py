@@ -127,7 +127,7 @@ class Sessions:
             return Accepted(turn=turn, session=session, how="attached")
         running = self.engine.running(session)
         ahead = self.engine.waiting(session) + (running is not None)
-        self.engine.submit(session, turn, incoming=inbound.messages, begun=admission.begun)
+        self.engine.submit(session, turn, begun=admission.begun)
         if inbound.busy == "interrupt" and running is not None:
             running.stop("by a newer message")
             return Accepted(turn=turn, session=session, how="interrupting", ahead=ahead)

@@ -102,13 +102,6 @@ def journal(db: Db, turn: str) -> list[MessageRow]:
     return [_row(row) for row in rows]
 
 
-def places(db: Db, turn: str) -> list[int]:
-    """Where the rows of a turn stand in the transcript."""
-    # A placed row of a turn has a step, and steps are what the index is on: without it every message is looked at.
-    rows = db.execute("SELECT seq FROM messages WHERE turn = ? AND step IS NOT NULL ORDER BY seq", (turn,))
-    return [row[0] for row in rows if row[0] is not None]
-
-
 def history(db: Db, session: str, before_turn: str | None = None) -> list[Message]:
     """What a model is shown of the session: in order, without what was undone and without the rows of `before_turn`."""
     rows = db.execute(

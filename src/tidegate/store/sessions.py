@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Sequence
 
 import apsw
+import msgspec
 
 from tidegate.errors import Conflict, NotFound, StoreFailed
 from tidegate.store.rows import Db, SessionKind, SessionRow, decode_prefix, encode
@@ -40,17 +41,23 @@ def create(
     extra: str,
     parent: str | None,
     now: float,
+    title: str = "",
+    prefix: Prefix | None = None,
+    encoder: int = 0,
 ) -> SessionRow:
-    """A new session. Conflict when the principal has a live one of that name."""
+    """A new session, frozen with its prompt and tools. Conflict when the principal has a live one of that name."""
+    frozen = None if prefix is None else _keep_prefix(db, prefix)
+    row = SessionRow(
+        id, principal, channel, name, kind, agent, title, extra, frozen, encoder, parent, now, now, 0, None, None
+    )
     try:
         db.execute(
-            "INSERT INTO sessions(id, principal, channel, name, kind, agent, extra, parent, created, active)"
-            " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (id, principal, channel, name, kind, agent, extra, parent, now, now),
+            f"INSERT INTO sessions({_COLUMNS}) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            msgspec.structs.astuple(row),
         )
     except apsw.ConstraintError:
         raise Conflict("A live session of that name or id exists already.") from None
-    return SessionRow(id, principal, channel, name, kind, agent, "", extra, None, 0, parent, now, now, 0, None, None)
+    return row
 
 
 def get(db: Db, id: str) -> SessionRow | None:
@@ -117,9 +124,7 @@ def count(db: Db) -> tuple[int, int]:
 def freeze(db: Db, id: str, prefix: Prefix, encoder: int) -> bytes:
     """Fixes the session's prompt and tools. Freezing the same again changes nothing; another one is a Conflict, until
     `clear_prefix` was called."""
-    body = encode(prefix)
-    digest = hashlib.sha256(body).digest()
-    db.execute("INSERT OR IGNORE INTO prefixes(id, body) VALUES(?, ?)", (digest, body))
+    digest = _keep_prefix(db, prefix)
     changed = db.execute(
         "UPDATE sessions SET prefix = ?, encoder = ?, version = version + 1"
         " WHERE id = ? AND ended IS NULL AND (prefix IS NULL OR prefix = ?) RETURNING 1",
@@ -239,6 +244,14 @@ def ended_before(db: Db, before: float, limit: int) -> list[str]:
         (before, limit),
     )
     return [row[0] for row in rows]
+
+
+def _keep_prefix(db: Db, prefix: Prefix) -> bytes:
+    """Stored once, however many sessions begin with it; its id."""
+    body = encode(prefix)
+    digest = hashlib.sha256(body).digest()
+    db.execute("INSERT OR IGNORE INTO prefixes(id, body) VALUES(?, ?)", (digest, body))
+    return digest
 
 
 def _change(db: Db, id: str, assignment: str, values: tuple[str | float, ...]) -> None:

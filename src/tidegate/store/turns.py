@@ -49,17 +49,22 @@ def insert(
     call: Call,
     on_disconnect: OnDisconnect,
     now: float,
-) -> int:
-    """A queued turn of a live session; its number."""
+    running: bool = False,
+) -> TurnRow:
+    """A queued turn of a live session, or, with `running`, one that is taken as it comes."""
+    state: TurnState = "running" if running else "queued"
+    attempts, started = (1, now) if running else (0, None)
     number = db.execute(
-        "INSERT INTO turns(id, session, number, state, channel, call, on_disconnect, accepted)"
-        " SELECT ?, id, coalesce((SELECT max(number) FROM turns WHERE session = ?), 0) + 1, 'queued', ?, ?, ?, ?"
+        "INSERT INTO turns(id, session, number, state, channel, call, on_disconnect, attempts, accepted, started)"
+        " SELECT ?, id, coalesce((SELECT max(number) FROM turns WHERE session = ?), 0) + 1, ?, ?, ?, ?, ?, ?, ?"
         " FROM sessions WHERE id = ? AND ended IS NULL RETURNING number",
-        (id, session, channel, encode_call(call), on_disconnect, now, session),
+        (id, session, state, channel, encode_call(call), on_disconnect, attempts, now, started, session),
     ).get
     if number is None:
         raise refusal(db, session)
-    return int(number)
+    return TurnRow(
+        id, session, number, state, channel, call, on_disconnect, attempts, now, started, None, "", None, NOTHING, 0
+    )
 
 
 def get(db: Db, id: str) -> TurnRow | None:
