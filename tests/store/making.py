@@ -3,7 +3,7 @@
 import random
 from pathlib import Path
 
-from tidegate.store import Db, SessionKind, SessionRow, messages, sessions, turns
+from tidegate.store import Db, SessionKind, SessionRow, TurnRow, messages, sessions, turns
 from tidegate.values import Call, Message, Usage
 
 OWNER = "p_owner"
@@ -32,10 +32,10 @@ def new_session(
 
 
 def new_turn(db: Db, session: str, id: str, *texts: str, now: float = 1.0) -> TurnRow:
-    number = turns.insert(db, id=id, session=session, channel="http", call=Call(), on_disconnect="continue", now=now)
+    row = turns.insert(db, id=id, session=session, channel="http", call=Call(), on_disconnect="continue", now=now)
     for text in texts:
         messages.accept(db, session=session, turn=id, message=said(text), now=now)
-    return number
+    return row
 
 
 def answered(db: Db, session: str, turn: str, answer: Message = ANSWER, now: float = 2.0) -> None:

@@ -164,17 +164,21 @@ class OpenAIChat:
             response.close()
 
     async def _send(self, body: bytes) -> aiohttp.ClientResponse:
-        data = body if len(body) <= WHOLE_BODY_BYTES else io.BytesIO(body)
-        # aiohttp's own timers do not cover the writing of the request.
+        if len(body) <= WHOLE_BODY_BYTES:
+            return await self._post(body)
+        # A large request may have to wait for the other side to read, which aiohttp's own timers do not cover.
         async with asyncio.timeout(self._before_answer + len(body) / UPLOAD_BYTES_PER_SECOND):
-            return await self._clients.session.request(
-                "POST",
-                self._url,
-                data=data,
-                headers=self._headers,
-                timeout=self._timeout,
-                allow_redirects=False,
-            )
+            return await self._post(io.BytesIO(body))
+
+    async def _post(self, data: bytes | io.BytesIO) -> aiohttp.ClientResponse:
+        return await self._clients.session.request(
+            "POST",
+            self._url,
+            data=data,
+            headers=self._headers,
+            timeout=self._timeout,
+            allow_redirects=False,
+        )
 
     def _expect_more(self, response: aiohttp.ClientResponse) -> None:
         """From the first byte on, the shorter patience holds, beginning now."""
