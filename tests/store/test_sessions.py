@@ -200,7 +200,6 @@ async def test_an_ended_session_takes_nothing_more_but_the_end_of_its_running_tu
         lambda db: messages.undo(db, "t_1", 4.0),
         lambda db: settings.put(db, "s_1", "model", "fast", "command", 4.0),
         lambda db: sessions.set_title(db, "s_1", "x"),
-        lambda db: sessions.touch(db, "s_1", 4.0),
         lambda db: sessions.freeze(db, "s_1", PREFIX, 1),
         lambda db: approvals.ask(db, id="a", session="s_1", turn=None, digest=b"", action=b"", now=4.0, expires=None),
     ):

@@ -5,6 +5,7 @@ once and the others wait; a turn's record is released in one place, whichever wa
 through a commit. The engine owns the tasks of its turns and the map of live turns; what a turn does is its handler's.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
@@ -22,7 +23,7 @@ from tidegate.engine.taking import Begun, Taken, begin, peek
 from tidegate.errors import Conflict, Stopping, StoreFailed, TurnFailed
 from tidegate.lifetimes import Presence, Present, Scope
 from tidegate.store import SessionRow, Store, TurnRow, turns
-from tidegate.values import Failure, Frozen, Message, MessageAdded, Outcome, TurnEnded, TurnStarted
+from tidegate.values import Failure, Frozen, Message, MessageAdded, Outcome, TurnEnded, TurnStarted, Usage
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -33,6 +34,17 @@ class Handler(Protocol):
     def ended(self, session: str, outcome: Outcome, version: int) -> None:
         """The turn has ended and its record is about to be released; `version` is the session's in the store now."""
         ...
+
+
+class Work:
+    """What is known of a turn while it is worked on."""
+
+    __slots__ = ("failure", "journal", "taken")
+
+    def __init__(self) -> None:
+        self.taken: Taken | None = None
+        self.journal: Journal | None = None
+        self.failure: Failure | None = None
 
 
 class EngineStats(Frozen, frozen=True):
@@ -196,22 +208,21 @@ class EmbeddedEngine:
         record.tell()
 
     async def _run(self, record: Present, live: Live) -> None:
-        settled: Settled | None = None
         try:
-            settled = await self._work(live)
+            await self._work(record, live)
         finally:
-            self._release(record, live, settled)
+            self._release(record, live, None)
 
     def _release(self, record: Present, live: Live, settled: Settled | None) -> None:
-        """The one place where a turn's record is let go."""
+        """The one place where a turn's record is let go, once: as soon as its end is stored, so that whoever waits for
+        it is told in the same round of the loop; at the latest when its task ends."""
+        if live.released:
+            return
+        live.released = True
         self._running -= 1
         self._live.pop(live.turn, None)
         if settled is not None:
-            outcome = settled.outcome
-            self._counts[outcome.state] += 1
-            self._seconds += self._clock() - (live.started or 0.0)
-            self._handler.ended(live.session, outcome, settled.version)
-            live.log.append(TurnEnded(outcome=outcome))
+            self._tell(live, settled)
         else:
             live.log.close()
         self._presence.turn_ended(record)
@@ -222,34 +233,52 @@ class EmbeddedEngine:
             del self._ready[waiting]
             self._pump(waiting)
 
-    async def _work(self, live: Live) -> Settled | None:
-        """Take the turn, have it handled, settle it. None when it is left for the next start."""
-        journal: Journal | None = None
-        taken: Taken | None = None
-        failure: Failure | None = None
-        with anyio.CancelScope(deadline=anyio.current_time() + self._turn_seconds) as cancel:
-            live.run_in(cancel)
-            try:
-                begun, live.begun = live.begun, None
-                if begun is None:
-                    begun = await self._store.write(begin, live.turn, self._clock())
-                taken = begun.taken
-                journal = self._open_journal(live, begun)
-                await self._handler(journal, taken)
-            except Parked:
-                await self._store.write(turns.park, live.turn)
-                return None
-            except Exception as error:
-                failure = describe(error)
-                if failure.code == "internal":
-                    log.exception("a turn broke", session=live.session, turn=live.turn, told=failure.message)
-        if cancel.cancelled_caught and live.stopping is None:
-            failure = describe(
-                TurnFailed(f"The turn took longer than limits.turn_seconds ({self._turn_seconds:g} s).", code="timeout")
-            )
-        if taken is None or journal is None:
-            return await self._settle_untaken(live, failure)
-        return await self._settle(live, taken, journal, failure)
+    def _tell(self, live: Live, settled: Settled) -> None:
+        outcome = settled.outcome
+        self._counts[outcome.state] += 1
+        self._seconds += self._clock() - (live.started or 0.0)
+        self._handler.ended(live.session, outcome, settled.version)
+        for row in settled.rows:
+            live.log.append(MessageAdded(seq=row.seq or 0, message=slim(row.message)))
+        if settled.spilled is not None:
+            self.submit(live.session, settled.spilled)
+        live.log.append(TurnEnded(outcome=outcome))
+
+    async def _work(self, record: Present, live: Live) -> None:
+        """Take the turn, have it handled, settle it; or leave it for the next start."""
+        work = Work()
+        timer = asyncio.get_running_loop().call_later(self._turn_seconds, live.expire)
+        live.run()
+        try:
+            if live.stopping is None:
+                await self._handle(live, work)
+        except asyncio.CancelledError:
+            if not live.leave():
+                raise
+        except Parked:
+            await self._store.write(turns.park, live.turn)
+            return
+        except Exception as error:
+            work.failure = describe(error)
+            if work.failure.code == "internal":
+                log.exception("a turn broke", session=live.session, turn=live.turn, told=work.failure.message)
+        finally:
+            timer.cancel()
+            live.leave()
+        if live.expired and work.journal is not None and work.journal.tail is None:
+            limit = f"limits.turn_seconds ({self._turn_seconds:g} s)"
+            work.failure = describe(TurnFailed(f"The turn took longer than {limit}.", code="timeout"))
+        ending = await self._ending(live, work)
+        if ending is not None:
+            await self._commit(record, live, ending)
+
+    async def _handle(self, live: Live, work: Work) -> None:
+        begun, live.begun = live.begun, None
+        if begun is None:
+            begun = await self._store.write(begin, live.turn, self._clock())
+        work.taken = begun.taken
+        work.journal = self._open_journal(live, begun)
+        await self._handler(work.journal, begun.taken)
 
     def _open_journal(self, live: Live, begun: Begun) -> Journal:
         live.log.append(TurnStarted(turn=live.turn, resumed=live.resumed))
@@ -266,62 +295,49 @@ class EmbeddedEngine:
             clock=self._clock,
         )
 
-    async def _settle(self, live: Live, taken: Taken, journal: Journal, failure: Failure | None) -> Settled | None:
-        tail = (journal.tail,) if journal.tail is not None else ()
-        if tail:
+    async def _ending(self, live: Live, work: Work) -> Ending | None:
+        """How the turn ends. One that was not taken was stopped while it waited, or the store refused it."""
+        taken = work.taken or (live.begun.taken if live.begun is not None else None)
+        taken = taken or await self._store.read(peek, live.turn)
+        if taken is None:
+            return None
+        journal, failure = work.journal, work.failure
+        answer = journal.tail if journal is not None else None
+        tail = (answer,) if answer is not None else ()
+        if answer is not None:
             failure = None
         elif failure is None:
             failure = stopped(live.stopping or "before it answered", abandoned=live.abandoned)
-            draft = live.log.draft()
-            if draft:
+            if draft := live.log.draft():
                 tail = (("partial", Message(role="assistant", text=draft, finish="stopped")),)
-        ending = Ending(
+        return Ending(
             turn=live.turn,
             session=live.session,
             billing=_billing(taken),
-            state="answered" if journal.tail else "stopped" if failure and failure.code == "stopped" else "failed",
+            state="answered" if failure is None else "stopped" if failure.code == "stopped" else "failed",
             ephemeral=taken.session.kind == "ephemeral",
             accepted=taken.turn.accepted,
             tail=tail,
-            unanswered="Not run: " + (failure.message if failure else ""),
+            unanswered="Not run: " + (failure.message if failure is not None else ""),
             error=failure,
-            usage=journal.usage,
-            steps=journal.steps,
+            usage=journal.usage if journal is not None else Usage(),
+            steps=journal.steps if journal is not None else 0,
         )
-        return await self._commit(live, ending)
 
-    async def _settle_untaken(self, live: Live, failure: Failure | None) -> Settled | None:
-        """The turn ended before its rows could be taken: stopped while it waited, or the store refused."""
-        taken = await self._store.read(peek, live.turn)
-        if taken is None:
-            return None
-        error = failure or stopped(live.stopping or "before it began", abandoned=live.abandoned)
-        ending = Ending(
-            turn=live.turn,
-            session=live.session,
-            billing=_billing(taken),
-            state="stopped" if error.code == "stopped" else "failed",
-            ephemeral=taken.session.kind == "ephemeral",
-            accepted=taken.turn.accepted,
-            error=error,
-        )
-        return await self._commit(live, ending)
+    async def _commit(self, record: Present, live: Live, ending: Ending) -> None:
+        def release(settled: Settled) -> None:
+            self._release(record, live, settled)
 
-    async def _commit(self, live: Live, ending: Ending) -> Settled | None:
         try:
-            done: Settled = await self._store.write(settle, ending, self._clock())
+            await self._store.write_then(release, settle, ending, self._clock())
         except Conflict:
             ended = await self._store.read(turns.outcome, live.turn)
-            return Settled(outcome=ended) if ended is not None else None
+            if ended is not None:
+                release(Settled(outcome=ended))
         except StoreFailed as error:
             log.error("a turn's end could not be stored", session=live.session, turn=live.turn, error=str(error))
-            failure = describe(error)
-            return Settled(outcome=Outcome(turn=ending.turn, session=ending.session, state="failed", error=failure))
-        for row in done.rows:
-            live.log.append(MessageAdded(seq=row.seq or 0, message=slim(row.message)))
-        if done.spilled is not None:
-            self.submit(live.session, done.spilled)
-        return done
+            failed = Outcome(turn=ending.turn, session=ending.session, state="failed", error=describe(error))
+            release(Settled(outcome=failed))
 
     async def give_up(self, turn: TurnRow, session: SessionRow, failure: Failure) -> bool:
         """Settle a turn that will not be resumed; False when it has ended meanwhile."""

@@ -7,8 +7,6 @@ never a session's live things.
 
 import asyncio
 
-import anyio
-
 from tidegate.engine.log import TurnLog
 from tidegate.engine.taking import Begun
 
@@ -16,10 +14,12 @@ from tidegate.engine.taking import Begun
 class Live:
     __slots__ = (
         "_arrived",
-        "_cancel",
+        "_task",
         "abandoned",
         "begun",
+        "expired",
         "log",
+        "released",
         "resumed",
         "session",
         "started",
@@ -49,20 +49,36 @@ class Live:
         """Whether it was stopped only because its caller had gone."""
         self.steered = resumed
         """Whether there may be something to drain."""
-        self._cancel: anyio.CancelScope | None = None
+        self.expired = False
+        """Whether it took longer than a turn may."""
+        self.released = False
+        """Whether its session has let it go."""
+        self._task: asyncio.Task[None] | None = None
         self._arrived: asyncio.Future[None] | None = None
 
-    def run_in(self, cancel: anyio.CancelScope) -> None:
-        """From now on `stop` cancels this scope, at once if it was stopped while it waited."""
-        self._cancel = cancel
-        if self.stopping is not None:
-            cancel.cancel()
+    def run(self) -> None:
+        """From now on a stop cancels the task that calls this, until `leave`."""
+        self._task = asyncio.current_task()
+
+    def leave(self) -> bool:
+        """No stop reaches the task any more: what is left is to write down how it ended. Whether a stop of ours has
+        cancelled it, and not the end of the process."""
+        task, self._task = self._task, None
+        ours = self.stopping is not None or self.expired
+        while ours and task is not None and task.cancelling():
+            task.uncancel()
+        return ours
 
     def stop(self, by: str) -> None:
         if self.stopping is None:
             self.stopping = by
-        if self._cancel is not None:
-            self._cancel.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def expire(self) -> None:
+        self.expired = True
+        if self._task is not None:
+            self._task.cancel()
 
     def signal(self) -> None:
         """Something was steered into this turn and is durable."""

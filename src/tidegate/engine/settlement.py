@@ -11,6 +11,9 @@ from tidegate.errors import Conflict
 from tidegate.store import Db, MessageRow, intents, messages, receipts, sessions, turns
 from tidegate.values import Call, Failure, Frozen, Message, Outcome, TurnState, Usage, new_id
 
+LONG_TURN = 60.0
+"""Seconds after which a turn's end counts as activity of its own; before that, its beginning is recent enough."""
+
 
 class Ending(Frozen, frozen=True):
     """How a turn ends, decided by the engine before it is written."""
@@ -61,6 +64,8 @@ def settle(db: Db, ending: Ending, now: float) -> Settled:
         for step, message in missing(journal, ending.unanswered):
             intents.clear(db, ending.turn, step)
             rows.append(commit(step, message))
+    if now - ending.accepted > LONG_TURN:
+        sessions.touch(db, ending.session, now)
     spilled = _spill(db, ending, now)
     if ending.ephemeral and spilled is None:
         receipts.finish(db, ending.turn, outcome)

@@ -7,6 +7,7 @@ room owns what it makes inside it. A constructor opens nothing: `build` does, `c
 """
 
 import asyncio
+import gc
 import os
 import sys
 import time
@@ -293,6 +294,9 @@ class House:
             stop=self.ask_to_stop,
         )
         await Control(self.home, self._reception.verbs()).open(self._scope.child("control"))
+        # What stands now stands until the end: the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
         memory.settle()
 
     async def _welcome(self) -> None:

@@ -31,6 +31,9 @@ class Runner:
         self.tools = tools
         self._presence = presence
         self.prefixes: BoundedCache[tuple[bytes, bytes], Encoded] = BoundedCache("prefixes", cap=PREFIXES_KEPT)
+        self._signatures: BoundedCache[tuple[bytes, tuple[str, ...], str, bytes], bytes] = BoundedCache(
+            "signatures", cap=PREFIXES_KEPT
+        )
         self._workspaces = {name: config.workspace(name) for name in config.agents}
         limits = config.limits
         self._bounds = Bounds(
@@ -103,8 +106,13 @@ class Runner:
     def signature(self, session: SessionRow, agent: AgentSettings, model: Model) -> bytes:
         """Equal for equal settings; differs with model, endpoint, credential, toolsets or extra prompt. The secret
         itself is only in it as the model's own digest."""
-        parts = (model.signature, *(name.encode() for name in agent.tools), session.extra.encode(), _frozen(session))
-        return hashlib.sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).digest()
+        known = (model.signature, agent.tools, session.extra, _frozen(session))
+        signature = self._signatures.get(known)
+        if signature is None:
+            parts = (model.signature, *(name.encode() for name in agent.tools), session.extra.encode(), known[3])
+            signature = hashlib.sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).digest()
+            self._signatures.put(known, signature)
+        return signature
 
     # -- residents --
 

@@ -53,6 +53,7 @@ class Job(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     future: "asyncio.Future[Any]"
+    then: Callable[[Any], Any] | None = None
 
 
 class WriterStats(Frozen, frozen=True):
@@ -70,7 +71,7 @@ class WriterStats(Frozen, frozen=True):
     bytes: int = 0
 
 
-Done = tuple["asyncio.Future[Any]", Any, BaseException | None]
+Done = tuple[Job, Any, BaseException | None]
 
 
 class Writer:
@@ -122,7 +123,13 @@ class Writer:
         self._thread.start()
         await opened
 
-    def submit(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> "asyncio.Future[Any]":
+    def submit(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        then: Callable[[Any], Any] | None = None,
+    ) -> "asyncio.Future[Any]":
         if self._closing or self._dead is not None or self._loop is None:
             raise StoreFailed(self._dead or "The store is closed; nothing more can be written.")
         if self._waiting >= self._bound:
@@ -130,7 +137,7 @@ class Writer:
             raise StoreFailed(f"The store has {self._bound} writes waiting and takes no more; try again in a moment.")
         future = self._loop.create_future()
         self._waiting += 1
-        self._queue.put(Job(fn, args, kwargs, future))
+        self._queue.put(Job(fn, args, kwargs, future, then))
         return future
 
     async def stop(self, within: float) -> bool:
@@ -164,14 +171,19 @@ class Writer:
 
     def _resolve(self, done: list[Done]) -> None:
         self._waiting -= len(done)
-        for future, value, error in done:
-            if future.cancelled():
+        for job, value, error in done:
+            if error is None and job.then is not None:
+                try:
+                    value = job.then(value)
+                except Exception as failure:
+                    error = failure
+            if job.future.cancelled():
                 if error is not None:
                     log.warning("a write failed that nobody waits for any more: %s", error)
             elif error is None:
-                future.set_result(value)
+                job.future.set_result(value)
             else:
-                future.set_exception(error)
+                job.future.set_exception(error)
 
     def _bury(self, lost: list[Job]) -> None:
         """The thread died: on the loop, so that no job can slip in behind."""
@@ -180,7 +192,7 @@ class Writer:
             if job is not None:
                 lost.append(job)
         words = self._dead or "The store's writer has ended."
-        self._resolve([(job.future, None, StoreFailed(words)) for job in lost])
+        self._resolve([(job, None, StoreFailed(words)) for job in lost])
         if self._gone is not None and not self._gone.done():
             self._gone.set_result(None)
 
@@ -267,9 +279,7 @@ class Writer:
             self._strike("before-write", group)
             db.execute("BEGIN IMMEDIATE")
             for job in group:
-                done.append(
-                    _run_one(db, job) if len(group) > 1 else (job.future, job.fn(db, *job.args, **job.kwargs), None)
-                )
+                done.append(_run_one(db, job) if len(group) > 1 else (job, job.fn(db, *job.args, **job.kwargs), None))
             self._strike("before-commit", group)
             db.execute("COMMIT")
         except Exception as error:
@@ -280,7 +290,7 @@ class Writer:
                 for job in group:
                     self._commit(db, [job])
                 return
-            done = [(group[0].future, None, _ours(error))]
+            done = [(group[0], None, _ours(error))]
         self._strike("after-commit", group)
         self._account(done)
         self._call(self._resolve, done)
@@ -295,10 +305,10 @@ class Writer:
 
     def _run_outside(self, db: apsw.Connection, job: Job) -> None:
         try:
-            done: Done = (job.future, job.fn(db, *job.args, **job.kwargs), None)
+            done: Done = (job, job.fn(db, *job.args, **job.kwargs), None)
         except Exception as error:
             traceback.clear_frames(error.__traceback__)
-            done = (job.future, None, _ours(error))
+            done = (job, None, _ours(error))
         self._call(self._resolve, [done])
 
     def _strike(self, point: str, group: list[Job]) -> None:
@@ -372,9 +382,9 @@ def _run_one(db: apsw.Connection, job: Job) -> Done:
             raise
         db.execute("ROLLBACK TO one")
         db.execute("RELEASE one")
-        return job.future, None, _ours(error)
+        return job, None, _ours(error)
     db.execute("RELEASE one")
-    return job.future, value, None
+    return job, value, None
 
 
 def _ours(error: Exception) -> BaseException:

@@ -7,7 +7,6 @@ begin nor commit, and may be run a second time when a full disk took the whole g
 and connections, and no other process may open the file while it is open.
 """
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -128,16 +127,8 @@ class Store:
     ) -> U:
         """As `write`, for what must not be committed and forgotten: `then(result)` is called on the loop as soon as
         the write is committed, whether or not the caller is still there; its value is the caller's."""
-        written = self._writer.submit(fn, args, kwargs)
-        followed: list[U] = []
-
-        def follow(done: "asyncio.Future[T]") -> None:
-            if done.exception() is None:
-                followed.append(then(done.result()))
-
-        written.add_done_callback(follow)
-        await asyncio.shield(written)
-        return followed[0]
+        result: U = await self._writer.submit(fn, args, kwargs, then)
+        return result
 
     async def read(self, fn: Callable[Concatenate[Db, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs `fn(db, …)` on a snapshot. StoreFailed when it takes longer than a snapshot may live."""

@@ -53,7 +53,7 @@ def append(
     `settling` is for the last rows of a turn whose session ended while it ran: it must still come to a balanced end.
     """
     body, packed = pack(message)
-    _advance(db, session, now, even_ended=settling)
+    _advance(db, session, now if message.role == "user" else None, even_ended=settling)
     try:
         id, seq = db.execute(
             "INSERT INTO messages(session, turn, seq, step, role, body, packed, at)"
@@ -162,11 +162,13 @@ def undo(db: Db, turn: str, now: float) -> int:
     return db.changes()
 
 
-def _advance(db: Db, session: str, now: float, *, even_ended: bool = False) -> None:
+def _advance(db: Db, session: str, now: float | None, *, even_ended: bool = False) -> None:
+    """The session has changed. What a person says is activity too (`now`); what a model or tool says is not, which
+    spares its commits the pages of two indexes."""
+    activity = "" if now is None else ", active = max(active, ?3)"
     live = db.execute(
-        "UPDATE sessions SET version = version + 1, active = max(active, ?) WHERE id = ? AND (ended IS NULL OR ?)"
-        " RETURNING 1",
-        (now, session, even_ended),
+        f"UPDATE sessions SET version = version + 1{activity} WHERE id = ?1 AND (ended IS NULL OR ?2) RETURNING 1",
+        (session, even_ended) if now is None else (session, even_ended, now),
     ).get
     if live is None:
         raise refusal(db, session)

@@ -159,7 +159,8 @@ def set_agent(db: Db, id: str, agent: str) -> None:
 
 
 def touch(db: Db, id: str, now: float) -> None:
-    _change(db, id, "active = max(active, ?)", (now,))
+    """The session is in use; one that has ended is not."""
+    db.execute("UPDATE sessions SET active = max(active, ?) WHERE id = ? AND ended IS NULL", (now, id))
 
 
 def end(db: Db, id: str, *, reason: str, hooks: Sequence[str], now: float) -> bool:

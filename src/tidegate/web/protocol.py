@@ -171,6 +171,11 @@ class Connection(HttpToolsProtocol):
             self.transport.write(STATUS_LINE[status] + head + body)
             self.transport.close()
 
+    def on_response_complete(self) -> None:
+        if isinstance(self.transport, Corked):
+            self.transport.flush()
+        super().on_response_complete()
+
     # -- tasks --
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
