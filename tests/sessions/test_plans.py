@@ -15,12 +15,12 @@ from tidegate.store import Db
 pytestmark = pytest.mark.anyio
 
 WHOLE = re.compile(r"SCAN (sessions|turns|messages|receipts|usage|intents|settings|approvals)\b")
-ALL_OF_A_SESSION = re.compile(r"SEARCH (turns USING INDEX turns_number|messages USING INDEX messages_seq) \(session=\?\)$")
+ALL_ROWS = re.compile(r"SEARCH (turns USING INDEX turns_number|messages USING INDEX messages_seq) \(session=\?\)$")
 
 
 async def test_no_statement_of_a_real_turn_reads_more_than_its_own_rows(home: Path, model: ScriptedModel) -> None:
-    """L20, P15: plain, with a tool, steered, queued, one-shot, ended: each statement finds its rows by an index, and none
-    walks through a session's past."""
+    """L20, P15: plain, with a tool, steered, queued, one-shot, ended: each statement finds its rows by an index, and
+    none walks through a session's past."""
     seen: dict[str, Any] = {}
 
     def note(cursor: apsw.Cursor, sql: str, bindings: Any) -> bool:
@@ -55,8 +55,6 @@ async def test_no_statement_of_a_real_turn_reads_more_than_its_own_rows(home: Pa
         found = await house.store.read(plans)
     assert len(seen) > 25
     dear = [
-        f"{line}: {sql}"
-        for line, sql in found
-        if WHOLE.match(line) or (ALL_OF_A_SESSION.match(line) and "max(" not in sql)
+        f"{line}: {sql}" for line, sql in found if WHOLE.match(line) or (ALL_ROWS.match(line) and "max(" not in sql)
     ]
     assert dear == []

@@ -82,6 +82,9 @@ class Server(Frozen, frozen=True):
     insecure: Annotated[
         bool, Flag(), "Listen beyond loopback without TLS; for a gateway behind a proxy that does TLS."
     ] = False
+    one_core: Annotated[
+        bool, Flag(), "Keep the gateway's threads on one core, which makes a turn cheaper; false lets them spread."
+    ] = True
     origins: Annotated[
         tuple[str, ...], Origins(), "Origins of web pages, besides the gateway's own, that a browser may call it from."
     ] = ()

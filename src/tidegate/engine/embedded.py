@@ -86,6 +86,11 @@ class EmbeddedEngine:
     # -- what the sessions room asks of an engine --
 
     @property
+    def waiting_total(self) -> int:
+        """Turns of all sessions that wait."""
+        return len(self._live) - self._running
+
+    @property
     def has_room(self) -> bool:
         """Whether a turn accepted now could start at once."""
         return self._running < self._cap and not self._closed
@@ -178,7 +183,7 @@ class EmbeddedEngine:
     def stats(self) -> EngineStats:
         return EngineStats(
             running=self._running,
-            waiting=len(self._live) - self._running,
+            waiting=self.waiting_total,
             answered=self._counts["answered"],
             failed=self._counts["failed"],
             stopped=self._counts["stopped"],

@@ -23,6 +23,7 @@ from tidegate.errors import Misconfigured, TidegateError
 from tidegate.gateway import exposure, welcome
 from tidegate.gateway import home as home_folder
 from tidegate.gateway.control import Control
+from tidegate.gateway.cores import LOOK_SECONDS, OneCore
 from tidegate.gateway.lock import HomeLock
 from tidegate.gateway.maintenance import Maintenance
 from tidegate.gateway.memory import MemoryReport, trim
@@ -272,13 +273,25 @@ class House:
         await self._server.start(self._scope)
 
     async def _start_maintenance(self) -> None:
-        chores = (*self._sessions.chores(), Chore(name="trim", interval=_TRIM_SECONDS, run=_trim))
+        chores = [*self._sessions.chores(), Chore(name="trim", interval=_TRIM_SECONDS, run=_trim)]
+        if self._config.server.one_core:
+            chores.append(await self._settle_on_a_core())
         self._maintenance = Maintenance(chores, beat=self._health.beat)
         for chore in chores:
             self._health.expect(chore.name, chore.interval)
         scope = self._scope.child("maintenance")
         scope.start(self._check_store, name="integrity check")
         self._maintenance.start(scope)
+
+    async def _settle_on_a_core(self) -> Chore:
+        core = OneCore()
+        self._scope.on_close(core.everywhere, name="cores")
+
+        async def look() -> None:
+            await to_thread.run_sync(core.look)
+
+        await look()
+        return Chore(name="core", interval=LOOK_SECONDS, run=look)
 
     async def _open_control(self) -> None:
         memory = MemoryReport(self._ledger, self._scope)

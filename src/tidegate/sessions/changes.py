@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.engine import INCOMING
 from tidegate.errors import Conflict
+from tidegate.sessions.admission import Fresh
 from tidegate.store import Db, SessionRow, messages, sessions, settings, turns
-from tidegate.values import Accepted, Prefix, new_id
+from tidegate.values import Accepted, new_id
 
 if TYPE_CHECKING:
     from tidegate.security import Principal
@@ -82,12 +83,11 @@ async def retry(door: "Sessions", session: str, principal: "Principal") -> Accep
 async def reload(door: "Sessions", session: str, principal: "Principal") -> bool:
     """Freeze the prompt and tools anew, as they are configured now; whether that changed anything."""
     row = await _quiet(door, session, principal)
-    agent = door.runner.agent(row.agent)
-    prefix, encoder = door.runner.prefix(agent, row.extra), door.runner.encoder(agent)
+    fresh = door.runner.fresh(row.agent, row.extra)
 
     def write(db: Db) -> bytes:
         sessions.clear_prefix(db, session)
-        return sessions.freeze(db, session, prefix, encoder)
+        return sessions.freeze(db, session, fresh.prefix, fresh.encoder)
 
     identity = await door.store.write(write)
     if identity == row.prefix:
@@ -102,17 +102,15 @@ async def resume(door: "Sessions", session: str, principal: "Principal") -> tupl
     row = await door.row(session, principal)
     if row.ended is None:
         return session, False
-    agent = door.runner.agent(row.agent)
-    fresh, prefix = new_id("s"), door.runner.prefix(agent, row.extra)
-    encoder = door.runner.encoder(agent)
-    await door.store.write(_begin_with, row, fresh, principal.id, prefix, encoder, door.clock())
-    return fresh, True
+    again = new_id("s")
+    await door.store.write(_begin_with, row, again, principal.id, door.runner.fresh(row.agent, row.extra), door.clock())
+    return again, True
 
 
-def _begin_with(db: Db, old: SessionRow, fresh: str, principal: str, prefix: Prefix, encoder: int, now: float) -> None:
+def _begin_with(db: Db, old: SessionRow, again: str, principal: str, fresh: Fresh, now: float) -> None:
     sessions.create(
         db,
-        id=fresh,
+        id=again,
         principal=principal,
         channel=old.channel,
         name=None,
@@ -121,11 +119,11 @@ def _begin_with(db: Db, old: SessionRow, fresh: str, principal: str, prefix: Pre
         extra=old.extra,
         title=old.title,
         parent=old.id,
-        prefix=prefix,
-        encoder=encoder,
+        prefix=fresh.prefix,
+        encoder=fresh.encoder,
         now=now,
     )
-    messages.copy(db, old.id, fresh, now)
+    messages.copy(db, old.id, again, now)
 
 
 async def _owned(door: "Sessions", session: str, principal: "Principal") -> SessionRow:

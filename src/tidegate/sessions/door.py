@@ -19,7 +19,7 @@ from tidegate.lifetimes import CacheStats, Ledger, Presence, Scope
 from tidegate.models import Models
 from tidegate.security import Principal
 from tidegate.sessions import queries, watching
-from tidegate.sessions.admission import Admission, Fresh, admit
+from tidegate.sessions.admission import Admission, admit
 from tidegate.sessions.chores import Chore, chores
 from tidegate.sessions.ending import EndHook, Endings
 from tidegate.sessions.recovery import recover
@@ -74,11 +74,7 @@ class Sessions:
     async def accept(self, inbound: Inbound) -> Accepted:
         """Take a message in. When this returns, it survives a kill."""
         self._check(inbound)
-        agent = self.runner.agent(inbound.agent)
-        fresh = Fresh(
-            prefix=self.runner.prefix(agent, inbound.extra_prompt or "", caller_tools=bool(inbound.call.tools)),
-            encoder=self.runner.encoder(agent),
-        )
+        fresh = self.runner.fresh(inbound.agent, inbound.extra_prompt or "", caller_tools=bool(inbound.call.tools))
         turn = new_id("t")
         return await self.store.write_then(
             lambda admission: self._acknowledge(inbound, admission),
@@ -98,7 +94,7 @@ class Sessions:
             known = ", ".join(sorted(self.config.agents))
             raise NotFound(f"There is no agent {inbound.agent!r}; there are: {known}.", code="model_not_found")
         limits = self.config.limits
-        if self.engine.stats().waiting >= limits.waiting_total:
+        if self.engine.waiting_total >= limits.waiting_total:
             raise Busy(
                 f"{limits.waiting_total} turns are waiting already (limits.waiting_total); try again soon.",
                 retry_after=5,

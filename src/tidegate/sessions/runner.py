@@ -15,9 +15,10 @@ from tidegate.engine import Journal, Taken
 from tidegate.errors import Misconfigured, StoreFailed
 from tidegate.lifetimes import BoundedCache, Presence
 from tidegate.models import Encoded, Model, Models
+from tidegate.sessions.admission import Fresh
 from tidegate.store import SessionRow, Setting, Store, messages, sessions
 from tidegate.tools import ToolContext, ToolRegistry, Toolset
-from tidegate.values import Call, Message, Outcome, Prefix
+from tidegate.values import Call, Message, Outcome
 
 PREFIXES_KEPT = 256
 """Encoded prefixes held for sharing: sessions of one agent have the same one, so few are ever in use."""
@@ -31,6 +32,7 @@ class Runner:
         self.tools = tools
         self._presence = presence
         self.prefixes: BoundedCache[tuple[bytes, bytes], Encoded] = BoundedCache("prefixes", cap=PREFIXES_KEPT)
+        self._fresh: BoundedCache[tuple[str, str, bool], Fresh] = BoundedCache("beginnings", cap=PREFIXES_KEPT)
         self._signatures: BoundedCache[tuple[bytes, tuple[str, ...], str, bytes], bytes] = BoundedCache(
             "signatures", cap=PREFIXES_KEPT
         )
@@ -84,24 +86,29 @@ class Runner:
 
     def model(self, agent: AgentSettings, settings: tuple[Setting, ...]) -> Model:
         """A session's own choice, while it is configured; else the agent's."""
-        chosen = next((setting.value for setting in settings if setting.key == "model"), None)
-        if isinstance(chosen, str) and chosen in self._models.names:
-            return self._models.get(chosen)
+        for setting in settings:
+            if setting.key == "model" and setting.value in self._models.names:
+                return self._models.get(setting.value)
         return self._models.get(agent.model)
 
     def call(self, taken: Taken) -> Call:
         """The call's own parameters, then the session's settings."""
         call = taken.turn.call
-        effort = next((setting.value for setting in taken.settings if setting.key == "reasoning"), None)
-        if call.reasoning is None and isinstance(effort, str):
-            return msgspec.structs.replace(call, reasoning=effort)
+        for setting in taken.settings:
+            if setting.key == "reasoning" and call.reasoning is None:
+                return msgspec.structs.replace(call, reasoning=setting.value)
         return call
 
-    def prefix(self, agent: AgentSettings, extra: str, *, caller_tools: bool = False) -> Prefix:
-        return freeze(agent.prompt, extra, Toolset() if caller_tools else self._toolset(agent))
-
-    def encoder(self, agent: AgentSettings) -> int:
-        return self._models.get(agent.model).wire.version
+    def fresh(self, name: str, extra: str = "", *, caller_tools: bool = False) -> Fresh:
+        """What a new session of this agent begins with."""
+        key = (name, extra, caller_tools)
+        known = self._fresh.get(key)
+        if known is None:
+            agent = self.agent(name)
+            tools = Toolset() if caller_tools else self._toolset(agent)
+            known = Fresh(prefix=freeze(agent.prompt, extra, tools), encoder=self._models.get(agent.model).wire.version)
+            self._fresh.put(key, known)
+        return known
 
     def signature(self, session: SessionRow, agent: AgentSettings, model: Model) -> bytes:
         """Equal for equal settings; differs with model, endpoint, credential, toolsets or extra prompt. The secret

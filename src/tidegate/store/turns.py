@@ -133,8 +133,11 @@ def place_waiting(db: Db, session: str, turn: str, prefix: str) -> list[int]:
 
 
 def open_turns(db: Db) -> list[TurnRow]:
-    """Every queued or running turn, by session and number: what a start has to go on with."""
-    rows = db.execute(f"SELECT {_COLUMNS} FROM turns WHERE state IN ('queued', 'running') ORDER BY session, number")
+    """Every queued or running turn: what a start has to go on with. What had begun comes before what waited; within a
+    session they come in its order."""
+    rows = db.execute(
+        f"SELECT {_COLUMNS} FROM turns WHERE state IN ('queued', 'running') ORDER BY state = 'queued', accepted, number"
+    )
     return [_row(row) for row in rows]
 
 

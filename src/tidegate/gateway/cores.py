@@ -1,0 +1,68 @@
+"""The gateway on one core.
+
+Guarantee: the threads of this process run on one core at a time, which is chosen anew when it is crowded; at the end,
+and for whoever asks for `everywhere`, all cores are allowed again.
+
+Python's threads take turns anyway, and a turn of ours passes from the loop to the store's writer and back twice. To
+wake a thread on another core costs more than its work there: on one core a turn takes about a fifth less time and
+processor (docs/decisions/0008). A core that others crowd would be a trap, so the scheduler is let in when we have to
+wait for it.
+"""
+
+import os
+from pathlib import Path
+
+CROWDED = 0.3
+"""Share of the time that it wanted to run in which it had to wait: above this another core is looked for."""
+
+LOOK_SECONDS = 5.0
+"""Between two looks: long enough to see a crowd, short enough not to suffer from one."""
+
+_TASKS = Path("/proc/self/task")
+_STAT = Path("/proc/self/stat")
+_SCHEDULE = Path("/proc/self/schedstat")
+_PROCESSOR_FIELD = 36  # of /proc/self/stat, counted from behind the command's name
+
+
+class OneCore:
+    """Owned by the process. Constructed it does nothing; `look` is called on the timer, off the loop."""
+
+    def __init__(self) -> None:
+        self._all = os.sched_getaffinity(0)
+        self._ran = self._waited = 0
+        self._settled = False
+
+    def look(self) -> None:
+        """Settle on the core that the scheduler has put us on, or let it choose anew when that one is crowded."""
+        ran, waited = _times()
+        ran, self._ran = ran - self._ran, ran
+        waited, self._waited = waited - self._waited, waited
+        if len(self._all) < 2:
+            return
+        if not self._settled:
+            self._allow({_processor()} & self._all or self._all)
+            self._settled = True
+        elif waited > CROWDED * (ran + waited):
+            self.everywhere()
+
+    def everywhere(self) -> None:
+        self._allow(self._all)
+        self._settled = False
+
+    def _allow(self, cores: set[int]) -> None:
+        for task in _TASKS.iterdir():
+            try:
+                os.sched_setaffinity(int(task.name), cores)
+            except ProcessLookupError:
+                continue  # a thread that has just ended needs no core
+
+
+def _processor() -> int:
+    """Where the loop's thread, the process's first, was last put."""
+    return int(_STAT.read_text().rpartition(") ")[2].split()[_PROCESSOR_FIELD])
+
+
+def _times() -> tuple[int, int]:
+    """Nanoseconds that the loop's thread ran, and waited to run."""
+    ran, waited, _ = _SCHEDULE.read_text().split()
+    return int(ran), int(waited)

@@ -1,0 +1,42 @@
+"""The gateway on one core, and off it when it is crowded."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tidegate.gateway import cores
+from tidegate.gateway.cores import OneCore
+
+ALL = os.sched_getaffinity(0)
+needs_two = pytest.mark.skipif(len(ALL) < 2, reason="there is only one core to choose from")
+
+
+@pytest.fixture
+def core() -> Iterator[OneCore]:
+    made = OneCore()
+    yield made
+    made.everywhere()
+
+
+@needs_two
+def test_it_settles_on_one_core_and_gives_all_back(core: OneCore) -> None:
+    """P15: every thread of the process, and all of them again at the end."""
+    core.look()
+    assert len(os.sched_getaffinity(0)) == 1
+    core.everywhere()
+    assert os.sched_getaffinity(0) == ALL
+
+
+@needs_two
+def test_a_crowded_core_is_left_to_the_scheduler_and_the_next_one_is_kept(
+    core: OneCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P15: waiting for more than its share of the time lets the scheduler in; a calm core is kept."""
+    times = iter([(0, 0), (100, 10), (200, 90), (300, 95)])
+    monkeypatch.setattr(cores, "_times", lambda: next(times))
+    allowed: list[int] = []
+    for _ in range(4):
+        core.look()
+        allowed.append(len(os.sched_getaffinity(0)))
+    assert allowed == [1, 1, len(ALL), 1]
