@@ -72,8 +72,34 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
+def commands() -> str:
+    """docs/commands.md, from the registry of commands."""
+    from tidegate.commands import COMMANDS
+
+    lines = [
+        "# Commands",
+        "",
+        "A line that begins with a slash and a word is a command, on the page and in `tidegate chat` alike; everything",
+        "else is for the agent. `/help COMMAND` says the same as this page.",
+        "",
+        "| command | what it does | in mid-turn | what it costs |",
+        "|---|---|---|---|",
+    ]
+    for info in COMMANDS:
+        call = f"/{info.name} {info.arguments}".rstrip().replace("|", "\\|")
+        also = "".join(f", `/{alias}`" for alias in info.aliases)
+        lines.append(f"| `{call}`{also} | {info.help} | {info.mid_turn} | {info.cost} |")
+    lines += [
+        "",
+        "A model reads its cached beginning of a conversation at a fraction of the price. What rebuilds that beginning",
+        "is said in the last column; everything else leaves it whole.",
+    ]
+    return NOTE.format(source="src/tidegate/commands") + "\n".join(lines) + "\n"
+
+
 PAGES: Mapping[str, Callable[[], str]] = MappingProxyType(
     {
+        "docs/commands.md": commands,
         "docs/configuration.md": configuration,
     }
 )

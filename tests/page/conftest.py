@@ -17,7 +17,7 @@ expect.set_options(timeout=PATIENCE)
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     executable = chromium.installed()
     if executable is None:
-        pytest.skip("no Chromium is installed: `apt install chromium` lets these tests run")
+        pytest.fail("The tests of the chat page need Chromium: apt install chromium")
     with chromium.running(executable, tmp_path_factory.mktemp("chromium")) as running:
         yield running
 

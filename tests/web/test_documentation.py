@@ -1,4 +1,4 @@
-"""The examples of docs/http.md, run against a real gateway."""
+"""The examples of the documentation, run against a real gateway."""
 
 import os
 import re
@@ -12,10 +12,13 @@ import anyio.to_thread
 import pytest
 
 from tests.house import WAIT, house
+from tidegate.config import read
 
 pytestmark = pytest.mark.anyio
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "http.md"
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "http.md"
+README = (ROOT / "README.md").read_text()
 BLOCKS = [
     (language, code)
     for language, code in re.findall(r"^```(sh|python)\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
@@ -42,3 +45,26 @@ async def test_every_example_of_the_documentation_works(home: Path) -> None:
 
 def run(command: list[str], environment: dict[str, str]) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=2 * WAIT, check=False)
+
+
+async def test_the_readmes_program_talks_to_a_gateway(home: Path, tmp_path: Path) -> None:
+    """H10, H02: with the home folder and the address of this gateway, and nothing else changed."""
+    (code,) = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    async with house(home) as h:
+        folder = tmp_path / ".tidegate"
+        folder.mkdir()
+        (folder / "api-key").write_text(h.key + "\n")
+        program = code.replace("http://127.0.0.1:8420", h.url)
+        assert program != code
+        environment = {**os.environ, "HOME": str(tmp_path)}
+        with anyio.fail_after(3 * WAIT):
+            done = await anyio.to_thread.run_sync(run, [sys.executable, "-c", program], environment)
+        assert done.returncode == 0, done.stderr
+        assert "UTC" in done.stdout
+
+
+def test_the_readmes_configuration_is_right(tmp_path: Path) -> None:
+    """X22: every key of it is known, and the model's key is a reference."""
+    (toml,) = re.findall(r"^```toml\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    config = read(toml, tmp_path)
+    assert config.models["main"].key == "env:OPENAI_API_KEY" and not config.demo

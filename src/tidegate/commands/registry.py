@@ -41,6 +41,18 @@ class Reply(Frozen, frozen=True):
 Handler = Callable[[Context, str], Awaitable[Reply]]
 
 
+class CommandInfo(Frozen, frozen=True, omit_defaults=False):
+    """A command as clients are told of it."""
+
+    name: str
+    aliases: tuple[str, ...]
+    arguments: str
+    help: str
+    cost: str
+    mid_turn: str
+    owner_only: bool
+
+
 class Command(Frozen, frozen=True):
     name: str
     help: str
@@ -52,17 +64,17 @@ class Command(Frozen, frozen=True):
     mid_turn: str = "works at once"
     owner_only: bool = False
 
-
-class CommandInfo(Frozen, frozen=True, omit_defaults=False):
-    """A command as clients are told of it."""
-
-    name: str
-    aliases: tuple[str, ...]
-    arguments: str
-    help: str
-    cost: str
-    mid_turn: str
-    owner_only: bool
+    @property
+    def info(self) -> CommandInfo:
+        return CommandInfo(
+            name=self.name,
+            aliases=self.aliases,
+            arguments=self.arguments,
+            help=self.help,
+            cost=self.cost,
+            mid_turn=self.mid_turn,
+            owner_only=self.owner_only,
+        )
 
 
 class Commands:
@@ -77,18 +89,7 @@ class Commands:
                 self._commands[name] = command
 
     def catalogue(self) -> list[CommandInfo]:
-        return [
-            CommandInfo(
-                name=command.name,
-                aliases=command.aliases,
-                arguments=command.arguments,
-                help=command.help,
-                cost=command.cost,
-                mid_turn=command.mid_turn,
-                owner_only=command.owner_only,
-            )
-            for command in self._ordered
-        ]
+        return [command.info for command in self._ordered]
 
     @staticmethod
     def is_command(text: str) -> bool:
