@@ -252,3 +252,41 @@ async def test_interrupting_stops_the_running_turn_first(home: Path, model: Scri
         assert accepted.how in ("interrupting", "queued")
         assert (await house.answered(accepted.turn)).text == "new plan"
         assert (await house.answered(running.turn)).state == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("script", "state"),
+    [
+        ("[say fine]", "answered"),
+        ("[tool clock {}] [say after a tool]", "answered"),
+        ("[status 500]", "failed"),
+        ("[tool clock {}] [status 500 step=1]", "failed"),
+    ],
+)
+async def test_an_outcome_is_the_same_live_and_from_the_store(
+    home: Path, model: ScriptedModel, script: str, state: str
+) -> None:
+    """H18, S19: whoever asks later is told what the first caller was told."""
+    async with core(home, model=model) as house:
+        live = await house.say(script)
+        assert live.state == state
+        assert await house.door.outcome(live.turn, ANNA) == live
+
+
+@pytest.mark.parametrize("script", ["[words 50] [hang after=5]", "[tool clock {}] [hang step=1]"])
+async def test_a_stopped_turns_outcome_is_the_same_live_and_from_the_store(
+    home: Path, model: ScriptedModel, script: str
+) -> None:
+    """H18, S19: with what was shown, and never with what a step before it had said to a tool."""
+    async with core(home, model=model) as house:
+        accepted = await house.accept(script)
+        log = house.door.live(accepted.turn)
+        assert log is not None
+        with anyio.fail_after(WAIT):
+            async for batch in log.read():
+                if any(isinstance(event, TextDelta | ToolEnded) for event in batch):
+                    break
+        await house.door.stop(accepted.session, ANNA)
+        live = await house.answered(accepted.turn)
+        assert live.state == "stopped"
+        assert await house.door.outcome(live.turn, ANNA) == live

@@ -1,8 +1,9 @@
 """The engine: what runs a session's turns one at a time and keeps their journal.
 
-`EmbeddedEngine` runs them in this process over SQLite. The agent's loop is written against `agent.Turn`, and the
-sessions room uses only `submit`, `result`, `signal`, `interrupt` and `log` of an engine, so that another engine can
-stand here without a change above or below.
+`EmbeddedEngine` runs them in this process over SQLite. The agent's loop is written against `agent.Turn` and knows no
+engine. Above, a turn is handed in (`submit`, after its rows are written), followed (`log`, `result`), spoken into
+(`signal`) and stopped (`interrupt`); the rest of its methods are about this process: what runs and waits here, and
+how it comes to rest.
 """
 
 from tidegate.engine.embedded import EmbeddedEngine, EngineStats

@@ -6,6 +6,7 @@ through a commit. The engine owns the tasks of its turns and the map of live tur
 """
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
@@ -119,7 +120,9 @@ class EmbeddedEngine:
         last = live.log.events[-1] if live.log.events else None
         if isinstance(last, TurnEnded):
             return last.outcome
-        raise Stopping("The gateway is stopping; this turn goes on after its next start.", retry_after=2)
+        if self._closed or not self._scope.open:
+            raise Stopping("The gateway is stopping; this turn goes on after its next start.", retry_after=2)
+        return None
 
     def running(self, session: str) -> Live | None:
         record = self._presence.get(session)
@@ -140,7 +143,8 @@ class EmbeddedEngine:
         live = self._live.get(turn)
         if live is None:
             return False
-        live.abandoned = abandoned and live.stopping is None
+        if live.stopping is None:
+            live.abandoned = abandoned
         live.stop(by)
         return True
 
@@ -226,11 +230,12 @@ class EmbeddedEngine:
         live.released = True
         self._running -= 1
         self._live.pop(live.turn, None)
-        if settled is not None:
-            self._tell(live, settled)
-        else:
+        try:
+            if settled is not None:
+                self._tell(live, settled)
+        finally:
             live.log.close()
-        self._presence.turn_ended(record)
+            self._presence.turn_ended(record)
         if record.waiting:
             self._ready[record] = None  # behind the sessions that waited for a place meanwhile
         while self._ready and self._running < self._cap and not self._closed:
@@ -259,14 +264,14 @@ class EmbeddedEngine:
                 await self._handle(live, work)
         except asyncio.CancelledError:
             if not live.leave():
+                await self._park(live)
                 raise
         except Parked:
-            await self._store.write(turns.park, live.turn)
+            await self._park(live)
             return
         except Exception as error:
             work.failure = describe(error)
-            if work.failure.code == "internal":
-                log.exception("a turn broke", session=live.session, turn=live.turn, told=work.failure.message)
+            self._log_failure(live, work.failure)
         finally:
             timer.cancel()
             live.leave()
@@ -276,6 +281,19 @@ class EmbeddedEngine:
         ending = await self._ending(live, work)
         if ending is not None:
             await self._commit(record, live, ending)
+
+    async def _park(self, live: Live) -> None:
+        """An orderly stop is no fault of the turn's: it goes on at the next start, and no resume is spent."""
+        if self._closed:
+            with contextlib.suppress(StoreFailed):
+                await self._store.write(turns.park, live.turn)
+
+    def _log_failure(self, live: Live, failure: Failure) -> None:
+        """One line a failed turn, so that a wrong key or a broken model is seen by the operator too."""
+        if failure.code == "internal":
+            log.exception("a turn broke", session=live.session, turn=live.turn, told=failure.message)
+        else:
+            log.warning("a turn failed", session=live.session, turn=live.turn, code=failure.code, told=failure.message)
 
     async def _handle(self, live: Live, work: Work) -> None:
         begun, live.begun = live.begun, None
@@ -305,6 +323,7 @@ class EmbeddedEngine:
         taken = work.taken or (live.begun.taken if live.begun is not None else None)
         taken = taken or await self._store.read(peek, live.turn)
         if taken is None:
+            log.warning("a turn's session was deleted under it", session=live.session, turn=live.turn)
             return None
         journal, failure = work.journal, work.failure
         answer = journal.tail if journal is not None else None

@@ -9,8 +9,11 @@ processor (docs/decisions/0008). A core that others crowd would be a trap, so th
 wait for it.
 """
 
+import logging
 import os
 from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 CROWDED = 0.3
 """Share of the time that it wanted to run in which it had to wait: above this another core is looked for."""
@@ -33,7 +36,16 @@ class OneCore:
         self._settled = False
 
     def look(self) -> None:
-        """Settle on the core that the scheduler has put us on, or let it choose anew when that one is crowded."""
+        """Settle on the core that the scheduler has put us on, or let it choose anew when that one is crowded. Where
+        the system does not tell or does not allow it, everything stays as it is."""
+        try:
+            self._look()
+        except OSError as error:
+            if len(self._all) > 1:
+                log.info("the gateway does not choose its core: %s", error)
+            self._all = set()
+
+    def _look(self) -> None:
         ran, waited = _times()
         ran, self._ran = ran - self._ran, ran
         waited, self._waited = waited - self._waited, waited
@@ -46,7 +58,8 @@ class OneCore:
             self.everywhere()
 
     def everywhere(self) -> None:
-        self._allow(self._all)
+        if self._settled:
+            self._allow(self._all)
         self._settled = False
 
     def _allow(self, cores: set[int]) -> None:

@@ -1,4 +1,5 @@
-"""The door: every message enters here, whoever brings it, and everything a caller may do to a session is here.
+"""The door: every message enters here, whoever brings it, and every look at a session is taken through it. What a
+person may change in a conversation is in `changes`, on the same terms.
 
 Guarantee: a message is durable, deduplicated and authorised before it is acknowledged; the page, the terminal, the HTTP
 API with and without a session take the same way (`accept`), with the same limits and the same end. Each method that
@@ -100,10 +101,8 @@ class Sessions:
                 retry_after=5,
                 code="overloaded",
             )
-        for message in inbound.messages:
-            if len(message.text) > limits.message_bytes or (
-                4 * len(message.text) > limits.message_bytes and len(message.text.encode()) > limits.message_bytes
-            ):
+        for text in (*(message.text for message in inbound.messages), inbound.extra_prompt or ""):
+            if 4 * len(text) > limits.message_bytes and len(text.encode(errors="replace")) > limits.message_bytes:
                 raise TooLarge(
                     f"A message is longer than limits.message_bytes ({limits.message_bytes} bytes).",
                     limit="limits.message_bytes",
@@ -268,7 +267,7 @@ class Sessions:
         return self.presence.ledger
 
     def caches(self) -> tuple[CacheStats, ...]:
-        return (self.runner.prefixes.stats(), self.runner.tools.stats())
+        return self.runner.caches()
 
     def chores(self) -> list[Chore]:
         return chores(self)

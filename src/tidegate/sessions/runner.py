@@ -13,7 +13,7 @@ from tidegate.agent import Bounds, Conversation, freeze, in_call_order, run
 from tidegate.config import AgentSettings, Config
 from tidegate.engine import Journal, Taken
 from tidegate.errors import Misconfigured, StoreFailed
-from tidegate.lifetimes import BoundedCache, Presence
+from tidegate.lifetimes import BoundedCache, CacheStats, Presence
 from tidegate.models import Encoded, Model, Models
 from tidegate.sessions.admission import Fresh
 from tidegate.store import SessionRow, Setting, Store, messages, sessions
@@ -24,6 +24,10 @@ PREFIXES_KEPT = 256
 """Encoded prefixes held for sharing: sessions of one agent have the same one, so few are ever in use."""
 
 
+PREFIX_BYTES = 16 * 1024 * 1024
+"""Bytes of those together: callers may bring system messages of their own, and large ones."""
+
+
 class Runner:
     def __init__(self, store: Store, config: Config, models: Models, tools: ToolRegistry, presence: Presence) -> None:
         self._store = store
@@ -31,11 +35,10 @@ class Runner:
         self._models = models
         self.tools = tools
         self._presence = presence
-        self.prefixes: BoundedCache[tuple[bytes, bytes], Encoded] = BoundedCache("prefixes", cap=PREFIXES_KEPT)
-        self._fresh: BoundedCache[tuple[str, str, bool], Fresh] = BoundedCache("beginnings", cap=PREFIXES_KEPT)
-        self._signatures: BoundedCache[tuple[bytes, tuple[str, ...], str, bytes], bytes] = BoundedCache(
-            "signatures", cap=PREFIXES_KEPT
+        self.prefixes: BoundedCache[tuple[bytes, bytes], Encoded] = BoundedCache(
+            "prefixes", cap=PREFIXES_KEPT, max_bytes=PREFIX_BYTES, weigh=lambda kept: len(kept.system) + len(kept.tools)
         )
+        self._beginnings: BoundedCache[tuple[str, bool], Fresh] = BoundedCache("beginnings", cap=PREFIXES_KEPT)
         self._workspaces = {name: config.workspace(name) for name in config.agents}
         limits = config.limits
         self._bounds = Bounds(
@@ -101,25 +104,25 @@ class Runner:
 
     def fresh(self, name: str, extra: str = "", *, caller_tools: bool = False) -> Fresh:
         """What a new session of this agent begins with."""
-        key = (name, extra, caller_tools)
-        known = self._fresh.get(key)
+        key = (name, caller_tools)
+        known = self._beginnings.get(key) if not extra else None
         if known is None:
             agent = self.agent(name)
             tools = Toolset() if caller_tools else self._toolset(agent)
-            known = Fresh(prefix=freeze(agent.prompt, extra, tools), encoder=self._models.get(agent.model).wire.version)
-            self._fresh.put(key, known)
+            encoder = self._models.get(agent.model).wire.version
+            known = Fresh(prefix=freeze(agent.prompt, extra, tools), encoder=encoder)
+            if not extra:
+                self._beginnings.put(key, known)
         return known
 
     def signature(self, session: SessionRow, agent: AgentSettings, model: Model) -> bytes:
-        """Equal for equal settings; differs with model, endpoint, credential, toolsets or extra prompt. The secret
-        itself is only in it as the model's own digest."""
-        known = (model.signature, agent.tools, session.extra, _frozen(session))
-        signature = self._signatures.get(known)
-        if signature is None:
-            parts = (model.signature, *(name.encode() for name in agent.tools), session.extra.encode(), known[3])
-            signature = hashlib.sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).digest()
-            self._signatures.put(known, signature)
-        return signature
+        """Equal for equal settings; differs with model, endpoint, credential, toolsets or prompt (the extra prompt is
+        part of it). The secret itself is only in it as the model's own digest."""
+        parts = (model.signature, _frozen(session), *(name.encode() for name in agent.tools))
+        return hashlib.sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).digest()
+
+    def caches(self) -> tuple[CacheStats, ...]:
+        return (self.prefixes.stats(), self._beginnings.stats(), self.tools.stats())
 
     # -- residents --
 

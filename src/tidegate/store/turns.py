@@ -249,9 +249,12 @@ def _outcome(db: Db, id: str, principal: str | None) -> Outcome | None:
         ).get
         return decode_outcome(kept)
     turn = _row(found[:-1])
+    # What ended the turn: its last answer, or what had been shown when it was stopped. What a step said on the way, to
+    # call a tool, is no answer of the turn's.
+    ended_by = {"answered": "step LIKE 'model-%'", "stopped": "step = 'partial'"}.get(turn.state, "0")
     last = db.execute(
         "SELECT body, packed FROM messages WHERE turn = ? AND step IS NOT NULL AND role = 'assistant'"
-        " ORDER BY seq DESC LIMIT 1",
+        f" AND {ended_by} ORDER BY seq DESC LIMIT 1",
         (id,),
     ).get
     answer = None if last is None else unpack(*last)
