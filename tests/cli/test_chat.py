@@ -122,6 +122,19 @@ def test_slash_commands_go_to_the_gateway(running: Gateway) -> None:
     assert "Tides" in [view["title"] for view in ended]
 
 
+def test_going_back_to_a_conversation_says_which_one(running: Gateway) -> None:
+    """S13: its title, its agent and its last exchange, beside the answers."""
+    tidegate("chat", home=running.home, input="say neap tide\n/title Moon\n")
+    session = running.call("GET", "/api/sessions?limit=1")["sessions"][0]["id"]
+    run = tidegate("chat", home=running.home, input=f"say other\n/resume {session}\n")
+    assert run.returncode == 0, run.stderr
+    assert run.stderr.splitlines() == [
+        f"Conversation “Moon”, {session}, with agent main (the built-in demo model).",
+        "you: say neap tide",
+        "answer: neap tide",
+    ]
+
+
 def test_a_turn_that_fails_is_told_and_is_the_exit_code_of_a_pipe(running: Gateway) -> None:
     """F3: one sentence on standard error; the next line still goes."""
     run = tidegate("chat", home=running.home, input="fail\nsay after all\n")
@@ -175,7 +188,9 @@ def test_without_the_extra_package_the_terminal_works_by_readline(running: Gatew
         assert terminal.leave(process) == 0
     session = running.call("GET", "/api/sessions?limit=1")["sessions"][0]["id"]
     with at_terminal(running.home, PYTHONPATH=bare) as (terminal, process):
-        terminal.until(session)
+        terminal.until(session + r", with agent main \(the built-in demo model\)")
+        terminal.until("you: count to 100000")
+        terminal.until("answer: 1 2 3")
         terminal.until("> ")
         terminal.type("/stop\r")
         terminal.until("> ")
@@ -196,7 +211,7 @@ def test_ctrl_c_twice_leaves_and_the_turn_goes_on_or_is_stopped_by_the_gateway(r
     process.send_signal(signal.SIGINT)
     _, complaint = process.communicate(timeout=WAIT)
     assert process.returncode == 0
-    assert b"stopped" in complaint
+    assert complaint.count(b"stopped") == 1
 
 
 def test_what_a_model_says_cannot_move_the_cursor(running: Gateway) -> None:

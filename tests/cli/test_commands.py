@@ -60,6 +60,10 @@ def test_help_names_every_command_and_wrong_usage_is_exit_code_2() -> None:
         ("sessions", "end", "s_x"),
         ("sessions", "delete", "s_x", "--yes"),
         ("sessions", "export", "s_x"),
+        ("sessions", "settings"),
+        ("sessions", "clear", "s_x", "model"),
+        ("sessions", "reload", "s_x"),
+        ("sessions", "reload", "--all"),
         ("keys", "list"),
         ("keys", "add", "anna"),
         ("keys", "revoke", "k_x"),
@@ -86,8 +90,11 @@ def test_status_says_what_it_does_and_what_it_holds(running: Gateway) -> None:
     assert memory["kinds"]
     assert memory["owners"]
     text = tidegate("status", "--memory", home=running.home).stdout
-    for word in (running.address, "RssAnon + VmSwap", "explained", "kind", "owner"):
+    for word in (running.address, "RssAnon + VmSwap", "explained", "unexplained", "kind", "owner"):
         assert word in text
+    held = sum(kind["bytes"] for kind in memory["kinds"].values())
+    assert held + memory["allocator"].get("free", 0) + memory["unexplained"] == memory["private"]
+    assert memory["kinds"]["base"]["bytes"] == memory["base"]
 
 
 def test_status_makes_a_new_link_that_signs_in_once(running: Gateway) -> None:
@@ -125,6 +132,59 @@ def test_sessions_are_listed_shown_exported_ended_and_deleted(running: Gateway, 
     assert session in gone.stderr
 
 
+def test_the_owner_lists_everybodys_conversations_when_he_asks_for_them(running: Gateway) -> None:
+    """X06: his own unless he says --all; then with whose they are."""
+    home = running.home
+    made = _json("keys", "add", "carla", home=home)
+    accepted = running.call("POST", "/api/messages", {"text": "hi"}, Authorization=f"Bearer {made['key']}")
+    assert accepted["session"] not in [view["id"] for view in _json("sessions", "list", home=home)]
+    found = {view["id"]: view["principal"] for view in _json("sessions", "list", "--all", home=home)}
+    assert found[accepted["session"]] == made["principal"]
+    assert "principal" not in tidegate("sessions", "list", home=home).stdout.splitlines()[0]
+    heads, *rows = tidegate("sessions", "list", "--all", home=home).stdout.splitlines()
+    assert "principal" in heads
+    assert "carla" in next(row for row in rows if row.startswith(accepted["session"]))
+
+
+def test_settings_of_conversations_are_listed_and_cleared(running: Gateway) -> None:
+    """S06: by the operator, in a table and in JSON."""
+    home = running.home
+    session = _session(running, "thinking")
+    running.call("POST", "/api/messages", {"text": "/reasoning high", "session": session})
+    row = next(row for row in _json("sessions", "settings", home=home) if row["session"] == session)
+    assert (row["key"], row["value"], row["source"], row["expires"]) == ("reasoning", "high", "command", None)
+    assert session in tidegate("sessions", "settings", home=home).stdout
+    assert _json("sessions", "clear", session, "reasoning", home=home) == {"session": session, "cleared": "reasoning"}
+    assert session not in tidegate("sessions", "settings", home=home).stdout
+    again = tidegate("sessions", "clear", session, "reasoning", home=home)
+    assert (again.returncode, again.stderr.count("\n")) == (1, 1)
+
+
+def test_conversations_take_the_configuration_as_it_is_now(tmp_path: Path) -> None:
+    """A4, P18: one, or every live one; it says how many changed and which could not, and asks for one or the other."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    settings = '[models.main]\napi = "demo"\n[agents.main]\nmodel = "main"\nprompt = "You are old."\n'
+    (home / "tidegate.toml").write_text(settings + '[agents.writer]\nmodel = "main"\nprompt = "Write."\n')
+    with gateway(home) as running:
+        first, *_ = [_session(running, name) for name in ("a", "b", "c")]
+        written = running.call("POST", "/api/messages", {"text": "say yes", "agent": "writer"})["session"]
+        assert _json("sessions", "reload", first, home=home) == {"session": first, "changed": False}
+        assert tidegate("stop", home=home).returncode == 0
+        running.wait()
+    (home / "tidegate.toml").write_text(settings.replace("old", "new"))
+    with gateway(home) as running:
+        assert "as configured now" in tidegate("sessions", "reload", first, home=home).stdout
+        told, left = tidegate("sessions", "reload", "--all", home=home).stdout.splitlines()
+        assert told == "Reloaded 2 of 4 conversations; 1 had not changed."
+        assert written in left and "writer" in left
+        answer = _json("sessions", "reload", "--all", home=home)
+        assert (answer["changed"], answer["unchanged"]) == ([], 3)
+        assert [row["session"] for row in answer["left"]] == [written]
+        assert tidegate("sessions", "reload", home=home).returncode == 2
+        assert tidegate("sessions", "reload", first, "--all", home=home).returncode == 2
+
+
 def test_an_export_of_nothing_makes_no_file(running: Gateway, tmp_path: Path) -> None:
     """F3: a refusal comes before the file."""
     target = tmp_path / "none.jsonl"
@@ -157,7 +217,6 @@ def test_config_is_checked_and_shown_without_a_gateway(nobody: Path) -> None:
     (nobody / "tidegate.toml").write_text(
         '[models.main]\napi = "openai-chat"\nbase_url = "http://127.0.0.1:1/v1"\nmodel = "m"\nkey = "env:TG_SECRET"\n'
     )
-    assert tidegate("config", "check", home=nobody).returncode == 0
     shown = tidegate("config", "show", home=nobody).stdout
     assert 'key = "env:TG_SECRET"' in shown
     assert _json("config", "show", home=nobody)["limits"]["residents"] == 128
@@ -166,8 +225,82 @@ def test_config_is_checked_and_shown_without_a_gateway(nobody: Path) -> None:
     assert wrong.returncode == 1
     assert wrong.stderr.count("\n") == 1
     assert "residents" in wrong.stderr
+    assert f"{nobody}/tidegate.toml: " in wrong.stderr
     (nobody / "tidegate.toml").write_text('[agents.main]\ntools = ["flies"]\n')
     assert "files" in tidegate("config", "check", home=nobody).stderr
+
+
+MODEL = '[models.main]\napi = "openai-chat"\nbase_url = "https://models.example.org/v1"\nmodel = "tide-9"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (MODEL + 'key = "env:TG_NOT_THERE"\n', "[models.main] key = env:TG_NOT_THERE"),
+        (MODEL + 'key = "file:not-there"\n', "[models.main] key = file:not-there"),
+        ('[agents.main]\ntools = ["flies"]\n', "[agents.main] tools"),
+        ("[limits]\nresidnts = 1\n", "residents"),
+    ],
+)
+def test_what_the_start_would_refuse_is_found_before_it(nobody: Path, text: str, words: str) -> None:
+    """F3, X22: `config check` and `doctor` look at the same things as the start, with the same sentence."""
+    (nobody / "tidegate.toml").write_text(text)
+    start = tidegate("up", "--port", "0", home=nobody)
+    check = tidegate("config", "check", home=nobody)
+    assert (start.returncode, check.returncode) == (1, 1)
+    assert start.stderr == check.stderr
+    assert start.stderr.startswith(f"tidegate: {nobody}/tidegate.toml: ")
+    assert words in check.stderr
+    told = tidegate("config", "check", "--json", home=nobody)
+    assert told.returncode == 1
+    answer = json.loads(told.stdout)
+    assert answer["ok"] is False
+    assert [f"tidegate: {error}\n" for error in answer["errors"]] == [check.stderr]
+    doctor = tidegate("doctor", home=nobody)
+    assert doctor.returncode == 1
+    assert f"fail  configuration: {answer['errors'][0]}" in doctor.stdout
+    assert "sandbox" not in doctor.stdout
+
+
+def test_a_configured_workspace_that_is_missing_is_a_warning_everywhere(nobody: Path) -> None:
+    """F3: it keeps nobody from starting, and is not made for him."""
+    (nobody / "tidegate.toml").write_text('[agents.main]\nworkspace = "papers"\n')
+    folder = nobody / "papers"
+    check = tidegate("config", "check", home=nobody)
+    assert check.returncode == 0
+    assert f"the folder {folder} does not exist" in check.stdout
+    assert str(folder) in _json("config", "check", home=nobody)["warnings"][0]
+    assert (
+        f"warn  configuration: {nobody}/tidegate.toml: [agents.main] workspace"
+        in tidegate("doctor", home=nobody).stdout
+    )
+    with gateway(nobody) as running:
+        assert any(line.startswith("WARNING ") and str(folder) in line for line in running.said)
+    assert not folder.exists()
+
+
+def test_the_start_and_status_say_which_model_answers(nobody: Path) -> None:
+    """F3: by agent, with the endpoint's host."""
+    (nobody / "tidegate.toml").write_text(
+        MODEL + '[models.toy]\napi = "demo"\n[agents.main]\n[agents.test]\nmodel = "toy"\n'
+    )
+    with gateway(nobody) as running:
+        assert "agent main: tide-9 at models.example.org" in running.said
+        assert "agent test: the built-in demo model" in running.said
+        text = tidegate("status", home=nobody).stdout
+        assert "agent main: tide-9 at models.example.org" in text
+        assert "agent test: the built-in demo model" in text
+
+
+def test_commands_in_hints_can_be_copied(nobody: Path) -> None:
+    """F2: they name the home folder unless it is the default one."""
+    with gateway(nobody) as running:
+        running.until("Ctrl-C stops")
+        assert running.link == next(line for line in running.said if "#code=" in line).removeprefix("chat ")
+        assert f"The link opens once; `tidegate status --link --home {nobody}` gives another." in running.said
+        refused = tidegate("up", "--port", "0", home=nobody).stderr
+        assert f"`tidegate stop --home {nobody}`" in refused
+        assert f"`tidegate up --replace --home {nobody}`" in refused
 
 
 def test_the_home_folder_comes_from_the_environment_too(running: Gateway) -> None:

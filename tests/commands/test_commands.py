@@ -28,6 +28,16 @@ async def test_new_ends_this_conversation_and_the_next_message_begins_another(ho
         assert (await run(house, "/reset", None)).session is None
 
 
+async def test_new_takes_no_words_and_then_ends_nothing(home: Path, model: ScriptedModel) -> None:
+    """H20: what it would drop is refused with a sentence."""
+    async with core(home, model=model) as house:
+        first = await house.say("one")
+        for line in ("/new Holiday plans", "/reset x"):
+            with pytest.raises(Refused, match="/title"):
+                await run(house, line, first.session)
+        assert (await house.door.session(first.session, ANNA)).ended is None
+
+
 async def test_model_says_when_it_applies_and_what_it_costs(home: Path, model: ScriptedModel) -> None:
     """S05, S06, P18, V19: in mid-turn from the next turn; shown in /status with its precedence; cleared by default."""
     async with core(home, model=model) as house:
@@ -101,14 +111,17 @@ async def test_what_rebuilds_is_refused_in_mid_turn(home: Path, model: ScriptedM
 
 
 async def test_conversations_are_listed_titled_found_and_resumed(home: Path, model: ScriptedModel) -> None:
-    """V16, X06: by number or id, one's own only."""
+    """V16, X06: by number in the plain list or by id, one's own only; a search shows ids, never numbers."""
     async with core(home, model=model) as house:
         first = await house.say("about marmalade", name="a")
         second = await house.say("about bread", name="b")
         await run(house, "/title Breakfast", first.session)
         listed = (await run(house, "/sessions", second.session)).text
         assert "Breakfast" in listed and len(listed.splitlines()) == 2
-        assert "Breakfast" in (await run(house, "/sessions marmalade", second.session)).text
+        found = (await run(house, "/sessions marmalade", second.session)).text
+        assert found.startswith(first.session) and "Breakfast" in found and len(found.splitlines()) == 1
+        assert (await run(house, f"/resume {found.split()[0]}", second.session)).session == first.session
+        assert "No conversation" in (await run(house, "/sessions gooseberry", second.session)).text
         assert (await run(house, "/resume 2", second.session)).session == first.session
         await house.door.end(first.session, ANNA, "new")
         resumed = await run(house, f"/resume {first.session}", second.session)

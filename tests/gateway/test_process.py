@@ -14,7 +14,7 @@ import apsw
 import psutil
 import pytest
 
-from tests.gateway.running import WAIT, Gateway, environment, gateway, tidegate
+from tests.gateway.running import TIDEGATE, WAIT, Gateway, environment, gateway, tidegate
 from tidegate.gateway import ask, holder_of
 
 SLOW_STOP = "[limits]\nshutdown_seconds = 60\n"
@@ -127,8 +127,7 @@ def test_a_second_signal_does_not_wait_for_turns(tmp_path: Path) -> None:
         talk = _long_turn(running, "talk")
         _until_running(running)
         running.signal(signal.SIGTERM)
-        while "stopping" not in running.log.read_text():
-            os.sched_yield()
+        running.until("^waiting for 1 turn; Ctrl-C again leaves them for the next start$")
         running.signal(signal.SIGTERM)
         assert running.wait() == 0
         talk.join(WAIT)
@@ -307,3 +306,37 @@ def test_a_stop_lets_a_turn_finish_that_can_and_its_caller_gets_the_answer(tmp_p
         assert [answer.strip() for answer in answers] == [words.strip()]
         assert running.wait() == 0
         assert not (home / "tidegate.db-wal").exists()
+
+
+def test_a_stop_command_says_what_it_waits_for_and_can_be_hurried(tmp_path: Path) -> None:
+    """F1: Ctrl-C in it leaves the turns for the next start, and it still waits until the folder is free."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    (home / "tidegate.toml").write_text(SLOW_STOP)
+    with gateway(home) as running:
+        talk = _long_turn(running, "talk")
+        _until_running(running)
+        command = subprocess.Popen(
+            [*TIDEGATE, "stop", "--home", str(home)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+        )
+        assert command.stderr is not None
+        assert command.stderr.readline() == b"waiting for 1 turn; Ctrl-C leaves them for the next start\n"
+        running.until("^waiting for 1 turn;")
+        command.send_signal(signal.SIGINT)
+        out, _ = command.communicate(timeout=WAIT)
+        assert command.returncode == 0
+        assert out.startswith(b"Stopped (")
+        assert running.wait() == 0
+        talk.join(WAIT)
+
+
+def test_the_demo_model_finds_notes_in_a_workspace_of_its_own(tmp_path: Path) -> None:
+    """F3: the folder is made at the start, its owner's alone; what is in it later is left alone."""
+    home = tmp_path / "home"
+    folder = home / "workspaces" / "main"
+    with gateway(home) as running:
+        assert "demo model" in running.say("read file notes.txt")
+        assert stat.S_IMODE(folder.stat().st_mode) == stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
+    (folder / "notes.txt").unlink()
+    with gateway(home):
+        assert list(folder.iterdir()) == []

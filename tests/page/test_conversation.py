@@ -29,6 +29,7 @@ def test_escape_stops_a_long_answer_and_what_was_said_stays(page: Page) -> None:
     page.keyboard.press("Escape")
     expect(page.locator(".finish")).to_have_text("Stopped here.")
     expect(page.locator("#stop")).to_have_count(0)
+    expect(page.locator(".note")).to_have_count(0)
     assert answers(page)[0].startswith("1")
     say(page, "say still here")
     assert answers(page)[-1] == "still here"
@@ -39,7 +40,8 @@ def test_the_stop_button_stops_too(page: Page) -> None:
     send(page, "count to 100000")
     page.locator("#stop").click()
     expect(page.locator("#stop")).to_have_count(0)
-    expect(page.locator(".note").filter(has_text="stopped")).to_be_visible()
+    # With something said already it stands under that, else it is a notice; never both.
+    expect(page.locator(".finish, .note").filter(has_text=re.compile("stopped", re.IGNORECASE))).to_have_count(1)
 
 
 def test_a_new_conversation_is_its_own_and_the_list_has_both_newest_first(page: Page) -> None:
@@ -115,8 +117,31 @@ def test_a_failure_is_one_sentence_with_what_to_do(page: Page) -> None:
     send(page, "fail")
     expect(page.locator(".note.error")).to_have_text(re.compile(r"\w.*[.;].*Try again"), use_inner_text=True)
     page.locator(".note.error").get_by_role("button", name="Try again").click()
-    expect(page.locator(".note.error")).to_have_count(2)
+    expect(page.locator(".note.reply")).to_contain_text("Trying again")
+    expect(page.locator(".note.error")).to_have_count(1)
     expect(page.locator(".mine")).to_have_count(1)
+
+
+def test_a_failure_is_told_after_a_reload_and_goes_with_its_turn(page: Page) -> None:
+    """Why there is no answer is told to whoever comes later; what is undone leaves no notice behind."""
+    say(page, "say before")
+    send(page, "fail")
+    expect(page.locator(".note.error")).to_have_count(1)
+    told = page.locator(".note.error").inner_text()
+    page.reload()
+    expect(page.locator(".note.error")).to_have_text(told, use_inner_text=True)
+    expect(page.locator(".note.error").get_by_role("button", name="Try again")).to_be_visible()
+    send(page, "/undo")
+    expect(page.locator(".note.reply")).to_contain_text("undone")
+    expect(page.locator(".note.error")).to_have_count(0)
+    assert mine(page) == ["say before"]
+
+
+def test_an_empty_conversation_gives_examples_that_work(page: Page) -> None:
+    """A first message need not be invented."""
+    expect(page.locator(".empty")).to_contain_text("what time is it?")
+    say(page, page.locator(".empty q").first.inner_text().strip('"“”'))
+    expect(page.locator(".tool-name")).to_have_text("clock")
 
 
 def test_a_message_during_an_answer_is_queued_and_says_so(page: Page) -> None:

@@ -58,6 +58,25 @@ async def test_a_full_queue_is_refused_with_the_limits_name(home: Path, model: S
             assert (await house.answered(accepted.turn)).state == "answered"
 
 
+async def test_steering_has_the_length_of_the_queue(home: Path, model: ScriptedModel) -> None:
+    """H14, L21: what a running turn has not taken yet is bounded, and all that was accepted is in the transcript."""
+    async with core(home, "[limits]\nqueue_length = 2", model=model) as house:
+        running = await house.accept("[hold gate]")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        for number in range(2):
+            assert (await house.accept(f"steer {number}", busy="steer")).how == "steered"
+        with pytest.raises(Busy, match=r"limits\.queue_length") as refused:
+            await house.accept("one too many", busy="steer")
+        assert refused.value.code == "queue_full"
+        model.release("gate")
+        await house.answered(running.turn)
+        with anyio.fail_after(WAIT):
+            await house.door.engine.idle(running.session)
+        said = [row.message.text for row in await house.door.transcript(running.session, ANNA)]
+        assert [text for text in said if text.startswith(("steer", "one"))] == ["steer 0", "steer 1"]
+
+
 async def test_all_queues_together_have_a_limit_too(home: Path, model: ScriptedModel) -> None:
     """L21, P15: limits.waiting_total."""
     async with core(home, "[limits]\nwaiting_total = 1\nturns = 1", model=model) as house:

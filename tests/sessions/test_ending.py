@@ -10,9 +10,9 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core, core
 from tidegate.errors import Conflict, NotFound
-from tidegate.sessions import changes
+from tidegate.sessions import changes, ending
 from tidegate.sessions.ending import Write
-from tidegate.store import Db, SessionRow, approvals, messages, settings, usage
+from tidegate.store import Db, SessionRow, approvals, endings, messages, settings, usage
 
 pytestmark = pytest.mark.anyio
 
@@ -23,9 +23,12 @@ class Diary:
     def __init__(self) -> None:
         self.prepared: list[str] = []
         self.block: asyncio.Event | None = None
+        self.broken = False
 
     async def __call__(self, session: SessionRow) -> Write:
         self.prepared.append(session.id)
+        if self.broken:
+            raise RuntimeError("the pen is dry")
         if self.block is not None:
             await self.block.wait()
 
@@ -202,6 +205,92 @@ async def test_delete_leaves_numbers_only(home: Path, model: ScriptedModel) -> N
         assert await house.door.sessions(ANNA, query="heliotrope", ended=None) == []
         totals = await house.store.read(lambda db: usage.totals(db, by="principal"))
         assert [(total.key, total.turns) for total in totals] == [("", 1)]
+
+
+async def test_a_delete_waits_for_the_hooks_of_the_end(home: Path, model: ScriptedModel) -> None:
+    """B6, V06: what a hook has to read stays until it has, across a restart too, and then goes by itself."""
+    diary = Diary()
+    diary.broken = True
+    async with core(home, model=model, hooks={"diary": diary, "quick": Diary()}) as house:
+        outcome = await house.say("one")
+        await house.door.delete(outcome.session, ANNA)
+        view = await house.door.session(outcome.session, ANNA)
+        assert view.ended is not None and view.end_reason == "delete"
+        await house.door.endings.finish()
+        assert await house.door.endings.purge(None) == 0
+        assert len(await house.door.transcript(outcome.session, ANNA)) == 2
+    diary.broken = False
+    async with core(home, model=model, hooks={"diary": diary}) as house:
+        assert (outcome.session, 2) in await entries(house)
+        with pytest.raises(NotFound):
+            await house.door.session(outcome.session, ANNA)
+        assert await house.store.read(endings.pending) == []
+
+
+async def test_a_session_that_has_ended_already_is_deleted_when_its_hooks_are_done(
+    home: Path, model: ScriptedModel
+) -> None:
+    """B6, V06: whatever it ended for."""
+    diary = Diary()
+    diary.broken = True
+    async with core(home, model=model, hooks={"diary": diary}) as house:
+        outcome = await house.say("one")
+        await house.door.end(outcome.session, ANNA, "new")
+        await house.door.delete(outcome.session, ANNA)
+        assert (await house.door.session(outcome.session, ANNA)).end_reason == "delete"
+        diary.broken = False
+        assert await house.door.endings.finish() == 1
+        assert await entries(house) == [(outcome.session, 2)]
+        with pytest.raises(NotFound):
+            await house.door.session(outcome.session, ANNA)
+
+
+async def test_a_crash_in_the_middle_of_a_delete_leaves_it_to_the_next_start(home: Path, model: ScriptedModel) -> None:
+    """B6, V06: that it is to go is written when it ends."""
+    diary = Diary()
+    diary.block = asyncio.Event()
+    async with core(home, model=model, hooks={"diary": diary}, drain=None) as house:
+        outcome = await house.say("one")
+        deleting = asyncio.create_task(house.door.delete(outcome.session, ANNA))
+        with anyio.fail_after(WAIT):
+            while not diary.prepared:
+                await anyio.lowlevel.checkpoint()
+        deleting.cancel()
+        await asyncio.wait([deleting])
+    async with core(home, model=model) as house:
+        with pytest.raises(NotFound):
+            await house.door.session(outcome.session, ANNA)
+
+
+async def test_an_end_runs_its_own_hooks_only(home: Path, model: ScriptedModel) -> None:
+    """B6: what another session's end still owes is for the timer, and holds nobody up."""
+    diary = Diary()
+    async with core(home, model=model, hooks={"diary": diary}) as house:
+        one, two = await house.say("one"), await house.say("two", name="other")
+        diary.broken = True
+        await house.door.end(one.session, ANNA, "new")
+        diary.broken = False
+        await house.door.end(two.session, ANNA, "new")
+        assert await entries(house) == [(two.session, 2)]
+        assert await house.door.endings.finish() == 1
+        assert await entries(house) == [(two.session, 2), (one.session, 2)]
+
+
+async def test_a_hook_that_hangs_is_given_up_and_owed(
+    home: Path, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B6: an end comes back, and the hook is tried again."""
+    monkeypatch.setattr(ending, "PREPARE_SECONDS", 0.01, raising=False)
+    diary = Diary()
+    diary.block = asyncio.Event()
+    async with core(home, model=model, hooks={"diary": diary}) as house:
+        outcome = await house.say("one")
+        with anyio.fail_after(WAIT):
+            assert await house.door.end(outcome.session, ANNA, "new")
+        assert await entries(house) == []
+        diary.block = None
+        assert await house.door.endings.finish() == 1
+        assert await entries(house) == [(outcome.session, 2)]
 
 
 async def test_expiry_ends_what_is_idle_and_spares_what_works(home: Path, model: ScriptedModel) -> None:

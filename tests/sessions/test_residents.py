@@ -13,7 +13,7 @@ from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core, core, settings
 from tidegate.lifetimes import Present
 from tidegate.sessions import changes
-from tidegate.store import sessions
+from tidegate.store import messages, sessions
 from tidegate.values import Message
 
 pytestmark = pytest.mark.anyio
@@ -198,10 +198,33 @@ async def test_a_resident_that_the_store_has_left_behind_is_not_used(home: Path,
     """S34, S19: whether it is up to date is told by the session's version, not by a count."""
     async with core(home, model=model) as house:
         outcome = await house.say("one")
-        await house.store.write(sessions.set_title, outcome.session, "changed elsewhere")
+        await house.store.write(
+            lambda db: messages.append(
+                db,
+                session=outcome.session,
+                turn=None,
+                step=None,
+                message=Message(role="user", text="said elsewhere"),
+                now=house.door.clock(),
+            )
+        )
         await house.say("two")
         assert house.door.presence.stats().unloads == {"stale": 1}
+        assert "said elsewhere" in [message["content"] for message in house.requests()[-1]["messages"]]
         grows(model)
+
+
+async def test_what_the_model_does_not_see_costs_no_resident(home: Path, model: ScriptedModel) -> None:
+    """A1, S34: a new title, and a reload that finds nothing new."""
+    async with core(home, model=model) as house:
+        outcome = await house.say("one")
+        first = record(house, outcome.session).resident
+        await changes.set_title(house.door, outcome.session, ANNA, "a title")
+        assert not await changes.reload(house.door, outcome.session, ANNA)
+        await house.say("two")
+        assert record(house, outcome.session).resident is first
+        assert house.door.presence.stats().unloads == {}
+        assert (await house.door.session(outcome.session, ANNA)).title == "a title"
 
 
 async def test_sessions_that_run_together_never_see_each_other(home: Path, model: ScriptedModel) -> None:

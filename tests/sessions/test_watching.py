@@ -66,3 +66,19 @@ async def test_no_row_is_skipped_when_a_long_conversation_is_running(home: Path,
             model.release("gate")
         ids = [id for id, event in told if isinstance(event, MessageAdded)]
         assert ids == list(range(1, PAGE + 9))
+
+
+async def test_a_watcher_that_leaves_lets_go_of_the_turn_at_once(home: Path, model: ScriptedModel) -> None:
+    """L31, H15: whether anybody still reads a turn is known when the reader has gone, not some time later."""
+    async with core(home, model=model) as house:
+        running = await house.accept("[hold gate]")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+            log = house.door.live(running.turn)
+            assert log is not None
+            async with aclosing(house.door.watch(running.session, ANNA, 0)) as events:
+                await anext(events)
+                assert log.readers == 1
+            assert log.readers == 0
+        model.release("gate")
+        await house.answered(running.turn)

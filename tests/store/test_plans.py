@@ -67,7 +67,11 @@ def scenario(db: apsw.Connection) -> None:
     principals.authenticate(db, b"d", "key", 1.0)
     receipts.finish(db, "t_1", Outcome(turn="t_1", session="s_1", state="answered"))
     sessions.end(db, "s_1", reason="new", hooks=("h",), now=4.0)
+    sessions.end(db, "s_1", reason="expiry", hooks=("h",), now=4.0, only_idle_since=3.0)
+    sessions.condemn(db, "s_1")
     endings.pending(db)
+    endings.pending(db, 10, ("s_1", "h"))
+    endings.owed(db, "s_1")
     endings.done(db, "s_1", "h", 4.0)
     sessions.delete(db, "s_1")
 

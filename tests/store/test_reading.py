@@ -1,16 +1,19 @@
 """The readers: a bounded pool, one snapshot per read, an age that no snapshot outlives."""
 
 import asyncio
+import contextlib
 import threading
 from pathlib import Path
 
 import anyio
 import anyio.lowlevel
+import apsw
 import pytest
 
 from tests.store.making import bulk, get_meta, new_session, new_turn, put_meta, spin
 from tidegate.errors import StoreFailed
-from tidegate.store import Db, Store
+from tidegate.store import Db, Store, maintenance, migrations
+from tidegate.store._writer import connect
 
 pytestmark = pytest.mark.anyio
 
@@ -189,3 +192,25 @@ async def test_reads_beyond_the_queue_are_refused(path: Path) -> None:
                 read.cancel()
             await asyncio.gather(*reads, return_exceptions=True)
             assert store.stats().reads_refused == 2
+
+
+def test_moving_the_log_on_the_timer_waits_for_no_reader(path: Path) -> None:
+    """L17, L20: the one writer is not kept from its work; what a reader still needs is moved another time."""
+    waited: list[int] = []
+    with (
+        contextlib.closing(connect(path, "process", 1 << 20)) as db,
+        contextlib.closing(apsw.Connection(str(path))) as reader,
+    ):
+        migrations.migrate(db)
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM meta").fetchall()
+        put_meta(db, "a", 1)
+
+        def busy(times: int) -> bool:
+            waited.append(times)
+            return False
+
+        db.set_busy_handler(busy)
+        pages, moved = maintenance.checkpoint(db)
+        assert waited == []
+        assert moved < pages

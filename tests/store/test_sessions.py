@@ -142,12 +142,11 @@ async def test_a_prompt_that_many_sessions_share_is_stored_once(store: Store) ->
     assert await store.read(count, "prefixes") == 0
 
 
-async def test_every_change_raises_the_version(store: Store) -> None:
+async def test_every_change_of_what_a_model_sees_raises_the_version(store: Store) -> None:
     """S34: whoever holds a copy can tell that it is stale, by the version and not by a count."""
     await store.write(new_session, "s_1")
     seen = [await store.read(sessions.version, "s_1")]
     for change in (
-        lambda db: sessions.set_title(db, "s_1", "t"),
         lambda db: sessions.freeze(db, "s_1", PREFIX, 1),
         lambda db: (new_turn(db, "s_1", "t_1", "hi"), turns.take(db, "t_1", 2.0)),
         lambda db: messages.append(db, session="s_1", turn="t_1", step="model-0", message=said("x"), now=2.0),
@@ -159,6 +158,16 @@ async def test_every_change_raises_the_version(store: Store) -> None:
         seen.append(await store.read(sessions.version, "s_1"))
     assert seen == sorted(set(seen))
     assert await store.read(sessions.version, "s_none") == -1
+
+
+async def test_what_a_model_does_not_see_leaves_the_version_alone(store: Store) -> None:
+    """S34, A1: no copy is stale because of a title, or of a prompt that is the same."""
+    await store.write(new_session, "s_1")
+    await store.write(sessions.freeze, "s_1", PREFIX, 1)
+    before = await store.read(sessions.version, "s_1")
+    await store.write(sessions.set_title, "s_1", "t")
+    await store.write(sessions.freeze, "s_1", PREFIX, 1)
+    assert await store.read(sessions.version, "s_1") == before
 
 
 async def test_an_end_happens_once_with_everything_that_dies_with_the_session(store: Store) -> None:
@@ -274,6 +283,20 @@ async def test_expiry_never_names_a_session_that_has_work(store: Store) -> None:
     assert await store.read(sessions.idle, kind="ephemeral", before=3.0, limit=10) == ["s_one_shot"]
     await store.write(turns.settle, "t_2", state="answered", now=9.0)
     assert await store.read(sessions.idle, kind="named", before=20.0, limit=10) == ["s_old", "s_running", "s_new"]
+
+
+async def test_an_end_for_idleness_looks_once_more(store: Store) -> None:
+    """S08, V05: a message that came after the look, or a turn that is open, keeps the session."""
+    for id in ("s_spoken_to", "s_queued", "s_idle"):
+        await store.write(new_session, id, now=1.0)
+    await store.write(sessions.touch, "s_spoken_to", 9.0)
+    await store.write(new_turn, "s_queued", "t_1", "x", now=1.0)
+    ended = [
+        await store.write(sessions.end, id, reason="expiry", hooks=("memory",), now=10.0, only_idle_since=5.0)
+        for id in ("s_spoken_to", "s_queued", "s_idle")
+    ]
+    assert ended == [False, False, True]
+    assert await store.read(endings.pending) == [("s_idle", "memory")]
 
 
 async def test_activity_counts_until_the_last_row_of_a_turn(store: Store) -> None:

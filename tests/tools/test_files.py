@@ -174,7 +174,7 @@ async def test_what_is_not_a_file_is_named_and_never_waited_for(workspace: Path)
 async def test_what_cannot_be_opened_is_told_in_a_sentence(workspace: Path) -> None:
     assert await refusal(workspace, path="none") == 'read_file: there is no file "none" in the workspace'
     assert await refusal(workspace / "gone", path="x") == (
-        "read_file: this agent's workspace folder does not exist; the operator must make it"
+        f'read_file: this agent\'s workspace folder "{workspace / "gone"}" does not exist; the operator must make it'
     )
     assert "cannot be opened (Not a directory)" in await refusal(workspace / "sub/deep/note.txt", path="x")
     assert "cannot be opened (File name too long)" in await refusal(workspace, path="n" * 300)

@@ -202,3 +202,17 @@ async def test_a_key_can_be_made_for_some_agents_and_a_wrong_one_is_refused(gate
     assert wrong.status == 400
     assert wrong.error["param"] == "agents[1]"
     assert "main" in wrong.error["message"]
+
+
+async def test_a_second_key_cannot_pretend_to_restrict_its_principal(home: Path, model: ScriptedModel) -> None:
+    """X01, X06: agents that differ from what the principal may use are 409, and no key is made."""
+    async with house(home, '[agents.writer]\nmodel = "main"\nprompt = "Write."\n', model=model) as h:
+        await h.add_key("anna", ("main", "writer"))
+        await h.add_key("bert")
+        before = len((await call(h, "GET", "/api/keys")).json["keys"])
+        for name, agents in (("anna", ["main"]), ("anna", []), ("bert", ["main"]), ("owner", ["main"])):
+            refused = await call(h, "POST", "/api/keys", json={"name": name, "agents": agents})
+            assert (refused.status, refused.error["param"]) == (409, "agents"), name
+        assert len((await call(h, "GET", "/api/keys")).json["keys"]) == before
+        await h.add_key("anna", ("writer", "main"))
+        await h.add_key("anna")

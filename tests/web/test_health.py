@@ -1,6 +1,7 @@
 """Health, readiness and metrics."""
 
 import random
+import threading
 from typing import Any
 
 import anyio
@@ -130,6 +131,46 @@ async def test_metrics_are_read_from_the_rooms(gateway: House, model: ScriptedMo
     assert float(values["tidegate_store_writes_total"]) > 0
     assert values["tidegate_sessions_residents"] == "1.0"
     assert not [line for line in lines if "unknown/path" in line]
+
+
+async def test_metrics_are_read_on_the_loop_that_owns_what_they_read(
+    gateway: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L04, H20: a scrape while turns come and go never meets a map in the middle of a change."""
+    threads: set[int] = set()
+    status = gateway.door.status
+
+    def noted() -> dict[str, Any]:
+        threads.add(threading.get_ident())
+        return status()
+
+    monkeypatch.setattr(gateway.door, "status", noted)
+    statuses: list[int] = []
+
+    async def talk(name: str) -> None:
+        for _ in range(3):
+            assert (await chat(gateway, session=name)).status == 200
+
+    async with anyio.create_task_group() as group:
+        for number in range(8):
+            group.start_soon(talk, f"n{number}")
+        for _ in range(10):
+            statuses.append((await call(gateway, "GET", "/metrics")).status)
+    assert set(statuses) == {200}
+    assert threads == {threading.get_ident()}
+
+
+async def test_metrics_show_every_cache_with_its_bytes_and_evictions(gateway: House) -> None:
+    """L04: each that the door and the web keep, by name."""
+    await chat(gateway, session="n")
+    assert (await call(gateway, "GET", "/", key="")).status == 200
+    lines = (await call(gateway, "GET", "/metrics")).body.decode().splitlines()
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    for name in ("callers", "pages", "prefixes", "resolved toolsets", "beginnings"):
+        for kind in ("entries", "cap", "bytes", "hits_total", "misses_total", "evictions_total"):
+            assert f'tidegate_cache_{kind}{{cache="{name}"}}' in values, (kind, name)
+    assert values['tidegate_cache_entries{cache="beginnings"}'] == "1.0"
+    assert float(values['tidegate_cache_bytes{cache="pages"}']) > 0
 
 
 async def test_status_is_what_the_house_says(gateway: House) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from tidegate.errors import Misconfigured, NotFound, TidegateError
-from tidegate.gateway import holder_of
+from tidegate.errors import Conflict, Misconfigured, NotFound, TidegateError
+from tidegate.gateway import hint, holder_of
 
 KEY_NAME = "api-key"
 _CALL_SECONDS = 30.0
@@ -24,7 +24,7 @@ _ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 class NotRunning(TidegateError):
     def __init__(self, home: Path) -> None:
-        super().__init__(f"No gateway runs for {home}: start one with `tidegate up --home {home}`.")
+        super().__init__(f"No gateway runs for {home}: start one with {hint(home, 'up')}.")
 
 
 class Api:
@@ -75,10 +75,10 @@ class Api:
     def _tls(self) -> ssl.SSLContext:
         """Trust the very certificate that the configuration names: it is read from our own home folder, so the name
         in it, which is for the outside, need not be checked."""
-        from tidegate.config import load
+        from tidegate.gateway import settings
 
         context = ssl.create_default_context()
-        config = load(self._home)
+        config = settings(self._home)
         if config.server.tls_cert is not None:
             context.load_verify_locations(config.path(config.server.tls_cert))
             context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -113,7 +113,9 @@ class Api:
 
     def _unanswered(self, error: Exception) -> "Unanswered":
         why = "no answer in time" if isinstance(error, TimeoutError | socket.timeout) else str(error)
-        return Unanswered(f"The gateway at {self.address} does not answer ({why}): look at `tidegate doctor`.")
+        return Unanswered(
+            f"The gateway at {self.address} does not answer ({why}): look at {hint(self._home, 'doctor')}."
+        )
 
 
 class Unanswered(TidegateError):
@@ -136,7 +138,8 @@ def _key(home: Path) -> str:
         return path.read_text().strip()
     except FileNotFoundError:
         raise Misconfigured(
-            f"The key file {path} is missing: restart the gateway, which makes a new one, with `tidegate up --replace`."
+            f"The key file {path} is missing: restart the gateway, which makes a new one, with "
+            f"{hint(home, 'up --replace')}."
         ) from None
     except OSError as error:
         raise Misconfigured(f"The key file {path} cannot be read ({error.strerror}): correct its rights.") from None
@@ -147,4 +150,5 @@ def _refusal(status: int, data: bytes) -> TidegateError:
         message = str(json.loads(data)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         message = f"The gateway answered with status {status}."
-    return NotFound(message) if status == 404 else TidegateError(message)
+    known = {404: NotFound, 409: Conflict}.get(status, TidegateError)
+    return known(message)

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from tidegate.cli.api import Api
+from tidegate.cli.greeting import greeting, last_exchange
 from tidegate.cli.options import home_option
 from tidegate.cli.output import plain
 from tidegate.cli.transcriber import Follower, Printer
@@ -38,7 +39,7 @@ def command(context: click.Context, home: Path, agent: str | None, session: str 
     interactive = sys.stdin.isatty()
     if session is None and interactive and not new:
         session = _last(api, agent)
-    chat = _Chat(api, agent=agent, session=session, interactive=interactive)
+    chat = _Chat(api, home, agent=agent, session=session, interactive=interactive)
     context.exit(_converse(chat, home) if interactive else _pipe(chat))
 
 
@@ -53,8 +54,9 @@ def _last(api: Api, agent: str | None) -> str | None:
 class _Chat:
     """One conversation at a time, which a command may change."""
 
-    def __init__(self, api: Api, *, agent: str | None, session: str | None, interactive: bool) -> None:
+    def __init__(self, api: Api, home: Path, *, agent: str | None, session: str | None, interactive: bool) -> None:
         self._api = api
+        self._home = home
         self._agent = agent
         self.session = session
         self._printer = Printer(interactive=interactive)
@@ -71,10 +73,21 @@ class _Chat:
             return self._replied(answer["reply"])
         return self._follow(answer["session"], answer["turn"], answer.get("how", ""), answer.get("ahead", 0))
 
+    def greet(self) -> None:
+        """Say which conversation this is, who answers in it, and where it had got to."""
+        self._printer.note(greeting(self._api, self._home, self.session, self._agent))
+        for line in last_exchange(self._api, self.session) if self.session else ():
+            self._printer.note(line)
+
     def _replied(self, reply: dict[str, Any]) -> bool:
         if reply.get("text"):
             self._printer.line(reply["text"])
-        self.session = reply.get("session")  # where the person is now; None: the next message begins a new one
+        before, self.session = (
+            self.session,
+            reply.get("session"),
+        )  # where the person is now; None: the next message begins a new one
+        if self.session not in (None, before):
+            self.greet()
         if reply.get("turn") and self.session:
             return self._follow(self.session, reply["turn"], "", 0)
         return True
@@ -97,8 +110,8 @@ def _pipe(chat: _Chat) -> int:
 def _converse(chat: _Chat, home: Path) -> int:
     from tidegate.cli.lines import line_reader
 
-    print(f"Conversation {chat.session}" if chat.session else "A new conversation", end="")
-    print(". /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves.")
+    chat.greet()
+    print("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves.")
     read = line_reader(home / "chat-history")
     while True:
         try:

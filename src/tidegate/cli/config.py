@@ -6,6 +6,7 @@ import click
 
 from tidegate.cli.options import home_option, json_option
 from tidegate.cli.output import print_json
+from tidegate.gateway import Unready, examine, settings
 
 
 @click.group("config")
@@ -16,19 +17,31 @@ def command() -> None:
 @command.command("check")
 @home_option
 @json_option
-def check(home: Path, as_json: bool) -> None:
-    """Say whether tidegate.toml is right; if not, where and why."""
-    from tidegate.config import load
-    from tidegate.tools import ToolRegistry, builtin_toolsets
-
-    config = load(home)
-    tools = ToolRegistry(builtin_toolsets())
-    for name, agent in config.agents.items():
-        tools.resolve(agent.tools, where=f"tidegate.toml: [agents.{name}] tools")
+@click.pass_context
+def check(context: click.Context, home: Path, as_json: bool) -> None:
+    """Say whether a gateway would start with tidegate.toml, secrets and all; if not, where and why."""
+    try:
+        config, _, _, warnings = examine(home)
+    except Unready as error:
+        if not as_json:
+            raise
+        print_json({"ok": False, "errors": list(error.errors)})
+        context.exit(1)
     found = (home / "tidegate.toml").exists()
     if as_json:
-        print_json({"ok": True, "file": found, "demo": config.demo, "models": sorted(config.models)})
-    elif not found:
+        print_json(
+            {
+                "ok": True,
+                "file": found,
+                "demo": config.demo,
+                "models": sorted(config.models),
+                "warnings": list(warnings),
+            }
+        )
+        return
+    for warning in warnings:
+        print(f"warning: {warning}")
+    if not found:
         print(f"{home}/tidegate.toml does not exist: the defaults and the demo model are used.")
     else:
         print(f"{home}/tidegate.toml is right.")
@@ -39,9 +52,9 @@ def check(home: Path, as_json: bool) -> None:
 @json_option
 def show(home: Path, as_json: bool) -> None:
     """Print the configuration in effect, defaults included; secrets appear only as references."""
-    from tidegate import config
+    from tidegate.config import show as written
 
-    text = config.show(config.load(home))
+    text = written(settings(home))
     if as_json:
         import tomllib
 

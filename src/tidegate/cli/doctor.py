@@ -17,7 +17,7 @@ import click
 from tidegate.cli.options import home_option, json_option
 from tidegate.cli.output import print_json, size
 from tidegate.errors import TidegateError
-from tidegate.gateway import Holder, HomeLock, ask, holder_of
+from tidegate.gateway import Holder, HomeLock, Unready, ask, examine, hint, holder_of, settings
 
 _LITTLE_DISK = 1 << 30  # below this, a warning
 _NO_DISK = 64 << 20  # below this, writes will soon fail
@@ -48,7 +48,7 @@ def command(context: click.Context, home: Path, as_json: bool) -> None:
 def _findings(home: Path) -> Iterator[Finding]:
     holder = holder_of(home) if home.is_dir() else None
     checks: tuple[Callable[[Path, Holder | None], Finding], ...] = (
-        _home, _key, _config, _gateway, _port, _sqlite, _database, _disk, _sandbox,
+        _home, _key, _config, _gateway, _port, _sqlite, _database, _disk,
     )  # fmt: skip
     for check in checks:
         yield check(home, holder)
@@ -56,7 +56,7 @@ def _findings(home: Path) -> Iterator[Finding]:
 
 def _home(home: Path, _holder: Holder | None) -> Finding:
     if not home.exists():
-        return Finding("home folder", "ok", f"{home} does not exist yet; `tidegate up` makes it.")
+        return Finding("home folder", "ok", f"{home} does not exist yet; {hint(home, 'up')} makes it.")
     found = home.stat()
     if found.st_uid != os.getuid():
         return Finding("home folder", "fail", f"{home} belongs to uid {found.st_uid}: run as that user.")
@@ -71,37 +71,39 @@ def _key(home: Path, _holder: Holder | None) -> Finding:
         mode = stat.S_IMODE(path.stat().st_mode)
     except OSError:
         return Finding("key", "ok" if not (home / "tidegate.db").exists() else "warn",
-                       f"{path} does not exist; the next `tidegate up` makes it.")  # fmt: skip
+                       f"{path} does not exist; the next {hint(home, 'up')} makes it.")  # fmt: skip
     if mode & 0o077:
         return Finding("key", "fail", f"others may read {path}: chmod 600 {path}, and revoke the key in it.")
     return Finding("key", "ok", f"{path}, readable by its owner only.")
 
 
-def _config(home: Path, _holder: Holder | None) -> Finding:
-    from tidegate.config import load
-
+def _config(home: Path, holder: Holder | None) -> Finding:
     try:
-        config = load(home)
-    except TidegateError as error:
-        return Finding("configuration", "fail", error.message)
+        config, _, _, warnings = examine(home)
+    except Unready as error:
+        text = "; ".join(error.errors)
+        if holder is None or error.config is None:
+            return Finding("configuration", "fail", text)
+        # It has what it needs, perhaps from an environment of its own, such as a service's.
+        return Finding("configuration", "warn", f"a start from here would be refused: {text}")
+    if warnings:
+        return Finding("configuration", "warn", "; ".join(warnings))
     if config.demo:
         return Finding("configuration", "ok", f"no model in {home}/tidegate.toml; the demo model answers.")
     return Finding("configuration", "ok", f"models: {', '.join(sorted(config.models))}.")
 
 
-def _gateway(_home: Path, holder: Holder | None) -> Finding:
+def _gateway(home: Path, holder: Holder | None) -> Finding:
     if holder is None:
-        return Finding("gateway", "ok", "none runs; start it with `tidegate up`.")
+        return Finding("gateway", "ok", f"none runs; start it with {hint(home, 'up')}.")
     return Finding("gateway", "ok", f"runs ({holder}).")
 
 
 def _port(home: Path, holder: Holder | None) -> Finding:
-    from tidegate.config import load
-
     if holder is not None and holder.address:
         return Finding("port", "ok", f"{holder.address} is the running gateway's.")
     try:
-        server = load(home).server
+        server = settings(home).server
     except TidegateError:
         return Finding("port", "warn", "unknown until the configuration is right.")
     with socket.socket(socket.AF_INET6 if ":" in server.host else socket.AF_INET) as probe:
@@ -170,11 +172,3 @@ def _disk(home: Path, _holder: Holder | None) -> Finding:
     if free < _LITTLE_DISK:
         return Finding("disk", "warn", f"{size(free)} free at {folder}: make room soon.")
     return Finding("disk", "ok", f"{size(free)} free at {folder}.")
-
-
-def _sandbox(_home: Path, _holder: Holder | None) -> Finding:
-    found = shutil.which("bwrap")
-    if found is None:
-        text = "bubblewrap is not installed; tools that run commands will need it: apt install bubblewrap"
-        return Finding("sandbox", "warn", text)
-    return Finding("sandbox", "ok", f"{found}.")

@@ -52,6 +52,11 @@ def size(count: float) -> str:
     return f"{count:.1f} GiB"
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 conversation`, `2 conversations`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def span(seconds: float) -> str:
     """A length of time as people read it."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):

@@ -14,7 +14,7 @@ COMMANDS = {
     "stop": "Stop the running gateway in an orderly way.",
     "status": "Show what the running gateway does and holds.",
     "chat": "Talk to an agent of the running gateway.",
-    "sessions": "List, show, end, delete or export conversations.",
+    "sessions": "List, show, reload, end, delete or export conversations; their settings.",
     "keys": "Add, list or revoke keys for the HTTP API.",
     "config": "Check or show the configuration.",
     "doctor": "Look for what could keep the gateway from working.",

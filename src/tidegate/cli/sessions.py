@@ -10,34 +10,43 @@ from tidegate.cli.options import home_option, json_option
 from tidegate.cli.output import plain, print_json, print_table, when
 
 _PAGE = 200  # rows asked for at once
+_MOST_SETTINGS = 500  # as many as one answer holds
 
 
 @click.group("sessions")
 def command() -> None:
-    """List, show, end, delete or export conversations."""
+    """List, show, reload, end, delete or export conversations; their settings."""
 
 
 @command.command("list")
 @click.option("--query", "-q", help="Only conversations in which these words occur.")
 @click.option("--limit", type=click.IntRange(1, 200), default=50, show_default=True)
 @click.option("--ended", is_flag=True, help="Ended ones instead of live ones.")
+@click.option("--all", "everyone", is_flag=True, help="Those of all principals, with whose they are.")
 @home_option
 @json_option
-def list_(query: str | None, limit: int, ended: bool, home: Path, as_json: bool) -> None:
-    """List conversations, the most recently used first."""
+def list_(query: str | None, limit: int, ended: bool, everyone: bool, home: Path, as_json: bool) -> None:
+    """List conversations, the most recently used first: your own, or with --all everybody's."""
     from tidegate.cli.api import Api
 
-    asked = {"q": query, "limit": limit, "ended": "true" if ended else None}
-    found = Api(home).call("GET", "/api/sessions", query=asked)["sessions"]
+    api = Api(home)
+    asked = {"q": query, "limit": limit, "ended": "true" if ended else None, "everyone": "true" if everyone else None}
+    found = api.call("GET", "/api/sessions", query=asked)["sessions"]
     if as_json:
         print_json(found)
         return
-    rows = [
+    rows: list[tuple[Any, ...]] = [
         (view["id"], view.get("title") or view.get("name"), view["agent"], view["channel"], when(view["active"]),
          "running" if view.get("running") else view.get("end_reason") or "")
         for view in found
     ]  # fmt: skip
-    print_table(("id", "title", "agent", "channel", "last used", "state"), rows, empty="No conversations.")
+    heads: tuple[str, ...] = ("id", "title", "agent", "channel", "last used", "state")
+    if everyone:
+        heads = (*heads, "principal")
+        names = {key["principal"]: key["name"] for key in api.call("GET", "/api/keys")["keys"]}
+        whose = [names.get(view["principal"], view["principal"]) for view in found]
+        rows = [(*row, name) for row, name in zip(rows, whose, strict=True)]
+    print_table(heads, rows, empty="No conversations.")
 
 
 @command.command("show")
@@ -137,3 +146,109 @@ def export(session: str, output: Path | None, home: Path) -> None:
         file.write(first)
         file.writelines(lines)
     print(f"Wrote {output}.")
+
+
+@command.command("settings")
+@home_option
+@json_option
+def settings(home: Path, as_json: bool) -> None:
+    """List what was chosen for single conversations, such as a model; everybody's, the latest first."""
+    from tidegate.cli.api import Api
+
+    answer = Api(home).call("GET", "/api/settings", query={"limit": _MOST_SETTINGS})
+    found = answer["settings"]
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (row["session"], row["key"], row["value"], row["source"], when(row["expires"]) or "with the conversation")
+        for row in found
+    ]
+    print_table(("session", "key", "value", "source", "ends"), rows, empty="No settings.")
+    if answer["more"]:
+        print(f"There are more; these are the latest {_MOST_SETTINGS}.")
+
+
+@command.command("clear")
+@click.argument("session")
+@click.argument("key")
+@home_option
+@json_option
+def clear(session: str, key: str, home: Path, as_json: bool) -> None:
+    """Clear the setting KEY of a conversation: the agent's own configuration holds again from its next turn."""
+    from tidegate.cli.api import Api, segment
+
+    Api(home).call("DELETE", f"/api/sessions/{segment(session)}/settings/{segment(key)}")
+    if as_json:
+        print_json({"session": session, "cleared": key})
+    else:
+        print(f"Cleared {key} of {session}.")
+
+
+@command.command("reload")
+@click.argument("session", required=False)
+@click.option("--all", "everyone", is_flag=True, help="Every live conversation that is not in mid-turn.")
+@home_option
+@json_option
+def reload(session: str | None, everyone: bool, home: Path, as_json: bool) -> None:
+    """Take the agent's prompt and tools as they are configured now, in one conversation or in all.
+
+    The model reads a conversation that changed anew once: its cached prefix is rebuilt.
+    """
+    from tidegate.cli.api import Api
+
+    if (session is None) != everyone:
+        raise click.UsageError("Give the id of a conversation, or --all.")
+    api = Api(home)
+    if session is None:
+        _reload_all(api, as_json)
+        return
+    changed = _reload(api, session)
+    if as_json:
+        print_json({"session": session, "changed": changed})
+    else:
+        print("Prompt and tools are as configured now." if changed else "Prompt and tools had not changed.")
+
+
+def _reload(api: Any, session: str) -> bool:
+    from tidegate.cli.api import segment
+
+    return bool(api.call("POST", f"/api/sessions/{segment(session)}/reload")["changed"])
+
+
+def _reload_all(api: Any, as_json: bool) -> None:
+    """One after the other: a conversation that is busy, or gone meanwhile, keeps none of the others from it."""
+    from tidegate.errors import Conflict, NotFound
+
+    changed: list[str] = []
+    unchanged = 0
+    left: list[dict[str, str]] = []
+    for session in _live(api):
+        try:
+            if _reload(api, session):
+                changed.append(session)
+            else:
+                unchanged += 1
+        except NotFound:
+            continue
+        except Conflict as error:
+            left.append({"session": session, "reason": error.message})
+    if as_json:
+        print_json({"changed": changed, "unchanged": unchanged, "left": left})
+        return
+    total = len(changed) + unchanged + len(left)
+    print(f"Reloaded {len(changed)} of {total} conversations; {unchanged} had not changed.")
+    for row in left:
+        print(f"Left as it is: {row['session']}: {plain(row['reason'])}")
+
+
+def _live(api: Any) -> list[str]:
+    """The ids of every live conversation, read to the end before any of them is changed."""
+    found: list[str] = []
+    before: str | None = None
+    while True:
+        page = api.call("GET", "/api/sessions", query={"everyone": "true", "limit": _PAGE, "before": before})
+        found += [view["id"] for view in page["sessions"] if view["kind"] == "named"]
+        before = page["next"]
+        if before is None:
+            return found

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from tidegate.cli.options import home_option, json_option
-from tidegate.cli.output import print_json, print_table, size, span
+from tidegate.cli.output import counted, print_json, print_table, size, span
 from tidegate.gateway import ask
 
 
@@ -37,12 +37,12 @@ def _print_facts(status: dict[str, Any]) -> None:
         ("gateway", f"{status['address']}, pid {status['pid']}, version {status['version']}"),
         ("home", status["home"]),
         ("up", span(status["uptime"])),
-        ("model", "demo (no model is configured)" if status["demo"] else "configured"),
         ("turns", f"{turns['running']} running, {turns['waiting']} waiting; {turns['answered']} answered, "
                   f"{turns['failed']} failed, {turns['stopped']} stopped since the start"),
-        ("in memory", f"{sessions['residents']} conversations, {size(sessions['resident_bytes'])}"),
+        ("in memory", f"{counted(sessions['residents'], 'conversation')}, {size(sessions['resident_bytes'])}"),
         ("process", f"{size(held['anonymous'] + held['swap'])} of its own, {size(held['rss'])} resident"),
     ]  # fmt: skip
+    facts[3:3] = [(f"agent {agent['agent']}", _model(agent)) for agent in status["agents"]]
     for name, value in facts:
         print(f"{name:>10}: {value}")
     for chore in status["chores"]:
@@ -50,14 +50,19 @@ def _print_facts(status: dict[str, Any]) -> None:
             print(f"{'warning':>10}: the chore {chore['name']!r} failed last time: {chore['error']}")
 
 
+def _model(agent: dict[str, Any]) -> str:
+    return "the built-in demo model" if agent["demo"] else f"{agent['model']} at {agent['host']}"
+
+
 def _print_memory(memory: dict[str, Any]) -> None:
     native = memory["allocator"]
+    kinds_held = [(kind, held["bytes"]) for kind, held in memory["kinds"].items() if kind != "base" and held["bytes"]]
     rows = [
-        ("private (RssAnon + VmSwap)", size(memory["private"])),
-        ("  of that, when the gateway stood ready", size(memory["base"])),
-        ("  of that, held by name since then (below)", size(memory["held"] - memory["base"])),
-        ("  of that, free, kept by the allocator", size(native.get("free", 0))),
-        ("  of that, Python's own heap (estimate)", size(memory["python_heap"])),
+        ("private (RssAnon + VmSwap), made of:", size(memory["private"])),
+        ("  base, when the gateway stood ready", size(memory["base"])),
+        *((f"  {kind}", size(held)) for kind, held in kinds_held),
+        ("  free, kept by the allocator", size(native.get("free", 0))),
+        ("  unexplained", size(memory["unexplained"])),
         ("resident (VmRSS)", size(memory["rss"])),
         ("resident at most so far (VmHWM)", size(memory["peak"])),
         ("explained", f"{memory['explained']:.0%}"),

@@ -1,14 +1,16 @@
 """`tidegate stop`: ask the running gateway to stop, and wait until it has."""
 
+import contextlib
+import sys
 import time
 from pathlib import Path
 
 import click
 
 from tidegate.cli.options import home_option, json_option
-from tidegate.cli.output import print_json
+from tidegate.cli.output import counted, print_json
 from tidegate.errors import TidegateError
-from tidegate.gateway import ask, holder_of
+from tidegate.gateway import ControlUnanswered, Holder, ask, holder_of
 
 _POLL_SECONDS = 0.02
 _GRACE_SECONDS = 10.0  # over the gateway's own budget, for a machine under load
@@ -33,6 +35,25 @@ def command(home: Path, as_json: bool) -> None:
     began = time.monotonic()
     answer = ask(home, {"do": "stop"})
     deadline = began + float(answer.get("within", 0)) + _GRACE_SECONDS
+    if turns := int(answer.get("turns", 0)):
+        waits = f"waiting for {counted(turns, 'turn')}; Ctrl-C leaves them for the next start"
+        print(waits, file=sys.stderr, flush=True)
+    try:
+        _wait(home, holder, deadline)
+    except KeyboardInterrupt:
+        # Asked a second time, the gateway does not wait for turns. It may be gone by now.
+        with contextlib.suppress(ControlUnanswered):
+            ask(home, {"do": "stop"})
+        _wait(home, holder, deadline)
+    took = time.monotonic() - began
+    if as_json:
+        print_json({"stopped": True, "pid": holder.pid, "seconds": round(took, 3)})
+    else:
+        print(f"Stopped ({holder}) in {took:.1f} s.")
+
+
+def _wait(home: Path, holder: Holder, deadline: float) -> None:
+    """Until the folder is free; a deadline that passes is told."""
     while holder_of(home) is not None:
         if time.monotonic() > deadline:
             raise TidegateError(
@@ -40,8 +61,3 @@ def command(home: Path, as_json: bool) -> None:
                 f"`kill -9 {holder.pid}`, which loses nothing that it accepted."
             )
         time.sleep(_POLL_SECONDS)
-    took = time.monotonic() - began
-    if as_json:
-        print_json({"stopped": True, "pid": holder.pid, "seconds": round(took, 3)})
-    else:
-        print(f"Stopped ({holder}) in {took:.1f} s.")

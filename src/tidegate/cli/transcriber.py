@@ -159,9 +159,10 @@ class Follower:
         if text.startswith(self._shown):
             self._printer.text(text[len(self._shown) :])
         self._printer.end_line()
+        error = outcome.get("error")
         if state == "stopped":
-            self._printer.note("stopped")
-        if error := outcome.get("error"):
+            self._printer.note(error["message"] if error else "stopped")
+        elif error:
             print(plain(f"tidegate: {error['message']}"), file=sys.stderr)
         return state in ("answered", "stopped")
 

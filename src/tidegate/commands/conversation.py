@@ -12,7 +12,9 @@ LISTED = 20
 REBUILDS = "The model reads the conversation anew once (its cached prefix is rebuilt)."
 
 
-async def new(context: Context, title: str) -> Reply:
+async def new(context: Context, words: str) -> Reply:
+    if words:
+        raise Refused("Say /new alone; /title names a conversation once it has begun.", code="bad_argument")
     if context.session is not None:
         await context.door.end(context.session, context.principal, "new")
     return Reply(text="A new conversation begins with your next message.")
@@ -50,15 +52,23 @@ async def resume(context: Context, which: str) -> Reply:
     if not which:
         raise Refused("Say which one: /resume NUMBER from /sessions, or its id.", code="missing_argument")
     session, is_new = await changes.resume(context.door, await _find(context, which), context.principal)
-    text = "That conversation had ended; a new one begins with its transcript." if is_new else "You are back in it."
+    view = await context.door.session(session, context.principal)
+    name = view.title or view.name or view.id
+    text = f"{name} had ended; a new one begins with its transcript." if is_new else f"You are back in: {name}"
     return Reply(text=text, session=session)
 
 
 async def sessions(context: Context, words: str) -> Reply:
     found = await _recent(context, words or None)
     if not found:
-        return Reply(text="There are no conversations yet.", session=context.session)
-    lines = [f"{number:3}. {_line(view)}" for number, view in enumerate(found, 1)]
+        text = f"No conversation mentions {words}." if words else "There are no conversations yet."
+        return Reply(text=text, session=context.session)
+    if words:
+        # A number is a place in the plain list: here it would name another conversation.
+        lines = [f"{view.id}  {_line(view, view.title or view.name or '')}" for view in found]
+    else:
+        named = ((view, view.title or view.name or view.id) for view in found)
+        lines = [f"{number:3}. {_line(*each)}" for number, each in enumerate(named, 1)]
     return Reply(text="\n".join(lines), session=context.session)
 
 
@@ -67,7 +77,7 @@ async def _recent(context: Context, query: str | None = None) -> list[SessionVie
 
 
 async def _find(context: Context, which: str) -> str:
-    if not which.isdecimal():
+    if not which.isdecimal() or len(which) > len(str(LISTED)):
         return which
     found = await _recent(context)
     number = int(which)
@@ -76,10 +86,10 @@ async def _find(context: Context, which: str) -> str:
     return found[number - 1].id
 
 
-def _line(view: SessionView) -> str:
+def _line(view: SessionView, name: str) -> str:
     state = "running" if view.running else "ended" if view.ended is not None else ""
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(view.active))
-    return "  ".join(part for part in (when, view.title or view.name or view.id, state) if part)
+    return "  ".join(part for part in (when, name, state) if part)
 
 
 COMMANDS = (
@@ -114,7 +124,10 @@ COMMANDS = (
     ),
     Command(name="title", arguments="WORDS", help="Name this conversation.", handler=title),
     Command(
-        name="sessions", arguments="[WORDS]", help="List conversations, or those that mention WORDS.", handler=sessions
+        name="sessions",
+        arguments="[WORDS]",
+        help="List conversations by number, or those that mention WORDS by id.",
+        handler=sessions,
     ),
     Command(
         name="resume",

@@ -158,6 +158,9 @@ class Limits(Frozen, frozen=True):
         int, Whole(1, 1000), "Times that a turn may make the very same tool call with the same result."
     ] = 3
     resumes: Annotated[int, Whole(0, 1000), "Times that a turn is taken up again after the process died in it."] = 3
+    call_messages: Annotated[int, Whole(1, 1_000_000), "Messages in one call that brings its whole conversation."] = (
+        4096
+    )
     body_bytes: Annotated[int, Size(1 * KiB, 2**30), "Largest body of an HTTP request."] = 16 * MiB
     message_bytes: Annotated[int, Size(1 * KiB, 2**30), "Largest text of one message."] = 12 * MiB
     answer_bytes: Annotated[int, Size(1 * KiB, 2**30), "Largest answer of a model, as it streams in."] = 4 * MiB

@@ -24,9 +24,15 @@ from tidegate.engine.taking import Begun, Taken, begin, peek
 from tidegate.errors import Conflict, Stopping, StoreFailed, TurnFailed
 from tidegate.lifetimes import Presence, Present, Scope
 from tidegate.store import SessionRow, Store, TurnRow, turns
-from tidegate.values import Failure, Frozen, Message, MessageAdded, Outcome, TurnEnded, TurnStarted, Usage
+from tidegate.values import Failure, Frozen, Message, MessageAdded, Notice, Outcome, TurnEnded, TurnStarted, Usage
 
 log = structlog.stdlib.get_logger(__name__)
+
+
+ENDED = "the session has ended; send them to a new one."
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
+"""Seconds between two tries to store a turn's end while the store refuses (no room on the disk, most often)."""
 
 
 class Handler(Protocol):
@@ -248,10 +254,14 @@ class EmbeddedEngine:
         self._counts[outcome.state] += 1
         self._seconds += self._clock() - (live.started or 0.0)
         self._handler.ended(live.session, outcome, settled.version)
-        for row in settled.rows:
-            live.log.append(MessageAdded(seq=row.seq or 0, message=slim(row.message)))
         if settled.spilled is not None:
             self.submit(live.session, settled.spilled)
+        if live.log.closed:
+            return  # its readers were told that it could not be stored
+        for row in settled.rows:
+            live.log.append(MessageAdded(seq=row.seq or 0, message=slim(row.message)))
+        if settled.refused:
+            live.log.append(Notice(text=f"{settled.refused} of the messages said into it came too late: {ENDED}"))
         live.log.append(TurnEnded(outcome=outcome))
 
     async def _work(self, record: Present, live: Live) -> None:
@@ -349,19 +359,31 @@ class EmbeddedEngine:
         )
 
     async def _commit(self, record: Present, live: Live, ending: Ending) -> None:
+        """Store the end and let the turn go. While the store refuses, whoever waits is told so at once, and the session
+        stays with this turn until its end is stored: a later turn must not come before it."""
+
         def release(settled: Settled) -> None:
             self._release(record, live, settled)
 
-        try:
-            await self._store.write_then(release, settle, ending, self._clock())
-        except Conflict:
-            ended = await self._store.read(turns.outcome, live.turn)
-            if ended is not None:
-                release(Settled(outcome=ended))
-        except StoreFailed as error:
-            log.error("a turn's end could not be stored", session=live.session, turn=live.turn, error=str(error))
-            failed = Outcome(turn=ending.turn, session=ending.session, state="failed", error=describe(error))
-            release(Settled(outcome=failed))
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                await self._store.write_then(release, settle, ending, self._clock())
+            except Conflict:
+                ended = await self._store.read(turns.outcome, live.turn)
+                if ended is not None:
+                    release(Settled(outcome=ended))
+            except StoreFailed as error:
+                if not live.log.closed:
+                    log.error(
+                        "a turn's end cannot be stored yet", session=live.session, turn=live.turn, error=str(error)
+                    )
+                    failed = Outcome(turn=ending.turn, session=ending.session, state="failed", error=describe(error))
+                    live.log.append(TurnEnded(outcome=failed))
+                await anyio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+                continue
+            return
 
     async def give_up(self, turn: TurnRow, session: SessionRow, failure: Failure) -> bool:
         """Settle a turn that will not be resumed; False when it has ended meanwhile."""

@@ -36,6 +36,8 @@ class Settled(Frozen, frozen=True):
     rows: tuple[MessageRow, ...] = ()
     spilled: str | None = None
     """The turn that late steering became."""
+    refused: int = 0
+    """Messages steered into it that nobody will take, because the session has ended."""
     version: int = -1
     """The session's version now, by which a resident knows whether it is up to date; -1 when there is none."""
 
@@ -66,12 +68,18 @@ def settle(db: Db, ending: Ending, now: float) -> Settled:
             rows.append(commit(step, message))
     if now - ending.accepted > LONG_TURN:
         sessions.touch(db, ending.session, now)
-    spilled = _spill(db, ending, now)
+    spilled, refused = _spill(db, ending, now)
     if ending.ephemeral and spilled is None:
         receipts.finish(db, ending.turn, outcome)
         sessions.delete(db, ending.session)
         return Settled(outcome=outcome, rows=tuple(rows))
-    return Settled(outcome=outcome, rows=tuple(rows), spilled=spilled, version=sessions.version(db, ending.session))
+    return Settled(
+        outcome=outcome,
+        rows=tuple(rows),
+        spilled=spilled,
+        refused=refused,
+        version=sessions.version(db, ending.session),
+    )
 
 
 def _outcome(ending: Ending, now: float) -> Outcome:
@@ -92,14 +100,16 @@ def _outcome(ending: Ending, now: float) -> Outcome:
     )
 
 
-def _spill(db: Db, ending: Ending, now: float) -> str | None:
+def _spill(db: Db, ending: Ending, now: float) -> tuple[str | None, int]:
     """What was accepted into this turn and not drained becomes the next turn, so that it is taken exactly once; in a
-    session that has ended it stays where it is, untaken, like everything that waited there."""
-    if not messages.untaken(db, ending.turn):
-        return None
+    session that has ended it stays where it is, refused like everything that waited there. The new turn, or how many
+    were refused."""
+    untaken = messages.untaken(db, ending.turn)
+    if not untaken:
+        return None, 0
     session = sessions.get(db, ending.session)
     if session is None or session.ended is not None:
-        return None
+        return None, untaken
     turn = new_id("t")
     turns.insert(
         db,
@@ -111,4 +121,4 @@ def _spill(db: Db, ending: Ending, now: float) -> str | None:
         now=now,
     )
     messages.move(db, ending.turn, turn)
-    return turn
+    return turn, 0

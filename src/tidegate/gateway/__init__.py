@@ -5,14 +5,34 @@ one is run.
 """
 
 import importlib
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tidegate.gateway.ask import ControlUnanswered, ask
+from tidegate.gateway.hint import hint
 from tidegate.gateway.lock import Holder, HomeHeld, HomeLock, holder_of
+from tidegate.gateway.unready import Unready
 
-__all__ = ["ControlUnanswered", "Holder", "HomeHeld", "HomeLock", "ask", "holder_of", "run"]
+if TYPE_CHECKING:
+    from tidegate.config import Config
+    from tidegate.gateway.readiness import Ready
+
+__all__ = [
+    "ControlUnanswered",
+    "Holder",
+    "HomeHeld",
+    "HomeLock",
+    "Unready",
+    "ask",
+    "examine",
+    "hint",
+    "holder_of",
+    "run",
+    "settings",
+]
 
 _NOT_FOR_THE_LOG = ("rich", "greenlet")
 
@@ -26,6 +46,20 @@ def run(home: Path, *, port: int | None = None, replace: bool = False, say: Call
     from tidegate.gateway.process import run_process
 
     run_process(home, port=port, replace=replace, say=say)
+
+
+def settings(home: Path) -> "Config":
+    """The configuration of this home folder; errors name the file's full path."""
+    from tidegate.gateway import readiness
+
+    return readiness.settings(home)
+
+
+def examine(home: Path) -> "Ready":
+    """What a gateway started here and now would be built from. Raises `Unready` if it would refuse to start."""
+    from tidegate.gateway import readiness
+
+    return readiness.examine(home, os.environ)
 
 
 def _import_log_alone() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from tidegate.errors import TidegateError
+from tidegate.gateway.hint import hint
 
 SOCKET_NAME = "control.sock"
 _ANSWER_BYTES = 4 << 20  # a status with its ledger is a few kilobytes
@@ -38,7 +39,7 @@ class ControlUnanswered(TidegateError):
 def ask(home: Path, request: dict[str, Any], *, within: float = 10.0) -> dict[str, Any]:
     """Ask the gateway of this home folder (blocking; the command line's side). Raises `ControlUnanswered`, or
     `TidegateError` with the gateway's own sentence."""
-    silent = f"The gateway of {home} does not answer: look at its log, or replace it with `tidegate up --replace`."
+    silent = f"The gateway of {home} does not answer: look at its log, or replace it with {hint(home, 'up --replace')}."
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line, FolderPath(home) as folder:
             line.settimeout(within)
@@ -47,7 +48,7 @@ def ask(home: Path, request: dict[str, Any], *, within: float = 10.0) -> dict[st
             with line.makefile("rb") as stream:
                 text = stream.readline(_ANSWER_BYTES)
     except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
-        raise ControlUnanswered(f"No gateway runs for {home}: start one with `tidegate up --home {home}`.") from None
+        raise ControlUnanswered(f"No gateway runs for {home}: start one with {hint(home, 'up')}.") from None
     except OSError as error:
         raise ControlUnanswered(silent) from error
     try:

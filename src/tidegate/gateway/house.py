@@ -7,6 +7,7 @@ room owns what it makes inside it. A constructor opens nothing: `build` does, `c
 """
 
 import asyncio
+import contextlib
 import gc
 import os
 import sys
@@ -18,12 +19,12 @@ import structlog
 from anyio import to_thread
 
 from tidegate import commands
-from tidegate.config import FILE_NAME, is_reference, load
 from tidegate.errors import Misconfigured, TidegateError
-from tidegate.gateway import exposure, welcome
+from tidegate.gateway import exposure, readiness, welcome, workspaces
 from tidegate.gateway import home as home_folder
 from tidegate.gateway.control import Control
 from tidegate.gateway.cores import LOOK_SECONDS, OneCore
+from tidegate.gateway.hint import hint
 from tidegate.gateway.lock import HomeLock
 from tidegate.gateway.maintenance import Maintenance
 from tidegate.gateway.memory import MemoryReport, trim
@@ -31,10 +32,9 @@ from tidegate.gateway.reception import Reception
 from tidegate.gateway.takeover import take_over
 from tidegate.lifetimes import Ledger, Scope
 from tidegate.models import Clients, Models
-from tidegate.security import Redactor, Secret, configure_logging, resolve
+from tidegate.security import Redactor, configure_logging
 from tidegate.sessions import Chore, Sessions
 from tidegate.store import Store
-from tidegate.tools import ToolRegistry, builtin_toolsets
 from tidegate.web import Health, Server, create_app
 
 _HANDOVER_SECONDS = 5.0  # beside the old gateway's own budget, for it to close what is not turns
@@ -90,6 +90,7 @@ class House:
             ("log", self._open_log),
             ("store", self._open_store),
             ("key", self._ensure_key),
+            ("workspaces", self._make_workspaces),
             ("models", self._open_models),
             ("sessions", self._open_sessions),
             ("web", self._open_web),
@@ -115,7 +116,7 @@ class House:
                 if isinstance(error, Exception) and not isinstance(error, TidegateError):
                     raise StartFailed(
                         f"The gateway could not start, at the stage {name!r} ({type(error).__name__}: {error}): "
-                        "look at `tidegate doctor`."
+                        f"look at {hint(self.home, 'doctor')}."
                     ) from error
                 raise
             if self._asked.is_set():
@@ -135,13 +136,18 @@ class House:
     async def close(self) -> None:
         """Stop intake, let turns finish or park them, then close every room in reverse, all in one budget."""
         deadline = time.monotonic() + self.budget
-        self._log.info("stopping", within=self.budget, turns=self._sessions.census()["turns_running"])
+        turns = self._sessions.census()["turns_running"]
+        self._log.info("stopping", within=self.budget, turns=turns)
         self._server.stop_intake()
+        if turns and not self._hurry.is_set():
+            # Who reads it may have left with the terminal; the stop goes on all the same.
+            with contextlib.suppress(OSError):
+                self._say(f"waiting for {turns} turn{'s' * (turns != 1)}; Ctrl-C again leaves them for the next start")
         share = self.budget * (1 - _CLOSE_SHARE)
         async with Scope("drain") as scope:
             drained = scope.start(self._sessions.drain, share - min(_PARKING_SECONDS, share / 2), name="drain")
             hurried = scope.start(self._hurry.wait, name="hurry")
-            await asyncio.wait({drained, hurried}, return_when=asyncio.FIRST_COMPLETED, timeout=share)
+            await asyncio.wait({drained, hurried}, return_when=asyncio.FIRST_COMPLETED, timeout=self.budget)
         if self._hurry.is_set():
             await self._sessions.drain(0)
             deadline = 0
@@ -168,7 +174,8 @@ class House:
         await to_thread.run_sync(home_folder.prepare, self.home)
 
     async def _read_config(self) -> None:
-        self._config = await to_thread.run_sync(load, self.home)
+        self._ready = await to_thread.run_sync(readiness.examine, self.home, os.environ)
+        self._config = self._ready.config
 
     async def _take_lock(self) -> None:
         self._lock = HomeLock(self.home)
@@ -188,7 +195,10 @@ class House:
         await take_over(self.home, self._lock, within=self.budget + _HANDOVER_SECONDS, say=self._say)
 
     async def _bind(self) -> None:
-        self._socket = await to_thread.run_sync(exposure.bind, self._config.server, self._port)
+        try:
+            self._socket = await to_thread.run_sync(exposure.bind, self._config.server, self._port)
+        except Misconfigured as error:
+            raise Misconfigured(readiness.with_path(self.home, error.message)) from None
         self._scope.on_close(self._socket.close, name="socket")
         self.address = exposure.address_of(self._config.server, self._socket)
         self._lock.tell_address(self.address)
@@ -218,6 +228,11 @@ class House:
         if (warning := await home_folder.ensure_key(self._store, self.home)) is not None:
             self._say(f"WARNING {warning}")
 
+    async def _make_workspaces(self) -> None:
+        made = await to_thread.run_sync(lambda: tuple(workspaces.make(self._config)))
+        for warning in (*self._ready.warnings, *made):
+            self._say(f"WARNING {warning}")
+
     async def _open_models(self) -> None:
         limits = self._config.limits
         self._clients = await self._scope.enter(
@@ -227,31 +242,16 @@ class House:
                 keepalive=limits.connection_idle,
             )
         )
-        secrets = await to_thread.run_sync(self._resolve_secrets)
+        secrets = self._ready.secrets
         self._redactor.learn(*secrets.values())
         self._models = await self._scope.enter(
             Models(self._config.models, self._clients, secrets.__getitem__, limits.answer_bytes)
         )
 
-    def _resolve_secrets(self) -> dict[str, Secret]:
-        """What the models' settings refer to, and nothing else of the environment."""
-        found: dict[str, Secret] = {}
-        for name, model in self._config.models.items():
-            named = {"key": model.key, **{f"headers.{header}": value for header, value in model.headers.items()}}
-            for setting, reference in named.items():
-                if reference is None or not is_reference(reference):
-                    continue
-                try:
-                    found[reference] = resolve(reference, os.environ, self.home)
-                except Misconfigured as error:
-                    raise Misconfigured(f"{FILE_NAME}: [models.{name}] {setting} = {error.message}") from None
-        return found
-
     async def _open_sessions(self) -> None:
-        tools = ToolRegistry(builtin_toolsets())
-        for name, agent in self._config.agents.items():
-            tools.resolve(agent.tools, where=f"{FILE_NAME}: [agents.{name}] tools")
-        self._sessions = Sessions(self._scope.child("sessions"), self._store, self._config, self._models, tools)
+        self._sessions = Sessions(
+            self._scope.child("sessions"), self._store, self._config, self._models, self._ready.tools
+        )
         resumed = await self._sessions.recover()
         if resumed:
             self._log.info("turns go on", count=resumed)

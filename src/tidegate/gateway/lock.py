@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from tidegate.errors import Misconfigured
+from tidegate.gateway.hint import hint
 from tidegate.values import Frozen
 
 LOCK_NAME = "lock"
@@ -40,8 +41,8 @@ class HomeHeld(Misconfigured):
 
     def __init__(self, home: Path, holder: Holder) -> None:
         super().__init__(
-            f"The home folder {home} is held by a running gateway ({holder}): stop it with `tidegate stop`, "
-            "or take over from it with `tidegate up --replace`."
+            f"The home folder {home} is held by a running gateway ({holder}): stop it with "
+            f"{hint(home, 'stop')}, or take over from it with {hint(home, 'up --replace')}."
         )
         self.holder = holder
 

@@ -2,7 +2,8 @@
 
 Guarantee: every figure is read from the kernel, the allocator or the ledger at the moment of asking and nothing is
 kept; `explained` is the share of the private memory (RssAnon + VmSwap) that is accounted for: the base measured when
-the house stood, what the ledger says is held, and what the allocator keeps for reuse. Asking takes a millisecond.
+the house stood, what the ledger says is held, and what the allocator keeps for reuse; `unexplained` is the rest, so
+that the parts add up. Asking takes a millisecond.
 """
 
 import ctypes
@@ -110,7 +111,8 @@ class MemoryReport:
         self._base = 0
 
     def settle(self) -> None:
-        self._base = private_bytes() - self._held_bytes()
+        # What the allocator keeps free is a part of its own, now and later.
+        self._base = private_bytes() - self._held_bytes() - allocator().get("free", 0)
         self._process.hold("base", bytes=self._base, fds=_descriptors())
 
     def _held_bytes(self) -> int:
@@ -133,6 +135,7 @@ class MemoryReport:
             "python_blocks": sys.getallocatedblocks(),
             "threads": threading.active_count(),
             "descriptors": _descriptors(),
+            "unexplained": private - accounted,
             "explained": round(min(1.0, accounted / private), 4) if private else 1.0,
             "kinds": {kind: asdict(holding) for kind, holding in self._ledger.totals().items()},
             "owners": [{"owner": owner, **asdict(held)} for owner, held in self._ledger.owners(top=_OWNERS_SHOWN)],

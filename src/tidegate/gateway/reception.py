@@ -14,6 +14,7 @@ import msgspec
 from tidegate import __version__
 from tidegate.config import Config
 from tidegate.gateway import welcome
+from tidegate.gateway.answering import answering
 from tidegate.gateway.control import Verb
 from tidegate.gateway.home import one_time_code
 from tidegate.gateway.maintenance import Maintenance
@@ -65,6 +66,7 @@ class Reception:
             "address": self._address,
             "uptime": round(time.time() - self._since, 3),
             "demo": self._config.demo,
+            "agents": _plain(answering(self._config)),
             **self._sessions.status(),
             "census": {**self._sessions.census(), "tasks": len(asyncio.all_tasks())},
             "store": _plain(self._store.stats()),
@@ -81,8 +83,14 @@ class Reception:
         return await self.status(memory=request.get("memory") is True)
 
     async def _on_stop(self, _request: dict[str, Any]) -> dict[str, Any]:
+        turns = self._sessions.census()["turns_running"]
         self._stop()
-        return {"stopping": True, "pid": os.getpid(), "within": self._config.limits.shutdown_seconds}
+        return {
+            "stopping": True,
+            "pid": os.getpid(),
+            "within": self._config.limits.shutdown_seconds,
+            "turns": turns,
+        }
 
     async def _on_code(self, _request: dict[str, Any]) -> dict[str, Any]:
         return {"link": await self.link()}

@@ -50,17 +50,14 @@ def admit(db: Db, inbound: Inbound, turn: str, fresh: Fresh, *, queue_length: in
     if inbound.busy == "steer" and not created:
         running = turns.running(db, session.id)
         if running is not None:
+            if messages.untaken(db, running) >= queue_length:
+                raise _queue_full(queue_length)
             _accept(db, inbound, session.id, running, now)
             _note_receipts(db, inbound, running, now)
             return Admission(turn=running, session=session.id, how="steered")
     idle = created or turns.is_idle(db, session.id)
     if not idle and turns.waiting(db, session.id) >= queue_length:
-        raise Busy(
-            f"This session already has {queue_length} messages waiting (limits.queue_length); try again when it has "
-            "answered some.",
-            retry_after=5,
-            code="queue_full",
-        )
+        raise _queue_full(queue_length)
     _note_receipts(db, inbound, turn, now)
     leaving = on_disconnect(inbound, ephemeral=session.kind == "ephemeral")
     if take and idle:
@@ -95,6 +92,15 @@ def on_disconnect(inbound: Inbound, *, ephemeral: bool) -> OnDisconnect:
         return inbound.on_disconnect
     keyed = any(receipt.source == "idempotency" for receipt in inbound.receipts)
     return "cancel" if ephemeral and not keyed else "continue"
+
+
+def _queue_full(length: int) -> Busy:
+    return Busy(
+        f"This session already has {length} messages waiting (limits.queue_length); try again when it has answered "
+        "some.",
+        retry_after=5,
+        code="queue_full",
+    )
 
 
 def _known(db: Db, inbound: Inbound, now: float) -> Admission | None:

@@ -1,8 +1,9 @@
 """What a person may change in a conversation: its settings, its title, its last turn, its frozen beginning.
 
 Guarantee: each change is one transaction, made under the caller's principal, and is there after a restart. A change
-that rebuilds what the model sees (undo, retry, reload) is refused in mid-turn and drops the resident through the one
-removal path; a setting applies from the next turn and rebuilds nothing by itself.
+that rebuilds what the model sees (undo, retry, reload) is refused in mid-turn, in the transaction itself, and drops the
+resident through the one removal path as soon as it is committed, whether or not its caller is still there; a setting
+applies from the next turn and rebuilds nothing by itself.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -52,9 +53,12 @@ async def set_title(door: "Sessions", session: str, principal: "Principal", titl
 async def undo(door: "Sessions", session: str, principal: "Principal") -> str:
     """Take the last turn out of what the model sees; its rows stay in the transcript, marked. The turn's id."""
     await _quiet(door, session, principal)
-    turn: str = await door.store.write(_undo_last, session, door.clock())
-    door.presence.unload(session, reason="undo")
-    return turn
+
+    def then(turn: str) -> str:
+        door.presence.unload(session, reason="undo")
+        return turn
+
+    return await door.store.write_then(then, _undo_last, session, door.clock())
 
 
 async def retry(door: "Sessions", session: str, principal: "Principal") -> Accepted:
@@ -74,10 +78,13 @@ async def retry(door: "Sessions", session: str, principal: "Principal") -> Accep
         for message in said:
             messages.accept(db, session=session, turn=turn, message=message, now=now)
 
-    await door.store.write(write)
-    door.presence.unload(session, reason="retry")
-    door.engine.submit(session, turn)
-    return Accepted(turn=turn, session=session, how="started")
+    def then(_: None) -> Accepted:
+        # Nothing is awaited between the commit and this: the engine gets turns in the order of their commits.
+        door.presence.unload(session, reason="retry")
+        door.engine.submit(session, turn)
+        return Accepted(turn=turn, session=session, how="started")
+
+    return await door.store.write_then(then, write)
 
 
 async def reload(door: "Sessions", session: str, principal: "Principal") -> bool:
@@ -85,15 +92,21 @@ async def reload(door: "Sessions", session: str, principal: "Principal") -> bool
     row = await _quiet(door, session, principal)
     fresh = door.runner.fresh(row.agent, row.extra)
 
-    def write(db: Db) -> bytes:
+    def write(db: Db) -> bool:
+        _check_idle(db, session)
+        now = sessions.get(db, session)
+        if now is not None and now.ended is None and now.prefix == sessions.identity(fresh.prefix):
+            return False
         sessions.clear_prefix(db, session)
-        return sessions.freeze(db, session, fresh.prefix, fresh.encoder)
+        sessions.freeze(db, session, fresh.prefix, fresh.encoder)
+        return True
 
-    identity = await door.store.write(write)
-    if identity == row.prefix:
-        return False
-    door.presence.unload(session, reason="reload")
-    return True
+    def then(changed: bool) -> bool:
+        if changed:
+            door.presence.unload(session, reason="reload")
+        return changed
+
+    return await door.store.write_then(then, write)
 
 
 async def resume(door: "Sessions", session: str, principal: "Principal") -> tuple[str, bool]:
@@ -134,13 +147,24 @@ async def _owned(door: "Sessions", session: str, principal: "Principal") -> Sess
 
 
 async def _quiet(door: "Sessions", session: str, principal: "Principal") -> SessionRow:
+    """Refuses early; what counts is `_check_idle` in the write."""
     row = await _owned(door, session, principal)
     if door.engine.running(session) is not None or door.engine.waiting(session):
-        raise Conflict("A turn is running; /stop it first, or wait for its answer.", code="mid_turn")
+        raise _mid_turn()
     return row
 
 
+def _check_idle(db: Db, session: str) -> None:
+    if not turns.is_idle(db, session):
+        raise _mid_turn()
+
+
+def _mid_turn() -> Conflict:
+    return Conflict("A turn is running; /stop it first, or wait for its answer.", code="mid_turn")
+
+
 def _undo_last(db: Db, session: str, now: float) -> str:
+    _check_idle(db, session)
     last = messages.last_turn(db, session)
     if last is None:
         raise Conflict("There is nothing to undo in this session.", code="nothing_to_undo")

@@ -1,7 +1,8 @@
 """What the maintenance timer does for sessions.
 
-Guarantee: each chore is level-triggered: it looks at what is and mends it, remembers nothing between runs, does a
-bounded amount of work, and may be run at any time and any number of times.
+Guarantee: each chore is level-triggered: it looks at what is and mends it, remembers nothing between runs, and may be
+run at any time and any number of times. A run goes on until nothing is left to do, within a generous bound, in batches
+each of which is a short write of its own, so that turns get in between.
 """
 
 from collections.abc import Awaitable, Callable
@@ -20,17 +21,31 @@ INDEX_BATCHES = 20
 STRANDED_SECONDS = 30.0
 """After which an accepted turn that no engine knows is stranded: the way there takes milliseconds."""
 
+BATCHES = 200
+"""Batches of one kind in one run: far more than a run of every few minutes ever has to do, and an end to it."""
+
 TIDY_ROWS = 500
-"""Rows of each kind that one run removes."""
+"""Rows of each kind that one batch removes."""
 
 VACUUM_PAGES = 256
-"""Free pages given back to the disk in one run."""
+"""Free pages given back to the disk in one batch."""
 
 
 class Chore(Frozen, frozen=True):
     name: str
     interval: float
     run: Callable[[], Awaitable[Any]]
+
+
+async def drain(batch: Callable[[], Awaitable[int]], full: int, most: int = BATCHES) -> int:
+    """Run `batch` until it comes back with less than `full`; the sum of what it said."""
+    total = 0
+    for _ in range(most):
+        done = await batch()
+        total += done
+        if done < full:
+            break
+    return total
 
 
 def chores(door: "Sessions") -> list[Chore]:
@@ -48,20 +63,14 @@ def chores(door: "Sessions") -> list[Chore]:
         )
 
     async def tidy() -> None:
-        await store.write(receipts.prune, door.clock(), limits.receipts)
+        await drain(lambda: store.write(receipts.prune, door.clock(), limits.receipts), receipts.BATCH)
         await store.write(approvals.expire, door.clock())
-        await store.write(maintenance.tidy, door.clock(), TIDY_ROWS)
-        await store.write(maintenance.vacuum, VACUUM_PAGES)
+        await drain(lambda: store.write(maintenance.tidy, door.clock(), TIDY_ROWS), TIDY_ROWS)
+        await drain(lambda: store.write(maintenance.vacuum, VACUUM_PAGES), 1)
         await store.write(maintenance.checkpoint)
 
     async def index() -> int:
-        done = 0
-        for _ in range(INDEX_BATCHES):
-            batch = await store.write(search.index)
-            done += batch
-            if not batch:
-                break
-        return done
+        return await drain(lambda: store.write(search.index), 1, INDEX_BATCHES)
 
     return [
         Chore(name="sweep", interval=min(30.0, max(0.2, limits.idle_ttl / 4)), run=sweep),

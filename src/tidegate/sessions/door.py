@@ -101,6 +101,14 @@ class Sessions:
                 retry_after=5,
                 code="overloaded",
             )
+        if len(inbound.messages) > limits.call_messages:
+            raise TooLarge(
+                f"The call holds {len(inbound.messages)} messages, more than limits.call_messages "
+                f"({limits.call_messages}); name a session and send only what is new.",
+                limit="limits.call_messages",
+                value=limits.call_messages,
+                param="messages",
+            )
         for text in (*(message.text for message in inbound.messages), inbound.extra_prompt or ""):
             if 4 * len(text) > limits.message_bytes and len(text.encode(errors="replace")) > limits.message_bytes:
                 raise TooLarge(
@@ -169,6 +177,7 @@ class Sessions:
         return await self.endings.end(session, reason)
 
     async def delete(self, session: str, principal: Principal) -> None:
+        """End it, and remove its rows as soon as no end hook is owed: mostly before this returns."""
         await self.row(session, principal)
         await self.endings.delete(session)
 

@@ -25,7 +25,8 @@ async def recover(door: "Sessions", *, older: float = 0.0) -> int:
     left. `older` spares those that were accepted just now and may be on their way to the engine."""
     resumed = 0
     for turn, session in await door.store.read(_open):
-        if door.engine.log(turn.id) is not None or turn.accepted > door.clock() - older:
+        # At the start nothing is on its way, whatever the clock says of when it was accepted.
+        if door.engine.log(turn.id) is not None or (older and turn.accepted > door.clock() - older):
             continue
         reason = _refusal(turn, session, door.config.limits.resumes)
         if reason is not None:

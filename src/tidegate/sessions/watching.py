@@ -6,6 +6,7 @@ again from the beginning of the running turn's current answer. The stream holds 
 """
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from tidegate.engine import Live, TurnLog, slim
@@ -47,13 +48,15 @@ async def watch(
                         continue  # there are more, and what runs comes after them
                 if live is not None:
                     followed, live = live.log, None
-                    async for batch in followed.read():
-                        for event in _untold(batch, seen):
-                            if not isinstance(event, MessageAdded):
-                                yield None, event
-                            elif event.seq > seen:
-                                seen = event.seq
-                                yield event.seq, event
+                    # Closed here, so that a turn whose reader has left knows it at once.
+                    async with aclosing(followed.read()) as batches:
+                        async for batch in batches:
+                            for event in _untold(batch, seen):
+                                if not isinstance(event, MessageAdded):
+                                    yield None, event
+                                elif event.seq > seen:
+                                    seen = event.seq
+                                    yield event.seq, event
                 elif row.ended is not None and not rows:
                     return
                 elif not rows:

@@ -16,12 +16,9 @@ FORGET_KEYS = 86400.0
 
 @outside
 def checkpoint(db: Db) -> tuple[int, int]:
-    """Moves the log's pages into the file and empties the log, as far as readers let it; (pages in the log before,
+    """Moves the log's pages into the file, as far as readers let it and without waiting for any; (pages in the log,
     pages moved)."""
-    try:
-        return db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-    except apsw.BusyError:
-        return db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+    return db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
 
 def vacuum(db: Db, pages: int) -> int:
@@ -39,9 +36,10 @@ def purge(db: Db, now: float, retention: float, limit: int) -> int:
     return len(gone)
 
 
-def tidy(db: Db, now: float, limit: int) -> None:
+def tidy(db: Db, now: float, limit: int) -> int:
     """Removes what nothing refers to any more: prompts that no session uses, intents of turns that are over, settings
-    past their time, codes and cookies that stopped working a day ago; of the first two `limit` at a time."""
+    past their time, codes and cookies that stopped working a day ago; of the first two `limit` at a time. How many of
+    that one of the two of which there were more: less than `limit` when nothing is left."""
     settings.expire(db, now)
     principals.prune_keys(db, now - FORGET_KEYS)
     db.execute(
@@ -49,11 +47,13 @@ def tidy(db: Db, now: float, limit: int) -> None:
         "SELECT 1 FROM sessions WHERE sessions.prefix = prefixes.id) LIMIT ?)",
         (limit,),
     )
+    prompts = db.changes()
     db.execute(
         "DELETE FROM intents WHERE (turn, step) IN (SELECT turn, step FROM intents WHERE NOT EXISTS("
         "SELECT 1 FROM turns WHERE turns.id = intents.turn AND state IN ('queued', 'running')) LIMIT ?)",
         (limit,),
     )
+    return max(prompts, db.changes())
 
 
 def probe(db: Db, now: float) -> None:

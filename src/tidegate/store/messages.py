@@ -2,7 +2,7 @@
 
 Guarantee: an accepted message has one row for ever and at most one place (`seq`) in its session; places only grow; a
 named step of a turn is committed at most once; nothing enters the transcript of an ended session. `version` of the
-session rises with every change, so that who holds a copy can tell whether it is stale.
+session rises with every change here, so that who holds a copy can tell whether it is stale.
 """
 
 from typing import Any

@@ -7,7 +7,7 @@ bounded in number by `prune`, which drops what expires soonest.
 from tidegate.store.rows import Db, ReceiptRow, decode_outcome, encode
 from tidegate.values import Outcome, Receipt
 
-_BATCH = 1000
+BATCH = 1000
 """Rows that one call of `prune` removes at most, so that no write waits long behind it."""
 
 
@@ -46,9 +46,9 @@ def prune(db: Db, now: float, cap: int) -> int:
     """Removes what has expired, and beyond `cap` what expires soonest; a bounded number at a time."""
     excess = int(db.execute("SELECT count(*) FROM receipts").get) - cap
     expired = int(
-        db.execute("SELECT count(*) FROM (SELECT 1 FROM receipts WHERE expires <= ? LIMIT ?)", (now, _BATCH)).get
+        db.execute("SELECT count(*) FROM (SELECT 1 FROM receipts WHERE expires <= ? LIMIT ?)", (now, BATCH)).get
     )
-    number = min(max(excess, expired), _BATCH)
+    number = min(max(excess, expired), BATCH)
     if number <= 0:
         return 0
     db.execute(

@@ -12,6 +12,7 @@ import apsw
 import msgspec
 
 from tidegate.errors import Conflict, NotFound, StoreFailed
+from tidegate.store import endings
 from tidegate.store.rows import Db, SessionKind, SessionRow, decode_prefix, encode
 from tidegate.values import Failure, Prefix
 
@@ -19,6 +20,7 @@ _COLUMNS = (
     "id, principal, channel, name, kind, agent, title, extra, prefix, encoder, parent, created, active, version, ended,"
     " end_reason"
 )
+_NO_WORK = "NOT EXISTS(SELECT 1 FROM turns WHERE turns.session = sessions.id AND turns.state IN ('queued', 'running'))"
 _SESSION_ENDED = encode(
     Failure(
         message="The session ended before this message was taken.",
@@ -66,7 +68,7 @@ def get(db: Db, id: str) -> SessionRow | None:
 
 
 def version(db: Db, id: str) -> int:
-    """Rises with every change of the session or its transcript; -1 when it is not there."""
+    """Rises with every change of what a model is shown of the session, and with its end; -1 when it is not there."""
     found: int | None = db.execute("SELECT version FROM sessions WHERE id = ?", (id,)).get
     return -1 if found is None else found
 
@@ -126,13 +128,18 @@ def freeze(db: Db, id: str, prefix: Prefix, encoder: int) -> bytes:
     `clear_prefix` was called."""
     digest = _keep_prefix(db, prefix)
     changed = db.execute(
-        "UPDATE sessions SET prefix = ?, encoder = ?, version = version + 1"
-        " WHERE id = ? AND ended IS NULL AND (prefix IS NULL OR prefix = ?) RETURNING 1",
-        (digest, encoder, id, digest),
+        "UPDATE sessions SET prefix = ?1, encoder = ?2, version = version + (prefix IS NOT ?1)"
+        " WHERE id = ?3 AND ended IS NULL AND (prefix IS NULL OR prefix = ?1) RETURNING 1",
+        (digest, encoder, id),
     ).get
     if changed is None:
         raise _why_not(db, id, "Its prompt is frozen already; use /reload to rebuild it.")
     return digest
+
+
+def identity(prefix: Prefix) -> bytes:
+    """The id under which a prefix is stored: equal for equal ones."""
+    return hashlib.sha256(encode(prefix)).digest()
 
 
 def prefix(db: Db, prefix_id: bytes) -> Prefix:
@@ -145,17 +152,18 @@ def prefix(db: Db, prefix_id: bytes) -> Prefix:
 def clear_prefix(db: Db, id: str) -> None:
     """Forgets the frozen prompt, so that the next turn freezes a new one."""
     old = db.execute("SELECT prefix FROM sessions WHERE id = ?", (id,)).get
-    _change(db, id, "prefix = NULL, encoder = 0", ())
+    _change(db, id, "prefix = NULL, encoder = 0, version = version + 1", ())
     if old is not None:
         _drop_unused_prefix(db, old)
 
 
 def set_title(db: Db, id: str, title: str) -> None:
+    """No model is shown it, so that the version stays."""
     _change(db, id, "title = ?", (title,))
 
 
 def set_agent(db: Db, id: str, agent: str) -> None:
-    _change(db, id, "agent = ?", (agent,))
+    _change(db, id, "agent = ?, version = version + 1", (agent,))
 
 
 def touch(db: Db, id: str, now: float) -> None:
@@ -163,16 +171,19 @@ def touch(db: Db, id: str, now: float) -> None:
     db.execute("UPDATE sessions SET active = max(active, ?) WHERE id = ? AND ended IS NULL", (now, id))
 
 
-def end(db: Db, id: str, *, reason: str, hooks: Sequence[str], now: float) -> bool:
-    """Ends the session for good. True exactly once; False when it has ended already or is not there.
+def end(
+    db: Db, id: str, *, reason: str, hooks: Sequence[str], now: float, only_idle_since: float | None = None
+) -> bool:
+    """Ends the session for good. True exactly once; False when it has ended already or is not there, or, with
+    `only_idle_since`, when it is no longer one that `idle` would name.
 
     With it, in the caller's transaction: settings go, pending approvals are cancelled, queued turns are refused (their
     messages stay, never taken), and each hook gets a row that says it is still to run.
     """
     ended = db.execute(
-        "UPDATE sessions SET ended = ?, end_reason = ?, version = version + 1 WHERE id = ? AND ended IS NULL"
-        " RETURNING 1",
-        (now, reason, id),
+        "UPDATE sessions SET ended = ?1, end_reason = ?2, version = version + 1 WHERE id = ?3 AND ended IS NULL"
+        f" AND (?4 IS NULL OR (active < ?4 AND {_NO_WORK})) RETURNING 1",
+        (now, reason, id, only_idle_since),
     ).get
     if ended is None:
         return False
@@ -186,7 +197,19 @@ def end(db: Db, id: str, *, reason: str, hooks: Sequence[str], now: float) -> bo
         (now, _SESSION_ENDED, id),
     )
     for hook in hooks:
-        db.execute("INSERT OR IGNORE INTO endings(session, hook) VALUES(?, ?)", (id, hook))
+        endings.owe(db, id, hook)
+    return True
+
+
+def condemn(db: Db, id: str) -> bool:
+    """An ended session is to be deleted, whatever it ended for, once nothing else is owed to it. False when it is not
+    there or has not ended."""
+    found = db.execute(
+        "UPDATE sessions SET end_reason = 'delete' WHERE id = ? AND ended IS NOT NULL RETURNING 1", (id,)
+    )
+    if found.get is None:
+        return False
+    endings.owe(db, id, endings.DELETE)
     return True
 
 
@@ -229,8 +252,7 @@ def delete(db: Db, id: str) -> bool:
 def idle(db: Db, *, kind: SessionKind, before: float, limit: int) -> list[str]:
     """Live sessions without activity since `before`, the stalest first; never one with a queued or running turn."""
     rows = db.execute(
-        "SELECT id FROM sessions WHERE kind = ? AND ended IS NULL AND active < ? AND NOT EXISTS("
-        "SELECT 1 FROM turns WHERE turns.session = sessions.id AND state IN ('queued', 'running'))"
+        f"SELECT id FROM sessions WHERE kind = ? AND ended IS NULL AND active < ? AND {_NO_WORK}"
         " ORDER BY active LIMIT ?",
         (kind, before, limit),
     )
@@ -249,15 +271,14 @@ def ended_before(db: Db, before: float, limit: int) -> list[str]:
 
 def _keep_prefix(db: Db, prefix: Prefix) -> bytes:
     """Stored once, however many sessions begin with it; its id."""
-    body = encode(prefix)
-    digest = hashlib.sha256(body).digest()
-    db.execute("INSERT OR IGNORE INTO prefixes(id, body) VALUES(?, ?)", (digest, body))
+    digest = identity(prefix)
+    db.execute("INSERT OR IGNORE INTO prefixes(id, body) VALUES(?, ?)", (digest, encode(prefix)))
     return digest
 
 
 def _change(db: Db, id: str, assignment: str, values: tuple[str | float, ...]) -> None:
     changed = db.execute(
-        f"UPDATE sessions SET {assignment}, version = version + 1 WHERE id = ? AND ended IS NULL RETURNING 1",
+        f"UPDATE sessions SET {assignment} WHERE id = ? AND ended IS NULL RETURNING 1",
         (*values, id),
     ).get
     if changed is None:

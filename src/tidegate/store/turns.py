@@ -136,7 +136,7 @@ def open_turns(db: Db) -> list[TurnRow]:
     """Every queued or running turn: what a start has to go on with. What had begun comes before what waited; within a
     session they come in its order."""
     rows = db.execute(
-        f"SELECT {_COLUMNS} FROM turns WHERE state IN ('queued', 'running') ORDER BY state = 'queued', accepted, number"
+        f"SELECT {_COLUMNS} FROM turns WHERE state IN ('queued', 'running') ORDER BY state = 'queued', session, number"
     )
     return [_row(row) for row in rows]
 

@@ -114,7 +114,10 @@ def _opened(workspace: Path, parts: tuple[str, ...], path: str) -> Iterator[int]
     try:
         fd = os.open(workspace, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
-        raise ToolFailed("read_file: this agent's workspace folder does not exist; the operator must make it") from None
+        raise ToolFailed(
+            f"read_file: this agent's workspace folder {_shown(str(workspace))} does not exist; "
+            "the operator must make it"
+        ) from None
     except OSError as error:
         raise ToolFailed(f"read_file: this agent's workspace folder cannot be opened ({error.strerror})") from None
     try:

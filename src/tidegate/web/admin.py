@@ -48,7 +48,8 @@ class SignedIn(msgspec.Struct, frozen=True):
 
 
 class KeyIn(msgspec.Struct):
-    """A key for the principal `name`. It is made if there is none; then `agents` are those it may use (null: all)."""
+    """A key for the principal `name`. It is made if there is none; then `agents` are those it may use (null: all). For
+    one that exists leave `agents` out: other agents than it has are refused."""
 
     name: Name
     label: Annotated[str, Meta(max_length=200)] = ""
@@ -72,14 +73,15 @@ class Admin:
         self,
         keyring: Keyring,
         health: Health,
-        metrics: Callable[[], Answer],
+        load_metrics: Callable[[], Callable[[], Answer]],
         pages: Pages,
         status: Callable[[], Awaitable[Mapping[str, Any]]],
         agents: frozenset[str],
     ) -> None:
         self._keyring = keyring
         self._health = health
-        self._metrics = metrics
+        self._load_metrics = load_metrics
+        self._scrape: Callable[[], Answer] | None = None
         self._pages = pages
         self._status = status
         self._agents = agents
@@ -124,7 +126,7 @@ class Admin:
             ),
             Endpoint(
                 method="POST", path="/api/keys", handler=self.add_key, who="owner", summary="Make a key", body=KeyIn,
-                answers={201: KeyMade},
+                answers={201: KeyMade}, refusals=(409,),
             ),
             Endpoint(
                 method="DELETE", path="/api/keys/{id}", handler=self.revoke_key, who="owner", summary="Revoke a key",
@@ -161,8 +163,10 @@ class Admin:
         return json_answer(found, status=200 if found.ready else 503)
 
     async def metrics(self, ask: Ask) -> Answer:
-        # The library is loaded at the first scrape, off the loop.
-        return await to_thread.run_sync(self._metrics)
+        # The library is loaded at the first scrape, off the loop; what it reads belongs to the loop and is read there.
+        if self._scrape is None:
+            self._scrape = await to_thread.run_sync(self._load_metrics)
+        return self._scrape()
 
     async def status(self, ask: Ask) -> Answer:
         return json_answer(await self._status())

@@ -37,6 +37,7 @@ from tidegate.web.protocol import ABORT
 from tidegate.web.sse import KEEP_ALIVE_SECONDS, Pulse
 from tidegate.web.static import Pages
 from tidegate.web.traffic import OTHER, Traffic
+from tidegate.web.upkeep import Upkeep
 
 LAST_WORDS_SECONDS = 0.5
 """How long a request that is cut off at the end of the process may take to say so."""
@@ -192,7 +193,11 @@ class App:
         if send.status:
             scope.get(ABORT, _nothing)()
             return
-        stopping = Stopping("The gateway is stopping; what was accepted goes on after its next start.", retry_after=5)
+        stopping = Stopping(
+            "The gateway is stopping; a turn of a named session, or one with an Idempotency-Key, goes on after its "
+            "next start.",
+            retry_after=5,
+        )
         answer = self._errors.of(stopping)
         answer.headers.append((b"connection", b"close"))
         with anyio.move_on_after(LAST_WORDS_SECONDS, shield=True):
@@ -222,15 +227,16 @@ def create_app(
     pulse = Pulse(keep_alive)
     events = Events(door, pulse)
     traffic = Traffic()
+    pages = Pages()
 
-    def metrics() -> Answer:
+    def load_metrics() -> Callable[[], Answer]:
         from tidegate.web.metrics import Metrics
 
         return Metrics(
             traffic=traffic,
             door=door.status,
             store=store.stats,
-            caches=lambda: (keyring.stats(), *door.caches()),
+            caches=lambda: (keyring.stats(), pages.stats(), *door.caches()),
             gauges=lambda: {
                 "loop_lag_seconds": health.lag,
                 "event_streams": float(events.open),
@@ -239,12 +245,12 @@ def create_app(
             },
             limits=config.limits,
             ledger=door.ledger,
-        ).answer()
+        ).answer
 
-    admin = Admin(keyring, health, metrics, Pages(), status, frozenset(config.agents))
+    admin = Admin(keyring, health, load_metrics, pages, status, frozenset(config.agents))
     return App(
         chat=ChatCompletions(door, keyring, bodies, errors, pulse, config),
-        endpoints=[*admin.endpoints(), *Api(door, commands, events).endpoints()],
+        endpoints=[*admin.endpoints(), *Api(door, commands, events).endpoints(), *Upkeep(door).endpoints()],
         keyring=keyring,
         bodies=bodies,
         events=events,

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from tidegate.config import Server, is_loopback
-from tidegate.errors import NotAllowed, NotFound, StoreFailed, Unauthenticated
+from tidegate.errors import Conflict, NotAllowed, NotFound, StoreFailed, Unauthenticated
 from tidegate.lifetimes import BoundedCache, CacheStats
 from tidegate.security import Principal, digest, make_key
 from tidegate.store import Store, principals
@@ -90,11 +90,13 @@ class Keyring:
         if authorization is not None:
             scheme, _, token = authorization.strip().partition(b" ")
             if scheme.lower() != b"bearer" or not token.strip():
-                raise Unauthenticated("Send your key as `Authorization: Bearer KEY`.")
+                raise Unauthenticated("Send your key in the header Authorization, after the word Bearer.")
             return await self._known_by("key", digest(token.strip()))
         token = _cookie(headers)
         if not token:
-            raise Unauthenticated("Send your key as `Authorization: Bearer KEY`, or sign in on the page.")
+            raise Unauthenticated(
+                "Send your key in the header Authorization, after the word Bearer, or sign in on the page."
+            )
         self.check_host(headers)
         self.check_origin(method, headers)
         return await self._known_by("cookie", digest(token))
@@ -187,13 +189,19 @@ class Keyring:
         return await self._store.read(listing)
 
     async def add_key(self, name: str, label: str, agents: tuple[str, ...] | None) -> tuple[str, str, str]:
-        """A new key for the principal of that name, made if there is none: the key, its id, the principal's id."""
+        """A new key for the principal of that name, made if there is none: the key, its id, the principal's id. What a
+        principal may use is the principal's, not the key's: `agents` that differ from it are refused."""
         token = make_key()
 
         def add(db: Any, now: float) -> tuple[str, str]:
             found = principals.by_name(db, name)
             if found is None:
                 found = principals.add(db, name=name, role="user", agents=agents, now=now)
+            elif agents is not None and (found.agents is None or set(agents) != set(found.agents)):
+                has = "all agents" if found.agents is None else ", ".join(found.agents) or "no agent"
+                raise Conflict(
+                    f"{name} exists and may use {has}: leave the agents out, or choose another name.", param="agents"
+                )
             return principals.add_key(db, found.id, "key", digest(token), label, now, None), found.id
 
         key, principal = await self._store.write(add, self._clock())

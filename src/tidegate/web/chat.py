@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from tidegate.config import Config
-from tidegate.errors import NotFound, TidegateError
+from tidegate.errors import NotFound, Refused, Stopping, TidegateError
 from tidegate.sessions import Sessions
 from tidegate.values import Accepted, Failure, Inbound, Outcome, Receipt
 from tidegate.web import headers as given
@@ -32,7 +32,8 @@ IDEMPOTENCY_SECONDS = 86400.0
 RETRY_SECONDS = 600.0
 
 _STOPPING = Failure(
-    message="The gateway is stopping; the turn goes on after its next start. Fetch it by its X-Turn-Id.",
+    message="The gateway is stopping; a turn of a named session or with an Idempotency-Key goes on after its next "
+    "start: fetch it by its X-Turn-Id.",
     code="stopping",
     status=503,
     retry=True,
@@ -219,7 +220,7 @@ class ChatCompletions:
                 status=502,
             )
         elif outcome is None:
-            failure = _STOPPING
+            failure = await self._unended(asked)
         elif outcome.error is None or _is_partial(outcome):
             await stream.finish(data + telling.ending(outcome))
             return
@@ -229,6 +230,16 @@ class ChatCompletions:
             await stream.finish(data + self._errors.event(failure))
             return
         await self._refuse(self._errors.of_failure(failure), asked, send)
+
+    async def _unended(self, asked: Asked) -> Failure:
+        """Why a turn's log was closed without its end: the gateway stops, or the session was deleted under it."""
+        try:
+            outcome = await self._door.wait(asked.accepted.turn)
+        except Stopping:
+            return _STOPPING
+        except Refused as error:
+            return Failure(message=error.message, type="invalid_request_error", code=error.code, status=error.status)
+        return outcome.error or _STOPPING
 
 
 def _is_partial(outcome: Outcome) -> bool:
@@ -252,8 +263,12 @@ def _looks_doubled(body: bytes, request: ChatRequest) -> bool:
 
 
 def _canonical(body: bytes) -> bytes:
-    """The same bytes for the same JSON, however it was written."""
-    return msgspec.json.encode(msgspec.json.decode(body), order="sorted")
+    """The same bytes for the same JSON, however it was written; the bytes themselves where a number in a field that we
+    ignore is larger than any we could read."""
+    try:
+        return msgspec.json.encode(msgspec.json.decode(body), order="sorted")
+    except (msgspec.DecodeError, ValueError, OverflowError):
+        return body
 
 
 def _receipts(key: str | None, retries: str, name: str | None, body: bytes) -> tuple[Receipt, ...]:

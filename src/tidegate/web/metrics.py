@@ -130,15 +130,21 @@ class Metrics:
     def _cache_metrics(self) -> Iterator[Metric]:
         entries = GaugeMetricFamily("tidegate_cache_entries", "Entries of a cache.", labels=("cache",))
         cap = GaugeMetricFamily("tidegate_cache_cap", "Entries that a cache may hold.", labels=("cache",))
+        size = GaugeMetricFamily("tidegate_cache_bytes", "Bytes of a cache that weighs its entries.", labels=("cache",))
         hits = CounterMetricFamily("tidegate_cache_hits", "Lookups that found something.", labels=("cache",))
         misses = CounterMetricFamily("tidegate_cache_misses", "Lookups that found nothing.", labels=("cache",))
+        evictions = CounterMetricFamily(
+            "tidegate_cache_evictions", "Entries put out by cap, bytes or age.", labels=("cache",)
+        )
         for stats in self._caches():
             label = (stats.name,)
             entries.add_metric(label, stats.size)
             cap.add_metric(label, stats.cap)
+            size.add_metric(label, stats.bytes)
             hits.add_metric(label, stats.hits)
             misses.add_metric(label, stats.misses)
-        yield from (entries, cap, hits, misses)
+            evictions.add_metric(label, stats.evictions)
+        yield from (entries, cap, size, hits, misses, evictions)
 
     def _limit_metrics(self) -> Iterator[Metric]:
         limits = GaugeMetricFamily("tidegate_limit", "The settings of [limits], by name.", labels=("name",))

@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio.to_thread
 
 from tidegate.errors import NotFound
-from tidegate.lifetimes import BoundedCache
+from tidegate.lifetimes import BoundedCache, CacheStats
 from tidegate.web.errors import Answer
 
 _TYPES = {
@@ -65,6 +65,9 @@ class Pages:
         if known is not None and tag in (piece.strip() for piece in known.split(b",")):
             return Answer(304, [(b"etag", tag), (b"cache-control", b"no-cache")], b"")
         return answer
+
+    def stats(self) -> CacheStats:
+        return self._kept.stats()
 
     def _read(self, name: str) -> Answer:
         """Names are compared with what lies in the folder; none is ever joined to a path."""

@@ -202,6 +202,7 @@ function Banner({ conversation }) {
 const empty = html`<div class="empty">
   <h3>What can I do for you?</h3>
   <p>Write below and press Enter. A slash shows what else can be said: <code>/help</code> lists it.</p>
+  <p>Try: <q>what time is it?</q> or <q>what can you do?</q></p>
 </div>`;
 
 function Room({ conversation }) {

@@ -63,15 +63,20 @@ export class Conversation {
   /** Reads the newest rows again (at opening, after a command that may have changed them) and follows from there. */
   async reload() {
     this.loading.value = true;
+    const noted = known.notedTurns(this.record.value);
     try {
       const [page, view] = await Promise.all([this.#page(null), get(this.#path())]);
       if (this.closed) return;
       batch(() => {
         this.view.value = view;
         this.change((record) => known.withLatest({ ...record, head: 0 }, page.rows, page.earlier));
+        this.change((record) => known.withoutUndone(record, noted, page.rows, page.earlier));
         this.problem.value = "";
       });
       this.#follow();
+      // Why it has no answer is no row, and nobody may have been listening when it was told.
+      const turn = known.unanswered(page.rows);
+      if (turn && turn !== view.running) this.#settle(turn);
     } catch (error) {
       this.#failed(error);
     } finally {
@@ -100,7 +105,7 @@ export class Conversation {
   async #page(before) {
     const query = before === null ? "" : `&before=${before}`;
     const answer = await get(this.#path(`/messages?limit=${known.PAGE}${query}`));
-    const rows = answer.messages.map(({ seq, message }) => ({ seq, message }));
+    const rows = answer.messages.map(({ seq, message, turn }) => ({ seq, message, turn }));
     return { rows, earlier: rows.length > 0 && rows[0].seq > 1 && rows.length >= known.PAGE };
   }
 

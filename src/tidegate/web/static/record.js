@@ -14,7 +14,7 @@ export const EMPTY = Object.freeze({
   draft: "", // text of the model answer that is in flight
   reset: "", // why the draft was begun again
   live: {}, // call id → {name, arguments, state, excerpt}: tools of the running step
-  notes: [], // {id, after, kind, text, retry}: what is told beside the transcript
+  notes: [], // {id, after, kind, text, retry, turn}: what is told beside the transcript; `turn` is whose it is, if any
   pending: [], // {key, text, since, turn, how, ahead, state, error}: sent, not yet a row; `since` is the row before it
   running: null, // id of the running turn
   notices: 0, // notices seen in the running turn, which numbers them
@@ -23,6 +23,29 @@ export const EMPTY = Object.freeze({
 });
 
 const trim = (list, most) => (list.length > most ? list.slice(list.length - most) : list);
+
+/** The turns that have notes, or had ended, by the time of asking: what `withoutUndone` may judge. */
+export function notedTurns(record) {
+  return new Set(record.notes.map((note) => note.turn).filter((turn) => turn && turn !== record.running));
+}
+
+/**
+ * Takes away the notes of turns that were undone: those among `noted`, noted before the page was asked for, that have no
+ * row in it although their place is in its range.
+ */
+export function withoutUndone(record, noted, rows, earlier) {
+  const there = new Set(rows.map((row) => row.turn));
+  const first = rows[0]?.seq ?? 0;
+  const isUndone = ({ turn, after }) => turn && noted.has(turn) && !there.has(turn) && (!earlier || after >= first);
+  return { ...record, notes: record.notes.filter((note) => !isUndone(note)) };
+}
+
+/** The turn of the last row if it has left no answer there: it runs, or has failed or was stopped before it had one. */
+export function unanswered(rows) {
+  const last = rows.at(-1);
+  if (!last?.turn) return null;
+  return last.message.role === "assistant" && !last.message.calls?.length ? null : last.turn;
+}
 
 /** Adds a note once: the same id again changes nothing. */
 export function withNote(record, note) {
@@ -79,15 +102,17 @@ function turnEnded(record, outcome) {
   let next = record;
   if (next.running === turn) {
     if (state !== "answered" && next.draft) {
-      next = withNote(next, { id: `${turn}:draft`, kind: "unfinished", text: next.draft });
+      next = withNote(next, { id: `${turn}:draft`, kind: "unfinished", text: next.draft, turn });
     }
     next = { ...next, running: null, draft: "", reset: "", live: {} };
   }
   next = { ...next, ended: trim([...next.ended.filter((id) => id !== turn), turn], MOST_ENDED) };
   next = { ...next, pending: next.pending.flatMap((item) => settled(item, turn)) };
-  if (!error) return next;
+  // What had been said when it was stopped is a row, under which that stands already.
+  const isSaid = state === "stopped" && next.rows.at(-1)?.message.finish === "stopped";
+  if (!error || isSaid) return next;
   const kind = state === "stopped" ? "notice" : "error";
-  return withNote(next, { id: `${turn}:end`, kind, text: error.message, retry: state === "failed" });
+  return withNote(next, { id: `${turn}:end`, kind, text: error.message, retry: state === "failed", turn });
 }
 
 /** The record after one event of the session's stream. An event of a kind that is not known changes nothing. */
@@ -97,7 +122,7 @@ export function apply(record, event) {
       const fresh = { ...record, running: event.turn, draft: "", reset: "", live: {}, notices: 0 };
       if (!event.resumed) return fresh;
       const text = "The gateway was restarted; the answer goes on from its last finished step.";
-      return withNote(fresh, { id: `${event.turn}:resumed`, kind: "notice", text });
+      return withNote(fresh, { id: `${event.turn}:resumed`, kind: "notice", text, turn: event.turn });
     }
     case "text":
       return { ...record, draft: record.draft + event.text };
@@ -118,7 +143,7 @@ export function apply(record, event) {
     case "notice": {
       const notices = record.notices + 1;
       const id = `${record.running}:notice-${notices}`;
-      return withNote({ ...record, notices }, { id, kind: "notice", text: event.text });
+      return withNote({ ...record, notices }, { id, kind: "notice", text: event.text, turn: record.running });
     }
     case "turn_ended":
       return turnEnded(record, event.outcome);

@@ -1,0 +1,91 @@
+"""Conversations as their operator keeps them up: which settings they have, and the configuration taken anew.
+
+Guarantee: the settings of all conversations are the owner's to see; one conversation is changed by its principal or the
+owner, and does not exist for anybody else. The list is bounded, and says when it was cut.
+"""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from tidegate.errors import Conflict, NotFound
+from tidegate.sessions import Sessions, changes
+from tidegate.store import settings
+from tidegate.web.endpoint import Ask, Endpoint
+from tidegate.web.errors import Answer, json_answer
+
+MOST_SETTINGS = 500
+
+
+class SettingsQuery(msgspec.Struct):
+    limit: Annotated[int, Meta(ge=1, le=MOST_SETTINGS)] = 200
+
+
+class SessionSetting(msgspec.Struct, frozen=True):
+    """What somebody chose for one conversation, where that came from, and until when it holds (null: to its end)."""
+
+    session: str
+    key: str
+    value: Any
+    source: str
+    expires: float | None
+
+
+class SettingsAnswer(msgspec.Struct, frozen=True):
+    """The settings that hold now, the latest first."""
+
+    settings: list[SessionSetting]
+    more: bool
+    """There are more than `limit`."""
+
+
+class ReloadedAnswer(msgspec.Struct, frozen=True):
+    changed: bool
+    """False if its prompt and tools were already those of the configuration."""
+
+
+class Upkeep:
+    def __init__(self, door: Sessions) -> None:
+        self._door = door
+
+    def endpoints(self) -> list[Endpoint]:
+        one = "/api/sessions/{id}"
+        return [
+            Endpoint(
+                method="GET", path="/api/settings", handler=self.settings, who="owner", query=SettingsQuery,
+                summary="List the settings of all conversations", answers={200: SettingsAnswer},
+            ),
+            Endpoint(
+                method="DELETE", path=f"{one}/settings/{{key}}", handler=self.clear,
+                summary="Clear a setting of a conversation", answers={204: None}, refusals=(404,),
+            ),
+            Endpoint(
+                method="POST", path=f"{one}/reload", handler=self.reload,
+                summary="Take the agent's prompt and tools as they are configured now",
+                answers={200: ReloadedAnswer}, refusals=(404, 409),
+            ),
+        ]  # fmt: skip
+
+    async def settings(self, ask: Ask) -> Answer:
+        query: SettingsQuery = ask.query
+        now = self._door.clock()
+        rows = await self._door.store.read(settings.list_all, query.limit + 1)
+        held = [
+            SessionSetting(row.session, row.key, row.value, row.source, row.expires)
+            for row in rows[: query.limit]
+            if row.expires is None or row.expires > now
+        ]
+        return json_answer(SettingsAnswer(held, len(rows) > query.limit))
+
+    async def clear(self, ask: Ask) -> Answer:
+        session, key = ask.path["id"], ask.path["key"]
+        if not await changes.clear_setting(self._door, session, ask.caller.principal, key):
+            raise NotFound(f"This conversation has no setting {key[:100]!r}.", code="setting_not_found")
+        return Answer(204, [], b"")
+
+    async def reload(self, ask: Ask) -> Answer:
+        row = await self._door.row(ask.path["id"], ask.caller.principal)
+        if row.agent not in self._door.config.agents:
+            raise Conflict(f"The agent {row.agent!r} is not configured any more.", code="agent_not_configured")
+        return json_answer(ReloadedAnswer(await changes.reload(self._door, row.id, ask.caller.principal)))

@@ -1,0 +1,82 @@
+"""A store that refuses for a while: whoever waits is told, nothing comes out of order, nothing is lost."""
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.core import ANNA, WAIT, core
+from tidegate.errors import StoreFull, TooLarge
+from tidegate.store import messages, turns
+from tidegate.values import Message
+
+pytestmark = pytest.mark.anyio
+
+
+class FullFor:
+    """Refuses every group that holds one of these functions, until there is room."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = set(names)
+        self.full = False
+
+    def __call__(self, point: str, names: tuple[str, ...]) -> None:
+        if self.full and point == "before-commit" and self.names & set(names):
+            raise StoreFull("There is no room on the disk; make some.")
+
+
+async def test_a_turn_whose_end_finds_no_room_is_told_at_once_and_stored_before_the_next(
+    home: Path, model: ScriptedModel
+) -> None:
+    """P01, P02, S19: 507 for its caller; when there is room its answer is stored, and the next turn comes after it."""
+    fault = FullFor("settle")
+    async with core(home, model=model, fault=fault) as house:
+        await house.say("warm up")
+        fault.full = True
+        refused = await house.say("[say first]")
+        assert refused.error is not None and refused.error.status == 507
+        second = await house.accept("[say second]")
+        fault.full = False
+        assert (await house.answered(second.turn)).text == "second"
+        first = await house.door.outcome(refused.turn, ANNA)
+        assert (first.state, first.text) == ("answered", "first")
+        rows = await house.store.read(lambda db: messages.page(db, refused.session, after=2))
+        assert [row.turn for row in rows] == [refused.turn] * 2 + [second.turn] * 2
+
+
+async def test_a_clock_that_was_set_back_keeps_no_turn_from_going_on(home: Path, model: ScriptedModel) -> None:
+    """F4: what was accepted "in the future" is taken up at the start all the same."""
+    async with core(home, model=model, drain=None) as house:
+        accepted = await house.accept("[hold gate] [say on]")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        await house.store.write(lambda db: db.execute("UPDATE turns SET accepted = accepted + 3600"))
+    model.release("gate")
+    async with core(home, model=model) as house:
+        assert (await house.answered(accepted.turn)).text == "on"
+
+
+async def test_an_orderly_stop_spends_no_resume(home: Path, model: ScriptedModel) -> None:
+    """F1, S17: however often the gateway is restarted under a long model call, the turn is not given up."""
+    extra = "[limits]\nresumes = 1"
+    async with core(home, extra, model=model, drain=0.05) as house:
+        accepted = await house.accept("[hold gate] [say at last]")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+    for _ in range(4):
+        async with core(home, extra, model=model, drain=0.05) as house:
+            row = await house.store.read(turns.get, accepted.turn)
+            assert row is not None and row.state == "running"
+    model.release("gate")
+    async with core(home, extra, model=model) as house:
+        assert (await house.answered(accepted.turn)).text == "at last"
+
+
+async def test_a_call_with_too_many_messages_is_refused_with_the_limits_name(home: Path, model: ScriptedModel) -> None:
+    """P15, L21: one caller cannot hold up everybody's writes."""
+    many = tuple(Message(role="user", text="x") for _ in range(11))
+    async with core(home, "[limits]\ncall_messages = 10", model=model) as house:
+        with pytest.raises(TooLarge, match=r"limits\.call_messages \(10\)"):
+            await house.accept("", name=None, messages=many)
+        assert (await house.say("", name=None, messages=many[:10])).state == "answered"

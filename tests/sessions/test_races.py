@@ -1,0 +1,134 @@
+"""What is decided about a session is decided in the write that does it, not in a look before it."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.core import ANNA, WAIT, Core, core
+from tidegate.errors import Conflict
+from tidegate.sessions import changes
+from tidegate.store import Db, Store, turns
+
+pytestmark = pytest.mark.anyio
+
+CHANGES: dict[str, Callable[..., Awaitable[Any]]] = {
+    "undo": changes.undo,
+    "retry": changes.retry,
+    "reload": changes.reload,
+}
+
+
+@asynccontextmanager
+async def held_up(store: Store) -> AsyncIterator[None]:
+    """Inside, nothing is written: what is sent to the writer waits, in its order, until the end of the block."""
+    entered, release = threading.Event(), threading.Event()
+
+    def hold(db: Db) -> None:
+        entered.set()
+        assert release.wait(WAIT)
+
+    holding = asyncio.ensure_future(store.write(hold))
+    try:
+        with anyio.fail_after(WAIT):
+            while not entered.is_set():
+                await anyio.lowlevel.checkpoint()
+        yield
+    finally:
+        release.set()
+        await holding
+
+
+async def queued(store: Store, number: int) -> None:
+    """Until so many writes wait, the one that holds them up included."""
+    with anyio.fail_after(WAIT):
+        while store.stats().writes_waiting < number:
+            await anyio.lowlevel.checkpoint()
+
+
+async def make_idle(house: Core) -> None:
+    await house.store.write(lambda db: db.execute("UPDATE sessions SET active = 1"))
+
+
+async def test_expiry_spares_a_session_that_is_spoken_to_while_it_looks(home: Path, model: ScriptedModel) -> None:
+    """V05, V17: the message came before the end, so there is no end."""
+    async with core(home, model=model) as house:
+        first = await house.say("one")
+        await make_idle(house)
+        async with held_up(house.store):
+            accepting = asyncio.ensure_future(house.accept("[hold gate] two"))
+            await queued(house.store, 2)
+            expiring = asyncio.ensure_future(house.door.endings.expire("named", 3600.0))
+            await queued(house.store, 3)
+        with anyio.fail_after(WAIT):
+            accepted, ended = await accepting, await expiring
+            await model.held("gate")
+        model.release("gate")
+        assert ended == 0
+        assert (await house.answered(accepted.turn)).state == "answered"
+        assert accepted.session == first.session
+        assert (await house.door.session(first.session, ANNA)).ended is None
+
+
+@pytest.mark.parametrize("way", list(CHANGES))
+async def test_a_change_that_a_message_overtakes_is_refused(home: Path, model: ScriptedModel, way: str) -> None:
+    """S19, L23: the message's turn sees the conversation that it was sent to."""
+    async with core(home, model=model) as house:
+        first = await house.say("one")
+        async with held_up(house.store):
+            accepting = asyncio.ensure_future(house.accept("[hold gate] two"))
+            await queued(house.store, 2)
+            changing = asyncio.ensure_future(CHANGES[way](house.door, first.session, ANNA))
+            await queued(house.store, 3)
+        with anyio.fail_after(WAIT):
+            accepted = await accepting
+            with pytest.raises(Conflict, match="A turn is running") as refused:
+                await changing
+            await model.held("gate")
+        assert refused.value.code == "mid_turn"
+        model.release("gate")
+        assert (await house.answered(accepted.turn)).state == "answered"
+        rows = await house.door.transcript(first.session, ANNA)
+        assert [row.message.role for row in rows] == ["user", "assistant"] * 2
+        assert house.door.presence.stats().unloads == {}
+
+
+async def test_a_retry_whose_caller_left_is_worked_all_the_same(home: Path, model: ScriptedModel) -> None:
+    """F4, L23: once it is committed it is with the engine, and needs no timer to be found."""
+    async with core(home, model=model) as house:
+        first = await house.say("one")
+        async with held_up(house.store):
+            retrying = asyncio.ensure_future(changes.retry(house.door, first.session, ANNA))
+            await queued(house.store, 2)
+            retrying.cancel()
+            await asyncio.wait([retrying])
+        with anyio.fail_after(WAIT):
+            while len(house.requests()) < 2 or not await house.store.read(turns.is_idle, first.session):
+                await anyio.lowlevel.checkpoint()
+        rows = await house.door.transcript(first.session, ANNA)
+        assert [row.message.role for row in rows] == ["user", "assistant"]
+
+
+async def test_a_retry_is_worked_in_the_order_in_which_it_was_committed(home: Path, model: ScriptedModel) -> None:
+    """S19, V05: before a message that was accepted after it."""
+    async with core(home, model=model) as house:
+        first = await house.say("one")
+        async with held_up(house.store):
+            retrying = asyncio.ensure_future(changes.retry(house.door, first.session, ANNA))
+            await queued(house.store, 2)
+            accepting = asyncio.ensure_future(house.accept("two"))
+            await queued(house.store, 3)
+        with anyio.fail_after(WAIT):
+            again, later = await retrying, await accepting
+        assert later.ahead == 1
+        assert (await house.answered(again.turn)).state == "answered"
+        assert (await house.answered(later.turn)).state == "answered"
+        said = [message["content"] for message in house.requests()[-1]["messages"] if message["role"] == "user"]
+        assert said == ["one", "two"]

@@ -1,0 +1,108 @@
+"""Settings of conversations for their operator, and prompts taken anew."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.core import settings
+from tests.house import House, house
+from tests.web.asking import call, chat
+from tidegate.store import settings as stored
+
+pytestmark = pytest.mark.anyio
+
+
+async def session_of(h: House, name: str, key: str | None = None) -> str:
+    """A conversation of that name with one answered turn; its id."""
+    assert (await chat(h, session=name, key=key)).status == 200
+    found = (await call(h, "GET", "/api/sessions", key=key)).json["sessions"]
+    return str(next(view["id"] for view in found if view["name"] == name))
+
+
+async def command(h: House, session: str, line: str, key: str | None = None) -> None:
+    reply = await call(h, "POST", "/api/messages", json={"text": line, "session": session}, key=key)
+    assert reply.status == 200, reply.body
+
+
+async def test_the_owner_lists_and_clears_every_sessions_settings(gateway: House) -> None:
+    """S06, X06: whose they are does not matter to him; to anybody else they are not there."""
+    anna, bert = await gateway.add_key("anna"), await gateway.add_key("bert")
+    theirs, own = await session_of(gateway, "a", anna), await session_of(gateway, "o")
+    await command(gateway, theirs, "/model other", anna)
+    await command(gateway, theirs, "/reasoning high", anna)
+    await command(gateway, own, "/reasoning low")
+    answer = (await call(gateway, "GET", "/api/settings")).json
+    found = {(row["session"], row["key"]): (row["value"], row["source"], row["expires"]) for row in answer["settings"]}
+    assert found == {
+        (theirs, "model"): ("other", "command", None),
+        (theirs, "reasoning"): ("high", "command", None),
+        (own, "reasoning"): ("low", "command", None),
+    }
+    assert answer["more"] is False
+    short = (await call(gateway, "GET", "/api/settings?limit=2")).json
+    assert len(short["settings"]) == 2 and short["more"] is True
+    assert (await call(gateway, "GET", "/api/settings", key=anna)).status == 403
+    model = f"/api/sessions/{theirs}/settings/model"
+    refused = await call(gateway, "DELETE", model, key=bert)
+    assert (refused.status, refused.error["code"]) == (404, "session_not_found")
+    assert (await call(gateway, "DELETE", model)).status == 204
+    gone = await call(gateway, "DELETE", model)
+    assert (gone.status, gone.error["code"]) == (404, "setting_not_found")
+    view = (await call(gateway, "GET", f"/api/sessions/{theirs}", key=anna)).json
+    assert view["model"] == "main" and set(view["settings"]) == {"reasoning"}
+    assert (await call(gateway, "DELETE", f"/api/sessions/{theirs}/settings/reasoning", key=anna)).status == 204
+    assert [row["session"] for row in (await call(gateway, "GET", "/api/settings")).json["settings"]] == [own]
+
+
+async def test_a_setting_that_has_expired_is_not_listed(gateway: House) -> None:
+    """S06: it does not hold any more, also before it is swept."""
+    session = await session_of(gateway, "n")
+    now = gateway.door.clock()
+    for key, expires in (("past", now - 1), ("future", now + 1000)):
+        await gateway.store.write(stored.put, session, key, 1, "test", now, expires)
+    [row] = (await call(gateway, "GET", "/api/settings")).json["settings"]
+    assert (row["key"], row["expires"]) == ("future", now + 1000)
+
+
+async def test_a_conversation_takes_its_prompt_anew_when_told_to(home: Path, model: ScriptedModel) -> None:
+    """A4, P18, X06: by its principal or the owner, and only then; it says whether anything changed."""
+    async with house(home, model=model) as h:
+        anna = await h.add_key("anna")
+        theirs = await session_of(h, "a", anna)
+        assert (await call(h, "POST", f"/api/sessions/{theirs}/reload", key=anna)).json == {"changed": False}
+    changed = settings(model).replace("You are a test.", "You are another.")
+    async with house(home, toml=changed) as h:
+        bert = await h.add_key("bert")
+
+        async def prompt() -> str:
+            assert (await chat(h, session="a", key=anna)).status == 200
+            return str(model.recorded[-1].decoded()["messages"][0]["content"])
+
+        assert "You are a test." in await prompt()
+        reload = f"/api/sessions/{theirs}/reload"
+        assert (await call(h, "POST", reload, key=bert)).status == 404
+        assert "You are a test." in await prompt()
+        assert (await call(h, "POST", reload)).json == {"changed": True}
+        assert "You are another." in await prompt()
+        assert (await call(h, "POST", reload, key=anna)).json == {"changed": False}
+
+
+async def test_a_reload_that_cannot_be_is_a_conflict(home: Path, model: ScriptedModel) -> None:
+    """V19, H20: in mid-turn, after the end, and when the agent is not configured any more."""
+    extra = '[agents.writer]\nmodel = "main"\nprompt = "Write."\n'
+    async with house(home, extra, model=model) as h:
+        accepted = (await call(h, "POST", "/api/messages", json={"text": "x [hold there]"})).json
+        reload = f"/api/sessions/{accepted['session']}/reload"
+        refused = await call(h, "POST", reload)
+        assert (refused.status, refused.error["code"]) == (409, "mid_turn")
+        model.release("there")
+        await h.door.wait(accepted["turn"])
+        await call(h, "POST", f"/api/sessions/{accepted['session']}/end")
+        refused = await call(h, "POST", reload)
+        assert (refused.status, refused.error["code"]) == (409, "session_ended")
+        writer = (await call(h, "POST", "/api/messages", json={"text": "x", "agent": "writer"})).json
+        await h.door.wait(writer["turn"])
+    async with house(home, model=model) as h:
+        refused = await call(h, "POST", f"/api/sessions/{writer['session']}/reload")
+        assert (refused.status, refused.error["code"]) == (409, "agent_not_configured")
