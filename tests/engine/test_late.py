@@ -7,8 +7,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, core
-from tidegate.store import messages, sessions
-from tidegate.values import Message
+from tidegate.store import sessions
 
 pytestmark = pytest.mark.anyio
 
@@ -21,10 +20,7 @@ async def test_steering_that_an_end_overtakes_does_not_keep_the_turn_from_ending
         accepted = await house.accept("[hold gate]")
         with anyio.fail_after(WAIT):
             await model.held("gate")
-        late = Message(role="user", text="steered")
-        await house.store.write(
-            lambda db: messages.accept(db, session=accepted.session, turn=accepted.turn, message=late, now=1.0)
-        )
+        await house.accept("steered", busy="steer")
         await house.store.write(
             lambda db: sessions.end(db, accepted.session, reason="new", hooks=(), now=house.door.clock())
         )

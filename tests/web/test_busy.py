@@ -49,6 +49,8 @@ async def test_steering_joins_the_running_turn(gateway: House, model: ScriptedMo
     assert second.status == 202
     assert second.json["id"] == first.headers["X-Turn-Id"] == second.headers["X-Turn-Id"]
     [view] = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
+    with anyio.fail_after(WAIT):
+        await gateway.door.engine.idle(view["id"])
     rows = (await call(gateway, "GET", f"/api/sessions/{view['id']}/messages")).json["messages"]
     assert [row["message"]["text"] for row in rows if row["message"]["role"] == "user"].count("and another thing") == 1
 

@@ -49,17 +49,12 @@ async def run(turn: Turn, conversation: Conversation, context: ToolContext, call
             call, on_text=lambda text: turn.emit(TextDelta(text=text)), on_reset=lambda why: turn.emit(_reset(why))
         )
 
-    def ends(said: Message) -> bool:
-        return (caller_drives or not said.calls) and not turn.pending("steer")
-
     for number in range(bounds.steps):
         conversation.extend(await turn.drain("steer"))
-        answer = await turn.step(model_step(number), ask, ends=ends)
+        answer = await turn.step(model_step(number), ask, ends=lambda said: caller_drives or not said.calls)
         conversation.append(answer)
-        if turn.ended:
+        if caller_drives or not answer.calls:
             return answer
-        if not answer.calls:
-            continue  # something was said into the turn while it answered: it goes on with that
         results = await _run_tools(turn, conversation, context, number, answer.calls, bounds)
         verdict = repeats.round(answer, results)
         if verdict is Verdict.STOP:

@@ -36,11 +36,6 @@ class Turn(Protocol):
         """The messages that this turn was begun with, already in the transcript."""
         ...
 
-    @property
-    def ended(self) -> bool:
-        """Whether a step has ended the turn."""
-        ...
-
     async def step(
         self,
         name: str,
@@ -51,10 +46,6 @@ class Turn(Protocol):
     ) -> Message:
         """The message of this step, recorded or made now. When `ends` says that it ends the turn, an engine may
         commit it together with the turn's end."""
-        ...
-
-    def pending(self, kind: str) -> bool:
-        """Whether there may be something to drain."""
         ...
 
     async def drain(self, kind: str) -> tuple[Message, ...]:

@@ -124,13 +124,6 @@ class Journal:
             await self._commit(name, message, settles_intent=effect is not None)
         return message
 
-    @property
-    def ended(self) -> bool:
-        return self.tail is not None
-
-    def pending(self, kind: str) -> bool:
-        return self._live.steered
-
     async def drain(self, kind: str) -> tuple[Message, ...]:
         """`kind` is `steer`: what was said into this turn. Drains are numbered, so that a replay gives each drain what
         it gave the first time."""
