@@ -29,14 +29,22 @@ def test_it_settles_on_one_core_and_gives_all_back(core: OneCore) -> None:
 
 
 @needs_two
-def test_a_crowded_core_is_left_to_the_scheduler_and_the_next_one_is_kept(
-    core: OneCore, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("idle", "left"), [(90, True), (10, False)])
+def test_a_crowded_core_is_left_only_while_another_is_free(
+    core: OneCore, monkeypatch: pytest.MonkeyPatch, idle: int, left: bool
 ) -> None:
-    """P15: waiting for more than its share of the time lets the scheduler in; a calm core is kept."""
+    """P15: waiting for more than its share lets the scheduler in, where there is somewhere to go; calm is kept."""
     times = iter([(0, 0), (100, 10), (200, 90), (300, 95)])
+    looks = iter(range(4))
+
+    def idle_times() -> dict[int, tuple[int, int]]:
+        look = next(looks)
+        return {number: (idle * look, 100 * look) for number in ALL}
+
     monkeypatch.setattr(cores, "_times", lambda: next(times))
+    monkeypatch.setattr(cores, "_idle_times", idle_times)
     allowed: list[int] = []
     for _ in range(4):
         core.look()
         allowed.append(len(os.sched_getaffinity(0)))
-    assert allowed == [1, 1, len(ALL), 1]
+    assert allowed == ([1, 1, len(ALL), 1] if left else [1, 1, 1, 1])

@@ -5,7 +5,6 @@ and aliases are unique; what `/help`, the page's completion and the documentatio
 line that is no known command is answered with the nearest one, never sent to a model.
 """
 
-import difflib
 from collections.abc import Awaitable, Callable, Iterable
 
 from tidegate.errors import Misconfigured, NotAllowed, Refused
@@ -103,6 +102,8 @@ class Commands:
         word, _, rest = line.strip().removeprefix("/").partition(" ")
         command = self._commands.get(word.lower())
         if command is None:
+            import difflib  # only a mistake needs it
+
             near = difflib.get_close_matches(word.lower(), self._commands, n=1)
             hint = f"did you mean /{near[0]}?" if near else "/help lists them."
             raise Refused(f"There is no command /{word}; {hint}", code="unknown_command")

@@ -4,7 +4,6 @@ Guarantee: a rule either returns a value of the setting's type or raises `Wrong`
 …"). A refused value is quoted only when it cannot be a secret.
 """
 
-import difflib
 import json
 import math
 import re
@@ -83,6 +82,8 @@ def _number(value: int | float) -> str:
 def nearest(word: str, words: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the closest of the valid words, else what is valid."""
     known = sorted(words)
+    import difflib  # only a mistake needs it
+
     close = difflib.get_close_matches(word[:100], known, n=1, cutoff=0.6)
     if close:
         return f"; did you mean {close[0]!r}?"

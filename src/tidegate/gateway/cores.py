@@ -1,7 +1,7 @@
 """The gateway on one core.
 
-Guarantee: the threads of this process run on one core at a time, which is chosen anew when it is crowded; at the end,
-and for whoever asks for `everywhere`, all cores are allowed again.
+Guarantee: the threads of this process run on one core at a time, which is chosen anew when it is crowded and another
+is free; at the end, and for whoever asks for `everywhere`, all cores are allowed again.
 
 Python's threads take turns anyway, and a turn of ours passes from the loop to the store's writer and back twice. To
 wake a thread on another core costs more than its work there: on one core a turn takes about a fifth less time and
@@ -18,12 +18,17 @@ log = logging.getLogger(__name__)
 CROWDED = 0.3
 """Share of the time that it wanted to run in which it had to wait: above this another core is looked for."""
 
+FREE = 0.5
+"""Share of the time that another core must have been idle to be worth going to."""
+
 LOOK_SECONDS = 5.0
 """Between two looks: long enough to see a crowd, short enough not to suffer from one."""
 
 _TASKS = Path("/proc/self/task")
 _STAT = Path("/proc/self/stat")
 _SCHEDULE = Path("/proc/self/schedstat")
+_CORES = Path("/proc/stat")
+_IDLE_FIELD = 3  # of a core's line there, behind its name
 _PROCESSOR_FIELD = 36  # of /proc/self/stat, counted from behind the command's name
 
 
@@ -33,6 +38,8 @@ class OneCore:
     def __init__(self) -> None:
         self._all = os.sched_getaffinity(0)
         self._ran = self._waited = 0
+        self._idle: dict[int, tuple[int, int]] = {}
+        self._core = -1
         self._settled = False
 
     def look(self) -> None:
@@ -49,13 +56,23 @@ class OneCore:
         ran, waited = _times()
         ran, self._ran = ran - self._ran, ran
         waited, self._waited = waited - self._waited, waited
+        before, self._idle = self._idle, _idle_times()
         if len(self._all) < 2:
             return
         if not self._settled:
-            self._allow({_processor()} & self._all or self._all)
+            self._core = _processor()
+            self._allow({self._core} & self._all or self._all)
             self._settled = True
-        elif waited > CROWDED * (ran + waited):
+        elif waited > CROWDED * (ran + waited) and self._is_another_free(before):
             self.everywhere()
+
+    def _is_another_free(self, before: dict[int, tuple[int, int]]) -> bool:
+        """Whether a core that we may use had nothing to do for most of the time: else there is nowhere better to go."""
+        for core in self._all - {self._core}:
+            (idle, total), (idle_before, total_before) = self._idle.get(core, (0, 0)), before.get(core, (0, 0))
+            if idle - idle_before > FREE * max(1, total - total_before):
+                return True
+        return False
 
     def everywhere(self) -> None:
         if self._settled:
@@ -79,3 +96,14 @@ def _times() -> tuple[int, int]:
     """Nanoseconds that the loop's thread ran, and waited to run."""
     ran, waited, _ = _SCHEDULE.read_text().split()
     return int(ran), int(waited)
+
+
+def _idle_times() -> dict[int, tuple[int, int]]:
+    """Of each core: ticks that it was idle, and ticks in all."""
+    found: dict[int, tuple[int, int]] = {}
+    for line in _CORES.read_text().splitlines():
+        name, *ticks = line.split()
+        if name.startswith("cpu") and name != "cpu":
+            counts = [int(tick) for tick in ticks]
+            found[int(name.removeprefix("cpu"))] = (counts[_IDLE_FIELD], sum(counts))
+    return found

@@ -29,7 +29,6 @@ from tidegate.gateway.lock import HomeLock
 from tidegate.gateway.maintenance import Maintenance
 from tidegate.gateway.memory import MemoryReport, trim
 from tidegate.gateway.reception import Reception
-from tidegate.gateway.takeover import take_over
 from tidegate.lifetimes import Ledger, Scope
 from tidegate.models import Clients, Models
 from tidegate.security import Redactor, configure_logging
@@ -192,6 +191,8 @@ class House:
                 await taken
 
     async def _take_over(self) -> None:
+        from tidegate.gateway.takeover import take_over  # a plain start does not need it
+
         await take_over(self.home, self._lock, within=self.budget + _HANDOVER_SECONDS, say=self._say)
 
     async def _bind(self) -> None:

@@ -14,7 +14,6 @@ import anyio
 from tidegate.config import ModelSettings, is_reference
 from tidegate.errors import Misconfigured
 from tidegate.models.clients import Clients
-from tidegate.models.demo import DemoModel
 from tidegate.models.interface import Model
 from tidegate.models.openai_chat import OpenAIChat
 from tidegate.models.retry import Patience
@@ -64,6 +63,8 @@ class Models:
 
     def _build(self, name: str, settings: ModelSettings) -> Model:
         if settings.api == "demo":
+            from tidegate.models.demo import DemoModel  # only where it is used
+
             return DemoModel(name, self._clients)
         for field in ("base_url", "model"):
             if not getattr(settings, field):

@@ -4,7 +4,6 @@ Guarantee: a registry never changes once made. Resolving the same names gives an
 in whatever order they are given; at most `RESOLVED` resolved ones are kept.
 """
 
-import difflib
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
@@ -37,6 +36,8 @@ class ToolRegistry:
             return known
         for name in key:
             if name not in self._toolsets:
+                import difflib  # only a mistake needs it
+
                 close = difflib.get_close_matches(name, self.names, n=1, cutoff=0.6)
                 hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(self.names) or 'none'}"
                 raise Misconfigured(f"{where} names no toolset: there is no {name!r}; {hint}")

@@ -32,7 +32,6 @@ from tidegate.web.endpoint import Ask, Endpoint, PathApp
 from tidegate.web.errors import Answer, Errors, Headers, json_answer, send_answer
 from tidegate.web.events import Events
 from tidegate.web.health import Health
-from tidegate.web.openapi import describe_api
 from tidegate.web.protocol import ABORT
 from tidegate.web.sse import KEEP_ALIVE_SECONDS, Pulse
 from tidegate.web.static import Pages
@@ -167,6 +166,8 @@ class App:
 
     async def _describe(self, ask: Ask) -> Answer:
         if self._description is None:
+            from tidegate.web.openapi import describe_api  # asked for rarely, and kept
+
             self._description = json_answer(describe_api([CHAT, *self._endpoints])).body
         body = self._description
         return Answer(200, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))], body)
