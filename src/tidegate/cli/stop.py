@@ -35,10 +35,10 @@ def command(home: Path, as_json: bool) -> None:
     began = time.monotonic()
     answer = ask(home, {"do": "stop"})
     deadline = began + float(answer.get("within", 0)) + _GRACE_SECONDS
-    if turns := int(answer.get("turns", 0)):
-        waits = f"waiting for {counted(turns, 'turn')}; Ctrl-C leaves them for the next start"
-        print(waits, file=sys.stderr, flush=True)
     try:
+        if turns := int(answer.get("turns", 0)):
+            waits = f"waiting for {counted(turns, 'turn')}; Ctrl-C leaves them for the next start"
+            print(waits, file=sys.stderr, flush=True)
         _wait(home, holder, deadline)
     except KeyboardInterrupt:
         # Asked a second time, the gateway does not wait for turns. It may be gone by now.
