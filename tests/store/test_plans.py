@@ -58,7 +58,6 @@ def scenario(db: apsw.Connection) -> None:
     messages.undo(db, "t_2", 3.0)
     turns.open_turns(db)
     turns.outcome(db, "t_1")
-    turns.principal(db, "t_1")
     turns.listing(db, "s_1", 10)
     sessions.listing(db, principal=OWNER, limit=10)
     sessions.listing(db, principal=OWNER, limit=10, before=(1.0, "s_1"))

@@ -1,13 +1,13 @@
 """The engine: what runs a session's turns one at a time and keeps their journal.
 
-`EmbeddedEngine` runs them in this process over SQLite. The agent's loop is written against `agent.Turn` and knows no
-engine. Above, a turn is handed in (`submit`, after its rows are written), followed (`log`, `result`), spoken into
-(`signal`) and stopped (`interrupt`); the rest of its methods are about this process: what runs and waits here, and
-how it comes to rest.
+`Engine` is what the sessions room asks of it, `agent.Turn` what the loop asks; between the two another engine can stand.
+`EmbeddedEngine` runs turns in this process over SQLite; its further methods are about this process: what runs and waits
+here, and how it comes to rest.
 """
 
 from tidegate.engine.embedded import EmbeddedEngine, EngineStats
 from tidegate.engine.failures import describe, stopped
+from tidegate.engine.interface import Engine
 from tidegate.engine.journal import Journal, slim
 from tidegate.engine.live import Live
 from tidegate.engine.log import TurnLog
@@ -17,6 +17,7 @@ __all__ = [
     "INCOMING",
     "Begun",
     "EmbeddedEngine",
+    "Engine",
     "EngineStats",
     "Journal",
     "Live",

@@ -16,6 +16,7 @@ import anyio.lowlevel
 import structlog
 
 from tidegate.engine.failures import describe, stopped
+from tidegate.engine.interface import Engine
 from tidegate.engine.journal import Billing, Journal, Parked, slim
 from tidegate.engine.live import Live
 from tidegate.engine.log import TurnLog
@@ -63,7 +64,7 @@ class EngineStats(Frozen, frozen=True):
     seconds: float
 
 
-class EmbeddedEngine:
+class EmbeddedEngine(Engine):
     def __init__(
         self,
         scope: Scope,

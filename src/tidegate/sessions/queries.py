@@ -30,15 +30,11 @@ LISTING_MOST = 500
 
 
 def session(db: Db, id: str, own: str | None) -> SessionRow | None:
-    row = sessions.get(db, id)
-    return row if row is not None and own in (None, row.principal) else None
+    return sessions.get(db, id) if own is None else sessions.owned(db, id, own)
 
 
 def outcome(db: Db, turn: str, own: str | None) -> Outcome | None:
-    found = turns.outcome(db, turn)
-    if found is None or own is None:
-        return found
-    return found if turns.principal(db, turn) == own else None
+    return turns.outcome(db, turn) if own is None else turns.outcome_for(db, turn, own)
 
 
 def listing(

@@ -6,7 +6,7 @@ until it has nothing left to do.
 
 import apsw
 
-from tidegate.store import principals, sessions, settings
+from tidegate.store import principals, settings
 from tidegate.store._writer import outside
 from tidegate.store.rows import Db
 
@@ -25,15 +25,6 @@ def vacuum(db: Db, pages: int) -> int:
     """Gives up to that many free pages back to the disk; how many are still free."""
     db.execute(f"PRAGMA incremental_vacuum({int(pages)})").fetchall()
     return int(db.execute("PRAGMA freelist_count").get)
-
-
-def purge(db: Db, now: float, retention: float, limit: int) -> int:
-    """Deletes up to `limit` sessions that ended longer ago than their retention, and tidies; how many sessions went."""
-    gone = sessions.ended_before(db, now - retention, limit)
-    for id in gone:
-        sessions.delete(db, id)
-    tidy(db, now, limit)
-    return len(gone)
 
 
 def tidy(db: Db, now: float, limit: int) -> int:

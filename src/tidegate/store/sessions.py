@@ -117,12 +117,6 @@ def listing(
     return [SessionRow(*row) for row in rows]
 
 
-def count(db: Db) -> tuple[int, int]:
-    """How many live and how many ended sessions there are."""
-    ended = int(db.execute("SELECT count(*) FROM sessions WHERE ended IS NOT NULL").get)
-    return int(db.execute("SELECT count(*) FROM sessions").get) - ended, ended
-
-
 def freeze(db: Db, id: str, prefix: Prefix, encoder: int) -> bytes:
     """Fixes the session's prompt and tools. Freezing the same again changes nothing; another one is a Conflict, until
     `clear_prefix` was called."""
@@ -160,10 +154,6 @@ def clear_prefix(db: Db, id: str) -> None:
 def set_title(db: Db, id: str, title: str) -> None:
     """No model is shown it, so that the version stays."""
     _change(db, id, "title = ?", (title,))
-
-
-def set_agent(db: Db, id: str, agent: str) -> None:
-    _change(db, id, "agent = ?, version = version + 1", (agent,))
 
 
 def touch(db: Db, id: str, now: float) -> None:
@@ -217,7 +207,7 @@ def delete(db: Db, id: str) -> bool:
     """Removes the session and all that is only its own. False when it is not there.
 
     Of an ephemeral session stay the receipts that hold their outcome, for their own retention, and the principal of
-    its usage rows; a prompt that only it used is left to `maintenance.purge`, since the next one mostly has the same.
+    its usage rows; a prompt that only it used is left to `maintenance.tidy`, since the next one mostly has the same.
     """
     found = db.execute("SELECT prefix, kind FROM sessions WHERE id = ?", (id,)).get
     if found is None:

@@ -73,16 +73,6 @@ def get(db: Db, id: str) -> TurnRow | None:
     return None if row is None else _row(row)
 
 
-def owned(db: Db, id: str, principal: str) -> TurnRow | None:
-    """The turn, if its session is this principal's."""
-    row = db.execute(
-        f"SELECT {_COLUMNS} FROM turns JOIN sessions ON sessions.id = turns.session"
-        " WHERE turns.id = ? AND principal = ?",
-        (id, principal),
-    ).get
-    return None if row is None else _row(row)
-
-
 def take(db: Db, id: str, now: float) -> TurnRow:
     """The turn runs now. Taken from the queue, its waiting messages get the next places and the names in-0, in-1, …;
     taken again after a crash, only its attempts are counted: what came in meanwhile is for `messages.steered`."""
@@ -204,16 +194,6 @@ def outcome(db: Db, id: str) -> Outcome | None:
 def outcome_for(db: Db, id: str, principal: str) -> Outcome | None:
     """`outcome`, if the turn is this principal's."""
     return _outcome(db, id, principal)
-
-
-def principal(db: Db, id: str) -> str | None:
-    """Whose turn it is or, when its rows are gone, was."""
-    owner: str | None = db.execute(
-        "SELECT principal FROM turns JOIN sessions ON sessions.id = turns.session WHERE turns.id = ?", (id,)
-    ).get
-    if owner is None:
-        owner = db.execute("SELECT principal FROM receipts WHERE turn = ? LIMIT 1", (id,)).get
-    return owner
 
 
 def listing(db: Db, session: str, limit: int) -> list[TurnRow]:

@@ -1,0 +1,34 @@
+"""What the sessions room asks of an engine, wherever its turns run.
+
+Guarantee: an engine works each accepted turn of a session once, in the order in which they were accepted, and one at a
+time; handing a turn in twice changes nothing. The turn's rows are in the store before it is handed in, so that an engine
+needs only its id. `EmbeddedEngine` keeps this in one process; one on several machines keeps it by its own means.
+"""
+
+from typing import Protocol
+
+from tidegate.engine.log import TurnLog
+from tidegate.engine.taking import Begun
+from tidegate.values import Outcome
+
+
+class Engine(Protocol):
+    def submit(self, session: str, turn: str, *, begun: Begun | None = None, resumed: bool = False) -> TurnLog:
+        """Queue an accepted turn; `begun` is given when it was taken as it was accepted."""
+        ...
+
+    def log(self, turn: str) -> TurnLog | None:
+        """What a turn that waits or runs tells; None when it is not live here."""
+        ...
+
+    async def result(self, turn: str) -> Outcome | None:
+        """The outcome, once it has ended; None when it is not live here, and the store knows."""
+        ...
+
+    def signal(self, turn: str) -> None:
+        """Something was said into this turn and is durable."""
+        ...
+
+    def interrupt(self, turn: str, by: str, *, abandoned: bool = False) -> bool:
+        """Stop a turn that runs or waits; whether there was one."""
+        ...
