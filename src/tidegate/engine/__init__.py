@@ -1,8 +1,8 @@
 """The engine: what runs a session's turns one at a time and keeps their journal.
 
-`Engine` is what the sessions room asks of it, `agent.Turn` what the loop asks; between the two another engine can stand.
-`EmbeddedEngine` runs turns in this process over SQLite; its further methods are about this process: what runs and waits
-here, and how it comes to rest.
+`Engine` is what the sessions room asks of it, `agent.Turn` what the loop asks; between the two another engine can
+stand. `EmbeddedEngine` runs turns in this process over SQLite; its further methods are about this process: what runs
+and waits here, and how it comes to rest.
 """
 
 from tidegate.engine.embedded import EmbeddedEngine, EngineStats

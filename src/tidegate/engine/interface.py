@@ -1,8 +1,8 @@
 """What the sessions room asks of an engine, wherever its turns run.
 
 Guarantee: an engine works each accepted turn of a session once, in the order in which they were accepted, and one at a
-time; handing a turn in twice changes nothing. The turn's rows are in the store before it is handed in, so that an engine
-needs only its id. `EmbeddedEngine` keeps this in one process; one on several machines keeps it by its own means.
+time; handing a turn in twice changes nothing. The turn's rows are in the store before it is handed in, so that an
+engine needs only its id. `EmbeddedEngine` keeps this in one process; one on several machines by its own means.
 """
 
 from typing import Protocol
