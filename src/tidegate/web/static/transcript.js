@@ -203,6 +203,7 @@ export function Transcript({ conversation, onCommand, onAgain, empty }) {
     else box.current.scrollTop = box.current.scrollHeight;
   };
   const scrolled = () => {
+    if (!box.current) return; // the browser tells of a scroll a moment later, when the conversation may be closed
     const { scrollTop, scrollHeight, clientHeight } = box.current;
     following.current = !record.later && scrollHeight - scrollTop - clientHeight < NEAR_END;
     setAway(!following.current);
