@@ -11,7 +11,7 @@ def same(text: str = "12:00") -> list[Message]:
 
 
 def test_the_same_round_is_warned_of_and_then_stopped() -> None:
-    """S35: three equal rounds are a warning, six are the end."""
+    """Three equal rounds are a warning, six are the end."""
     repeats = Repeats(allowed=3)
     verdicts = [repeats.round(CALL, same()) for _ in range(6)]
     fine, warn, stop = Verdict.FINE, Verdict.WARN, Verdict.STOP
@@ -19,7 +19,7 @@ def test_the_same_round_is_warned_of_and_then_stopped() -> None:
 
 
 def test_the_same_call_with_another_result_is_progress() -> None:
-    """S35: polling something that changes is not a loop."""
+    """Polling something that changes is not a loop."""
     repeats = Repeats(allowed=2)
     verdicts = {repeats.round(CALL, same(f"12:0{minute}")) for minute in range(8)}
     assert verdicts == {Verdict.FINE}

@@ -23,7 +23,7 @@ async def read_all(log: TurnLog) -> list[Event]:
 
 
 async def test_a_late_reader_gets_the_answer_from_its_beginning() -> None:
-    """H08: who attaches to a running turn streams from the start."""
+    """H18: who attaches to a running turn streams from the start."""
     log = TurnLog("t", "s")
     log.append(TurnStarted(turn="t"))
     log.append(TextDelta(text="one "))
@@ -55,7 +55,7 @@ async def test_a_long_answer_is_held_as_bytes_not_as_pieces() -> None:
 
 @given(st.lists(st.sampled_from(["x", "yy", None, "|"]), max_size=60), st.data())
 def test_folding_loses_and_reorders_nothing(script: list[str | None], data: st.DataObject) -> None:
-    """S23: whatever is folded, each reader's text and the order of the other events are what was said."""
+    """H18: whatever is folded, each reader's text and the order of the other events are what was said."""
 
     async def scenario() -> None:
         log = TurnLog("t", "s")

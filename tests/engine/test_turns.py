@@ -127,7 +127,7 @@ async def test_a_turn_that_fails_says_why_and_frees_its_session(
 
 
 async def test_a_model_that_goes_round_in_circles_is_told_and_then_stopped(home: Path, model: ScriptedModel) -> None:
-    """B7: the same call with the same result: first a note to the model, then the end of the turn."""
+    """L23: the same call with the same result: first a note to the model, then the end of the turn."""
 
     @tool(effect="read")
     async def constant(ctx: ToolContext) -> str:
