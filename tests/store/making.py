@@ -3,10 +3,22 @@
 import random
 from pathlib import Path
 
-from tidegate.store import Db, SessionKind, SessionRow, TurnRow, messages, sessions, turns
-from tidegate.values import Call, Message, Usage
+from tidegate.store import (
+    ApprovalRow,
+    Asking,
+    Db,
+    SessionKind,
+    SessionRow,
+    TurnRow,
+    approvals,
+    messages,
+    sessions,
+    turns,
+)
+from tidegate.values import Call, Message, Prefix, Usage
 
 OWNER = "p_owner"
+PREFIX = Prefix(prompt="You are kind.")
 ANSWER = Message(role="assistant", text="Good day.", finish="stop", usage=Usage(input=7, cached=3, output=2), model="m")
 
 
@@ -15,7 +27,15 @@ def said(text: str) -> Message:
 
 
 def new_session(
-    db: Db, id: str, *, name: str | None = None, kind: SessionKind = "named", principal: str = OWNER, now: float = 1.0
+    db: Db,
+    id: str,
+    *,
+    name: str | None = None,
+    kind: SessionKind = "named",
+    principal: str = OWNER,
+    prefix: Prefix = PREFIX,
+    extra: str = "",
+    now: float = 1.0,
 ) -> SessionRow:
     return sessions.create(
         db,
@@ -25,8 +45,10 @@ def new_session(
         name=name,
         kind=kind,
         agent="main",
-        extra="",
+        extra=extra,
         parent=None,
+        prefix=prefix,
+        encoder=1,
         now=now,
     )
 
@@ -43,6 +65,14 @@ def answered(db: Db, session: str, turn: str, answer: Message = ANSWER, now: flo
     turns.take(db, turn, now)
     messages.append(db, session=session, turn=turn, step="model-0", message=answer, now=now)
     turns.settle(db, turn, state="answered", finish="stop", usage=answer.usage or Usage(), steps=1, now=now)
+
+
+def ask(db: Db, session: str, id: str, *, turn: str = "t_1", expires: float | None = None) -> ApprovalRow:
+    """An approval that waits for the session's owner."""
+    asking = Asking(kind="approval", tool="shell", digest=approvals.action_digest("shell", "{}"), summary="rm x")
+    return approvals.ask(
+        db, id=id, session=session, turn=turn, step=f"tool-{id}", asking=asking, now=1.0, expires=expires
+    )
 
 
 def whole_turn(db: Db, session: str, turn: str, text: str, answer: Message = ANSWER, now: float = 1.0) -> None:

@@ -137,7 +137,8 @@ async def test_a_turn_gives_its_parameters_and_numbers_back(store: Store) -> Non
 async def test_an_outcome_is_rebuilt_from_rows(store: Store) -> None:
     """F4: the same answer live, from the store, and replayed."""
     calls = (ToolCall(id="c1", name="clock", arguments="{}"),)
-    asked = Message(role="assistant", text="Let me look.", calls=calls, finish="tool_calls")
+    spent = Usage(input=2, cached=1, output=1)
+    asked = Message(role="assistant", text="Let me look.", calls=calls, finish="tool_calls", usage=spent)
     await store.write(new_session, "s_1")
     await store.write(new_turn, "s_1", "t_1", "what time is it", now=1.5)
 

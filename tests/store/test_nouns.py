@@ -1,10 +1,10 @@
-"""Receipts, settings, approvals, the outbox, usage, principals and keys."""
+"""Receipts, settings, the outbox, usage, principals and keys."""
 
 import pytest
 
 from tests.store.making import OWNER, count, new_session, new_turn
 from tidegate.errors import Conflict
-from tidegate.store import Store, approvals, intents, outbox, principals, receipts, settings, usage
+from tidegate.store import Store, intents, outbox, principals, receipts, settings, usage
 from tidegate.values import Outcome, Receipt, Usage
 
 pytestmark = pytest.mark.anyio
@@ -56,31 +56,10 @@ async def test_settings_have_source_and_expiry_and_the_operator_sees_and_clears_
         ("reasoning", {"effort": ["high", None]}, "command", 10.0),
     ]
     assert [one.key for one in await store.read(settings.get_all, "s_1", 10.0)] == ["model"]
-    assert [one.key for one in await store.read(settings.list_all)] == ["reasoning", "model"]
-    assert await store.write(settings.expire, 10.0) == 1
+    assert [one.key for one in await store.read(settings.list_all, 5.0)] == ["reasoning", "model"]
+    assert await store.write(settings.expire, 10.0, 100) == 1
     assert await store.write(settings.clear, "s_1", "model") == 1
     assert await store.write(settings.clear, "s_1") == 0
-
-
-async def test_an_approval_is_answered_once_and_only_in_time(store: Store) -> None:
-    """S29: a durable row with the digest of the exact action; the first answer counts."""
-    await store.write(new_session, "s_1")
-    for id, expires in (("a_1", None), ("a_2", 10.0), ("a_3", None)):
-        await store.write(
-            approvals.ask, id=id, session="s_1", turn="t", digest=b"d", action=b"rm", now=1.0, expires=expires
-        )
-    waiting = await store.read(approvals.pending, principal=OWNER, now=5.0)
-    assert [row.id for row in waiting] == ["a_1", "a_2", "a_3"]
-    assert await store.read(approvals.pending, principal="p_other", now=5.0) == []
-    assert len(await store.read(approvals.pending, principal=None, now=10.0, session="s_1")) == 2
-    assert await store.write(approvals.answer, "a_1", state="approved", by=OWNER, now=6.0)
-    assert not await store.write(approvals.answer, "a_1", state="denied", by=OWNER, now=7.0)
-    assert not await store.write(approvals.answer, "a_2", state="approved", by=OWNER, now=10.0)
-    assert await store.write(approvals.expire, 10.0) == ["a_2"]
-    assert await store.write(approvals.cancel, "a_3", 11.0)
-    assert not await store.write(approvals.cancel, "a_3", 12.0)
-    states = [row.state for id in ("a_1", "a_2", "a_3") if (row := await store.read(approvals.get, id))]
-    assert states == ["approved", "expired", "cancelled"]
 
 
 async def prepare(store: Store, id: str, *, now: float = 1.0, expires: float = 100.0, channel: str = "mail") -> bool:
@@ -133,7 +112,7 @@ async def test_what_was_being_sent_when_the_process_died_is_unknown_and_what_exp
     await prepare(store, "o_2", expires=7.0)
     (first, _) = await store.write(outbox.claim_due, 5.0, 10)
     assert await store.write(outbox.mark_unknown, first.id, "timed out", 6.0)
-    assert await store.write(outbox.recover, 6.0) == 1
+    assert await store.write(outbox.recover, 6.0, 100) == 1
     again = await store.write(outbox.claim_due, 8.0, 10)
     assert [row.id for row in again] == ["o_1"]
     assert await store.read(outbox.counts) == {"dead": 1, "sending": 1}
@@ -198,7 +177,7 @@ async def test_a_key_is_found_by_its_digest_until_it_is_revoked_or_expires(store
     assert [row.name for row in await store.read(principals.listing)] == ["owner", "guest"]
     (listed,) = await store.read(principals.list_keys, owner.id)
     assert (listed.label, listed.revoked) == ("laptop", 6.0)
-    assert await store.write(principals.prune_keys, 20.0) == 1
+    assert await store.write(principals.prune_keys, 20.0, 100) == 1
 
 
 async def test_a_one_time_code_works_once_and_in_time(store: Store) -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.store.making import bulk, get_meta, new_session, new_turn, put_meta, spin
 from tidegate.errors import StoreFailed
 from tidegate.store import Db, Store, maintenance, migrations
-from tidegate.store._writer import connect
+from tidegate.store._connections import connect
 
 pytestmark = pytest.mark.anyio
 

@@ -1,8 +1,10 @@
 """Sessions: names, owners, frozen prompts, the one end, and what a delete leaves."""
 
+import random
+
 import pytest
 
-from tests.store.making import OWNER, answered, count, new_session, new_turn, said, whole_turn
+from tests.store.making import OWNER, answered, ask, count, new_session, new_turn, said, whole_turn
 from tidegate.errors import Conflict, NotFound
 from tidegate.store import (
     Db,
@@ -26,12 +28,17 @@ pytestmark = pytest.mark.anyio
 
 OTHER = "p_other"
 PREFIX = Prefix(prompt="You are kind.")
+RUDE = Prefix(prompt="You are rude.")
+
+
+def size(db: Db) -> int:
+    return int(db.execute("PRAGMA page_count").get) * int(db.execute("PRAGMA page_size").get)
 
 
 def furnish(db: Db, session: str, turn: str) -> None:
     """Everything that can hang on a session."""
     settings.put(db, session, "model", "fast", "command", 1.0)
-    approvals.ask(db, id=f"a_{session}", session=session, turn=turn, digest=b"d", action=b"{}", now=1.0, expires=None)
+    ask(db, session, f"ap_{session}", turn=turn)
     intents.begin(db, turn, "tool-0", "write_file", 1.0)
     receipts.put(db, OWNER, Receipt(source="idempotency", key=f"k_{session}", digest=b"d"), turn, 1.0)
     usage.add(
@@ -56,7 +63,7 @@ def furnish(db: Db, session: str, turn: str) -> None:
         now=1.0,
         expires=9.0,
     )
-    sessions.freeze(db, session, PREFIX, 1)
+    sessions.refreeze(db, session, Prefix(prompt="Only here."), 1)
 
 
 async def test_a_live_name_leads_to_one_session_of_its_own_principal(store: Store) -> None:
@@ -112,26 +119,21 @@ async def test_the_listing_pages_from_the_last_active_and_filters(store: Store) 
     assert len(await store.read(sessions.listing, principal=None)) == 8
 
 
-async def test_a_frozen_prompt_stays_until_it_is_cleared(store: Store) -> None:
-    """A4, S33: frozen once; another one is refused until an explicit rebuild."""
-    await store.write(new_session, "s_1")
-    first = await store.write(sessions.freeze, "s_1", PREFIX, 1)
-    assert await store.write(sessions.freeze, "s_1", PREFIX, 1) == first
-    assert await store.read(sessions.prefix, first) == PREFIX
-    with pytest.raises(Conflict, match="frozen"):
-        await store.write(sessions.freeze, "s_1", Prefix(prompt="You are rude."), 1)
-    await store.write(sessions.clear_prefix, "s_1")
-    assert await store.read(count, "prefixes") == 0
-    second = await store.write(sessions.freeze, "s_1", Prefix(prompt="You are rude."), 2)
-    row = await store.read(sessions.get, "s_1")
-    assert row is not None and (row.prefix, row.encoder) == (second, 2)
+async def test_a_frozen_prompt_stays_until_it_is_frozen_anew(store: Store) -> None:
+    """A4, S33: fixed when the session is made; another one only by an explicit rebuild, and the old one goes."""
+    row = await store.write(new_session, "s_1", prefix=PREFIX)
+    assert row.prefix is not None and await store.read(sessions.prefix, row.prefix) == PREFIX
+    assert not await store.write(sessions.refreeze, "s_1", PREFIX, 1)
+    assert await store.write(sessions.refreeze, "s_1", RUDE, 2)
+    again = await store.read(sessions.get, "s_1")
+    assert again is not None and again.prefix == sessions.identity(RUDE) and again.encoder == 2
+    assert await store.read(count, "prefixes") == 1
 
 
 async def test_a_prompt_that_many_sessions_share_is_stored_once(store: Store) -> None:
     """L20: no copy per session of what is the same for all."""
     for number in range(20):
-        await store.write(new_session, f"s_{number}")
-        await store.write(sessions.freeze, f"s_{number}", PREFIX, 1)
+        await store.write(new_session, f"s_{number}", prefix=PREFIX)
     assert await store.read(count, "prefixes") == 1
     for number in range(20):
         assert await store.read(count, "prefixes") == 1
@@ -139,16 +141,44 @@ async def test_a_prompt_that_many_sessions_share_is_stored_once(store: Store) ->
     assert await store.read(count, "prefixes") == 0
 
 
+async def test_a_long_prompt_of_a_session_takes_its_size_once_and_comes_back_equal(store: Store) -> None:
+    """L20, S32: at most 1.3 times the text, and a byte-equal prefix; text that packs well takes less."""
+    hard, easy = random.Random(1).randbytes(1 << 20).hex(), "Be kind to \u00fc and \U0001f30a. " * 40_000
+    before = await store.read(size)
+    for id, extra in (("s_hard", f"  {hard}\n"), ("s_easy", easy)):
+        prefix = Prefix(prompt=f"You are kind.\n\n{extra.strip()}")
+        row = await store.write(new_session, id, prefix=prefix, extra=extra)
+        assert row.prefix is not None and await store.read(sessions.prefix, row.prefix) == prefix
+        assert row.prefix == sessions.identity(prefix)
+        assert await store.read(sessions.extra, row) == extra.strip()
+        assert sessions.began_with(row, extra) and not sessions.began_with(row, "You are kind.")
+        assert row == await store.read(sessions.get, id)
+    assert await store.read(size) - before < 1.3 * len(hard)
+
+
+async def test_a_rebuilt_prompt_keeps_what_the_session_began_with(store: Store) -> None:
+    """S33: the session's own part is the end of every prompt it ever has."""
+    row = await store.write(new_session, "s_1", prefix=Prefix(prompt="Base.\n\nBe brief."), extra="Be brief.")
+    with pytest.raises(Conflict, match="began with"):
+        await store.write(sessions.refreeze, "s_1", RUDE, 1)
+    await store.write(sessions.refreeze, "s_1", Prefix(prompt="Another base.\n\nBe brief."), 1)
+    again = await store.read(sessions.get, "s_1")
+    assert again is not None and again.prefix != row.prefix
+    assert await store.read(sessions.extra, again) == "Be brief."
+    with pytest.raises(Conflict, match="began with"):
+        await store.write(new_session, "s_2", prefix=PREFIX, extra="Be brief.")
+
+
 async def test_every_change_of_what_a_model_sees_raises_the_version(store: Store) -> None:
     """S34: whoever holds a copy can tell that it is stale, by the version and not by a count."""
     await store.write(new_session, "s_1")
     seen = [await store.read(sessions.version, "s_1")]
     for change in (
-        lambda db: sessions.freeze(db, "s_1", PREFIX, 1),
+        lambda db: sessions.refreeze(db, "s_1", RUDE, 1),
         lambda db: (new_turn(db, "s_1", "t_1", "hi"), turns.take(db, "t_1", 2.0)),
         lambda db: messages.append(db, session="s_1", turn="t_1", step="model-0", message=said("x"), now=2.0),
         lambda db: messages.undo(db, "t_1", 3.0),
-        lambda db: sessions.clear_prefix(db, "s_1"),
+        lambda db: sessions.refreeze(db, "s_1", PREFIX, 1),
         lambda db: sessions.end(db, "s_1", reason="new", hooks=(), now=4.0),
     ):
         await store.write(change)
@@ -159,11 +189,10 @@ async def test_every_change_of_what_a_model_sees_raises_the_version(store: Store
 
 async def test_what_a_model_does_not_see_leaves_the_version_alone(store: Store) -> None:
     """S34, A1: no copy is stale because of a title, or of a prompt that is the same."""
-    await store.write(new_session, "s_1")
-    await store.write(sessions.freeze, "s_1", PREFIX, 1)
+    await store.write(new_session, "s_1", prefix=PREFIX)
     before = await store.read(sessions.version, "s_1")
     await store.write(sessions.set_title, "s_1", "t")
-    await store.write(sessions.freeze, "s_1", PREFIX, 1)
+    await store.write(sessions.refreeze, "s_1", PREFIX, 1)
     assert await store.read(sessions.version, "s_1") == before
 
 
@@ -179,7 +208,7 @@ async def test_an_end_happens_once_with_everything_that_dies_with_the_session(st
     row = await store.read(sessions.get, "s_1")
     assert row is not None and (row.ended, row.end_reason) == (5.0, "new")
     assert await store.read(settings.get_all, "s_1", 5.0) == []
-    asked = await store.read(approvals.get, "a_s_1")
+    asked = await store.read(approvals.get, "ap_s_1")
     assert asked is not None and asked.state == "cancelled"
     refused = await store.read(turns.get, "t_2")
     assert refused is not None and refused.state == "refused"
@@ -206,8 +235,8 @@ async def test_an_ended_session_takes_nothing_more_but_the_end_of_its_running_tu
         lambda db: messages.undo(db, "t_1", 4.0),
         lambda db: settings.put(db, "s_1", "model", "fast", "command", 4.0),
         lambda db: sessions.set_title(db, "s_1", "x"),
-        lambda db: sessions.freeze(db, "s_1", PREFIX, 1),
-        lambda db: approvals.ask(db, id="a", session="s_1", turn=None, digest=b"", action=b"", now=4.0, expires=None),
+        lambda db: sessions.refreeze(db, "s_1", RUDE, 1),
+        lambda db: ask(db, "s_1", "ap_1"),
     ):
         with pytest.raises(Conflict, match="ended"):
             await store.write(refused)
@@ -235,15 +264,16 @@ async def test_a_delete_leaves_nothing_but_numbers(store: Store) -> None:
     assert not await store.write(sessions.delete, "s_1")
     left = {
         table: await store.read(count, table)
-        for table in ("settings", "approvals", "intents", "receipts", "endings", "outbox", "prefixes")
+        for table in ("settings", "approvals", "intents", "receipts", "endings", "outbox")
     }
     assert left == dict.fromkeys(left, 0)
+    assert await store.read(count, "prefixes") == 1
     assert await store.read(count, "sessions") == await store.read(count, "turns") == 1
     assert await store.read(count, "messages") == await store.read(count, "messages_text") == 2
     assert await store.read(count, "usage") == 1
     named = "session IS NOT NULL OR principal IS NOT NULL OR turn IS NOT NULL"
     assert await store.read(count, "usage", named) == 0
-    assert [found.session for found in await search.search(store, "secret", principal=OWNER)] == ["s_2"]
+    assert await search.search(store, "secret", principal=OWNER) == ["s_2"]
     assert await store.integrity() == []
 
 
@@ -263,7 +293,7 @@ async def test_of_an_ephemeral_session_stay_its_usage_and_the_outcome_under_its_
     totals = await store.read(usage.totals, by="principal")
     assert [(total.key, total.input, total.output) for total in totals] == [(OWNER, 1, 2)]
     assert await store.read(count, "messages") == await store.read(count, "turns") == 0
-    await store.write(maintenance.tidy, 3.0, 100)
+    assert await maintenance.tidy(store, 3.0) == 1
     assert await store.read(count, "prefixes") == 0
 
 
@@ -291,7 +321,7 @@ async def test_an_end_for_idleness_looks_once_more(store: Store) -> None:
         await store.write(sessions.end, id, reason="expiry", hooks=("memory",), now=10.0, only_idle_since=5.0)
         for id in ("s_spoken_to", "s_queued", "s_idle")
     ]
-    assert ended == [False, False, True]
+    assert ended == [None, None, sessions.Ended(())]
     assert await store.read(endings.pending) == [("s_idle", "memory")]
 
 

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 from tests.store.making import ANSWER, new_session, new_turn, said
 from tidegate.errors import Conflict, NotFound
 from tidegate.store import messages, migrations, sessions, turns
-from tidegate.store._writer import connect
+from tidegate.store._connections import connect
 from tidegate.store.rows import unpack
 from tidegate.values import TurnState
 

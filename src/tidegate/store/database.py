@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import anyio
+import apsw
 
 from tidegate.errors import StoreDamaged, StoreFailed
+from tidegate.store._connections import Durability
 from tidegate.store._readers import Readers
-from tidegate.store._writer import Durability, Fault, Writer
+from tidegate.store._writer import Fault, Writer
 from tidegate.store.rows import Db
 from tidegate.values import Frozen
 
@@ -60,6 +62,8 @@ class StoreStats(Frozen, frozen=True):
     wal_bytes: int
     wal_peak: int
     wal_overruns: int
+    memory: int
+    """Bytes that SQLite holds itself: page caches, statements, what a query sorts."""
 
 
 class Store:
@@ -183,6 +187,7 @@ class Store:
             wal_bytes=writer.wal_bytes,
             wal_peak=writer.wal_peak,
             wal_overruns=writer.wal_overruns,
+            memory=apsw.memory_used(),
         )
 
     async def close(self) -> None:

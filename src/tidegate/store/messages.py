@@ -5,18 +5,21 @@ named step of a turn is committed at most once; nothing enters the transcript of
 session rises with every change here, so that who holds a copy can tell whether it is stale.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import apsw
 
 from tidegate.errors import Conflict, NotFound
-from tidegate.store.rows import Db, MessageRow, pack, unpack
+from tidegate.store.rows import Db, MessageRow, decode_message, pack, unpack, unsqueeze
 from tidegate.store.turns import place_waiting, refusal
 from tidegate.values import Message
 
 _COLUMNS = "id, session, turn, seq, step, at, undone, body, packed"
 _LAST = 2**62
 """A place after every row."""
+PAGE_BYTES = 2 * 1024 * 1024
+"""Of messages in one page, if nothing else is asked for: hundreds of ordinary ones."""
 
 
 def _row(row: Any) -> MessageRow:
@@ -112,14 +115,23 @@ def history(db: Db, session: str, before_turn: str | None = None) -> list[Messag
     return [unpack(body, packed) for body, packed in rows]
 
 
-def page(db: Db, session: str, *, after: int = 0, limit: int = 200, undone: bool = False) -> list[MessageRow]:
-    """Rows of the transcript that follow place `after`; undone ones only if asked for."""
+def page(
+    db: Db,
+    session: str,
+    *,
+    after: int = 0,
+    limit: int = 200,
+    most_bytes: int = PAGE_BYTES,
+    undone: bool = False,
+) -> list[MessageRow]:
+    """Rows of the transcript that follow place `after`; undone ones only if asked for. It ends before the message that
+    would make it larger than `most_bytes`; one that is larger by itself comes alone, and whole."""
     hidden = "" if undone else "AND undone IS NULL"
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM messages WHERE session = ? AND seq > ? {hidden} ORDER BY seq LIMIT ?",
         (session, after, limit),
     )
-    return [_row(row) for row in rows]
+    return _within(rows, most_bytes)
 
 
 def last_turn(db: Db, session: str) -> str | None:
@@ -143,13 +155,38 @@ def copy(db: Db, source: str, target: str, now: float) -> int:
     return db.changes()
 
 
-def newest(db: Db, session: str, *, before: int | None = None, limit: int = 200) -> list[MessageRow]:
-    """The last rows of the transcript, in order, before place `before` if one is given; without what was undone."""
+def newest(
+    db: Db, session: str, *, before: int | None = None, limit: int = 200, most_bytes: int = PAGE_BYTES
+) -> list[MessageRow]:
+    """The last rows of the transcript, in order, before place `before` if one is given; without what was undone.
+    Bounded as `page` is, from the end."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM messages WHERE session = ? AND seq < ? AND undone IS NULL ORDER BY seq DESC LIMIT ?",
         (session, _LAST if before is None else before, limit),
     )
-    return [_row(row) for row in rows][::-1]
+    return _within(rows, most_bytes)[::-1]
+
+
+def is_any(db: Db, session: str, *, after: int = 0, before: int | None = None) -> bool:
+    """Whether the transcript has rows between these places, besides what was undone."""
+    found = db.execute(
+        "SELECT 1 FROM messages WHERE session = ? AND seq > ? AND seq < ? AND undone IS NULL LIMIT 1",
+        (session, after, _LAST if before is None else before),
+    ).get
+    return found is not None
+
+
+def _within(rows: Iterable[Any], most_bytes: int) -> list[MessageRow]:
+    """The first of the rows that fit: their messages are unpacked one at a time, and no more of them than that."""
+    found: list[MessageRow] = []
+    size = 0
+    for id, session, turn, seq, step, at, undone, body, packed in rows:
+        plain = unsqueeze(body, packed)
+        size += len(plain)
+        if found and size > most_bytes:
+            break
+        found.append(MessageRow(id, session, turn, seq, step, at, undone, decode_message(plain)))
+    return found
 
 
 def undo(db: Db, turn: str, now: float) -> int:

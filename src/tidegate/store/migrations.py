@@ -5,9 +5,12 @@ the rise of `user_version`; a step that was released is never edited, only follo
 `CURRENT` was written by a newer program and is none of our business.
 """
 
+import hashlib
+import zlib
 from collections.abc import Callable
 
 import apsw
+import msgspec
 
 APPLICATION_ID = 0x54494447
 """Bytes 68-71 of the file: says that it is ours ("TIDG")."""
@@ -18,7 +21,57 @@ def v1_first_schema(db: apsw.Connection) -> None:
         db.execute(statement)
 
 
-MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (v1_first_schema,)
+def v2_what_an_agent_owns(db: apsw.Connection) -> None:
+    """Approvals get their step, what is shown and who may answer; processes, workspaces and the spool get rows."""
+    for statement in _V2:
+        db.execute(statement)
+
+
+def v3_prompts_once(db: apsw.Connection) -> None:
+    """A session's own prompt stood in its row and, unpacked, in its prefix: now it is the known end of the latter."""
+    for statement in _V3:
+        db.execute(statement)
+    for (number,) in db.execute("SELECT rowid FROM sessions WHERE trim(extra) != ''").fetchall():
+        extra, prefix = db.execute("SELECT extra, prefix FROM sessions WHERE rowid = ?", (number,)).get
+        extra = extra.strip()
+        if not extra:
+            continue
+        db.execute(
+            "UPDATE sessions SET prefix = ?, extra_length = ?, extra_digest = ? WHERE rowid = ?",
+            (
+                _prefix_that_ends_with(db, prefix, extra),
+                len(extra),
+                hashlib.sha256(msgspec.json.encode(extra)).digest(),
+                number,
+            ),
+        )
+    db.execute("ALTER TABLE sessions DROP COLUMN extra")
+    for (number,) in db.execute("SELECT rowid FROM prefixes WHERE length(body) > 1024").fetchall():
+        body = db.execute("SELECT body FROM prefixes WHERE rowid = ?", (number,)).get
+        packed = zlib.compress(body, 1)
+        if len(packed) < len(body):
+            db.execute("UPDATE prefixes SET body = ?, packed = 1 WHERE rowid = ?", (packed, number))
+
+
+def _prefix_that_ends_with(db: apsw.Connection, prefix: bytes | None, extra: str) -> bytes:
+    """The session's own prefix, as it was ever made; one that was lost, or has another end, is made to end so."""
+    body = None if prefix is None else db.execute("SELECT body FROM prefixes WHERE id = ?", (prefix,)).get
+    parts = {} if body is None else msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    prompt = msgspec.json.decode(parts["prompt"], type=str) if "prompt" in parts else ""
+    if prefix is not None and body is not None and prompt.endswith(extra):
+        return prefix
+    parts["prompt"] = msgspec.Raw(msgspec.json.encode(f"{prompt}\n\n{extra}".strip()))
+    made = msgspec.json.encode(parts)
+    digest = hashlib.sha256(made).digest()
+    db.execute("INSERT OR IGNORE INTO prefixes(id, body) VALUES(?, ?)", (digest, made))
+    return digest
+
+
+MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (
+    v1_first_schema,
+    v2_what_an_agent_owns,
+    v3_prompts_once,
+)
 CURRENT = len(MIGRATIONS)
 
 
@@ -110,4 +163,61 @@ _V1 = (
     "CREATE INDEX usage_session ON usage(session) WHERE session IS NOT NULL",
     """CREATE VIRTUAL TABLE messages_text USING fts5(
         text, content='', contentless_delete=1, detail=none, tokenize='unicode61 remove_diacritics 2')""",
+)
+
+# An approval of the first format named no step; its own id is as good, since nothing else has it.
+_V2 = (
+    """CREATE TABLE notices(
+        id INTEGER PRIMARY KEY, session TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE, text TEXT NOT NULL,
+        at REAL NOT NULL)""",
+    "CREATE INDEX notices_session ON notices(session)",
+    "ALTER TABLE approvals RENAME TO approvals_1",
+    "DROP INDEX approvals_session",
+    "DROP INDEX approvals_pending",
+    """CREATE TABLE approvals(
+        id TEXT PRIMARY KEY, session TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE, turn TEXT NOT NULL,
+        step TEXT NOT NULL, kind TEXT NOT NULL, tool TEXT NOT NULL, digest BLOB NOT NULL, summary TEXT NOT NULL,
+        choices BLOB, may_answer TEXT NOT NULL, state TEXT NOT NULL, asked REAL NOT NULL, expires REAL, answer TEXT,
+        answered_by TEXT, answered_at REAL)""",
+    """INSERT INTO approvals
+        SELECT a.id, session, coalesce(turn, ''), a.id, 'approval', '', digest, CAST(action AS TEXT), NULL, principal,
+            iif(state = 'pending', 'open', state), asked, expires, NULL, answered_by, answered
+        FROM approvals_1 AS a JOIN sessions ON sessions.id = session""",
+    "DROP TABLE approvals_1",
+    "CREATE UNIQUE INDEX approvals_step ON approvals(turn, step)",
+    "CREATE INDEX approvals_session ON approvals(session, asked)",
+    "CREATE INDEX approvals_open ON approvals(session) WHERE state = 'open'",
+    "CREATE INDEX approvals_answerer ON approvals(may_answer, asked) WHERE state = 'open'",
+    "CREATE INDEX approvals_expires ON approvals(expires) WHERE state = 'open'",
+    """CREATE TABLE processes(
+        id TEXT PRIMARY KEY, session TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE, name TEXT NOT NULL,
+        command TEXT NOT NULL, backend TEXT NOT NULL, pid INTEGER, start_ticks INTEGER, state TEXT NOT NULL,
+        exit_code INTEGER, restart INTEGER NOT NULL, notify INTEGER NOT NULL, started REAL NOT NULL, ended REAL,
+        log TEXT NOT NULL, told INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID""",
+    "CREATE INDEX processes_session ON processes(session, started)",
+    "CREATE UNIQUE INDEX processes_name ON processes(session, name) WHERE state IN ('starting', 'running')",
+    "CREATE INDEX processes_live ON processes(id) WHERE state IN ('starting', 'running')",
+    "CREATE INDEX processes_untold ON processes(session, ended) WHERE ended IS NOT NULL AND told = 0",
+    "CREATE INDEX processes_restart ON processes(id) WHERE state = 'lost' AND restart = 1",
+    """CREATE TABLE workspaces(
+        session TEXT PRIMARY KEY REFERENCES sessions(id) ON DELETE CASCADE, backend TEXT NOT NULL, folder TEXT NOT NULL,
+        project INTEGER NOT NULL, state TEXT NOT NULL, trashed_at REAL, packed INTEGER NOT NULL DEFAULT 0,
+        shell_state BLOB)""",
+    "CREATE INDEX workspaces_trash ON workspaces(trashed_at) WHERE state = 'trash'",
+    """CREATE TABLE spooled(
+        id TEXT PRIMARY KEY, session TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE, turn TEXT,
+        kind TEXT NOT NULL, bytes INTEGER NOT NULL, lines INTEGER NOT NULL, media_type TEXT NOT NULL,
+        name TEXT NOT NULL, created REAL NOT NULL) WITHOUT ROWID""",
+    "CREATE INDEX spooled_session ON spooled(session, created, id, bytes)",
+)
+
+# The indexes are for the maintenance timer: each names what is over, so that looking for it costs what is found.
+_V3 = (
+    "ALTER TABLE prefixes ADD COLUMN packed INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE sessions ADD COLUMN extra_length INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE sessions ADD COLUMN extra_digest BLOB NOT NULL DEFAULT X''",
+    "CREATE INDEX settings_expires ON settings(expires) WHERE expires IS NOT NULL",
+    "CREATE INDEX keys_passing ON keys(kind, coalesce(revoked, expires)) WHERE kind IN ('code', 'cookie')",
+    "CREATE INDEX outbox_over ON outbox(created) WHERE state IN ('sent', 'dead')",
+    "CREATE INDEX outbox_sending ON outbox(id) WHERE state = 'sending'",
 )

@@ -34,17 +34,19 @@ def prepare(
 
 
 def claim_due(db: Db, now: float, limit: int, channels: Sequence[str] | None = None) -> list[DeliveryRow]:
-    """Takes deliveries that are due for sending, the longest due first. What has expired is dead instead."""
+    """Takes up to `limit` deliveries that are due for sending, the longest due first. What has expired is dead instead,
+    up to `limit` too; what of it is left is not sent either."""
     db.execute(
-        "UPDATE outbox SET state = 'dead', error = coalesce(error, 'expired')"
-        " WHERE state IN ('prepared', 'unknown') AND due <= ?1 AND expires <= ?1",
-        (now,),
+        "UPDATE outbox SET state = 'dead', error = coalesce(error, 'expired') WHERE id IN (SELECT id FROM outbox"
+        " WHERE state IN ('prepared', 'unknown') AND due <= ?1 AND expires <= ?1 ORDER BY due LIMIT ?2)",
+        (now, limit),
     )
     chosen = "" if channels is None else f" AND channel IN ({', '.join('?' * len(channels))})"
     rows = db.execute(
         "UPDATE outbox SET state = 'sending', attempts = attempts + 1 WHERE id IN (SELECT id FROM outbox"
-        f" WHERE state IN ('prepared', 'unknown') AND due <= ?{chosen} ORDER BY due LIMIT ?) RETURNING {_COLUMNS}",
-        (now, *(channels or ()), limit),
+        f" WHERE state IN ('prepared', 'unknown') AND due <= ? AND expires > ?{chosen} ORDER BY due LIMIT ?)"
+        f" RETURNING {_COLUMNS}",
+        (now, now, *(channels or ()), limit),
     )
     return sorted((DeliveryRow(*row) for row in rows), key=lambda row: (row.due, row.id))
 
@@ -79,11 +81,12 @@ def mark_failed(
     return state
 
 
-def recover(db: Db, now: float) -> int:
-    """At start: whatever was being sent when the process died may or may not have arrived; how many."""
+def recover(db: Db, now: float, limit: int) -> int:
+    """At start: whatever was being sent when the process died may or may not have arrived. Up to `limit`; how many."""
     db.execute(
-        "UPDATE outbox SET state = 'unknown', due = ?, error = 'interrupted while sending' WHERE state = 'sending'",
-        (now,),
+        "UPDATE outbox SET state = 'unknown', due = ?, error = 'interrupted while sending'"
+        " WHERE id IN (SELECT id FROM outbox WHERE state = 'sending' LIMIT ?)",
+        (now, limit),
     )
     return db.changes()
 

@@ -115,11 +115,13 @@ def revoke_digest(db: Db, digest: bytes, now: float) -> bool:
     return revoked is not None
 
 
-def prune_keys(db: Db, before: float) -> int:
-    """Forgets codes and cookies that stopped working before that time; keys stay, so that they stay known."""
+def prune_keys(db: Db, before: float, limit: int) -> int:
+    """Forgets up to `limit` codes and cookies that stopped working before that time; how many. Keys stay, so that they
+    stay known."""
     db.execute(
-        "DELETE FROM keys WHERE kind IN ('code', 'cookie') AND (revoked < ?1 OR expires < ?1)",
-        (before,),
+        "DELETE FROM keys WHERE id IN (SELECT id FROM keys WHERE kind IN ('code', 'cookie')"
+        " AND coalesce(revoked, expires) < ? LIMIT ?)",
+        (before, limit),
     )
     return db.changes()
 

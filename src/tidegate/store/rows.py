@@ -6,13 +6,14 @@ plain values: they own nothing and refer to no connection.
 """
 
 import zlib
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import apsw
 import msgspec
 
 from tidegate.errors import Refused
-from tidegate.values import Call, Failure, Message, OnDisconnect, Outcome, Prefix, TurnState, Usage
+from tidegate.values import Call, Failure, Frozen, Message, OnDisconnect, Outcome, Prefix, TurnState, Usage
 
 Db = apsw.Connection
 """What a function that runs in the store is given; it is valid for the length of that call."""
@@ -21,9 +22,17 @@ PACK_ABOVE = 1024
 """Bytes. Below this a packed body saves less than the work of packing costs."""
 PACK_LEVEL = 1
 """Level 1 already gives most of what zlib can give on text, at a third of the time of the default."""
+LISTED = 200
+"""Rows of a list, where its caller does not say: what a page shows, and some milliseconds at most."""
 
 SessionKind = Literal["named", "ephemeral"]
-ApprovalState = Literal["pending", "approved", "denied", "cancelled", "expired"]
+ApprovalKind = Literal["approval", "question"]
+ApprovalState = Literal["open", "approved", "denied", "answered", "expired", "cancelled"]
+Decision = Literal["approved", "denied", "answered"]
+ProcessState = Literal["starting", "running", "exited", "ended", "lost"]
+ProcessEnd = Literal["exited", "ended", "lost"]
+WorkspaceState = Literal["live", "trash", "gone"]
+SpooledKind = Literal["text", "media"]
 DeliveryState = Literal["prepared", "sending", "sent", "unknown", "dead"]
 KeyKind = Literal["key", "code", "cookie"]
 
@@ -33,6 +42,10 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class SessionRow(Row, frozen=True):
+    """`prefix` is the identity of the frozen prompt and tools. What the session brought of its own is the last
+    `extra_length` characters of that prompt, known by their digest. `encoder` is the version of the wire format in
+    which its last request was made."""
+
     id: str
     principal: str
     channel: str
@@ -40,8 +53,9 @@ class SessionRow(Row, frozen=True):
     kind: SessionKind
     agent: str
     title: str
-    extra: str
     prefix: bytes | None
+    extra_length: int
+    extra_digest: bytes
     encoder: int
     parent: str | None
     created: float
@@ -101,16 +115,92 @@ class Setting(Row, frozen=True):
 
 
 class ApprovalRow(Row, frozen=True):
+    """What a person is asked. `digest` is of the exact action, `summary` what is shown of it. `may_answer` is the id of
+    a principal or `role:<role>`."""
+
     id: str
     session: str
-    turn: str | None
+    turn: str
+    step: str
+    kind: ApprovalKind
+    tool: str
     digest: bytes
-    action: bytes
+    summary: str
+    choices: tuple[str, ...]
+    may_answer: str
     state: ApprovalState
     asked: float
     expires: float | None
-    answered: float | None
+    answer: str | None
     answered_by: str | None
+    answered_at: float | None
+
+
+class Asking(Frozen, frozen=True):
+    """What a step wants to ask. `digest` is `approvals.action_digest` of the exact action. `may_answer` is the id of a
+    principal or `role:<role>`; None is the session's owner. Only a question has choices."""
+
+    kind: ApprovalKind
+    tool: str
+    digest: bytes
+    summary: str
+    choices: tuple[str, ...] = ()
+    may_answer: str | None = None
+
+
+class Answered(Row, frozen=True):
+    """What became of an answer. `counted`: it is the one that holds. `repeated`: this principal has given this very
+    answer before. `closed`: somebody was quicker, or it was cancelled. `expired`: it came too late. `unknown`: there is
+    nothing of that id that this principal may answer. The row is as it stands now."""
+
+    how: Literal["counted", "repeated", "closed", "expired", "unknown"]
+    row: ApprovalRow | None
+
+
+class ProcessRow(Row, frozen=True):
+    """A background process of a session. `pid` and `start_ticks` (its start, as the kernel counts) are known once it
+    runs, and only together name it. `log` is the name of its output in the spool."""
+
+    id: str
+    session: str
+    name: str
+    command: str
+    backend: str
+    pid: int | None
+    start_ticks: int | None
+    state: ProcessState
+    exit_code: int | None
+    restart: bool
+    notify: bool
+    started: float
+    ended: float | None
+    log: str
+    told: bool
+
+
+class WorkspaceRow(Row, frozen=True):
+    """Where a session works. `project` says that the folder is the user's own: it is never moved nor removed."""
+
+    session: str
+    backend: str
+    folder: str
+    project: bool
+    state: WorkspaceState
+    trashed_at: float | None
+
+
+class SpooledRow(Row, frozen=True):
+    """A result or medium whose content lies in the spool."""
+
+    id: str
+    session: str
+    turn: str | None
+    kind: SpooledKind
+    bytes: int
+    lines: int
+    media_type: str
+    name: str
+    created: float
 
 
 class DeliveryRow(Row, frozen=True):
@@ -158,17 +248,6 @@ class UsageTotal(Row, frozen=True):
     output: int
 
 
-class Found(Row, frozen=True):
-    """A message that a search found; `excerpt` is text around the first word that matched."""
-
-    session: str
-    title: str
-    seq: int
-    role: str
-    at: float
-    excerpt: str
-
-
 _encode = msgspec.json.Encoder().encode
 _message = msgspec.json.Decoder(Message).decode
 _call = msgspec.json.Decoder(Call).decode
@@ -187,9 +266,13 @@ def encode(value: object) -> bytes:
         raise Refused("The text holds a lone surrogate, which no UTF-8 text can; send valid Unicode.") from None
 
 
-def pack(message: Message) -> tuple[bytes, int]:
-    """The body of a message row and whether it is packed."""
-    body = encode(message)
+def encode_ids(ids: Sequence[str]) -> str:
+    """For `json_each`: however many there are, the statement is the same one."""
+    return encode(tuple(ids)).decode()
+
+
+def squeeze(body: bytes) -> tuple[bytes, int]:
+    """The bytes to store and whether they are packed."""
     if len(body) > PACK_ABOVE:
         packed = zlib.compress(body, PACK_LEVEL)
         if len(packed) < len(body):
@@ -197,8 +280,21 @@ def pack(message: Message) -> tuple[bytes, int]:
     return body, 0
 
 
+def unsqueeze(body: bytes, packed: int) -> bytes:
+    return zlib.decompress(body) if packed else body
+
+
+def pack(message: Message) -> tuple[bytes, int]:
+    """The body of a message row and whether it is packed."""
+    return squeeze(encode(message))
+
+
 def unpack(body: bytes, packed: int) -> Message:
     return _message(zlib.decompress(body) if packed else body)
+
+
+def decode_message(body: bytes) -> Message:
+    return _message(body)
 
 
 def encode_call(call: Call) -> bytes:

@@ -7,28 +7,35 @@ written to again; a live name leads to at most one session of its principal. `ge
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import apsw
 import msgspec
 
 from tidegate.errors import Conflict, NotFound, StoreFailed
-from tidegate.store import endings
-from tidegate.store.rows import Db, SessionKind, SessionRow, decode_prefix, encode
+from tidegate.store import approvals, endings, workspaces
+from tidegate.store.rows import Db, Row, SessionKind, SessionRow, decode_prefix, encode, encode_ids, squeeze, unsqueeze
 from tidegate.values import Failure, Prefix
 
 _COLUMNS = (
-    "id, principal, channel, name, kind, agent, title, extra, prefix, encoder, parent, created, active, version, ended,"
-    " end_reason"
+    "id, principal, channel, name, kind, agent, title, prefix, extra_length, extra_digest, encoder, parent, created,"
+    " active, version, ended, end_reason"
 )
 _NO_WORK = "NOT EXISTS(SELECT 1 FROM turns WHERE turns.session = sessions.id AND turns.state IN ('queued', 'running'))"
 _SESSION_ENDED = encode(
     Failure(
-        message="The session ended before this message was taken.",
+        message="The session ended before this message was taken; send it to a new one.",
         type="invalid_request_error",
         code="session_ended",
         status=409,
     )
 )
+
+
+class Ended(Row, frozen=True):
+    """What the end of a session did to others: the turns that waited in it and were refused."""
+
+    refused: tuple[str, ...]
 
 
 def create(
@@ -43,18 +50,37 @@ def create(
     extra: str,
     parent: str | None,
     now: float,
+    prefix: Prefix,
+    encoder: int,
     title: str = "",
-    prefix: Prefix | None = None,
-    encoder: int = 0,
 ) -> SessionRow:
-    """A new session, frozen with its prompt and tools. Conflict when the principal has a live one of that name."""
-    frozen = None if prefix is None else _keep_prefix(db, prefix)
+    """A new session, frozen with its prompt and tools. `extra` is what it brought of its own, with which the prompt
+    ends; it is stored there only. Conflict when the principal has a live one of that name."""
+    length, digest = _extra(extra)
+    _check_extra(prefix, length, digest)
+    frozen = _keep_prefix(db, prefix)
     row = SessionRow(
-        id, principal, channel, name, kind, agent, title, extra, frozen, encoder, parent, now, now, 0, None, None
+        id,
+        principal,
+        channel,
+        name,
+        kind,
+        agent,
+        title,
+        frozen,
+        length,
+        digest,
+        encoder,
+        parent,
+        now,
+        now,
+        0,
+        None,
+        None,
     )
     try:
         db.execute(
-            f"INSERT INTO sessions({_COLUMNS}) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            f"INSERT INTO sessions({_COLUMNS}) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             msgspec.structs.astuple(row),
         )
     except apsw.ConstraintError:
@@ -65,6 +91,12 @@ def create(
 def get(db: Db, id: str) -> SessionRow | None:
     row = db.execute(f"SELECT {_COLUMNS} FROM sessions WHERE id = ?", (id,)).get
     return None if row is None else SessionRow(*row)
+
+
+def existing(db: Db, ids: Sequence[str]) -> set[str]:
+    """Which of these are there, ended or not: what lies on disk for any other is nobody's."""
+    rows = db.execute("SELECT id FROM sessions WHERE id IN (SELECT value FROM json_each(?))", (encode_ids(ids),))
+    return {row[0] for row in rows}
 
 
 def version(db: Db, id: str) -> int:
@@ -95,8 +127,8 @@ def listing(
     limit: int = 50,
     before: tuple[float, str] | None = None,
 ) -> list[SessionRow]:
-    """Sessions, the last active first; `before` is (active, id) of the last one seen. `principal=None` is the
-    operator's view of all."""
+    """Sessions, the last active first; `before` is (active, id) of the last one seen.
+    `principal=None` is the operator's view of all."""
     where: list[str] = []
     values: list[float | str | None] = []
     if principal is not None:
@@ -117,18 +149,34 @@ def listing(
     return [SessionRow(*row) for row in rows]
 
 
-def freeze(db: Db, id: str, prefix: Prefix, encoder: int) -> bytes:
-    """Fixes the session's prompt and tools. Freezing the same again changes nothing; another one is a Conflict, until
-    `clear_prefix` was called."""
+def listed(db: Db, ids: Sequence[str]) -> list[SessionRow]:
+    """Those of these sessions that are there, in that order, as `listing` gives them."""
+    rows = (db.execute(f"SELECT {_COLUMNS} FROM sessions WHERE id = ?", (id,)).get for id in ids)
+    return [SessionRow(*row) for row in rows if row is not None]
+
+
+def refreeze(db: Db, id: str, prefix: Prefix, encoder: int) -> bool:
+    """Fixes the session's prompt and tools anew: the one way in which they change. Whether they did. Conflict when the
+    prompt does not end with what the session began with."""
+    row = get(db, id)
+    if row is None or row.ended is not None:
+        raise _why_not(db, id, "The session cannot be changed.")
+    _check_extra(prefix, row.extra_length, row.extra_digest)
     digest = _keep_prefix(db, prefix)
+    if digest == row.prefix:
+        return False
+    _change(db, id, "prefix = ?, encoder = ?, version = version + 1", (digest, encoder))
+    if row.prefix is not None:
+        drop_unused_prefix(db, row.prefix)
+    return True
+
+
+def reencode(db: Db, id: str, encoder: int) -> bool:
+    """The session's requests are encoded so from now on; False when they were before, or it has ended."""
     changed = db.execute(
-        "UPDATE sessions SET prefix = ?1, encoder = ?2, version = version + (prefix IS NOT ?1)"
-        " WHERE id = ?3 AND ended IS NULL AND (prefix IS NULL OR prefix = ?1) RETURNING 1",
-        (digest, encoder, id),
+        "UPDATE sessions SET encoder = ?1 WHERE id = ?2 AND ended IS NULL AND encoder != ?1 RETURNING 1", (encoder, id)
     ).get
-    if changed is None:
-        raise _why_not(db, id, "Its prompt is frozen already; use /reload to rebuild it.")
-    return digest
+    return changed is not None
 
 
 def identity(prefix: Prefix) -> bytes:
@@ -137,18 +185,22 @@ def identity(prefix: Prefix) -> bytes:
 
 
 def prefix(db: Db, prefix_id: bytes) -> Prefix:
-    body = db.execute("SELECT body FROM prefixes WHERE id = ?", (prefix_id,)).get
-    if body is None:
+    found = db.execute("SELECT body, packed FROM prefixes WHERE id = ?", (prefix_id,)).get
+    if found is None:
         raise StoreFailed("The frozen prompt of this session is not in the store; use /reload to rebuild it.")
-    return decode_prefix(body)
+    return decode_prefix(unsqueeze(*found))
 
 
-def clear_prefix(db: Db, id: str) -> None:
-    """Forgets the frozen prompt, so that the next turn freezes a new one."""
-    old = db.execute("SELECT prefix FROM sessions WHERE id = ?", (id,)).get
-    _change(db, id, "prefix = NULL, encoder = 0, version = version + 1", ())
-    if old is not None:
-        _drop_unused_prefix(db, old)
+def extra(db: Db, row: SessionRow) -> str:
+    """What the session brought of its own: the end of its frozen prompt."""
+    if not row.extra_length or row.prefix is None:
+        return ""
+    return prefix(db, row.prefix).prompt[-row.extra_length :]
+
+
+def began_with(row: SessionRow, extra: str) -> bool:
+    """Whether this is what the session brought of its own; blanks around it do not count."""
+    return _extra(extra) == (row.extra_length, row.extra_digest)
 
 
 def set_title(db: Db, id: str, title: str) -> None:
@@ -163,12 +215,13 @@ def touch(db: Db, id: str, now: float) -> None:
 
 def end(
     db: Db, id: str, *, reason: str, hooks: Sequence[str], now: float, only_idle_since: float | None = None
-) -> bool:
-    """Ends the session for good. True exactly once; False when it has ended already or is not there, or, with
+) -> Ended | None:
+    """Ends the session for good, exactly once: None when it has ended already or is not there, or, with
     `only_idle_since`, when it is no longer one that `idle` would name.
 
-    With it, in the caller's transaction: settings go, pending approvals are cancelled, queued turns are refused (their
-    messages stay, never taken), and each hook gets a row that says it is still to run.
+    With it, in the caller's transaction: settings and the saved shell go, open approvals are cancelled, the workspace
+    is trash, queued turns are refused (their messages stay, never taken), and each hook gets a row that says it is
+    still to run.
     """
     ended = db.execute(
         "UPDATE sessions SET ended = ?1, end_reason = ?2, version = version + 1 WHERE id = ?3 AND ended IS NULL"
@@ -176,19 +229,19 @@ def end(
         (now, reason, id, only_idle_since),
     ).get
     if ended is None:
-        return False
+        return None
     db.execute("DELETE FROM settings WHERE session = ?", (id,))
-    db.execute(
-        "UPDATE approvals SET state = 'cancelled', answered = ? WHERE session = ? AND state = 'pending'", (now, id)
-    )
-    db.execute(
+    db.execute("DELETE FROM notices WHERE session = ?", (id,))
+    approvals.cancel_session(db, id, now)
+    workspaces.trash(db, id, now)
+    refused: list[Any] = db.execute(
         "UPDATE turns SET state = 'refused', finish = 'error', finished = ?, error = ?"
-        " WHERE session = ? AND state IN ('queued', 'running') AND state = 'queued'",
+        " WHERE session = ? AND state IN ('queued', 'running') AND state = 'queued' RETURNING id",
         (now, _SESSION_ENDED, id),
-    )
+    ).fetchall()
     for hook in hooks:
         endings.owe(db, id, hook)
-    return True
+    return Ended(tuple(turn for (turn,) in refused))
 
 
 def condemn(db: Db, id: str) -> bool:
@@ -215,10 +268,7 @@ def delete(db: Db, id: str) -> bool:
     prefix_id, kind = found
     ephemeral = kind == "ephemeral"
     mine = "(SELECT id FROM turns WHERE session = ?)"
-    mark = int(db.execute("SELECT value FROM meta WHERE key = 'indexed'").get)
-    db.execute(
-        "DELETE FROM messages_text WHERE rowid IN (SELECT id FROM messages WHERE session = ? AND id <= ?)", (id, mark)
-    )
+    _unindex(db, "SELECT id FROM messages WHERE session = ?", (id,))
     db.execute(f"DELETE FROM intents WHERE turn IN {mine}", (id,))
     if ephemeral:
         db.execute(f"DELETE FROM receipts WHERE outcome IS NULL AND turn IN {mine}", (id,))
@@ -229,14 +279,28 @@ def delete(db: Db, id: str) -> bool:
     db.execute("DELETE FROM endings WHERE session = ?", (id,))
     db.execute("DELETE FROM outbox WHERE session = ?", (id,))
     db.execute("DELETE FROM sessions WHERE id = ?", (id,))
-    # Row ids are given again once the highest is gone; the mark must not stand above a row that is yet to come.
-    db.execute(
-        "UPDATE meta SET value = (SELECT coalesce(max(id), 0) FROM messages)"
-        " WHERE key = 'indexed' AND value > (SELECT coalesce(max(id), 0) FROM messages)"
-    )
+    _lower_mark(db)
     if prefix_id is not None and not ephemeral:
-        _drop_unused_prefix(db, prefix_id)
+        drop_unused_prefix(db, prefix_id)
     return True
+
+
+def shed(db: Db, id: str, limit: int) -> int:
+    """The first `limit` messages of an ended session go, ahead of the session itself, whose deletion would take long
+    with all of them; how many. None while anything but the deletion is owed to it."""
+    over = db.execute(
+        "SELECT 1 FROM sessions WHERE id = ?1 AND ended IS NOT NULL"
+        " AND NOT EXISTS(SELECT 1 FROM endings WHERE session = ?1 AND done IS NULL AND hook != ?2)",
+        (id, endings.DELETE),
+    ).get
+    if over is None:
+        return 0
+    first = "SELECT id FROM messages WHERE session = ? ORDER BY seq LIMIT ?"
+    _unindex(db, first, (id, limit))
+    db.execute(f"DELETE FROM messages WHERE id IN ({first})", (id, limit))
+    gone = db.changes()
+    _lower_mark(db)
+    return gone
 
 
 def idle(db: Db, *, kind: SessionKind, before: float, limit: int) -> list[str]:
@@ -259,14 +323,40 @@ def ended_before(db: Db, before: float, limit: int) -> list[str]:
     return [row[0] for row in rows]
 
 
+def _unindex(db: Db, which: str, values: tuple[str | int, ...]) -> None:
+    """Takes the words of these messages out of the search index; those beyond its mark are not in it yet."""
+    mark = int(db.execute("SELECT value FROM meta WHERE key = 'indexed'").get)
+    db.execute(f"DELETE FROM messages_text WHERE rowid IN (SELECT id FROM ({which}) WHERE id <= ?)", (*values, mark))
+
+
+def _lower_mark(db: Db) -> None:
+    """Row ids are given again once the highest is gone; the mark must not stand above a row that is yet to come."""
+    db.execute(
+        "UPDATE meta SET value = (SELECT coalesce(max(id), 0) FROM messages)"
+        " WHERE key = 'indexed' AND value > (SELECT coalesce(max(id), 0) FROM messages)"
+    )
+
+
 def _keep_prefix(db: Db, prefix: Prefix) -> bytes:
     """Stored once, however many sessions begin with it; its id."""
     digest = identity(prefix)
-    db.execute("INSERT OR IGNORE INTO prefixes(id, body) VALUES(?, ?)", (digest, encode(prefix)))
+    if db.execute("SELECT 1 FROM prefixes WHERE id = ?", (digest,)).get is None:
+        db.execute("INSERT INTO prefixes(id, body, packed) VALUES(?, ?, ?)", (digest, *squeeze(encode(prefix))))
     return digest
 
 
-def _change(db: Db, id: str, assignment: str, values: tuple[str | float, ...]) -> None:
+def _extra(text: str) -> tuple[int, bytes]:
+    """Length and digest of what a session brings of its own, without the blanks around it."""
+    text = text.strip()
+    return len(text), hashlib.sha256(encode(text)).digest() if text else b""
+
+
+def _check_extra(prefix: Prefix, length: int, digest: bytes) -> None:
+    if length and _extra(prefix.prompt[-length:]) != (length, digest):
+        raise Conflict("The prompt does not end with what the session began with.")
+
+
+def _change(db: Db, id: str, assignment: str, values: tuple[str | float | bytes, ...]) -> None:
     changed = db.execute(
         f"UPDATE sessions SET {assignment} WHERE id = ? AND ended IS NULL RETURNING 1",
         (*values, id),
@@ -284,8 +374,10 @@ def _why_not(db: Db, id: str, otherwise: str) -> Conflict | NotFound:
     return Conflict(otherwise)
 
 
-def _drop_unused_prefix(db: Db, prefix_id: bytes) -> None:
+def drop_unused_prefix(db: Db, prefix_id: bytes) -> int:
+    """It goes, unless a session uses it; how many did."""
     db.execute(
         "DELETE FROM prefixes WHERE id = ? AND NOT EXISTS(SELECT 1 FROM sessions WHERE prefix = ?)",
         (prefix_id, prefix_id),
     )
+    return db.changes()

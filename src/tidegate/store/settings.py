@@ -1,7 +1,7 @@
 """Settings of a session (model, reasoning, …): what a person chose for it, with source and expiry.
 
 Guarantee: a setting lives exactly as long as its session, or until its expiry or `clear`; an ended session has none and
-gets none. The operator can see all of them.
+gets none. It is over at its time to the moment, whenever its row is removed. The operator can see all of them.
 """
 
 from typing import Any
@@ -43,15 +43,23 @@ def clear(db: Db, session: str, key: str | None = None) -> int:
     return db.changes()
 
 
-def list_all(db: Db, limit: int = 200) -> list[Setting]:
-    """The operator's view: every session's, the latest first."""
-    rows = db.execute(f"SELECT {_COLUMNS} FROM settings ORDER BY at DESC LIMIT ?", (limit,))
+def list_all(db: Db, now: float, limit: int = 200, before: tuple[float, str, str] | None = None) -> list[Setting]:
+    """The operator's view: every session's that hold now, the latest first; `before` is (at, session, key) of the last
+    one seen."""
+    rows = db.execute(
+        f"SELECT {_COLUMNS} FROM settings WHERE (expires IS NULL OR expires > ?1)"
+        " AND (?2 IS NULL OR (at, session, key) < (?2, ?3, ?4)) ORDER BY at DESC, session DESC, key DESC LIMIT ?5",
+        (now, *(before or (None, None, None)), limit),
+    )
     return [_row(*row) for row in rows]
 
 
-def expire(db: Db, now: float) -> int:
-    """Removes what no longer holds; how many."""
-    db.execute("DELETE FROM settings WHERE expires IS NOT NULL AND expires <= ?", (now,))
+def expire(db: Db, now: float, limit: int) -> int:
+    """Removes up to `limit` of what no longer holds; how many. Nothing depends on when: what is over is not read."""
+    db.execute(
+        "DELETE FROM settings WHERE (session, key) IN (SELECT session, key FROM settings WHERE expires <= ? LIMIT ?)",
+        (now, limit),
+    )
     return db.changes()
 
 

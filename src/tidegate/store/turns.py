@@ -5,17 +5,24 @@ get their places in the transcript in the same transaction in which it is taken.
 gaps in time: a later turn has a higher number.
 """
 
+from collections.abc import Iterator
 from typing import Any
+
+import msgspec
 
 from tidegate.errors import Conflict, NotFound
 from tidegate.store.rows import Db, TurnRow, decode_call, decode_failure, decode_outcome, encode, encode_call, unpack
-from tidegate.values import Call, Failure, OnDisconnect, Outcome, TurnState, Usage
+from tidegate.values import Call, Failure, Message, OnDisconnect, Outcome, TurnState, Usage
 
 _COLUMNS = (
     "turns.id, session, number, state, turns.channel, call, on_disconnect, attempts, accepted, started, finished,"
     " finish, error, input, cached, output, steps"
 )
 NOTHING = Usage()
+INCOMING = "in-"
+"""How the steps are named that a turn's own messages are, in their order: in-0, in-1, …"""
+_ANSWER, _PARTIAL = "model-", "partial"
+"""The steps in which a model speaks: its answers, and what was shown of one that was stopped."""
 
 
 def _row(row: Any) -> TurnRow:
@@ -96,7 +103,7 @@ def take(db: Db, id: str, now: float) -> TurnRow:
     if live is None:
         raise refusal(db, turn.session)
     if queued:
-        place_waiting(db, turn.session, id, "in-")
+        place_waiting(db, turn.session, id, INCOMING)
     return turn
 
 
@@ -185,6 +192,16 @@ def settle(
     return done is not None
 
 
+def tally(db: Db, id: str) -> tuple[Usage, int]:
+    """What the turn's committed answers have cost, and how many there are."""
+    cost, answers = NOTHING, 0
+    for step, message in _said(db, id):
+        if step.startswith(_ANSWER):
+            answers += 1
+            cost += message.usage or NOTHING
+    return cost, answers
+
+
 def outcome(db: Db, id: str) -> Outcome | None:
     """How the turn stands or ended, from its rows, or from a receipt when its rows are gone. For the gateway's own
     work: a caller is answered by `outcome_for`."""
@@ -231,13 +248,16 @@ def _outcome(db: Db, id: str, principal: str | None) -> Outcome | None:
     turn = _row(found[:-1])
     # What ended the turn: its last answer, or what had been shown when it was stopped. What a step said on the way, to
     # call a tool, is no answer of the turn's.
-    ended_by = {"answered": "step LIKE 'model-%'", "stopped": "step = 'partial'"}.get(turn.state, "0")
-    last = db.execute(
-        "SELECT body, packed FROM messages WHERE turn = ? AND step IS NOT NULL AND role = 'assistant'"
-        f" AND {ended_by} ORDER BY seq DESC LIMIT 1",
-        (id,),
-    ).get
-    answer = None if last is None else unpack(*last)
+    ended_by = {"answered": _ANSWER, "stopped": _PARTIAL}.get(turn.state)
+    answer: Message | None = None
+    cost = NOTHING
+    for step, message in _said(db, id):
+        if step.startswith(_ANSWER):
+            cost += message.usage or NOTHING
+        if ended_by is not None and step.startswith(ended_by):
+            answer = message
+    # A call that broke off has no row, and its cost is known from an estimate only.
+    estimated = turn.finished is not None and (cost.estimated or cost.tokens != turn.usage.tokens)
     return Outcome(
         turn=id,
         session=turn.session,
@@ -246,9 +266,20 @@ def _outcome(db: Db, id: str, principal: str | None) -> Outcome | None:
         text="" if answer is None else answer.text,
         calls=() if answer is None else answer.calls,
         finish=turn.finish,
-        usage=turn.usage,
+        usage=msgspec.structs.replace(turn.usage, estimated=True) if estimated else turn.usage,
         steps=turn.steps,
         error=turn.error,
         accepted=turn.accepted,
         finished=turn.finished or 0.0,
     )
+
+
+def _said(db: Db, id: str) -> Iterator[tuple[str, Message]]:
+    """What the model has said in this turn, by step, in order, one at a time: an answer may be long."""
+    rows = db.execute(
+        "SELECT step, body, packed FROM messages WHERE turn = ? AND step IS NOT NULL AND role = 'assistant'"
+        " ORDER BY seq",
+        (id,),
+    )
+    for step, body, packed in rows:
+        yield step, unpack(body, packed)

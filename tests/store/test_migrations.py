@@ -1,0 +1,129 @@
+"""A file of an older format: opened by today's program, it has today's shape and everything it had."""
+
+import contextlib
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import apsw
+import pytest
+
+from tests.store.making import OWNER, count
+from tidegate.errors import StoreFailed
+from tidegate.store import Db, Store, approvals, messages, migrations, principals, search, sessions, settings, turns
+from tidegate.store.migrations import CURRENT
+
+pytestmark = pytest.mark.anyio
+
+BASE = "You are kind."
+VERSE = "Answer in verse.\nNever rhyme 'love' with 'dove'. " + "Keep to the metre. " * 60
+
+
+@pytest.fixture
+def old(path: Path) -> Path:
+    """A store of the first format."""
+    text = Path(__file__).with_name("format_1.sql").read_text(encoding="utf-8")
+    with contextlib.closing(apsw.Connection(str(path))) as db:
+        db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        db.execute(text)
+    return path
+
+
+def shape(db: Db) -> set[tuple[str, str]]:
+    """Tables with their columns, and indexes, whatever way they came to be."""
+    found: set[tuple[str, str]] = set()
+    for kind, name, sql in db.execute("SELECT type, name, sql FROM sqlite_schema WHERE name NOT LIKE 'sqlite%'"):
+        if kind == "table":
+            columns = [row[1:] for row in db.execute(f'PRAGMA table_xinfo("{name}")')]
+            found.add((name, repr(sorted(columns, key=lambda column: column[0]))))
+        else:
+            found.add((name, sql))
+    return found
+
+
+async def test_an_old_file_gets_the_shape_of_a_new_one(old: Path, tmp_path: Path) -> None:
+    """L18: no table, column or index differs from those of a file made today."""
+    async with Store.open(tmp_path / "new.db") as new, Store.open(old) as store:
+        assert await store.read(migrations.version) == CURRENT
+        assert await store.read(shape) == await new.read(shape)
+        assert await store.integrity() == []
+        assert await store.read(lambda db: db.execute("PRAGMA foreign_key_check").fetchall()) == []
+
+
+async def test_an_old_conversation_goes_on(old: Path) -> None:
+    """L18: transcript, queue, settings, keys, words in the index: all as they were."""
+    async with Store.open(old) as store:
+        assert [message.text for message in await store.read(messages.history, "s_verse")] == [
+            "hello tide",
+            "The water knows. " * 80,
+        ]
+        assert [turn.id for turn in await store.read(turns.open_turns)] == ["t_2"]
+        assert [one.value for one in await store.read(settings.get_all, "s_verse", 5.0)] == ["fast"]
+        assert await store.read(principals.authenticate, b"k" * 32, "key", 5.0) is not None
+        assert await search.search(store, "tide", principal=OWNER) == ["s_verse"]
+        over = await store.read(sessions.get, "s_over")
+        assert over is not None and over.ended == 5.0
+        await store.write(turns.take, "t_2", 6.0)
+        assert len(await store.read(messages.history, "s_verse")) == 3
+
+
+async def test_an_old_approval_still_waits_for_its_answer(old: Path) -> None:
+    """S29: and one that was answered stays answered."""
+    async with Store.open(old) as store:
+        (waiting,) = await store.read(approvals.open_for, principal=OWNER, role="user", now=5.0)
+        assert (waiting.id, waiting.turn, waiting.summary) == ("a_1", "t_1", '{"command":"rm x"}')
+        assert (waiting.digest, waiting.expires) == (b"d" * 32, 9.0)
+        answered = await store.read(approvals.get, "a_2")
+        assert answered is not None and (answered.state, answered.answered_by) == ("approved", OWNER)
+        assert await store.read(count, "approvals") == 2
+
+
+async def test_an_old_prompt_is_kept_once_and_sent_as_it_was(old: Path) -> None:
+    """B4, S32: byte for byte, found under the same identity, and the session's own part of it still known."""
+    async with Store.open(old) as store:
+        for id, extra, prompt in (
+            ("s_plain", "", BASE),
+            ("s_verse", VERSE.strip(), f"{BASE}\n\n{VERSE.strip()}"),
+            ("s_over", "Be brief.", f"{BASE}\n\nBe brief."),
+        ):
+            row = await store.read(sessions.get, id)
+            assert row is not None and row.prefix is not None
+            prefix = await store.read(sessions.prefix, row.prefix)
+            assert prefix.prompt == prompt and prefix.tools[0].name == "clock"
+            assert row.prefix == sessions.identity(prefix)
+            assert await store.read(sessions.extra, row) == extra
+            assert sessions.began_with(row, extra) and not sessions.began_with(row, extra + "!")
+        assert await store.read(count, "prefixes", "packed") == 1
+        assert not await store.read(count, "prefixes", "instr(body, 'metre')")
+
+
+async def test_an_old_session_that_lost_its_prompt_keeps_its_own_part(old: Path) -> None:
+    """S32: so that it can be rebuilt with it."""
+    async with Store.open(old) as store:
+        row = await store.read(sessions.get, "s_bare")
+        assert row is not None
+        assert await store.read(sessions.extra, row) == "Be brief."
+
+
+def look(path: Path) -> tuple[int, int]:
+    """The file's format, and how many approvals it has that wait in the way of the first."""
+    with contextlib.closing(apsw.Connection(str(path))) as db:
+        return migrations.version(db), count(db, "approvals", "state = 'pending'")
+
+
+async def test_a_step_that_fails_leaves_the_file_as_it_was(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L18: each step whole or not at all; the next start begins with it again."""
+
+    def broken(db: apsw.Connection) -> None:
+        migrations.v2_what_an_agent_owns(db)
+        db.execute("SELECT * FROM nowhere")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(migrations, "MIGRATIONS", (migrations.v1_first_schema, broken))
+        with pytest.raises(StoreFailed, match="nowhere"):
+            async with Store.open(old):
+                pytest.fail("it was opened")
+    assert await anyio.to_thread.run_sync(look, old) == (1, 1)
+    async with Store.open(old) as store:
+        assert await store.read(migrations.version) == CURRENT
+        assert await store.read(count, "approvals", "state = 'open'") == 1
