@@ -1,10 +1,7 @@
 """The terminal client, through a pipe and through a terminal."""
 
-import contextlib
 import os
-import pty
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -12,75 +9,27 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.gateway.running import WAIT, Gateway, environment, tidegate
+import pytest
 
-# The terminal becomes the controlling one, so that Ctrl-C is a signal, as it is for a person.
-ON_A_TERMINAL = """
-import fcntl, os, sys, termios
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-os.execv(sys.executable, [sys.executable, "-m", "tidegate", *sys.argv[1:]])
+from tests.cli.terminal import CTRL_C, at_terminal
+from tests.gateway.running import WAIT, Gateway, environment, gateway, tidegate
+
+TWO_AGENTS = """
+[models.main]
+api = "demo"
+[agents.main]
+model = "main"
+[agents.writer]
+model = "main"
 """
-CTRL_C = "\x03"
-CTRL_D = "\x04"
-
-
-class Terminal:
-    """A person at a terminal."""
-
-    def __init__(self, master: int) -> None:
-        self._master = master
-        self.seen = ""
-
-    def type(self, text: str) -> None:
-        os.write(self._master, text.encode())
-
-    def leave(self, process: "subprocess.Popen[bytes]") -> int:
-        """Ctrl-D, again if it came while the terminal was between two prompts, as a person would."""
-        deadline = time.monotonic() + WAIT
-        while process.poll() is None and time.monotonic() < deadline:
-            self.type(CTRL_D)
-            ready, _, _ = select.select([self._master], [], [], 0.2)
-            with contextlib.suppress(OSError):
-                self.seen += os.read(self._master, 65536).decode(errors="replace") if ready else ""
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(0.2)
-        return process.wait(WAIT)
-
-    def until(self, pattern: str) -> str:
-        """Read until what came since the last match matches."""
-        deadline = time.monotonic() + WAIT
-        while (found := re.search(pattern, self.seen)) is None:
-            ready, _, _ = select.select([self._master], [], [], max(0, deadline - time.monotonic()))
-            try:
-                data = os.read(self._master, 65536) if ready else b""
-            except OSError:  # the other side of a terminal has gone
-                data = b""
-            if not data:
-                raise AssertionError(f"{pattern!r} did not come; this did: {self.seen[-2000:]!r}")
-            self.seen += data.decode(errors="replace")
-        text, self.seen = self.seen[: found.end()], self.seen[found.end() :]
-        return text
-
-
-@contextlib.contextmanager
-def at_terminal(home: Path, *arguments: str, **env: str) -> Iterator[tuple[Terminal, "subprocess.Popen[bytes]"]]:
-    master, slave = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", ON_A_TERMINAL, "chat", "--home", str(home), *arguments],
-        stdin=slave, stdout=slave, stderr=slave, start_new_session=True, env=environment(**env),
-    )  # fmt: skip
-    os.close(slave)
-    try:
-        yield Terminal(master), process
-    finally:
-        process.kill()
-        process.wait(WAIT)
-        os.close(master)
+ARROW_UP = "\x1b[A"
+PASTE = "\x1b[200~{}\x1b[201~"
 
 
 def _without_prompt_toolkit(folder: Path) -> str:
+    """A PYTHONPATH on which it is not installed."""
     (folder / "prompt_toolkit.py").write_text("raise ImportError('not installed')\n")
-    return str(folder)
+    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def _live(running: Gateway) -> dict[str, dict[str, object]]:
@@ -182,8 +131,7 @@ def test_without_the_extra_package_the_terminal_works_by_readline(running: Gatew
         terminal.type(CTRL_C)
         terminal.until("stopped")
         terminal.until("> ")
-        terminal.type(CTRL_C)
-        terminal.until("Ctrl-D leaves")
+        terminal.press(CTRL_C, "Ctrl-D leaves")
         terminal.until("> ")
         assert terminal.leave(process) == 0
     session = running.call("GET", "/api/sessions?limit=1")["sessions"][0]["id"]
@@ -220,3 +168,147 @@ def test_what_a_model_says_cannot_move_the_cursor(running: Gateway) -> None:
     assert "\x1b" not in run.stdout
     assert "\x07" not in run.stdout
     assert "alert" in run.stdout
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """A gateway with two agents."""
+    home = tmp_path_factory.mktemp("two") / "home"
+    home.mkdir(mode=0o700)
+    (home / "tidegate.toml").write_text(TWO_AGENTS)
+    with gateway(home) as found:
+        yield found
+
+
+def _begun(running: Gateway, **fields: str) -> str:
+    """A conversation with one answered turn; its id."""
+    accepted = running.call("POST", "/api/messages", {"text": "say begun", "channel": "terminal", **fields})
+    deadline = time.monotonic() + WAIT
+    while running.call("GET", f"/api/turns/{accepted['turn']}")["state"] != "answered":
+        assert time.monotonic() < deadline
+    return str(accepted["session"])
+
+
+def _refused(running: Gateway, *arguments: str, code: int = 1) -> str:
+    """What `chat` says when it refuses to begin, at a pipe and at a terminal alike."""
+    run = tidegate("chat", *arguments, home=running.home, input="say hello\n")
+    assert (run.returncode, run.stdout) == (code, "")
+    with at_terminal(running.home, *arguments) as (terminal, process):
+        terminal.until(re.escape(run.stderr.strip().splitlines()[-1][:60]))
+        assert process.wait(WAIT) == code
+        assert "> " not in terminal.seen
+    return str(run.stderr)
+
+
+def test_an_agent_that_is_not_there_is_told_at_the_start(two: Gateway) -> None:
+    """F3: before anything is typed, with the nearest name."""
+    before = set(_live(two))
+    said = _refused(two, "--agent", "writr")
+    assert said == "tidegate: There is no agent 'writr'; did you mean 'writer'?\n"
+    assert "main, writer" in _refused(two, "--agent", "zzz")
+    assert set(_live(two)) == before
+    run = tidegate("chat", "--agent", "writer", home=two.home, input="say hello\n")
+    assert run.returncode == 0, run.stderr
+    (made,) = set(_live(two)) - before
+    assert _live(two)[made]["agent"] == "writer"
+
+
+def test_a_conversation_that_one_cannot_talk_in_is_told_at_the_start(two: Gateway) -> None:
+    """F3: one that is not there, has ended, has another agent, or is somebody else's."""
+    session = _begun(two)
+    assert "There is no session" in _refused(two, "--session", "a/b?c")
+    assert "is with agent main" in _refused(two, "--session", session, "--agent", "writer")
+    assert "not both" in _refused(two, "--session", session, "--new", code=2)
+    two.call("POST", f"/api/sessions/{session}/end")
+    assert f"/resume {session}" in _refused(two, "--session", session)
+    key = two.call("POST", "/api/keys", {"name": "anna"})["key"]
+    theirs = two.call("POST", "/api/messages", {"text": "hi"}, Authorization=f"Bearer {key}")["session"]
+    assert "somebody else" in _refused(two, "--session", theirs)
+
+
+def test_a_line_that_is_refused_does_not_keep_the_next_ones_of_a_pipe(running: Gateway) -> None:
+    """F3: each is told in a sentence, with its number, and is the exit code."""
+    lines = b"/nope\nsay one\nsay \xff\xfe\nsay two\n"
+    run = subprocess.run(
+        [sys.executable, "-m", "tidegate", "chat", "--home", str(running.home)],
+        input=lines, capture_output=True, timeout=WAIT, env=environment(), check=False,
+    )  # fmt: skip
+    assert run.returncode == 1
+    assert run.stdout.split() == [b"one", b"two"]
+    first, second = run.stderr.decode().splitlines()
+    assert first.startswith("tidegate: line 1: There is no command /nope")
+    assert second.startswith("tidegate: line 3: ") and "UTF-8" in second
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_a_paste_of_several_lines_is_one_message_and_one_entry_of_the_history(
+    running: Gateway, tmp_path: Path, bare: bool
+) -> None:
+    """A12, S13: whichever way lines are read; the next time it is there whole."""
+    path = _without_prompt_toolkit(tmp_path) if bare else os.environ.get("PYTHONPATH", "")
+    (running.home / "chat-history").unlink(missing_ok=True)
+    for keys in (PASTE.format("say first\nsecond\nthird"), ARROW_UP):
+        with at_terminal(running.home, "--new", TERM="xterm", PYTHONPATH=path) as (terminal, process):
+            terminal.until("Ctrl-D leaves[^>]*>")
+            terminal.type(keys)
+            terminal.until("third")
+            terminal.type("\r")
+            terminal.until(r"2004l\r?first\r\nsecond\r\nthird\r\n[^>]*>")
+            assert terminal.leave(process) == 0
+        session = running.call("GET", "/api/sessions?limit=1")["sessions"][0]["id"]
+        rows = running.call("GET", f"/api/sessions/{session}/messages?after=0")["messages"]
+        said = [row["message"]["text"] for row in rows if row["message"]["role"] == "user"]
+        assert said == ["say first\nsecond\nthird"]
+    assert (running.home / "chat-history").read_text().count("\n+say first\n+second\n+third\n") >= 1
+
+
+def _unread(port: int) -> bool:
+    """Whether a request lies at this port that nobody has read yet."""
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, local, _, state, queues, *_ = line.split()
+        if int(local.split(":")[1], 16) == port and state == "01" and int(queues.split(":")[1], 16):
+            return True
+    return False
+
+
+def test_ctrl_c_before_the_gateway_has_answered_stops_the_turn_and_not_the_client(running: Gateway) -> None:
+    """A12, S13: the message is on its way; what comes of it is stopped as soon as it is known."""
+    with at_terminal(running.home, "--new") as (terminal, process):
+        terminal.until("> ")
+        running.signal(signal.SIGSTOP)
+        try:
+            terminal.type("count to 100000\r")
+            deadline = time.monotonic() + WAIT
+            while not _unread(int(running.address.rpartition(":")[2])):
+                assert time.monotonic() < deadline
+            terminal.type(CTRL_C)
+            terminal.until(r"\^C")
+        finally:
+            running.signal(signal.SIGCONT)
+        terminal.until("stopped")
+        terminal.until("> ")
+        terminal.type("say still here\r")
+        terminal.until("still here[^>]*still here")
+        terminal.until("> ")
+        assert terminal.leave(process) == 0
+
+
+def test_a_chat_goes_on_after_the_gateway_was_restarted_elsewhere(tmp_path: Path) -> None:
+    """E1: the next message finds it; while there is none, that is said."""
+    home = tmp_path / "home"
+    with gateway(home) as first, at_terminal(home, "--new") as (terminal, process):
+        terminal.until("> ")
+        terminal.type("say one\r")
+        terminal.until("one[^>]*one")
+        terminal.until("> ")
+        first.end()
+        terminal.type("say two\r")
+        terminal.until("No gateway runs for")
+        terminal.until("> ")
+        with gateway(home) as second:
+            terminal.type("say three\r")
+            terminal.until("three[^>]*three")
+            terminal.until("> ")
+            (view,) = second.call("GET", "/api/sessions")["sessions"]
+            assert view["title"] == "say one"
+            assert terminal.leave(process) == 0

@@ -56,7 +56,7 @@ async def test_model_says_when_it_applies_and_what_it_costs(home: Path, model: S
         assert house.requests()[-1]["model"] == "scripted"
         await run(house, "/model other", first.session)
         status = (await run(house, "/status", first.session)).text
-        assert "chosen here by /model" in status and "the agent's own is main" in status
+        assert "chosen here by /model" in status and "outranks the agent's own, main" in status
         await run(house, "/model default", first.session)
         assert "chosen here" not in (await run(house, "/status", first.session)).text
         with pytest.raises(Refused, match="main, other"):

@@ -1,17 +1,19 @@
 """The command line's client of the running gateway: its HTTP API, with the home folder's own key.
 
-Guarantee: every call has a deadline; every failure is one sentence; the key leaves this process only in the header of a
-request to the address that the holder of the home's lock wrote down. Blocking on purpose: a command does one thing.
+Guarantee: every call has a deadline; every failure is one sentence that says what to do; the key leaves this process
+only in the header of a request to the address that the holder of the home's lock wrote down. That is looked up for each
+request, so that a client outlives a restart of the gateway. Blocking on purpose: a command does one thing.
 """
 
 import http.client
 import json
+import re
 import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import urlencode, urlsplit
 
 from tidegate.errors import Conflict, Misconfigured, NotFound, TidegateError
 from tidegate.gateway import hint, holder_of
@@ -19,10 +21,21 @@ from tidegate.gateway import hint, holder_of
 KEY_NAME = "api-key"
 _CALL_SECONDS = 30.0
 _SILENCE_SECONDS = 60.0  # a stream is never silent for longer than its keep-alive of 15 s, while its sender lives
+_READ_BYTES = 65536
 _ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+_ID = re.compile(r"[A-Za-z0-9_:-]{1,100}")
+_WHERE_TO_LOOK = {
+    "session_not_found": "sessions list --all",
+    "key_not_found": "keys list",
+    "setting_not_found": "sessions settings",
+}
 
 
-class NotRunning(TidegateError):
+class Unanswered(TidegateError):
+    """The connection broke or stayed silent, or the gateway is away for a moment; what was accepted before goes on."""
+
+
+class NotRunning(Unanswered):
     def __init__(self, home: Path) -> None:
         super().__init__(f"No gateway runs for {home}: start one with {hint(home, 'up')}.")
 
@@ -31,15 +44,21 @@ class Api:
     """One gateway as its owner sees it."""
 
     def __init__(self, home: Path) -> None:
-        holder = holder_of(home)
+        self._home = home
+        self._find()
+
+    def _find(self) -> None:
+        """Where the gateway is, and the key for it, as of now."""
+        holder = holder_of(self._home)
         if holder is None:
-            raise NotRunning(home)
+            raise NotRunning(self._home)
         if not holder.address:
-            raise TidegateError(f"The gateway of {home} (pid {holder.pid}) is still starting: try again in a moment.")
+            raise Unanswered(
+                f"The gateway of {self._home} (pid {holder.pid}) is still starting: try again in a moment."
+            )
         self.address = holder.address
         self._parts = urlsplit(holder.address)
-        self._home = home
-        self._key = _key(home)
+        self._key = _key(self._home)
 
     def call(self, method: str, path: str, body: Any = None, *, query: Mapping[str, Any] | None = None) -> Any:
         """One request and its JSON answer (None for an empty one)."""
@@ -50,22 +69,45 @@ class Api:
         finally:
             connection.close()
         if response.status >= 400:
-            raise _refusal(response.status, data)
+            raise self._refusal(response.status, data)
         return json.loads(data) if data else None
 
     def lines(self, path: str, *, headers: Mapping[str, str] | None = None) -> Iterator[bytes]:
-        """A streamed answer, line by line."""
+        """A streamed answer, line by line; one that breaks off raises, wherever that was."""
         connection = self._connect(_SILENCE_SECONDS)
         try:
             response = self._send(connection, "GET", path, None, dict(headers or {}))
             if response.status >= 400:
-                raise _refusal(response.status, self._read(response))
-            while line := self._line(response):
-                yield line
+                raise self._refusal(response.status, self._read(response))
+            rest = b""
+            while data := self._some(response):
+                *whole, rest = (rest + data).split(b"\n")
+                yield from (line + b"\n" for line in whole)
+            if rest:
+                yield rest
         finally:
             connection.close()
 
+    def session(self, id: str) -> str:
+        """The path of a conversation; what can be no id is not there."""
+        if not _ID.fullmatch(id):
+            raise self._missing(f"There is no session {id[:100]!r}.", "session_not_found")
+        return f"/api/sessions/{id}"
+
+    def setting(self, session: str, key: str) -> str:
+        """The path of a setting, on the same terms; so below."""
+        path = self.session(session)
+        if not _ID.fullmatch(key):
+            raise self._missing(f"This conversation has no setting {key[:100]!r}.", "setting_not_found")
+        return f"{path}/settings/{key}"
+
+    def key(self, id: str) -> str:
+        if not _ID.fullmatch(id):
+            raise self._missing(f"There is no key {id[:100]!r}.", "key_not_found")
+        return f"/api/keys/{id}"
+
     def _connect(self, seconds: float) -> http.client.HTTPConnection:
+        self._find()
         host = self._parts.hostname or "127.0.0.1"
         host = _ANYWHERE.get(host, host)
         if self._parts.scheme == "https":
@@ -105,26 +147,44 @@ class Api:
         except (OSError, http.client.HTTPException) as error:
             raise self._unanswered(error) from error
 
-    def _line(self, response: http.client.HTTPResponse) -> bytes:
+    def _some(self, response: http.client.HTTPResponse) -> bytes:
+        """What has come of a stream, b"" at its end. (`readline` would take a stream that broke off for one that
+        ended.)"""
         try:
-            return response.readline()
+            return response.read1(_READ_BYTES)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise self._unanswered(error) from error
 
     def _unanswered(self, error: Exception) -> "Unanswered":
         why = "no answer in time" if isinstance(error, TimeoutError | socket.timeout) else str(error)
+        if isinstance(error, http.client.IncompleteRead):
+            why = "its answer broke off"
         return Unanswered(
             f"The gateway at {self.address} does not answer ({why}): look at {hint(self._home, 'doctor')}."
         )
 
+    def _refusal(self, status: int, data: bytes) -> TidegateError:
+        try:
+            error = json.loads(data)["error"]
+            message, code = str(error["message"]), str(error.get("code"))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            message, code = f"The gateway answered with status {status}: look at {hint(self._home, 'doctor')}.", ""
+        if status == 401:
+            return Misconfigured(f"The key in {self._home / KEY_NAME} is not valid: {another_key(self._home)}.")
+        if status == 404:
+            return self._missing(message, code)
+        return Conflict(message) if status == 409 else TidegateError(message)
 
-class Unanswered(TidegateError):
-    """The connection broke or stayed silent; what was accepted before goes on."""
+    def _missing(self, message: str, code: str) -> NotFound:
+        where = _WHERE_TO_LOOK.get(code)
+        if where is not None:
+            message = f"{message.rstrip('.')}: {hint(self._home, where)} shows what there is."
+        return NotFound(message, code=code)
 
 
-def segment(text: str) -> str:
-    """A piece of a path, whatever it contains."""
-    return quote(text, safe="")
+def another_key(home: Path) -> str:
+    """How the command line gets another key than a revoked one."""
+    return f"remove {home / KEY_NAME} and restart the gateway, which makes a new one, with {hint(home, 'up --replace')}"
 
 
 def _target(path: str, query: Mapping[str, Any] | None) -> str:
@@ -143,12 +203,3 @@ def _key(home: Path) -> str:
         ) from None
     except OSError as error:
         raise Misconfigured(f"The key file {path} cannot be read ({error.strerror}): correct its rights.") from None
-
-
-def _refusal(status: int, data: bytes) -> TidegateError:
-    try:
-        message = str(json.loads(data)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        message = f"The gateway answered with status {status}."
-    known = {404: NotFound, 409: Conflict}.get(status, TidegateError)
-    return known(message)

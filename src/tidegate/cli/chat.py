@@ -11,14 +11,17 @@ from typing import Any
 
 import click
 
-from tidegate.cli.api import Api
+from tidegate.cli.api import Api, Unanswered
 from tidegate.cli.greeting import greeting, last_exchange
+from tidegate.cli.interrupts import Interrupts, Left
 from tidegate.cli.options import home_option
-from tidegate.cli.output import plain
+from tidegate.cli.output import at_terminal, plain
 from tidegate.cli.transcriber import Follower, Printer
-from tidegate.errors import TidegateError
+from tidegate.errors import NotFound, TidegateError
+from tidegate.gateway import hint
 
 _CHANNEL = "terminal"
+_NOT_UTF_8 = "This is not UTF-8 text: convert it first."
 
 
 @click.command("chat")
@@ -33,14 +36,40 @@ def command(context: click.Context, home: Path, agent: str | None, session: str 
     Without options the last conversation of this terminal client goes on. Lines that begin with a slash are commands of
     the gateway: /help lists them.
     """
+    if session is not None and new:
+        raise click.UsageError("Give --session or --new, not both.")
     api = Api(home)
+    if agent is not None:
+        _check_agent(api, agent)
     if session is not None:
-        api.call("GET", f"/api/sessions/{session}")
-    interactive = sys.stdin.isatty()
+        _check_session(api, home, session, agent)
+    interactive = at_terminal()
     if session is None and interactive and not new:
         session = _last(api, agent)
     chat = _Chat(api, home, agent=agent, session=session, interactive=interactive)
     context.exit(_converse(chat, home) if interactive else _pipe(chat))
+
+
+def _check_agent(api: Api, agent: str) -> None:
+    known = [view["name"] for view in api.call("GET", "/api/agents")["agents"]]
+    if agent not in known:
+        from tidegate.config import nearest
+
+        raise NotFound(f"There is no agent {agent[:100]!r}{nearest(agent, known)}")
+
+
+def _check_session(api: Api, home: Path, session: str, agent: str | None) -> None:
+    """Whether one can talk there: what the first message would be refused for is told before it is written."""
+    view = api.call("GET", api.session(session))
+    if view.get("ended"):
+        raise TidegateError(
+            f"The conversation {session} has ended: start {hint(home, 'chat --new')} and say /resume {session}, "
+            "which begins a new one with its transcript."
+        )
+    if agent not in (None, view["agent"]):
+        raise TidegateError(f"The conversation {session} is with agent {view['agent']}: leave --agent out.")
+    # Refused, in the gateway's own words, where one may look and not speak.
+    api.call("POST", "/api/messages", {"text": "/status", "session": session, "channel": _CHANNEL})
 
 
 def _last(api: Api, agent: str | None) -> str | None:
@@ -62,7 +91,15 @@ class _Chat:
         self._printer = Printer(interactive=interactive)
 
     def say(self, text: str) -> bool:
-        """Send one line and print what comes of it; False if the turn failed."""
+        """Send one message and print what comes of it; False if the turn failed."""
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise TidegateError(_NOT_UTF_8) from None
+        with Interrupts() as interrupts:
+            return self._said(text, interrupts)
+
+    def _said(self, text: str, interrupts: Interrupts) -> bool:
         body: dict[str, Any] = {"text": text, "channel": _CHANNEL}
         if self.session is not None:
             body["session"] = self.session
@@ -70,8 +107,10 @@ class _Chat:
             body["agent"] = self._agent
         answer = self._api.call("POST", "/api/messages", body)
         if "reply" in answer:
-            return self._replied(answer["reply"])
-        return self._follow(answer["session"], answer["turn"], answer.get("how", ""), answer.get("ahead", 0))
+            return self._replied(answer["reply"], interrupts)
+        if answer.get("how") == "queued" and answer.get("ahead"):
+            self._printer.note(f"queued behind {answer['ahead']}")
+        return self._follow(answer["session"], answer["turn"], interrupts)
 
     def greet(self) -> None:
         """Say which conversation this is, who answers in it, and where it had got to."""
@@ -79,30 +118,44 @@ class _Chat:
         for line in last_exchange(self._api, self.session) if self.session else ():
             self._printer.note(line)
 
-    def _replied(self, reply: dict[str, Any]) -> bool:
+    def _replied(self, reply: dict[str, Any], interrupts: Interrupts) -> bool:
         if reply.get("text"):
             self._printer.line(reply["text"])
-        before, self.session = (
-            self.session,
-            reply.get("session"),
-        )  # where the person is now; None: the next message begins a new one
+        # Where the person is now; None: the next message begins a new one.
+        before, self.session = self.session, reply.get("session")
         if self.session not in (None, before):
             self.greet()
         if reply.get("turn") and self.session:
-            return self._follow(self.session, reply["turn"], "", 0)
+            return self._follow(self.session, reply["turn"], interrupts)
         return True
 
-    def _follow(self, session: str, turn: str, how: str, ahead: int) -> bool:
+    def _follow(self, session: str, turn: str, interrupts: Interrupts) -> bool:
         self.session = session
-        if how == "queued" and ahead:
-            self._printer.note(f"queued behind {ahead}")
+        interrupts.stops(self._stop)
         return Follower(self._api, self._printer, session, turn).follow()
+
+    def _stop(self) -> None:
+        try:
+            stopped = self._api.call("POST", f"{self._api.session(self.session or '')}/stop")["stopped"]
+        except TidegateError as error:
+            self._printer.note(error.message)
+        else:
+            if stopped is None:
+                self._printer.note("nothing runs yet that could be stopped; Ctrl-C again leaves")
 
 
 def _pipe(chat: _Chat) -> int:
+    """Each line is a message. One that is refused or fails is told, and does not keep the next ones."""
     code = 0
-    for raw in sys.stdin:
-        if (line := raw.strip()) and not chat.say(line):
+    for number, raw in enumerate(sys.stdin.buffer if sys.stdin is not None else (), 1):
+        try:
+            if (line := raw.decode().strip()) and not chat.say(line):
+                code = 1
+        except Unanswered:
+            raise  # nor would the next line be
+        except (TidegateError, UnicodeDecodeError) as error:
+            why = error.message if isinstance(error, TidegateError) else _NOT_UTF_8
+            print(plain(f"tidegate: line {number}: {why}"), file=sys.stderr)
             code = 1
     return code
 
@@ -115,16 +168,13 @@ def _converse(chat: _Chat, home: Path) -> int:
     read = line_reader(home / "chat-history")
     while True:
         try:
-            line = read("> ").strip()
+            if line := read("> ").strip():
+                chat.say(line)
         except EOFError:
-            print()
             return 0
+        except Left:
+            raise
         except KeyboardInterrupt:
             print("(Ctrl-D leaves)")
-            continue
-        if not line:
-            continue
-        try:
-            chat.say(line)
         except TidegateError as error:  # a refusal ends the message, not the conversation
             print(plain(f"tidegate: {error.message}"), file=sys.stderr)

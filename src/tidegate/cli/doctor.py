@@ -56,6 +56,10 @@ def _findings(home: Path) -> Iterator[Finding]:
 
 def _home(home: Path, _holder: Holder | None) -> Finding:
     if not home.exists():
+        above = next(path for path in home.parents if path.exists())
+        if not above.is_dir() or not os.access(above, os.W_OK):
+            text = f"{home} cannot be made in {above}: choose another with --home or TIDEGATE_HOME."
+            return Finding("home folder", "fail", text)
         return Finding("home folder", "ok", f"{home} does not exist yet; {hint(home, 'up')} makes it.")
     found = home.stat()
     if found.st_uid != os.getuid():

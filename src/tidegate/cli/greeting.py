@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tidegate.cli.api import Api, segment
+from tidegate.cli.api import Api
 from tidegate.errors import TidegateError
 from tidegate.gateway import ask
 
@@ -22,7 +22,7 @@ def greeting(api: Api, home: Path, session: str | None, agent: str | None) -> st
         name = agent or ("main" if "main" in agents else next(iter(agents), ""))
         model = agents.get(name, {}).get("model", "")
         return f"A new conversation with agent {name} ({_model(home, model)})."
-    view = api.call("GET", f"/api/sessions/{segment(session)}")
+    view = api.call("GET", api.session(session))
     title = f"“{_short(view['title'])}”, " if view.get("title") else ""
     return f"Conversation {title}{session}, with agent {view['agent']} ({_model(home, view['model'])})."
 
@@ -41,7 +41,7 @@ def _model(home: Path, setting: str) -> str:
 
 def last_exchange(api: Api, session: str) -> Iterator[str]:
     """The last message of a person, and what was answered since."""
-    rows = api.call("GET", f"/api/sessions/{segment(session)}/messages", query={"limit": _ROWS})["messages"]
+    rows = api.call("GET", f"{api.session(session)}/messages", query={"limit": _ROWS})["messages"]
     answer = ""
     for row in reversed(rows):
         message = row["message"]

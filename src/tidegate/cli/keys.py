@@ -1,11 +1,24 @@
-"""`tidegate keys`: who may call the HTTP API."""
+"""`tidegate keys`: who may call the HTTP API.
 
+Guarantee: a key is alone on standard output, and what it is and may is said beside it; a key that may do everything is
+made only on purpose.
+"""
+
+import re
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from tidegate.cli.options import home_option, json_option
-from tidegate.cli.output import print_json, print_table, when
+from tidegate.cli.output import plain, print_json, print_table, when
+from tidegate.errors import Misconfigured, NotFound, TidegateError
+
+if TYPE_CHECKING:
+    from tidegate.cli.api import Api
+
+_NAME = re.compile(r"(?=.*\S)[^\x00-\x1f\x7f]{1,100}")  # as the gateway has it, and not of spaces alone
 
 
 @click.group("keys")
@@ -17,9 +30,10 @@ def command() -> None:
 @click.argument("name")
 @click.option("--agent", "agents", multiple=True, help="An agent this principal may use (again for more; default all).")
 @click.option("--label", default="", help="What the key is for.")
+@click.option("--owner", is_flag=True, help="Needed for one more key of the owner, which may do everything.")
 @home_option
 @json_option
-def add(name: str, agents: tuple[str, ...], label: str, home: Path, as_json: bool) -> None:
+def add(name: str, agents: tuple[str, ...], label: str, owner: bool, home: Path, as_json: bool) -> None:
     """Make a key for the principal NAME; a principal that does not exist yet is made.
 
     The key is shown once: the gateway keeps only its digest. Conversations belong to the principal, so a second key of
@@ -27,11 +41,47 @@ def add(name: str, agents: tuple[str, ...], label: str, home: Path, as_json: boo
     """
     from tidegate.cli.api import Api
 
-    made = Api(home).call("POST", "/api/keys", {"name": name, "label": label, "agents": list(agents) or None})
+    if not _NAME.fullmatch(name):
+        raise TidegateError("The name of a principal has 1 to 100 characters, all of them printable: choose another.")
+    api = Api(home)
+    _check_agents(api, agents)
+    had = next((key for key in api.call("GET", "/api/keys")["keys"] if key["name"] == name), None)
+    role = had["role"] if had is not None else "user"
+    if owner and role != "owner":
+        raise click.UsageError(f"{name} is not the owner of this gateway: leave --owner out.")
+    if role == "owner" and not owner:
+        raise TidegateError(f"{name} owns this gateway, and a key of his may do everything: say --owner to make one.")
+    made = api.call("POST", "/api/keys", {"name": name, "label": label, "agents": list(agents) or None})
+    allowed = had["agents"] if had is not None else list(agents) or None
     if as_json:
-        print_json(made)
+        print_json({**made, "name": name, "role": role, "agents": allowed, "new": had is None})
+        return
+    print(made["key"])
+    print(plain(_told(name, role, allowed, had is None)), file=sys.stderr)
+
+
+def _check_agents(api: "Api", agents: tuple[str, ...]) -> None:
+    known = [view["name"] for view in api.call("GET", "/api/agents")["agents"]] if agents else []
+    for agent in agents:
+        if agent not in known:
+            from tidegate.config import nearest
+
+            raise NotFound(f"There is no agent {agent[:100]!r}{nearest(agent, known)}")
+
+
+def _agents(allowed: list[str] | None) -> str:
+    return "all" if allowed is None else ", ".join(allowed) or "none"
+
+
+def _told(name: str, role: str, agents: list[str] | None, new: bool) -> str:
+    """What a key is, in one line beside it."""
+    if role == "owner":
+        what = f"This is one more key of {name}, who owns this gateway and may do everything"
     else:
-        print(made["key"])
+        may = "every agent" if agents is None else f"agent {_agents(agents)}"
+        whose = f"{name} is new" if new else f"This is one more key of {name}, with the same conversations"
+        what = f"{whose}, and may use {may}"
+    return f"{what}; the key is shown this once."
 
 
 @command.command("list")
@@ -46,11 +96,11 @@ def list_(home: Path, as_json: bool) -> None:
         print_json(keys)
         return
     rows = [
-        (key["id"], key["name"], key["role"], key.get("label"), when(key["created"]), when(key.get("used")),
-         "revoked" if key.get("revoked") else "valid")
+        (key["id"], key["name"], key["role"], _agents(key["agents"]), key.get("label"),
+         when(key["created"]), when(key.get("used")), "revoked" if key.get("revoked") else "valid")
         for key in keys
     ]  # fmt: skip
-    print_table(("id", "principal", "role", "label", "made", "last used", "state"), rows, empty="No keys.")
+    print_table(("id", "principal", "role", "agents", "label", "made", "last used", "state"), rows, empty="No keys.")
 
 
 @command.command("revoke")
@@ -59,10 +109,29 @@ def list_(home: Path, as_json: bool) -> None:
 @json_option
 def revoke(key_id: str, home: Path, as_json: bool) -> None:
     """Revoke the key with this id (see `tidegate keys list`): it is refused from now on."""
-    from tidegate.cli.api import Api, segment
+    from tidegate.cli.api import Api, another_key
 
-    Api(home).call("DELETE", f"/api/keys/{segment(key_id)}")
+    api = Api(home)
+    changed = True
+    try:
+        api.call("DELETE", api.key(key_id))
+    except NotFound:
+        # To the gateway a revoked key is as if absent; a person who asks twice wants to know that it worked.
+        if key_id not in {key["id"] for key in api.call("GET", "/api/keys")["keys"] if key.get("revoked")}:
+            raise
+        changed = False
     if as_json:
-        print_json({"revoked": key_id})
+        print_json({"revoked": key_id, "changed": changed})
     else:
-        print(f"Revoked {key_id}.")
+        print(f"Revoked {key_id}." if changed else f"{key_id} was already revoked.")
+    if not _works(api):
+        print(f"It was the command line's own key: {another_key(home)}.", file=sys.stderr)
+
+
+def _works(api: "Api") -> bool:
+    """Whether the command line's own key is still valid."""
+    try:
+        api.call("GET", "/api/agents")
+    except Misconfigured:
+        return False
+    return True

@@ -1,11 +1,12 @@
 """Reading lines from a person: prompt_toolkit when it is installed (extra `chat`), else readline.
 
-Guarantee: what was typed before is there again (the history file, readable by its owner only, bounded); Ctrl-D raises
-EOFError and Ctrl-C KeyboardInterrupt, whichever way lines are read.
+Guarantee: whichever way lines are read, what was typed before is there again (the history file, readable by its owner
+only, bounded), a paste of several lines is one entry, and Ctrl-D raises EOFError and Ctrl-C KeyboardInterrupt at the
+beginning of a line.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 _KEPT_LINES = 2000  # of history
@@ -25,24 +26,42 @@ def line_reader(history: Path) -> Callable[[str], str]:
 
 
 def _with_readline(history: Path) -> Callable[[str], str]:
-    """Lines of prompt_toolkit's history begin with `+`; the same form is kept, so that both ways share the file."""
+    """The history has prompt_toolkit's form, so that both ways share the file: each line of an entry begins with `+`,
+    and a line that does not ends it."""
     import readline
 
-    for line in history.read_text(errors="replace").splitlines():
-        if line.startswith("+"):
-            readline.add_history(line[1:])
+    # A paste is one entry, whatever lines it has. Python switches this off for its own prompt.
+    readline.parse_and_bind("set enable-bracketed-paste on")
+    for entry in _entries(history):
+        readline.add_history(entry)
 
     def read(prompt: str) -> str:
-        line = input(prompt)
+        try:
+            line = input(prompt)
+        except (EOFError, KeyboardInterrupt):
+            print()  # readline stays on the line that it was on
+            raise
         if line.strip():
             with history.open("a") as file:
-                file.write(f"\n+{line}\n")
+                file.write("\n" + "".join(f"+{part}\n" for part in line.split("\n")))
         return line
 
     return read
 
 
+def _entries(history: Path) -> Iterator[str]:
+    entry: list[str] = []
+    for line in [*history.read_text(errors="replace").split("\n"), ""]:
+        if line.startswith("+"):
+            entry.append(line[1:])
+        elif entry:
+            yield "\n".join(entry)
+            entry = []
+
+
 def _shorten(history: Path) -> None:
     lines = history.read_text(errors="replace").splitlines(keepends=True)
     if len(lines) > 3 * _KEPT_LINES:
-        history.write_text("".join(lines[-3 * _KEPT_LINES :]))
+        kept = lines[-3 * _KEPT_LINES :]
+        whole = next((place for place, line in enumerate(kept) if not line.startswith("+")), len(kept))
+        history.write_text("".join(kept[whole:]))

@@ -12,6 +12,11 @@ _ORDERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _COLUMN = 48  # longer cells are cut in tables; JSON has them whole
 
 
+def at_terminal() -> bool:
+    """Whether somebody can be asked."""
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
 def plain(text: str) -> str:
     """The text without control characters: what a model or a stranger wrote must not move the cursor."""
     return _ORDERS.sub("", text)

@@ -1,12 +1,15 @@
 """The root of the command line: finds the command, maps errors to sentences and exit codes."""
 
+import errno
 import importlib
 import os
 import sys
+from io import TextIOWrapper
 from typing import Any
 
 import click
 
+from tidegate.cli.output import plain
 from tidegate.errors import TidegateError
 
 COMMANDS = {
@@ -20,6 +23,9 @@ COMMANDS = {
     "doctor": "Look for what could keep the gateway from working.",
     "version": "Show the version.",
 }
+
+_OF_COMMANDS = ("--home", "--json")
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class _Commands(click.Group):
@@ -35,6 +41,19 @@ class _Commands(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            raise click.NoSuchCommand(args[0], possibilities=COMMANDS, ctx=ctx)
+        return super().resolve_command(ctx, args)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        early = args[0].partition("=")[0] if args else ""
+        if early in _OF_COMMANDS:
+            raise click.UsageError(f"{early} stands after the command: tidegate COMMAND {early} …", ctx)
+        return super().parse_args(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
@@ -47,13 +66,16 @@ def root() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a character is no error
     sys.exit(_run(arguments))
 
 
 def _run(arguments: list[str] | None) -> int:
     try:
         result: Any = root.main(args=arguments, prog_name="tidegate", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except click.exceptions.Exit as exit_:
         return exit_.exit_code
@@ -67,11 +89,22 @@ def _run(arguments: list[str] | None) -> int:
     except (KeyboardInterrupt, click.Abort):
         return 130
     except BrokenPipeError:
-        # Who read our output has left; nobody is there to be told, and the interpreter must not try again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _give_up_output()  # who read it has left; nobody is there to be told
         return 1
+    except OSError as error:
+        if error.filename is None and error.errno in _NO_ROOM:
+            _give_up_output()
+            return _sentence(f"Nothing more can be written ({error.strerror}): make room for it.")
+        if isinstance(error, PermissionError | NotADirectoryError) and error.filename is not None:
+            return _sentence(f"{error.filename} cannot be used ({error.strerror}): correct it, or choose another.")
+        raise
+
+
+def _give_up_output() -> None:
+    """The interpreter must not try again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _sentence(text: str) -> int:
-    print(f"tidegate: {text}", file=sys.stderr)
+    print(f"tidegate: {plain(text)}", file=sys.stderr)
     return 1

@@ -7,10 +7,9 @@ from typing import Any
 import click
 
 from tidegate.cli.options import home_option, json_option
-from tidegate.cli.output import plain, print_json, print_table, when
+from tidegate.cli.output import at_terminal, plain, print_json, print_table, when
 
 _PAGE = 200  # rows asked for at once
-_MOST_SETTINGS = 500  # as many as one answer holds
 
 
 @click.group("sessions")
@@ -55,17 +54,18 @@ def list_(query: str | None, limit: int, ended: bool, everyone: bool, home: Path
 @json_option
 def show(session: str, home: Path, as_json: bool) -> None:
     """Print one conversation."""
-    from tidegate.cli.api import Api, segment
+    from tidegate.cli.api import Api
 
     api = Api(home)
-    view = api.call("GET", f"/api/sessions/{segment(session)}")
+    view = api.call("GET", api.session(session))
     rows = _transcript(api, session)
     if as_json:
         print_json({**view, "messages": rows})
         return
     facts = [("id", view["id"]), ("title", view.get("title")), ("name", view.get("name")), ("agent", view["agent"]),
              ("channel", view["channel"]), ("made", when(view["created"])), ("last used", when(view["active"])),
-             ("ended", when(view.get("ended")))]  # fmt: skip
+             ("ended", when(view.get("ended"))), ("model", view.get("model")),
+             *((key, _held(setting)) for key, setting in view["settings"].items())]  # fmt: skip
     for name, value in facts:
         if value:
             print(f"{name:>10}: {plain(str(value))}")
@@ -73,14 +73,17 @@ def show(session: str, home: Path, as_json: bool) -> None:
         print(_said(row["message"]))
 
 
-def _transcript(api: Any, session: str) -> list[dict[str, Any]]:
-    from tidegate.cli.api import segment
+def _held(setting: dict[str, Any]) -> str:
+    """What was chosen for this conversation, by what, and until when."""
+    ends = f"until {when(setting['expires'])}" if setting.get("expires") else "to its end"
+    return f"{setting['value']} ({setting['source']}, {ends})"
 
+
+def _transcript(api: Any, session: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     after = 0
-    while page := api.call("GET", f"/api/sessions/{segment(session)}/messages", query={"after": after, "limit": _PAGE})[
-        "messages"
-    ]:
+    path = f"{api.session(session)}/messages"
+    while page := api.call("GET", path, query={"after": after, "limit": _PAGE})["messages"]:
         rows += page
         after = page[-1]["seq"]
     return rows
@@ -100,28 +103,38 @@ def _said(message: dict[str, Any]) -> str:
 @json_option
 def end(session: str, home: Path, as_json: bool) -> None:
     """End a conversation for good; its transcript is kept, read-only, for its retention."""
-    from tidegate.cli.api import Api, segment
+    from tidegate.cli.api import Api
 
-    Api(home).call("POST", f"/api/sessions/{segment(session)}/end")
+    api = Api(home)
+    changed = api.call("POST", f"{api.session(session)}/end")["ended"]
     if as_json:
-        print_json({"ended": session})
+        print_json({"ended": session, "changed": changed})
     else:
-        print(f"Ended {session}.")
+        print(f"Ended {session}." if changed else f"{session} had ended before.")
 
 
 @command.command("delete")
 @click.argument("session")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask; needed where nobody can be asked.")
 @home_option
 @json_option
-def delete(session: str, yes: bool, home: Path, as_json: bool) -> None:
+@click.pass_context
+def delete(context: click.Context, session: str, yes: bool, home: Path, as_json: bool) -> None:
     """Delete a conversation with its transcript."""
-    from tidegate.cli.api import Api, segment
+    from tidegate.cli.api import Api
+    from tidegate.errors import TidegateError
 
     api = Api(home)
-    if not yes and sys.stdin.isatty():
-        click.confirm(f"Delete {session} with its transcript?", abort=True)
-    api.call("DELETE", f"/api/sessions/{segment(session)}")
+    path = api.session(session)
+    if not yes:
+        if not at_terminal():
+            raise TidegateError(f"{session} is not deleted, since nobody can be asked here: say --yes to delete it.")
+        title = api.call("GET", path).get("title")
+        named = f"“{plain(title)}” ({session})" if title else session
+        if not click.confirm(f"Delete {named} with its transcript?", err=True):
+            print("Nothing was deleted.", file=sys.stderr)
+            context.exit(1)
+    api.call("DELETE", path)
     if as_json:
         print_json({"deleted": session})
     else:
@@ -130,22 +143,22 @@ def delete(session: str, yes: bool, home: Path, as_json: bool) -> None:
 
 @command.command("export")
 @click.argument("session")
-@click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="A file (default: print it).")
+@click.option("--output", "-o", type=click.Path(path_type=Path), help="A file (default: print it).")
+@click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @home_option
-def export(session: str, output: Path | None, home: Path) -> None:
+def export(session: str, output: Path | None, force: bool, home: Path) -> None:
     """Write a conversation as JSON lines."""
-    from tidegate.cli.api import Api, segment
+    from tidegate.cli.api import Api
+    from tidegate.cli.files import write_whole
 
-    lines = Api(home).lines(f"/api/sessions/{segment(session)}/export")
-    if output is None:
-        for line in lines:
-            sys.stdout.buffer.write(line)
+    api = Api(home)
+    lines = api.lines(f"{api.session(session)}/export")
+    if output is not None:
+        write_whole(output, lines, force=force)
+        print(f"Wrote {output}.")
         return
-    first = next(lines, b"")  # a refusal comes before the file is made
-    with output.open("xb") as file:
-        file.write(first)
-        file.writelines(lines)
-    print(f"Wrote {output}.")
+    for line in lines:
+        sys.stdout.buffer.write(line)
 
 
 @command.command("settings")
@@ -155,8 +168,15 @@ def settings(home: Path, as_json: bool) -> None:
     """List what was chosen for single conversations, such as a model; everybody's, the latest first."""
     from tidegate.cli.api import Api
 
-    answer = Api(home).call("GET", "/api/settings", query={"limit": _MOST_SETTINGS})
-    found = answer["settings"]
+    api = Api(home)
+    found: list[dict[str, Any]] = []
+    before: str | None = None
+    while True:
+        page = api.call("GET", "/api/settings", query={"limit": _PAGE, "before": before})
+        found += page["settings"]
+        before = page["next"]
+        if before is None:
+            break
     if as_json:
         print_json(found)
         return
@@ -165,8 +185,6 @@ def settings(home: Path, as_json: bool) -> None:
         for row in found
     ]
     print_table(("session", "key", "value", "source", "ends"), rows, empty="No settings.")
-    if answer["more"]:
-        print(f"There are more; these are the latest {_MOST_SETTINGS}.")
 
 
 @command.command("clear")
@@ -176,9 +194,10 @@ def settings(home: Path, as_json: bool) -> None:
 @json_option
 def clear(session: str, key: str, home: Path, as_json: bool) -> None:
     """Clear the setting KEY of a conversation: the agent's own configuration holds again from its next turn."""
-    from tidegate.cli.api import Api, segment
+    from tidegate.cli.api import Api
 
-    Api(home).call("DELETE", f"/api/sessions/{segment(session)}/settings/{segment(key)}")
+    api = Api(home)
+    api.call("DELETE", api.setting(session, key))
     if as_json:
         print_json({"session": session, "cleared": key})
     else:
@@ -211,9 +230,7 @@ def reload(session: str | None, everyone: bool, home: Path, as_json: bool) -> No
 
 
 def _reload(api: Any, session: str) -> bool:
-    from tidegate.cli.api import segment
-
-    return bool(api.call("POST", f"/api/sessions/{segment(session)}/reload")["changed"])
+    return bool(api.call("POST", f"{api.session(session)}/reload")["changed"])
 
 
 def _reload_all(api: Any, as_json: bool) -> None:

@@ -9,6 +9,8 @@ from tidegate.cli.options import home_option, json_option
 from tidegate.cli.output import counted, print_json, print_table, size, span
 from tidegate.gateway import ask
 
+_KINDS_SHOWN = 2  # of each owner, in its line of the table; JSON has them all
+
 
 @click.command("status")
 @home_option
@@ -32,22 +34,25 @@ def command(home: Path, as_json: bool, memory: bool, link: bool) -> None:
 
 def _print_facts(status: dict[str, Any]) -> None:
     turns, sessions = status["turns"], status["sessions"]
-    held = status["memory"]
+    held, budget = status["memory"], status["budget"]
+    most = f"of {budget['limit']:,} (limits.day_tokens)" if budget["limit"] else "(no limit)"
     facts = [
         ("gateway", f"{status['address']}, pid {status['pid']}, version {status['version']}"),
         ("home", status["home"]),
         ("up", span(status["uptime"])),
         ("turns", f"{turns['running']} running, {turns['waiting']} waiting; {turns['answered']} answered, "
                   f"{turns['failed']} failed, {turns['stopped']} stopped since the start"),
+        ("tokens", f"{budget['spent']:,} {most} since midnight UTC"),
         ("in memory", f"{counted(sessions['residents'], 'conversation')}, {size(sessions['resident_bytes'])}"),
         ("process", f"{size(held['anonymous'] + held['swap'])} of its own, {size(held['rss'])} resident"),
     ]  # fmt: skip
     facts[3:3] = [(f"agent {agent['agent']}", _model(agent)) for agent in status["agents"]]
+    width = max(len(name) for name, _ in facts)
     for name, value in facts:
-        print(f"{name:>10}: {value}")
+        print(f"{name:>{width}}: {value}")
     for chore in status["chores"]:
         if chore.get("error"):
-            print(f"{'warning':>10}: the chore {chore['name']!r} failed last time: {chore['error']}")
+            print(f"{'warning':>{width}}: the chore {chore['name']!r} failed last time: {chore['error']}")
 
 
 def _model(agent: dict[str, Any]) -> str:
@@ -55,29 +60,33 @@ def _model(agent: dict[str, Any]) -> str:
 
 
 def _print_memory(memory: dict[str, Any]) -> None:
-    native = memory["allocator"]
-    kinds_held = [(kind, held["bytes"]) for kind, held in memory["kinds"].items() if kind != "base" and held["bytes"]]
+    kinds = sorted(memory["kinds"].items(), key=lambda kind: -kind[1]["bytes"])
     rows = [
         ("private (RssAnon + VmSwap), made of:", size(memory["private"])),
-        ("  base, when the gateway stood ready", size(memory["base"])),
-        *((f"  {kind}", size(held)) for kind, held in kinds_held),
-        ("  free, kept by the allocator", size(native.get("free", 0))),
+        *((f"  {kind}", size(held["bytes"])) for kind, held in kinds if held["bytes"]),
         ("  unexplained", size(memory["unexplained"])),
+        ("explained", f"{memory['explained']:.0%}"),
+        ("grown since it stood ready", f"{size(memory['growth'])}, {memory['growth_explained']:.0%} of it explained"),
+        ("ceiling, above which idle ones are unloaded", size(memory["ceiling"])),
         ("resident (VmRSS)", size(memory["rss"])),
         ("resident at most so far (VmHWM)", size(memory["peak"])),
-        ("explained", f"{memory['explained']:.0%}"),
         ("threads, descriptors", f"{memory['threads']}, {memory['descriptors']}"),
     ]
     print()
     print_table(("memory", ""), rows, empty="")
     print()
-    kinds = [(kind, *_holding(held)) for kind, held in memory["kinds"].items() if any(held.values())]
-    print_table(("kind", "count", "bytes", "descriptors", "children"), kinds, empty="Nothing is held by name.")
-    if memory["owners"]:
-        print()
-        owners = [(held["owner"], *_holding(held)) for held in memory["owners"]]
-        print_table(("owner", "count", "bytes", "descriptors", "children"), owners, empty="")
+    held_kinds = [(kind, *_holding(held)) for kind, held in kinds if any(held.values())]
+    print_table(("kind", "count", "bytes", "descriptors", "children"), held_kinds, empty="Nothing is held by name.")
+    print()
+    owners = [(held["owner"], *_holding(held), _made_of(held["kinds"])) for held in memory["owners"]]
+    print_table(("owner", "count", "bytes", "descriptors", "children", "mostly"), owners, empty="")
 
 
 def _holding(held: dict[str, Any]) -> tuple[Any, ...]:
     return held["count"], size(held["bytes"]), held["fds"], held["children"]
+
+
+def _made_of(kinds: dict[str, Any]) -> str:
+    """The largest kinds of what an owner holds."""
+    largest = sorted(kinds.items(), key=lambda kind: -kind[1]["bytes"])[:_KINDS_SHOWN]
+    return ", ".join(f"{kind} {size(held['bytes'])}" for kind, held in largest if held["bytes"])

@@ -1,23 +1,19 @@
 """Following a turn in the terminal: from the session's event stream to printed text.
 
 Guarantee: the answer of a turn is printed once and whole, whenever the client came to it: text as it streams; the
-rest, or all of it, from the outcome if the stream came too late or broke. Ctrl-C asks the gateway to stop the turn and
-goes on following it to its end; a second Ctrl-C leaves.
+rest, or all of it, from the outcome if the stream came too late or broke.
 """
 
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Generator
 from contextlib import closing
-from types import FrameType
 from typing import Any
 
-from tidegate.cli.api import Api, Unanswered, segment
+from tidegate.cli.api import Api, Unanswered
 from tidegate.cli.output import plain
-from tidegate.errors import TidegateError
 
 _RECONNECTS = 5  # broken streams before giving up
 _PAUSE_SECONDS = 0.5  # longer after each of them
@@ -69,21 +65,15 @@ class Follower:
         self._api = api
         self._printer = printer
         self._turn = turn
-        self._path = f"/api/sessions/{segment(session)}"
+        self._path = api.session(session)
         self._shown = ""  # of the model answer that is being streamed
         self._printed = [0, 0]  # characters of text and notes that are on the screen
         self._told = [0, 0]  # the same, of the stream that is being read
         self._ours = False
-        self._stops = 0
 
     def follow(self) -> bool:
         """Print the turn until it has ended; True if it was answered (or stopped by a person)."""
-        before = signal.signal(signal.SIGINT, self._interrupted)
-        try:
-            outcome = self._outcome()
-        finally:
-            signal.signal(signal.SIGINT, before)
-        return self._ended(outcome)
+        return self._ended(self._outcome())
 
     def _outcome(self) -> dict[str, Any]:
         for again in range(_RECONNECTS + 1):
@@ -92,7 +82,7 @@ class Follower:
             with closing(self._events()) as events:
                 try:
                     next(events)
-                    outcome: dict[str, Any] = self._api.call("GET", f"/api/turns/{segment(self._turn)}")
+                    outcome: dict[str, Any] = self._api.call("GET", f"/api/turns/{self._turn}")
                     if outcome["state"] in _OVER:
                         return outcome
                     for event in events:
@@ -165,12 +155,3 @@ class Follower:
         elif error:
             print(plain(f"tidegate: {error['message']}"), file=sys.stderr)
         return state in ("answered", "stopped")
-
-    def _interrupted(self, _number: int, _frame: FrameType | None) -> None:
-        self._stops += 1
-        if self._stops > 1:
-            raise KeyboardInterrupt
-        try:
-            self._api.call("POST", f"{self._path}/stop")
-        except TidegateError as error:
-            self._printer.note(error.message)

@@ -4,39 +4,55 @@ import time
 from typing import get_args
 
 from tidegate.commands.registry import Command, Context, Reply
+from tidegate.commands.spans import span, split, until
+from tidegate.config import nearest
 from tidegate.errors import Refused
-from tidegate.sessions import changes
+from tidegate.sessions import SessionView, changes
 from tidegate.values import Reasoning
 
 EFFORTS = get_args(Reasoning)
 SOURCE = "command"
 
 
-async def model(context: Context, name: str) -> Reply:
+async def model(context: Context, words: str) -> Reply:
     session = context.here()
     names = context.door.models
+    name, lasts = split("model", words)
     if not name:
-        view = await context.door.session(session, context.principal)
-        others = ", ".join(names)
-        return Reply(text=f"This conversation uses {view.model}. There are: {others}.", session=session)
+        lines = _model(context, await context.door.session(session, context.principal))
+        lines.append(f"There are: {', '.join(names)}.")
+        return Reply(text="\n".join(lines), session=session)
     if name == "default":
         await changes.clear_setting(context.door, session, context.principal, "model")
         return Reply(text=f"The agent's own model again, {_when(context)}.", session=session)
     if name not in names:
-        raise Refused(f"There is no model {name!r}; there are: {', '.join(names)}.", code="model_not_found")
-    await changes.set_setting(context.door, session, context.principal, "model", name, source=SOURCE)
-    return Reply(text=f"{name}, {_when(context)}. The cached prefix is rebuilt once.", session=session)
+        raise Refused(f"There is no model {name[:100]!r}{nearest(name, names)}", code="model_not_found")
+    when = await _choose(context, session, "model", name, lasts)
+    again = "" if lasts is None else ", and again when it ends"
+    return Reply(text=f"{name}, {when}. The cached prefix is rebuilt once{again}.", session=session)
 
 
-async def reasoning(context: Context, effort: str) -> Reply:
+async def reasoning(context: Context, words: str) -> Reply:
     session = context.here()
+    effort, lasts = split("reasoning", words)
+    if not effort:
+        lines = _reasoning(context, await context.door.session(session, context.principal))
+        lines.append(f"There are: {', '.join(EFFORTS)}.")
+        return Reply(text="\n".join(lines), session=session)
     if effort == "default":
         await changes.clear_setting(context.door, session, context.principal, "reasoning")
         return Reply(text=f"The model's own default again, {_when(context)}.", session=session)
     if effort not in EFFORTS:
         raise Refused(f"Reasoning is one of {', '.join(EFFORTS)} or default.", code="bad_argument")
-    await changes.set_setting(context.door, session, context.principal, "reasoning", effort, source=SOURCE)
-    return Reply(text=f"Reasoning {effort}, {_when(context)}. Nothing is rebuilt.", session=session)
+    when = await _choose(context, session, "reasoning", effort, lasts)
+    return Reply(text=f"Reasoning {effort}, {when}. Nothing is rebuilt.", session=session)
+
+
+async def _choose(context: Context, session: str, key: str, value: str, lasts: float | None) -> str:
+    """Set it; from when until when it holds."""
+    door = context.door
+    ends = await changes.set_setting(door, session, context.principal, key, value, source=SOURCE, lasts=lasts)
+    return _when(context) if ends is None else f"{_when(context)} {until(ends, door.clock())}"
 
 
 def _when(context: Context) -> str:
@@ -46,43 +62,77 @@ def _when(context: Context) -> str:
 
 async def status(context: Context, _: str) -> Reply:
     view = await context.door.session(context.here(), context.principal)
-    agent = context.door.config.agents.get(view.agent)
+    expiry = context.door.config.expiry.named_idle
     lines = [
         f"conversation  {view.title or view.name or view.id}",
         f"agent         {view.agent}",
-        f"model         {view.model} ({'chosen here by /model' if 'model' in view.settings else 'the agent’s own'})",
+        *_model(context, view),
+        *_reasoning(context, view),
+        f"ends          {'after ' + span(expiry) + ' without a message' if expiry else 'only by /new'}",
+        f"running       {view.running or 'nothing'}, {view.waiting} waiting",
+        f"since         {time.strftime('%Y-%m-%d %H:%M', time.localtime(view.created))}",
     ]
-    if agent is not None and "model" in view.settings and agent.model != view.model:
-        lines.append(f"              the agent's own is {agent.model}; /model default goes back to it")
-    for key, setting in view.settings.items():
-        if key != "model":
-            lines.append(f"{key:13} {setting.value} (by {setting.source})")
-    expiry = context.door.config.expiry.named_idle
-    lines.append(f"ends          {'after ' + _days(expiry) + ' without a message' if expiry else 'only by /new'}")
-    lines.append(f"running       {view.running or 'nothing'}, {view.waiting} waiting")
-    lines.append(f"since         {time.strftime('%Y-%m-%d %H:%M', time.localtime(view.created))}")
     return Reply(text="\n".join(lines), session=context.session)
 
 
-def _days(seconds: float) -> str:
-    return f"{seconds / 86400:g} days" if seconds >= 86400 else f"{seconds / 3600:g} hours"
+def _model(context: Context, view: SessionView) -> list[str]:
+    """The model that answers, why, and what would answer else."""
+    chosen = view.settings.get("model")
+    agent = context.door.config.agents.get(view.agent)
+    if agent is None:
+        return [f"model         none: the agent {view.agent} is not configured any more"]
+    if chosen is None:
+        return [f"model         {view.model} (the agent's own)"]
+    if chosen.value != view.model:
+        return [
+            f"model         {view.model} (the agent's own)",
+            f"              {chosen.value}, chosen here by /model, is not configured any more;"
+            " /model default forgets it",
+        ]
+    return [
+        f"model         {chosen.value} ({_held(context, view, 'model')})",
+        f"              it outranks the agent's own, {agent.model}; /model default goes back",
+    ]
+
+
+def _reasoning(context: Context, view: SessionView) -> list[str]:
+    chosen = view.settings.get("reasoning")
+    if chosen is None:
+        return ["reasoning     the model's own"]
+    return [
+        f"reasoning     {chosen.value} ({_held(context, view, 'reasoning')})",
+        "              it outranks the model's own, and what a call asks for outranks it;",
+        "              /reasoning default goes back",
+    ]
+
+
+def _held(context: Context, view: SessionView, key: str) -> str:
+    """Where a setting comes from, and how long it holds."""
+    setting = view.settings[key]
+    source = f"chosen here by /{key}" if setting.source == SOURCE else f"set by {setting.source}"
+    ends = setting.expires
+    return f"{source}, {'to the end of the conversation' if ends is None else until(ends, context.door.clock())}"
 
 
 COMMANDS = (
     Command(
         name="model",
-        arguments="[NAME|default]",
-        help="Show or choose the model of this conversation.",
+        arguments="[NAME|default] [for TIME]",
+        help="Show or choose the model of this conversation, to its end or for a time such as 30m, 2h or 7d.",
         handler=model,
-        cost="The cached prefix is rebuilt once.",
+        cost="The cached prefix is rebuilt once, and again when a time ends.",
         mid_turn="applies from the next turn",
     ),
     Command(
         name="reasoning",
-        arguments=f"{'|'.join(EFFORTS)}|default",
-        help="How hard the model thinks in this conversation.",
+        arguments="[EFFORT|default] [for TIME]",
+        help=f"Show or choose how hard the model thinks here ({', '.join(EFFORTS)}), to the end or for a time.",
         handler=reasoning,
         mid_turn="applies from the next turn",
     ),
-    Command(name="status", help="What this conversation uses, and where that comes from.", handler=status),
+    Command(
+        name="status",
+        help="What this conversation uses, where that comes from, and how long it holds.",
+        handler=status,
+    ),
 )

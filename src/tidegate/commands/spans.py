@@ -1,0 +1,50 @@
+"""Time spans, as a person says them (`/model NAME for 2h`) and as he is told of them.
+
+Guarantee: what cannot be read is refused with a sentence that shows how to say it; a time that is told stands both on
+the gateway's clock and as what is left, so that it is right in every time zone.
+"""
+
+import time
+
+from tidegate.config import Duration, Wrong
+from tidegate.errors import Refused
+
+_FOR = "for"
+_READ = Duration(at_least=1.0)
+_UNITS = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
+
+
+def split(command: str, words: str) -> tuple[str, float | None]:
+    """What is chosen, and for how many seconds (None: to the end of the conversation)."""
+    chosen, _, rest = words.partition(" ")
+    rest = rest.strip()
+    if not rest:
+        return chosen, None
+    word, _, said = rest.partition(" ")
+    if word != _FOR:
+        how = f"{chosen} for {rest}" if _seconds(rest) else "NAME for 2h"
+        raise Refused(f"To choose for a time, say /{command} {how}.", code="bad_argument")
+    seconds = _seconds(said)
+    if seconds is None:
+        raise Refused(f"{said[:100]!r} is no time to choose for; say it like 30m, 2h or 7d.", code="bad_argument")
+    if chosen == "default":
+        raise Refused(f"The default has no time; say /{command} default.", code="bad_argument")
+    return chosen, seconds
+
+
+def _seconds(said: str) -> float | None:
+    try:
+        return _READ.read(said)
+    except Wrong:
+        return None
+
+
+def span(seconds: float) -> str:
+    """`1.5 hours`."""
+    unit, length = next((each for each in _UNITS if seconds >= each[1]), _UNITS[-1])
+    count = round(seconds / length, 1)
+    return f"{count:g} {unit}" if count == 1 else f"{count:g} {unit}s"
+
+
+def until(expires: float, now: float) -> str:
+    return f"until {time.strftime('%Y-%m-%d %H:%M', time.localtime(expires))} (in {span(expires - now)})"

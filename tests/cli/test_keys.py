@@ -1,0 +1,101 @@
+"""`tidegate keys`: what was made, for whom, and what it may."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateway.running import Gateway, gateway, tidegate
+
+
+def add(running: Gateway, *arguments: str) -> tuple[str, str]:
+    """The key on standard output, and what was said beside it."""
+    run = tidegate("keys", "add", *arguments, home=running.home)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip(), run.stderr
+
+
+def keys(running: Gateway) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(tidegate("keys", "list", "--json", home=running.home).stdout)
+    return found
+
+
+def test_making_a_key_says_for_whom_it_is_and_what_it_may(running: Gateway) -> None:
+    """X01, X06: beside the key, which is alone on standard output."""
+    key, said = add(running, "dora", "--agent", "main")
+    assert key.startswith("tg_") and "\n" not in key
+    assert said.count("\n") == 1
+    assert "dora is new" in said and "main" in said and "once" in said
+    key, said = add(running, "dora")
+    assert "one more key" in said and "main" in said
+    row = next(line for line in tidegate("keys", "list", home=running.home).stdout.splitlines() if "dora" in line)
+    assert row.split()[1:4] == ["dora", "user", "main"]
+    run = tidegate("keys", "add", "emil", "--json", home=running.home)
+    made = json.loads(run.stdout)
+    assert (made["name"], made["role"], made["agents"], made["new"]) == ("emil", "user", None, True)
+
+
+def test_a_key_of_the_owner_is_made_only_by_that_name(running: Gateway) -> None:
+    """X01: it may do everything, so one has to say so."""
+    before = len(keys(running))
+    refused = tidegate("keys", "add", "owner", home=running.home)
+    assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (1, "", 1)
+    assert "--owner" in refused.stderr
+    assert len(keys(running)) == before
+    _, said = add(running, "owner", "--owner", "--label", "laptop")
+    assert "owner" in said and "everything" in said
+    made = keys(running)[-1]
+    assert (made["role"], made["label"]) == ("owner", "laptop")
+    assert tidegate("keys", "add", "frida", "--owner", home=running.home).returncode == 2
+    assert "frida" not in [row["name"] for row in keys(running)]
+
+
+def test_a_key_that_was_revoked_before_is_said_to_be(running: Gateway) -> None:
+    """X01: and one that never was is not there."""
+    made = json.loads(tidegate("keys", "add", "gerd", "--json", home=running.home).stdout)
+    assert tidegate("keys", "revoke", made["id"], home=running.home).returncode == 0
+    again = tidegate("keys", "revoke", made["id"], home=running.home)
+    assert (again.returncode, again.stderr) == (0, "")
+    assert "already revoked" in again.stdout and made["id"] in again.stdout
+    run = tidegate("keys", "revoke", made["id"], "--json", home=running.home)
+    assert json.loads(run.stdout) == {"revoked": made["id"], "changed": False}
+    for id in ("k_none", "", "a/b"):
+        unknown = tidegate("keys", "revoke", id, home=running.home)
+        assert (unknown.returncode, unknown.stdout, unknown.stderr.count("\n")) == (1, "", 1)
+        assert "There is no key" in unknown.stderr and "`tidegate keys list" in unknown.stderr
+
+
+@pytest.mark.parametrize("name", ["", " ", "x" * 101, "a\nb", "a\x1bb"])
+def test_a_name_that_cannot_be_is_refused_with_what_it_may_be(running: Gateway, name: str) -> None:
+    """F3: in words."""
+    run = tidegate("keys", "add", name, home=running.home)
+    assert (run.returncode, run.stdout, run.stderr.count("\n")) == (1, "", 1)
+    assert "1 to 100 characters" in run.stderr
+
+
+def test_an_agent_that_is_not_there_is_answered_with_the_nearest(running: Gateway) -> None:
+    """F3: and no key is made."""
+    run = tidegate("keys", "add", "hugo", "--agent", "mian", home=running.home)
+    assert (run.returncode, run.stdout, run.stderr.count("\n")) == (1, "", 1)
+    assert "did you mean 'main'" in run.stderr
+    assert "hugo" not in [row["name"] for row in keys(running)]
+
+
+def test_revoking_the_command_lines_own_key_says_how_to_get_another(tmp_path: Path) -> None:
+    """X01, F3: so does every command after it."""
+    home = tmp_path / "home"
+    with gateway(home) as running:
+        (own,) = keys(running)
+        run = tidegate("keys", "revoke", own["id"], home=home)
+        assert run.returncode == 0
+        way = f"remove {home}/api-key and restart the gateway, which makes a new one, with `tidegate up --replace"
+        assert way in run.stderr
+        after = tidegate("sessions", "list", home=home)
+        assert (after.returncode, after.stdout, after.stderr.count("\n")) == (1, "", 1)
+        assert way in after.stderr
+        (home / "api-key").unlink()
+        with gateway(home, "--replace") as next_one:
+            assert tidegate("sessions", "list", home=home).returncode == 0
+            assert len(keys(next_one)) == 2
+        running.wait()
