@@ -63,6 +63,51 @@ async def test_a_body_that_is_no_chat_request_is_400(gateway: House, model: Scri
     assert (await chat(gateway)).status == 200
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        (rb'{"model":"main","messages":[{"role":"user"}],"mess\u0061ges":[{"role":"user","content":"x"}]}', "messages"),
+        (rb'{"\u006dodel":"none","model":"main","messages":[{"role":"user","content":"x"}]}', "model"),
+        (rb'{"model":"main","messages":[{"role":"user","content":"x","cont\u0065nt":"y"}]}', "content"),
+        (rb'{"model":"main","messages":[{"role":"user","\u0072\u006f\u006C\u0065":"user"}]}', "role"),
+        (b'{"model":"main","messages":[{"role":"user","content":"x"}],"temperature":0,"temperature":1}', "temperature"),
+        (b'{"model":"main","messages":[{"role":"user","content":"x"}],"stop" :"a","stop"\n:null}', "stop"),
+        (b'{"model":"main","messages":[{"role":"user","content":"x"}],"stream":false,"stream":null}', "stream"),
+        (b'{"model":"main","messages":[{"role":"user","content":"x"}],"metadata":{"a":"1","a":"2"}}', "a"),
+        (b'{"model":"main","messages":[{"role":"user","content":[{"type":"text","text":"x","text":"y"}]}]}', "text"),
+        (b'{"model":"main","messages":[{"role":"user","content":"x"}],"other":[{"deep":1,"deep":1}]}', "deep"),
+    ],
+)
+async def test_a_name_given_twice_is_refused_however_it_is_spelled(
+    gateway: House, model: ScriptedModel, body: bytes, name: str
+) -> None:
+    """H20: with escapes, with spaces, with null, anywhere in the body: what was meant cannot be known."""
+    reply = await call(gateway, "POST", CHAT, data=body)
+    assert reply.status == 400, reply.body
+    assert reply.error["param"] == name
+    assert f"'{name}' twice" in reply.error["message"]
+    assert not model.recorded
+
+
+@pytest.mark.anyio
+async def test_names_and_texts_may_be_spelled_with_escapes(gateway: House, model: ScriptedModel) -> None:
+    """H20: once is not twice, and text may look like names, or hold numbers that nobody could read."""
+    said = '"model" "role":"content" \\u0061 "messages":'
+    body = json.dumps(asked(said)).replace('"model"', '"\\u006dodel"', 1).encode()
+    body = body[:-1] + b', "seed": ' + b"9" * 5000 + b"}"
+    assert (await call(gateway, "POST", CHAT, data=body)).status == 200
+    assert model.recorded[-1].decoded()["messages"][-1]["content"] == said
+
+
+@pytest.mark.anyio
+async def test_a_message_to_a_conversation_gives_no_name_twice(gateway: House) -> None:
+    """H20: every endpoint that takes a body."""
+    reply = await call(gateway, "POST", "/api/messages", data=rb'{"text":"a","te\u0078t":"b"}')
+    assert reply.status == 400
+    assert reply.error["param"] == "text"
+
+
 def user(content: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content}]
 
@@ -122,6 +167,55 @@ async def test_messages_that_are_wrong_are_named_by_their_path(
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"temperature": "hot"}, "`temperature` must be a number or null, not a string."),
+        ({"temperature": 3}, "`temperature` must be a number of at most 2."),
+        ({"top_p": -0.5}, "`top_p` must be a number of at least 0."),
+        ({"max_tokens": 1.5}, "`max_tokens` must be a whole number or null, not a number with a fraction."),
+        ({"max_tokens": 0}, "`max_tokens` must be a whole number of at least 1."),
+        ({"stream": "yes"}, "`stream` must be true, false or null, not a string."),
+        ({"stream_options": True}, "`stream_options` must be an object or null, not true or false."),
+        ({"stop": 5}, "`stop` must be a string, a list or null, not a number."),
+        ({"stop": [None]}, "`stop[0]` must be a string, not null."),
+        ({"user": "x" * 513}, "`user` must be a string of at most 512 characters."),
+        ({"metadata": {"a": 1}}, "Each value in `metadata` must be a string, not a number."),
+        ({"metadata": {"k" * 65: "x"}}, "Each name in `metadata` must be a string of at most 64 characters."),
+        ({"model": ""}, "`model` must be a string of at least 1 character."),
+        ({"messages": []}, "`messages` must be a list of at least 1 entry."),
+        ({"messages": ["x"]}, "`messages[0]` must be an object, not a string."),
+        ({"messages": [{"content": "x"}]}, "`messages[0].role` is missing."),
+        (
+            {"messages": [{"role": "boss"}]},
+            "`messages[0].role` must be 'assistant', 'developer', 'function', 'system', 'tool' or 'user', not 'boss'.",
+        ),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+async def test_what_is_wrong_is_said_in_a_sentence(gateway: House, fields: dict[str, Any], sentence: str) -> None:
+    """H20: what it must be and what it was, in words that do not come from a programming language."""
+    reply = await chat(gateway, **fields)
+    assert reply.status == 400
+    assert reply.error["message"] == sentence
+    assert reply.error["param"] == sentence.split("`")[1]
+    assert reply.error["type"] == "invalid_request_error"
+
+
+@pytest.mark.anyio
+async def test_sentences_about_other_bodies_and_queries(gateway: House) -> None:
+    """H20: a body that is no object; a query, in which everything is a text; a value of any length."""
+    body = await call(gateway, "POST", CHAT, data=b"[1]")
+    assert body.error["message"] == "The body must be an object, not a list."
+    query = await call(gateway, "GET", "/api/sessions?limit=many")
+    assert query.status == 400
+    assert (query.error["param"], query.error["message"]) == ("limit", "`limit` must be a whole number.")
+    message = await call(gateway, "POST", "/api/messages", json={"text": "x", "busy": "y" * 10_000})
+    assert message.error["message"].startswith("`busy` must be 'interrupt', 'queue' or 'steer', not 'yyyy")
+    assert len(message.error["message"]) < 300
+
+
+@pytest.mark.anyio
 async def test_a_refused_part_says_its_type(gateway: House) -> None:
     """H20: which part, of which type, and what is taken instead."""
     reply = await chat(
@@ -167,7 +261,7 @@ async def test_a_message_of_ten_megabytes_within_the_limit_is_taken_whole(home: 
         body = io.BytesIO(json.dumps(asked(text)).encode())
         assert (await call(h, "POST", CHAT, data=body, headers={"X-Session-Id": "n"})).status == 200
         [view] = (await call(h, "GET", "/api/sessions")).json["sessions"]
-        [row, _] = (await call(h, "GET", f"/api/sessions/{view['id']}/messages")).json["messages"]
+        [row, *_] = (await call(h, "GET", f"/api/sessions/{view['id']}/messages?after=0")).json["messages"]
         assert row["message"]["text"] == text
 
 

@@ -109,10 +109,13 @@ async def test_the_first_requests_system_message_is_the_extra_prompt(gateway: Ho
     assert sent(model)[0] == prompt
     refused = await chat(gateway, session="n", messages=with_system("Speak German.", "four"))
     assert refused.status == 409
-    assert "system" in refused.error["message"]
+    assert refused.error["param"] == "messages"
+    assert "began with another system message" in refused.error["message"]
     assert (await chat(gateway, session="m")).status == 200
     late = await chat(gateway, session="m", messages=with_system("Speak French.", "two"))
     assert late.status == 409
+    assert "began without a system message" in late.error["message"]
+    assert (await chat(gateway, "three", session="m")).status == 200
 
 
 async def test_a_developer_message_is_a_system_message(gateway: House, model: ScriptedModel) -> None:

@@ -159,20 +159,31 @@ async def test_a_callers_tool_call_comes_back_and_its_result_goes_in(home: Path,
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "param"),
+    ("field", "value", "param", "said"),
     [
-        ("tools", {"a": 1}, "tools"),
-        ("tools", [{"type": "retrieval"}], "tools[0].type"),
-        ("tools", [{"type": "function", "function": {"name": "bad name!"}}], "tools[0].function.name"),
-        ("tools", [TOOL, TOOL], "tools"),
-        ("functions", [{"name": 5}], "functions[0].name"),
-        ("tool_choice", "sometimes", "tool_choice"),
-        ("response_format", {"type": "xml"}, "response_format.type"),
-        ("response_format", {"type": "json_schema"}, "response_format.json_schema"),
+        ("tools", {"a": 1}, "tools", "must be a list, not an object"),
+        ("tools", [{"type": "retrieval"}], "tools[0].type", "must be 'function', not 'retrieval'"),
+        (
+            "tools",
+            [{"type": "function", "function": {"name": "bad name!"}}],
+            "tools[0].function.name",
+            "must be a string that matches ^[A-Za-z0-9_-]{1,64}$",
+        ),
+        ("tools", [TOOL, TOOL], "tools", "gives the name 'weather' twice"),
+        ("functions", [{"name": 5}], "functions[0].name", "must be a string, not a number"),
+        ("functions", [{}], "functions[0].name", "is missing"),
+        ("tool_choice", "sometimes", "tool_choice", "must be 'auto', 'none' or 'required', not 'sometimes'"),
+        (
+            "response_format",
+            {"type": "xml"},
+            "response_format.type",
+            "must be 'json_object', 'json_schema' or 'text', not 'xml'",
+        ),
+        ("response_format", {"type": "json_schema"}, "response_format.json_schema", "is missing"),
     ],
 )
 async def test_what_a_caller_brings_must_be_well_formed(
-    home: Path, model: ScriptedModel, field: str, value: Any, param: str
+    home: Path, model: ScriptedModel, field: str, value: Any, param: str, said: str
 ) -> None:
     """H09, H20: refused by us, with its path, before a model sees it."""
     async with house(home, OPEN_AGENT, model=model) as h:
@@ -180,4 +191,5 @@ async def test_what_a_caller_brings_must_be_well_formed(
         reply = await chat(h, model="open", **fields)
         assert reply.status == 400
         assert reply.error["param"] == param
+        assert reply.error["message"] == f"`{param}` {said}."
         assert not model.recorded

@@ -2,17 +2,20 @@
 
 import asyncio
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.abc
+import msgspec
 import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.house import WAIT, House, house
 from tests.web.asking import CHAT, Reply, asked, call, chat, raw
 from tidegate.web import protocol
+from tidegate.web.decoding import BODIES_AT_ONCE
 from tidegate.web.protocol import HEADER_BYTES, HEADER_COUNT
 
 pytestmark = pytest.mark.anyio
@@ -105,6 +108,63 @@ async def test_large_bodies_that_arrive_together_are_bounded(home: Path, model: 
                 await anyio.sleep(0.005)
 
 
+@pytest.mark.parametrize("path", [CHAT, "/api/messages"])
+async def test_large_bodies_that_wait_for_the_store_are_bounded(home: Path, model: ScriptedModel, path: str) -> None:
+    """L21, L22: what is received and not yet durable is counted too; beyond the budget one is told to come back."""
+    size = 1024 * 1024
+    free = threading.Event()
+
+    def fault(point: str, names: tuple[str, ...]) -> None:
+        if point == "before-write" and "admit" in names:
+            assert free.wait(WAIT)
+
+    text = "x" * (size - 200)
+    body = asked(text) if path == CHAT else {"text": text}
+    limits = f"[limits]\nbody_bytes = {size}\nmessage_bytes = {size}"
+    replies: list[Reply] = []
+    async with house(home, limits, model=model, fault=fault) as h:
+        bodies = h.app._chat._bodies
+        try:
+            with anyio.fail_after(WAIT):
+                assert (await call(h, "GET", "/api/sessions")).status == 200  # the key is known from now on
+                async with anyio.create_task_group() as group:
+                    for number in range(10):
+                        group.start_soon(_say, h, path, body, number, replies)
+                    while len(replies) < 6:
+                        await anyio.sleep(0.005)
+                        assert bodies.held <= BODIES_AT_ONCE * size
+                    assert h.store.stats().writes_waiting == BODIES_AT_ONCE
+                    assert bodies.held > (BODIES_AT_ONCE - 1) * size
+                    free.set()
+        finally:
+            free.set()
+        assert sorted(reply.status for reply in replies[6:]) == [200 if path == CHAT else 202] * BODIES_AT_ONCE
+        for refused in replies[:6]:
+            assert refused.status == 429
+            assert refused.error["code"] == "bodies_busy"
+            assert "limits.body_bytes" in refused.error["message"] and str(4 * size) in refused.error["message"]
+            assert int(refused.headers["Retry-After"]) >= 1
+        assert bodies.held == 0
+
+
+async def _say(h: House, path: str, body: Any, number: int, replies: list[Reply]) -> None:
+    headers = {"X-Session-Id": f"n{number}"} if path == CHAT else {}
+    replies.append(await call(h, "POST", path, json=body, headers=headers))
+
+
+async def test_a_refused_large_body_is_not_counted_any_more(home: Path, model: ScriptedModel) -> None:
+    """L21, L23: whatever the reason."""
+    async with house(home, "[limits]\nbody_bytes = 262144\nmessage_bytes = 131072", model=model) as h:
+        for data in (
+            b"x" * 200_000,
+            msgspec.json.encode(asked("x" * 200_000)),
+            msgspec.json.encode({"text": [0] * 99_999}),
+        ):
+            for path in (CHAT, "/api/messages"):
+                assert (await call(h, "POST", path, data=data)).status in (400, 413)
+                assert h.app._chat._bodies.held == 0
+
+
 async def test_a_reader_that_takes_nothing_is_let_go(
     gateway: House, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +189,30 @@ async def test_a_reader_that_takes_nothing_is_let_go(
         while gateway.door.census()["turns_running"]:
             await anyio.sleep(0.01)
     assert gateway.door.status()["turns"]["answered"] == 1
+
+
+async def test_a_reader_that_takes_nothing_of_the_rest_is_let_go(
+    gateway: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L11, L21: also when the answer is complete and less is left than would fill the buffers."""
+    monkeypatch.setattr(protocol, "STALL_SECONDS", 0.2)
+    gateway.server._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    body = b'{"model":"main","messages":[{"role":"user","content":"x [words 9000]"}]}'
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.setblocking(False)
+    with anyio.fail_after(WAIT), sock:
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(sock, ("127.0.0.1", int(gateway.url.rpartition(":")[2])))
+        await loop.sock_sendall(
+            sock,
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\nConnection: close\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (gateway.key.encode(), len(body), body),
+        )
+        while not gateway.door.status()["turns"]["answered"]:
+            await anyio.sleep(0.01)
+        while gateway.server.connections:
+            await anyio.sleep(0.01)
 
 
 async def test_running_answers_are_finished_when_the_server_stops(home: Path, model: ScriptedModel) -> None:

@@ -16,7 +16,7 @@ import msgspec
 from tidegate.config import Config
 from tidegate.errors import NotFound, Refused, Stopping, TidegateError
 from tidegate.sessions import Sessions
-from tidegate.values import Accepted, Failure, Inbound, Outcome, Receipt
+from tidegate.values import IDEMPOTENCY, RETRY, RETRY_MARK, Accepted, Failure, Inbound, Outcome, Receipt
 from tidegate.web import headers as given
 from tidegate.web.auth import Caller, Keyring
 from tidegate.web.completion import Chunks, Completion, completion
@@ -65,10 +65,9 @@ CHAT = Endpoint(
 """Described here, but served before any routing: it is the hot path."""
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """What is left of a request once its message is accepted."""
+class Wish(msgspec.Struct, frozen=True):
+    """How a caller wants to be answered."""
 
-    accepted: Accepted
     model: str
     stream: bool
     usage: bool
@@ -76,6 +75,13 @@ class Asked(msgspec.Struct, frozen=True):
     full: bool
     may_cancel: bool
     """Whether a caller that goes away may mean that the turn is stopped."""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What is left of a request once its message is accepted."""
+
+    accepted: Accepted
+    wish: Wish
 
 
 class ChatCompletions:
@@ -99,7 +105,7 @@ class ChatCompletions:
             answer = SteeredAnswer(id=asked.accepted.turn, session=asked.accepted.session)
             await send_answer(send, json_answer(answer, status=202, headers=_turn_header(asked)))
             return
-        if not asked.may_cancel:
+        if not asked.wish.may_cancel:
             await self._answer(asked, send)
             return
         if await unless_gone(receive, partial(self._answer, asked, send)):
@@ -109,8 +115,17 @@ class ChatCompletions:
 
     async def _accept(self, caller: Caller, headers: given.Headers, receive: Receive) -> Asked:
         body = await self._bodies.read(headers.get(b"content-length"), receive)
+        size = len(body)
+        try:
+            inbound, wish = self._understand(caller, headers, body)
+            del body  # what waits for the store is the message, not also the bytes that it came in
+            return Asked(await self._door.accept(inbound), wish)
+        finally:
+            self._bodies.release(size)
+
+    def _understand(self, caller: Caller, headers: given.Headers, body: bytes) -> tuple[Inbound, Wish]:
         request = decode(body, self._decoder)
-        if _looks_doubled(body, request):
+        if not _is_plain(body, request):
             refuse_duplicates(body)
         if request.model not in caller.agents:
             raise NotFound(
@@ -126,7 +141,7 @@ class ChatCompletions:
             message, extra = new_message(request.messages, self._message_bytes)
             messages = (message,)
         key = given.idempotency_key(headers)
-        wish = given.on_disconnect(headers)
+        leaving = given.on_disconnect(headers)
         full = given.all_events(headers)
         inbound = Inbound(
             principal=caller.principal.id,
@@ -137,23 +152,22 @@ class ChatCompletions:
             extra_prompt=extra,
             call=call,
             busy=given.busy(headers),
-            on_disconnect=wish,
+            on_disconnect=leaving,
             receipts=_receipts(key, given.retries(headers), name, body),
         )
-        return Asked(
-            accepted=await self._door.accept(inbound),
+        return inbound, Wish(
             model=request.model,
             stream=bool(request.stream),
             usage=bool(request.stream_options and request.stream_options.include_usage),
             old_functions=is_given(request.functions),
             full=full,
-            may_cancel=wish == "cancel" or (wish is None and name is None and key is None),
+            may_cancel=leaving == "cancel" or (leaving is None and name is None and key is None),
         )
 
     # -- out --
 
     async def _answer(self, asked: Asked, send: Send) -> None:
-        if asked.stream:
+        if asked.wish.stream:
             await self._stream(asked, send)
             return
         try:
@@ -175,7 +189,7 @@ class ChatCompletions:
         headers = _turn_header(asked)
         if outcome.state == "stopped":
             headers.append((b"x-turn-state", b"stopped"))
-        value = completion(outcome, asked.model, old_functions=asked.old_functions)
+        value = completion(outcome, asked.wish.model, old_functions=asked.wish.old_functions)
         await send_answer(send, json_answer(value, headers=headers))
 
     async def _refuse(self, answer: Answer, asked: Asked, send: Send) -> None:
@@ -189,8 +203,9 @@ class ChatCompletions:
         if log is None:
             outcome = await self._outcome(asked)
         created = int(outcome.accepted if outcome is not None else self._door.clock())
-        chunks = Chunks(asked.accepted.turn, asked.model, created, usage=asked.usage, old_functions=asked.old_functions)
-        telling = Telling(chunks, full=asked.full)
+        wish = asked.wish
+        chunks = Chunks(asked.accepted.turn, wish.model, created, usage=wish.usage, old_functions=wish.old_functions)
+        telling = Telling(chunks, full=wish.full)
         async with Stream(send, self._pulse, _turn_header(asked)) as stream:
             if log is not None:
                 async with aclosing(log.read()) as batches:
@@ -251,15 +266,17 @@ def _turn_header(asked: Asked) -> list[tuple[bytes, bytes]]:
     return [(b"x-turn-id", asked.accepted.turn.encode())]
 
 
-def _looks_doubled(body: bytes, request: ChatRequest) -> bool:
-    """A cheap look for names given twice. Most bodies pass; one that does not is read again, exactly."""
-    return (
-        body.count(b'"model"') > 1
-        or body.count(b'"messages"') > 1
-        or body.count(b'"stream"') > 1
-        or body.count(b'"role"') > len(request.messages)
-        or body.count(b'"content"') > len(request.messages)
-    )
+def _is_plain(body: bytes, request: ChatRequest) -> bool:
+    """Whether the body holds nothing but the model, messages of a role and a text, and perhaps `stream`: there are no
+    more strings in it than those take once each, so that no name can be there twice. Any other body is read again."""
+    if b"\\" in body:
+        return False
+    strings = 3 if request.stream is None else 4
+    for message in request.messages:
+        if type(message.content) is not str:
+            return False
+        strings += 4
+    return body.count(b'"') == 2 * strings
 
 
 def _canonical(body: bytes) -> bytes:
@@ -277,10 +294,10 @@ def _receipts(key: str | None, retries: str, name: str | None, body: bytes) -> t
     where = (name or "").encode()
     if key is not None:
         digest = hashlib.sha256(b"%d:%b" % (len(where), where) + _canonical(body)).digest()
-        found.append(Receipt(source="idempotency", key=key, digest=digest, keep=IDEMPOTENCY_SECONDS))
+        found.append(Receipt(source=IDEMPOTENCY, key=key, digest=digest, keep=IDEMPOTENCY_SECONDS))
     if retries != "none":
         hashed = hashlib.sha256(b"%d:%b" % (len(where), where))
         hashed.update(body)
-        source = "retry" if retries == "again" else "retry-mark"
+        source = RETRY if retries == "again" else RETRY_MARK
         found.append(Receipt(source=source, key=hashed.hexdigest(), digest=hashed.digest(), keep=RETRY_SECONDS))
     return tuple(found)

@@ -21,12 +21,14 @@ class CachedTokens(msgspec.Struct, frozen=True):
 
 
 class UsageOut(msgspec.Struct, frozen=True):
-    """Tokens, summed over the steps of the turn."""
+    """Tokens, summed over the steps of the turn. `estimated` is there when the provider did not count them all: a call
+    that was cut off has no count."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    estimated: Literal[True] | msgspec.UnsetType = msgspec.UNSET
 
 
 class CalledFunction(msgspec.Struct, frozen=True):
@@ -76,6 +78,7 @@ def usage_out(usage: Usage) -> UsageOut:
         completion_tokens=usage.output,
         total_tokens=usage.input + usage.output,
         prompt_tokens_details=CachedTokens(usage.cached),
+        estimated=True if usage.estimated else msgspec.UNSET,
     )
 
 

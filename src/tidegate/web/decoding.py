@@ -2,12 +2,12 @@
 
 Guarantee: a body that is not what it should be is refused with 400 and the path of the first wrong thing
 (`messages[2].content`), whatever it is: no JSON, nested too deeply, not UTF-8, a name given twice, a number out of
-range. Nothing of it is guessed, and nothing larger than the limit is read.
+range. Nothing of it is guessed, nothing larger than the limit is read, and what is large is counted until its reader
+releases it.
 """
 
 import asyncio
 import json
-import re
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -25,16 +25,14 @@ SMALL_BODY = 64 * 1024
 BODIES_AT_ONCE = 4
 """Bodies of the largest size that may be in memory at the same time, before they have become messages."""
 
-_AT = re.compile(r" - at `(?:key` in `)?(\$[^`]*)`$")
-_REQUIRED = re.compile(r"Object missing required field `([^`]+)`")
-
 
 class Gone(Exception):
     """The caller went away before its request was complete; there is nobody to answer."""
 
 
 class Bodies:
-    """Reads bodies, each at most `limit` bytes, together at most `BODIES_AT_ONCE` times that."""
+    """Reads bodies, each at most `limit` bytes, together at most `BODIES_AT_ONCE` times that; a body counts from its
+    first bytes until `release`."""
 
     def __init__(self, limit: int, *, seconds: float = BODY_SECONDS) -> None:
         self._limit = limit
@@ -43,7 +41,7 @@ class Bodies:
         self.held = 0
 
     async def read(self, length: bytes | None, receive: Receive) -> bytes:
-        """The whole body. `length` is what Content-Length says."""
+        """The whole body, to be released when it has become something else. `length` is what Content-Length says."""
         if length is not None and length.isdigit() and int(length[:20]) > self._limit:
             raise self._too_large()
         try:
@@ -55,10 +53,17 @@ class Bodies:
                     body: bytes = message.get("body", b"")
                     if len(body) > self._limit:
                         raise self._too_large()
+                    if len(body) > SMALL_BODY:
+                        self._count(len(body))
                     return body
                 return await self._rest(message["body"], receive)
         except TimeoutError:
             raise _Slow(f"The body did not arrive within {self._seconds:g} s; send it again.") from None
+
+    def release(self, size: int) -> None:
+        """A body of this size that was read is in memory no more, or belongs to somebody else."""
+        if size > SMALL_BODY:
+            self.held -= size
 
     async def _rest(self, first: bytes, receive: Receive) -> bytes:
         pieces = [first]
@@ -77,13 +82,21 @@ class Bodies:
                 if size > self._limit:
                     raise self._too_large()
                 if size > SMALL_BODY:
-                    self.held += size - counted
+                    self._count(size - counted)
                     counted = size
-                    if self.held > self._budget:
-                        raise Busy("Too many large requests arrive at once; send this one again.", code="bodies_busy")
             return b"".join(pieces)
-        finally:
+        except BaseException:
             self.held -= counted
+            raise
+
+    def _count(self, size: int) -> None:
+        if self.held + size > self._budget:
+            raise Busy(
+                f"Requests of {self._budget} bytes together are being taken in ({BODIES_AT_ONCE} times "
+                "limits.body_bytes); send this one again.",
+                code="bodies_busy",
+            )
+        self.held += size
 
     def _too_large(self) -> TooLarge:
         return TooLarge(
@@ -103,9 +116,10 @@ def decode(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise refuse(str(error)) from None
+        raise refuse(str(error), decoder.type) from None
     except msgspec.DecodeError as error:
-        raise Refused(f"The body is not valid JSON: {_lower(str(error))}.", code="invalid_json") from None
+        text = str(error)
+        raise Refused(f"The body is not valid JSON: {text[:1].lower()}{text[1:]}.", code="invalid_json") from None
     except UnicodeDecodeError:
         raise Refused("The body is not valid JSON: it is not UTF-8.", code="invalid_json") from None
     except RecursionError:
@@ -123,27 +137,15 @@ def refuse_duplicates(body: bytes) -> None:
             seen.add(name)
 
     try:
-        json.loads(body, object_pairs_hook=once)
+        json.loads(body, object_pairs_hook=once, parse_int=str, parse_float=str)  # numbers of any length
     except RecursionError:
         raise Refused("The body is nested too deeply.", code="invalid_json") from None
     except ValueError as error:
         raise Refused(f"The body is not valid JSON: {error}.", code="invalid_json") from None
 
 
-def refuse(text: str) -> Refused:
-    """What a validation error means to a caller."""
-    path = ""
-    if found := _AT.search(text):
-        path = found[1].removeprefix("$").removeprefix(".")
-        text = text[: found.start()]
-    if missing := _REQUIRED.fullmatch(text):
-        path = f"{path}.{missing[1]}" if path else missing[1]
-        return Refused(f"{path} is missing.", param=path)
-    text = text.replace("`", "")
-    if not path:
-        return Refused(f"The body is wrong: {_lower(text)}.")
-    return Refused(f"{path}: {_lower(text)}.", param=path)
+def refuse(text: str, kind: Any, *, root: str = "", texts_only: bool = False) -> Refused:
+    """What a validation error means to a caller; see `wording`."""
+    from tidegate.web.wording import refusal  # only mistakes need it
 
-
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:] if text[1:2].islower() else text
+    return refusal(text, kind, root=root, texts_only=texts_only)

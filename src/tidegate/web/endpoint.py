@@ -12,7 +12,7 @@ import msgspec
 
 from tidegate.errors import NotAllowed, Refused
 from tidegate.web.auth import Caller, Keyring
-from tidegate.web.decoding import Bodies, decode, refuse
+from tidegate.web.decoding import Bodies, decode, refuse, refuse_duplicates
 from tidegate.web.errors import Answer, send_answer
 from tidegate.web.headers import headers_of
 
@@ -82,18 +82,27 @@ class PathApp:
         endpoint = self._by_method["GET" if method == "HEAD" else method]
         headers = headers_of(scope["headers"])
         who = await self._who(endpoint, method, headers)
-        ask = Ask(
-            method=method,
-            path=scope.get("path_params", {}),
-            headers=headers,
-            query=_query(scope["query_string"], endpoint.query),
-            body=await self._body(endpoint, headers, receive),
-            who=who,
-            receive=receive,
-            send=send,
-        )
-        assert endpoint.handler is not None
-        answer = await endpoint.handler(ask)
+        query = _query(scope["query_string"], endpoint.query)
+        decoder = self._decoders.get(endpoint.method)
+        raw = b"" if decoder is None else await self._bodies.read(headers.get(b"content-length"), receive)
+        size = len(raw)
+        try:
+            body = None if decoder is None else _decoded(raw, decoder)
+            del raw
+            ask = Ask(
+                method=method,
+                path=scope.get("path_params", {}),
+                headers=headers,
+                query=query,
+                body=body,
+                who=who,
+                receive=receive,
+                send=send,
+            )
+            assert endpoint.handler is not None
+            answer = await endpoint.handler(ask)
+        finally:
+            self._bodies.release(size)
         if answer is not None:
             await send_answer(send, answer)
 
@@ -105,11 +114,11 @@ class PathApp:
             raise NotAllowed("Only the owner of this gateway may do this.")
         return caller
 
-    async def _body(self, endpoint: Endpoint, headers: Mapping[bytes, bytes], receive: Receive) -> Any:
-        decoder = self._decoders.get(endpoint.method)
-        if decoder is None:
-            return None
-        return decode(await self._bodies.read(headers.get(b"content-length"), receive), decoder)
+
+def _decoded(body: bytes, decoder: "msgspec.json.Decoder[Any]") -> Any:
+    value = decode(body, decoder)
+    refuse_duplicates(body)
+    return value
 
 
 def _query(raw: bytes, kind: Any) -> Any:
@@ -122,4 +131,4 @@ def _query(raw: bytes, kind: Any) -> Any:
     try:
         return msgspec.convert(fields, type=kind, strict=False)
     except msgspec.ValidationError as error:
-        raise refuse(str(error)) from None
+        raise refuse(str(error), kind, texts_only=True) from None

@@ -14,6 +14,7 @@ from msgspec import Meta, Raw
 
 from tidegate.errors import Refused, TooLarge
 from tidegate.values import Call, Message, ToolCall
+from tidegate.web.decoding import refuse
 
 REASONING = {
     "none": "off",
@@ -108,7 +109,7 @@ def is_given(raw: Raw) -> bool:
 def call_of(request: ChatRequest, *, named: bool, allowed: bool) -> Call:
     """The parameters of this one call. What cannot be honoured is refused, not left out."""
     if request.n is not None and request.n != 1:
-        raise Refused(f"n is {request.n}: one answer is given per request; send n = 1 or leave it out.", param="n")
+        raise Refused(f"`n` is {request.n}: one answer is given per request; send 1 or leave it out.", param="n")
     tools, choice = _caller_tools(request, named=named, allowed=allowed)
     return Call(
         temperature=request.temperature,
@@ -128,22 +129,22 @@ def _reasoning(effort: str | None) -> str | None:
     if effort is None:
         return None
     if effort not in REASONING:
-        raise Refused(f"reasoning_effort must be one of {', '.join(REASONING)}.", param="reasoning_effort")
+        raise Refused(f"`reasoning_effort` must be one of {', '.join(REASONING)}.", param="reasoning_effort")
     return REASONING[effort]
 
 
 def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(stops) > MAX_STOPS:
-        raise Refused(f"stop has {len(stops)} texts; at most {MAX_STOPS} are taken.", param="stop")
+        raise Refused(f"`stop` has {len(stops)} texts; at most {MAX_STOPS} are taken.", param="stop")
     if "" in stops:
-        raise Refused("stop must not be empty.", param="stop")
+        raise Refused("`stop` must not be empty.", param="stop")
     return stops
 
 
 def _metadata(metadata: dict[str, str] | None) -> dict[str, Any] | None:
     if metadata is not None and len(metadata) > MAX_METADATA:
-        raise Refused(f"metadata has {len(metadata)} entries; at most {MAX_METADATA} are taken.", param="metadata")
+        raise Refused(f"`metadata` has {len(metadata)} entries; at most {MAX_METADATA} are taken.", param="metadata")
     return dict(metadata) if metadata else None
 
 
@@ -153,10 +154,12 @@ def _metadata(metadata: dict[str, str] | None) -> dict[str, Any] | None:
 def _permit(param: str, *, named: bool, allowed: bool) -> None:
     if named:
         raise Refused(
-            f"{param} is taken only without X-Session-Id: a named session keeps the tools it began with.", param=param
+            f"`{param}` is taken only without X-Session-Id: a named session keeps the tools it began with.", param=param
         )
     if not allowed:
-        raise Refused(f"This agent does not take {param} from callers (its setting caller_tools is off).", param=param)
+        raise Refused(
+            f"This agent does not take `{param}` from callers (its setting caller_tools is off).", param=param
+        )
 
 
 def _caller_tools(request: ChatRequest, *, named: bool, allowed: bool) -> tuple[bytes, bytes]:
@@ -180,18 +183,16 @@ def _checked(param: str, raw: Raw, kind: Any) -> Any:
     try:
         return msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError as error:
-        text, _, path = str(error).partition(" - at `$")
-        where = param + path.rstrip("`")
-        raise Refused(f"{where}: {text.replace('`', '')}.", param=where) from None
+        raise refuse(str(error), kind, root=param) from None
     except (ValueError, RecursionError):
-        raise Refused(f"{param} is not valid JSON.", param=param, code="invalid_json") from None
+        raise Refused(f"`{param}` is not valid JSON.", param=param, code="invalid_json") from None
 
 
 def _unique(param: str, names: Iterable[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise Refused(f"{param} gives the name {name!r} twice.", param=param)
+            raise Refused(f"`{param}` gives the name {name!r} twice.", param=param)
         seen.add(name)
 
 
@@ -231,7 +232,7 @@ def _response_format(request: ChatRequest, *, named: bool, allowed: bool) -> byt
         return b""
     _permit("response_format", named=named, allowed=allowed)
     if given.type == "json_schema" and given.json_schema is None:
-        raise Refused("response_format.json_schema is missing.", param="response_format.json_schema")
+        raise Refused("`response_format.json_schema` is missing.", param="response_format.json_schema")
     return bytes(request.response_format)
 
 
@@ -249,7 +250,7 @@ def new_message(messages: Sequence[ChatMessage], limit: int) -> tuple[Message, s
         elif index > last:
             if message.role != "user":
                 raise Refused(
-                    f"messages[{index}] is a tool's result: a named session runs its tools itself.",
+                    f"`messages[{index}]` is a tool's result: a named session runs its tools itself.",
                     param=f"messages[{index}].role",
                 )
             texts.append(_user_text(message, index, limit))
@@ -301,10 +302,10 @@ def _assistant(message: ChatMessage, index: int, open_calls: list[str]) -> Messa
         old = message.function_call
         calls.append(ToolCall(id=f"call_{index}", name=old.name, arguments=old.arguments))
     if not text and not calls:
-        raise Refused(f"messages[{index}].content is empty.", param=f"messages[{index}].content")
+        raise Refused(f"`messages[{index}].content` is empty.", param=f"messages[{index}].content")
     open_calls += (call.id for call in calls)
     if len(set(open_calls)) != len(open_calls):
-        raise Refused(f"messages[{index}].tool_calls has an id twice.", param=f"messages[{index}].tool_calls")
+        raise Refused(f"`messages[{index}].tool_calls` has an id twice.", param=f"messages[{index}].tool_calls")
     return Message(role="assistant", text=text, calls=tuple(calls), finish="tool_calls" if calls else "stop")
 
 
@@ -314,7 +315,7 @@ def _result(message: ChatMessage, index: int, open_calls: list[str], limit: int)
         call_id = open_calls[0]
     if call_id is None or call_id not in open_calls:
         raise Refused(
-            f"messages[{index}].tool_call_id names no tool call of the assistant message before it.",
+            f"`messages[{index}].tool_call_id` names no tool call of the assistant message before it.",
             param=f"messages[{index}].tool_call_id",
         )
     open_calls.remove(call_id)
@@ -325,20 +326,21 @@ def _result(message: ChatMessage, index: int, open_calls: list[str], limit: int)
 
 def _unanswered(index: int, open_calls: list[str]) -> Refused:
     return Refused(
-        f"The tool call {open_calls[0][:100]!r} before messages[{index}] has no result.", param=f"messages[{index - 1}]"
+        f"The tool call {open_calls[0][:100]!r} before `messages[{index}]` has no result.",
+        param=f"messages[{index - 1}]",
     )
 
 
 def _no_user_message(messages: Sequence[ChatMessage]) -> Refused:
     if any(message.role == "user" for message in messages):
-        return Refused("messages has no user message after the last assistant message.", param="messages")
-    return Refused("messages has no user message.", param="messages")
+        return Refused("`messages` has no user message after the last assistant message.", param="messages")
+    return Refused("`messages` has no user message.", param="messages")
 
 
 def _user_text(message: ChatMessage, index: int, limit: int) -> str:
     text = _text(message, index)
     if not text.strip():
-        raise Refused(f"messages[{index}].content is empty.", param=f"messages[{index}].content")
+        raise Refused(f"`messages[{index}].content` is empty.", param=f"messages[{index}].content")
     _bound(text, index, limit)
     return text
 
@@ -354,11 +356,11 @@ def _text(message: ChatMessage, index: int) -> str:
         elif part.type != "text":
             where = f"messages[{index}].content[{place}]"
             raise Refused(
-                f"{where} is of type {part.type[:100]!r}; only parts of type 'text' are taken.", param=f"{where}.type"
+                f"`{where}` is of type {part.type[:100]!r}; only parts of type 'text' are taken.", param=f"{where}.type"
             )
         elif part.text is None:
             where = f"messages[{index}].content[{place}].text"
-            raise Refused(f"{where} is missing.", param=where)
+            raise Refused(f"`{where}` is missing.", param=where)
         else:
             pieces.append(part.text)
     return "".join(pieces)
@@ -368,7 +370,7 @@ def _bound(text: str, index: int, limit: int) -> None:
     """`limit` is limits.message_bytes, everywhere in this module."""
     if len(text) * 4 > limit and len(text.encode()) > limit:
         raise TooLarge(
-            f"messages[{index}].content is larger than limits.message_bytes ({limit} bytes).",
+            f"`messages[{index}].content` is larger than limits.message_bytes ({limit} bytes).",
             limit="limits.message_bytes",
             value=limit,
             param=f"messages[{index}].content",

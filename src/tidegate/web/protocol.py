@@ -2,8 +2,9 @@
 
 Guarantee: a request line and headers are bounded in bytes, number and time; a connection that is not in a request is
 closed after its keep-alive time, at its beginning too; a reader whose buffers stay full is let go; what is not HTTP
-gets OpenAI's error shape as everything else; requests run as tasks of the server's scope. What is written in one turn
-of the loop leaves in one piece. The connection owns its transport; `abort` drops it.
+gets OpenAI's error shape as everything else; requests run as tasks of the server's scope. An answer reaches its client
+also when that client was still sending, when it has closed its own half of the connection (not over TLS, which knows no
+halves here), and when it speaks HTTP/1.0. The connection owns its transport; `abort` drops it.
 """
 
 import asyncio
@@ -19,11 +20,16 @@ from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from tidegate.web.corked import Corked
 from tidegate.web.errors import ErrorAnswer, ErrorBody
+from tidegate.web.halfclosed import HalfClosed
+from tidegate.web.unframed import Unframed
 
 HEADER_BYTES = 64 * 1024
 """Request line and headers together: a cookie jar of a browser on localhost can be large, nothing else is."""
 HEADER_COUNT = 200
+READ_BYTES = 256 * 1024
+"""What one read brings at most: the end of the body before, perhaps, and then the beginning of a head."""
 HEAD_SECONDS = 20.0
 """How long the request line and headers may take to arrive."""
 STALL_SECONDS = 60.0
@@ -31,52 +37,26 @@ STALL_SECONDS = 60.0
 ABORT = "tidegate.abort"
 """Where a request finds, in its scope, the way to drop its connection."""
 
+_TOO_LARGE = (431, f"The request line and headers are larger than {HEADER_BYTES} bytes.", "headers_too_large")
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
 StartTask = Callable[[Any, Any], "asyncio.Task[None]"]
 
 
-class Corked(asyncio.Transport):
-    """A transport whose writes of one turn of the loop leave together: a head and its body are one packet, one call of
-    the kernel instead of two."""
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__()
-        self._transport = transport
-        self._loop = loop
-        self._held: list[bytes] = []
-        self.abort = transport.abort  # type: ignore[method-assign]
-        self.is_closing = transport.is_closing  # type: ignore[method-assign]
-        self.get_extra_info = transport.get_extra_info  # type: ignore[method-assign]
-        self.pause_reading = transport.pause_reading  # type: ignore[method-assign]
-        self.resume_reading = transport.resume_reading  # type: ignore[method-assign]
-
-    def write(self, data: Any) -> None:
-        if not self._held:
-            self._loop.call_soon(self.flush)
-        self._held.append(data)
-
-    def flush(self) -> None:
-        if self._held:
-            data = self._held[0] if len(self._held) == 1 else b"".join(self._held)
-            self._held.clear()
-            self._transport.write(data)
-
-    def close(self) -> None:
-        self.flush()
-        self._transport.close()
-
-
 class Connection(HttpToolsProtocol):
+    _corked: Corked
+
     def __init__(self, config: Config, state: ServerState, start: StartTask, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(config, state, {}, loop)
         self.logger = logging.getLogger("tidegate.web")
         self.access_log = False
         self._start = start
         self._head_bytes = 0
+        self._unparsed = 0
         self._in_head = True
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
+        self._half_closed: HalfClosed | None = None
         self._refusal = (400, "This is not a valid HTTP request.", "invalid_http")
 
     @property
@@ -89,15 +69,29 @@ class Connection(HttpToolsProtocol):
         # asyncio does this only for a listener that was made with its protocol named; without it a second small piece
         # of a stream waits for the acknowledgement of the first, which clients delay by 40 ms.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        super().connection_made(Corked(transport, self.loop))
+        self._corked = Corked(transport, self.loop)
+        super().connection_made(self._corked)
         self._head_timer = self.loop.call_later(HEAD_SECONDS, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        if self._half_closed is not None:
+            self._half_closed.stop()
         self.resume_writing()
         super().connection_lost(exc)
         if exc is not None:
             self._unset_keepalive_if_required()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The peer sends no more. Whether the connection stays open: while there is a whole request to answer."""
+        cycle = self.cycle
+        if self.is_idle or self._corked.unread or self.scheme == "https":
+            return False
+        cycle.keep_alive = False
+        if not self.pipeline:
+            self._half_closed = HalfClosed(self._corked, self.loop)
+            self._half_closed.start(begun=cycle.response_started, chunked=bool(cycle.chunked_encoding))
+        return True
 
     def data_received(self, data: bytes) -> None:
         if b"pgrade:" in data and (self._in_head or self.is_idle):
@@ -106,7 +100,12 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._in_head:
-            if self._head_timer is None:
+            # The parser tells of a header only when it has all of it, and would wait for the end of an endless one.
+            self._unparsed += len(data)
+            if self._unparsed > HEADER_BYTES + READ_BYTES:
+                self._refusal = _TOO_LARGE
+                self.send_400_response("")
+            elif self._head_timer is None:
                 self._head_timer = self.loop.call_later(HEAD_SECONDS, self.timeout_keep_alive_handler)
         elif self.timeout_keep_alive_task is None and self.cycle.response_complete and not self.pipeline:
             # The rest of a body that was answered before it had arrived: uvicorn forgets the time here.
@@ -135,6 +134,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._head_bytes = 0
+        self._unparsed = 0
         self._in_head = True
         self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]
 
@@ -146,20 +146,25 @@ class Connection(HttpToolsProtocol):
         self._count(len(name) + len(value))
         super().on_header(name, value)
         if len(self.headers) > HEADER_COUNT:
-            self._refuse(f"The request has more than {HEADER_COUNT} headers.")
+            self._refuse(431, f"The request has more than {HEADER_COUNT} headers.", "headers_too_large")
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._corked.unread = True
         self._stop_timer()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._corked.unread = False
+        super().on_message_complete()
 
     def _count(self, size: int) -> None:
         self._head_bytes += size
         if self._head_bytes > HEADER_BYTES:
-            self._refuse(f"The request line and headers are larger than {HEADER_BYTES} bytes.")
+            self._refuse(*_TOO_LARGE)
 
-    def _refuse(self, message: str) -> None:
-        self._refusal = (431, message, "headers_too_large")
+    def _refuse(self, status: int, message: str, code: str) -> None:
+        self._refusal = (status, message, code)
         raise httptools.HttpParserError(message)
 
     def send_400_response(self, msg: str) -> None:
@@ -168,17 +173,19 @@ class Connection(HttpToolsProtocol):
         body = msgspec.json.encode(ErrorAnswer(error=error))
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         if not self.transport.is_closing():
-            self.transport.write(STATUS_LINE[status] + head + body)
-            self.transport.close()
+            self._corked.write(STATUS_LINE[status] + head + body)
+            self._corked.unread = self.is_idle
+            self._corked.close()
 
     def on_response_complete(self) -> None:
-        if isinstance(self.transport, Corked):
-            self.transport.flush()
+        self._corked.flush()
         super().on_response_complete()
 
     # -- tasks --
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if cycle.scope["http_version"] == "1.0":
+            cycle.send = Unframed(cycle)  # type: ignore[method-assign]
         task = self._start(cycle, app)
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)

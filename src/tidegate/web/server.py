@@ -10,6 +10,7 @@ import resource
 import socket
 import ssl
 import time
+from collections.abc import Iterator
 from email.utils import formatdate
 from typing import Any
 
@@ -19,7 +20,7 @@ from uvicorn.server import ServerState
 
 from tidegate.config import Config
 from tidegate.errors import Misconfigured
-from tidegate.lifetimes import Scope
+from tidegate.lifetimes import Holding, Scope
 from tidegate.web.app import App
 from tidegate.web.protocol import Connection
 
@@ -30,6 +31,8 @@ KEEP_ALIVE_SECONDS = 75
 DESCRIPTOR_SHARE = 0.5
 """Part of the process's descriptors that callers' connections may take; the rest is for models, store and children."""
 MOST_CONNECTIONS = 8192
+CONNECTION_BYTES = 12 * 1024
+"""A caller's connection: its socket, transport, parser and the request that it is in. Measured."""
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -68,6 +71,7 @@ class Server:
         uvicorn.load()
         loop = asyncio.get_running_loop()
         self._scope = scope.child("web")
+        self._scope.account.ledger.view("caller connection", self._measure)
         self._scope.on_close(self._drop, name="connections")
         self._tick()
         self._listener = await loop.create_server(
@@ -110,6 +114,12 @@ class Server:
             self._listener.close()
             await self._listener.wait_closed()
         await asyncio.sleep(0)  # an aborted transport tells its connection in the next turn of the loop
+
+    def _measure(self) -> Iterator[tuple[str, Holding]]:
+        """Callers' connections, with what waits there to be sent."""
+        count = len(self._state.connections)
+        waiting = sum(each.transport.get_write_buffer_size() for each in self._state.connections)
+        yield "process", Holding(count, count * CONNECTION_BYTES + waiting, fds=count)
 
     def _tick(self) -> None:
         self._state.default_headers = [(b"date", formatdate(time.time(), usegmt=True).encode())]

@@ -1,0 +1,308 @@
+"""What happens on the wire: answers that come before the request has, half-closed connections, old clients."""
+
+import asyncio
+import json
+import shutil
+import socket
+import ssl
+from pathlib import Path
+
+import anyio
+import anyio.abc
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.house import WAIT, House, house
+from tests.web.asking import asked, call
+from tidegate.web import lingering
+
+pytestmark = pytest.mark.anyio
+
+UPLOAD = 20 * 1024 * 1024
+STREAMED = [False, True]
+
+
+async def connect(h: House) -> anyio.abc.SocketStream:
+    return await anyio.connect_tcp("127.0.0.1", int(h.url.rpartition(":")[2]))
+
+
+def request(h: House, text: str = "hello", *, version: str = "1.1", headers: str = "", stream: bool = False) -> bytes:
+    """A whole chat request, as bytes."""
+    body = json.dumps(asked(text, stream=stream)).encode()
+    head = f"POST /v1/chat/completions HTTP/{version}\r\nHost: x\r\nAuthorization: Bearer {h.key}\r\n{headers}"
+    return head.encode() + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+def upload(h: House, *, key: str, length: bool) -> bytes:
+    """The head of an upload after which the client wants to be hung up on."""
+    size = f"Content-Length: {UPLOAD}" if length else "Transfer-Encoding: chunked"
+    return (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n{size}"
+        "\r\n\r\n"
+    ).encode()
+
+
+async def rest(stream: anyio.abc.SocketStream) -> bytes:
+    """Everything until the gateway has said its last."""
+    data = b""
+    try:
+        while True:
+            data += await stream.receive()
+    except anyio.EndOfStream:
+        return data
+
+
+# -- an answer before the request has arrived --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("known", "status"), [(True, b"413"), (False, b"401")])
+async def test_a_client_that_sends_everything_first_still_reads_an_early_refusal(
+    gateway: House, known: bool, status: bytes
+) -> None:
+    """H20, H21: with Connection: close; what is still on its way is read and dropped, so that no reset takes the
+    answer away."""
+    with anyio.fail_after(WAIT):
+        for _ in range(3):
+            async with await connect(gateway) as stream:
+                await stream.send(upload(gateway, key=gateway.key if known else "no", length=True))
+                await stream.send(b"x" * UPLOAD)
+                answer = await rest(stream)
+            assert answer.split(b" ")[1] == status, answer
+            assert b"connection: close" in answer
+            assert answer.endswith(b"}}")
+
+
+async def test_an_upload_without_a_length_that_turns_out_too_large_is_refused_readably(
+    home: Path, model: ScriptedModel
+) -> None:
+    """H20: 413 in the middle of it."""
+    async with house(home, "[limits]\nbody_bytes = 8192\nmessage_bytes = 2048", model=model) as h:
+        with anyio.fail_after(WAIT):
+            async with await connect(h) as stream:
+                await stream.send(upload(h, key=h.key, length=False))
+                piece = b"x" * 65536
+                for _ in range(UPLOAD // len(piece)):
+                    await stream.send(b"%x\r\n%b\r\n" % (len(piece), piece))
+                await stream.send(b"0\r\n\r\n")
+                answer = await rest(stream)
+        assert answer.split(b" ")[1] == b"413"
+        assert b"limits.body_bytes" in answer
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
+async def test_an_early_refusal_is_readable_over_tls_too(home: Path, model: ScriptedModel) -> None:
+    """H20, H21: where no half of a connection can be closed, the answer's length says where it ends."""
+    home.mkdir(mode=0o700)
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2"]
+    await anyio.run_process([*made, "-keyout", str(home / "key.pem"), "-out", str(home / "cert.pem")])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(home / "cert.pem")
+    async with house(home, '[server]\ntls_cert = "cert.pem"\ntls_key = "key.pem"', model=model) as h:
+        port = int(h.url.rpartition(":")[2])
+        with anyio.fail_after(WAIT):
+            async with await anyio.connect_tcp("127.0.0.1", port, ssl_context=context, tls_hostname="localhost") as tls:
+                await tls.send(upload(h, key="no", length=True) + b"x" * UPLOAD)
+                answer = b""
+                while not answer.endswith(b"}}"):
+                    answer += await tls.receive()
+            assert answer.split(b" ")[1] == b"401"
+            while h.server.connections:
+                await anyio.sleep(0.005)
+
+
+async def test_headers_without_end_are_refused_readably(gateway: House) -> None:
+    """H20, L21: 431, however much the client had wanted to say."""
+    with anyio.fail_after(WAIT):
+        async with await connect(gateway) as stream:
+            await stream.send(b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"x" * UPLOAD)
+            answer = await rest(stream)
+    assert answer.split(b" ")[1] == b"431"
+
+
+async def test_what_is_read_after_an_early_answer_is_bounded_in_bytes(
+    gateway: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L21: who sends for ever is cut off."""
+    monkeypatch.setattr(lingering, "LINGER_BYTES", 256 * 1024)
+    with anyio.fail_after(WAIT):
+        async with await connect(gateway) as stream:
+            await stream.send(upload(gateway, key="no", length=False))
+            with pytest.raises(anyio.BrokenResourceError):
+                while True:
+                    await stream.send(b"x" * 65536)
+        while gateway.server.connections:
+            await anyio.sleep(0.005)
+
+
+async def test_what_is_read_after_an_early_answer_is_bounded_in_time(
+    gateway: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L11, L21: who neither sends nor hangs up is let go."""
+    monkeypatch.setattr(lingering, "LINGER_SECONDS", 0.1)
+    with anyio.fail_after(WAIT):
+        async with await connect(gateway) as stream:
+            await stream.send(upload(gateway, key="no", length=True))
+            assert b"401" in await rest(stream)
+            while gateway.server.connections:
+                await anyio.sleep(0.005)
+
+
+async def test_a_connection_that_lingers_does_not_hold_up_the_stop(home: Path, model: ScriptedModel) -> None:
+    """F1: nothing of it is left when the server has stopped."""
+    with anyio.fail_after(WAIT):
+        async with house(home, model=model) as h:
+            stream = await connect(h)
+            await stream.send(upload(h, key="no", length=True))
+            assert b"401" in await rest(stream)
+            assert h.server.connections == 1
+        assert h.server.connections == 0
+        await stream.aclose()
+
+
+# -- a client that says that it will send no more ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", STREAMED)
+@pytest.mark.parametrize("headers", ["", "X-Session-Id: n\r\n"])
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+async def test_a_half_closed_connection_gets_its_answer(
+    gateway: House, model: ScriptedModel, stream: bool, headers: str, version: str
+) -> None:
+    """H15, H16: only who hangs up wholly has left; the answer is whole, and then the gateway hangs up too."""
+    with anyio.fail_after(WAIT):
+        async with await connect(gateway) as wire:
+            text = "one [hold there] [say whole]"
+            await wire.send(request(gateway, text, version=version, headers=headers, stream=stream))
+            await wire.send_eof()
+            await model.held("there")
+            answer = await wire.receive()  # the gateway has seen the end, and its first bytes ask whether we are there
+            model.release("there")
+            answer += await rest(wire)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n"), answer
+    assert head.count(b"HTTP/") == 1
+    assert b"whole" in body
+    if stream and version == "1.1":
+        assert unchunked(body).endswith(b"data: [DONE]\n\n")
+    assert gateway.door.status()["turns"]["answered"] == 1
+
+
+async def test_a_stream_goes_on_after_its_reader_half_closed(gateway: House, model: ScriptedModel) -> None:
+    """H16: also when it had begun."""
+    with anyio.fail_after(WAIT):
+        async with await connect(gateway) as wire:
+            await wire.send(request(gateway, "one [words 5] [tool clock {}] [hold there step=1]", stream=True))
+            answer = await wire.receive()
+            await model.held("there")
+            await wire.send_eof()
+            while not answer.endswith(b"\r\n0"):
+                answer += await wire.receive()
+            model.release("there")
+            answer += await rest(wire)
+    _, _, body = answer.partition(b"\r\n\r\n")
+    assert unchunked(body).endswith(b"data: [DONE]\n\n")
+
+
+def unchunked(body: bytes) -> bytes:
+    """The content of a chunked body, which must be whole."""
+    found = b""
+    while True:
+        size, _, body = body.partition(b"\r\n")
+        length = int(size, 16)
+        if not length:
+            assert body == b"\r\n"
+            return found
+        assert body[length : length + 2] == b"\r\n"
+        found, body = found + body[:length], body[length + 2 :]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_reader_that_hangs_up_wholly_has_left_however_it_does_it(
+    gateway: House, model: ScriptedModel, begun: bool
+) -> None:
+    """H16: first one half and then the other; before its answer has begun, and in the middle of it."""
+    text = "one [tool clock {}] [hold there step=1]" if begun else "one [hold there]"
+    with anyio.fail_after(WAIT):
+        async with await connect(gateway) as wire:
+            await wire.send(request(gateway, text, stream=True))
+            if begun:
+                await wire.receive()
+            await model.held("there")
+            await wire.send_eof()
+        while gateway.door.census()["turns_running"]:
+            await anyio.sleep(0.005)
+    assert gateway.door.status()["turns"]["stopped"] == 1
+    with anyio.fail_after(WAIT):
+        while gateway.server.connections:
+            await anyio.sleep(0.005)
+
+
+async def test_half_a_request_and_then_the_end_is_no_request(gateway: House, model: ScriptedModel) -> None:
+    """L11: nothing more can come; the connection is closed and nothing runs."""
+    whole = request(gateway)
+    with anyio.fail_after(WAIT):
+        for cut in (20, len(whole) - 5):
+            async with await connect(gateway) as wire:
+                await wire.send(whole[:cut])
+                await wire.send_eof()
+                assert await rest(wire) == b""
+        while gateway.server.connections:
+            await anyio.sleep(0.005)
+    assert not model.recorded
+
+
+async def test_a_reset_connection_is_a_reader_that_left(gateway: House, model: ScriptedModel) -> None:
+    """H16: the rudest way of leaving."""
+    with anyio.fail_after(WAIT):
+        sock = socket.socket()
+        sock.setblocking(False)
+        with sock:
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(sock, ("127.0.0.1", int(gateway.url.rpartition(":")[2])))
+            await loop.sock_sendall(sock, request(gateway, "one [hold there]"))
+            await model.held("there")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+        while gateway.door.census()["turns_running"]:
+            await anyio.sleep(0.005)
+    assert gateway.door.status()["turns"]["stopped"] == 1
+
+
+# -- HTTP/1.0 ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_stream_over_http_1_0_is_not_chunked_and_ends_with_the_connection(gateway: House) -> None:
+    """H10, H11: such a client knows no chunks."""
+    with anyio.fail_after(WAIT):
+        async with await connect(gateway) as wire:
+            await wire.send(request(gateway, "x [words 50]", version="1.0", stream=True))
+            head, _, body = (await rest(wire)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"transfer-encoding" not in head and b"content-length" not in head
+    assert b"connection: close" in head
+    assert body.startswith(b"data: {") and body.endswith(b"data: [DONE]\n\n")
+    assert all(block.startswith((b"data: ", b": ")) for block in body.split(b"\n\n")[:-1])
+
+
+async def test_a_whole_answer_over_http_1_0_has_its_length(gateway: House) -> None:
+    """H10: and so has a refusal."""
+    with anyio.fail_after(WAIT):
+        for text, status in (("hello", b"200"), ("", b"400")):
+            async with await connect(gateway) as wire:
+                await wire.send(request(gateway, text, version="1.0"))
+                head, _, body = (await rest(wire)).partition(b"\r\n\r\n")
+            assert head.split(b" ")[1] == status
+            assert b"content-length: %d\r\n" % len(body) in head + b"\r\n"
+            assert json.loads(body)
+
+
+async def test_an_export_over_http_1_0_is_not_chunked(gateway: House) -> None:
+    """H10: whatever is streamed."""
+    await gateway.chat("hello", "n")
+    [view] = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
+    head = f"GET /api/sessions/{view['id']}/export HTTP/1.0\r\nAuthorization: Bearer {gateway.key}\r\n\r\n"
+    with anyio.fail_after(WAIT):
+        async with await connect(gateway) as wire:
+            await wire.send(head.encode())
+            answered, _, body = (await rest(wire)).partition(b"\r\n\r\n")
+    assert answered.startswith(b"HTTP/1.1 200") and b"transfer-encoding" not in answered
+    assert [json.loads(line) for line in body.splitlines()]
