@@ -6,6 +6,7 @@ This room imports nothing of the project.
 """
 
 from tidegate.lifetimes.cache import BoundedCache, CacheStats
+from tidegate.lifetimes.cancelled import is_cancelled
 from tidegate.lifetimes.flight import Flight
 from tidegate.lifetimes.gather import gather
 from tidegate.lifetimes.ledger import Account, Hold, Holding, Ledger
@@ -28,4 +29,5 @@ __all__ = [
     "Scope",
     "ScopeClosed",
     "gather",
+    "is_cancelled",
 ]

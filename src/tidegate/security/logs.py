@@ -2,14 +2,16 @@
 
 Guarantee: every line that anything in the process logs, a library too, passes the redactor twice: as values, where
 the structure is still known, and as the finished line. A line is one line in JSON; as text, control characters are
-escaped, so that nothing logged can pose as another line. Logging never raises: a line that cannot be written is
-counted, and the count is reported with the next one that can. Requests' and messages' bodies are not logged.
+escaped, so that nothing logged can pose as another line. Logging never raises, and never waits for whoever reads the
+log: a line that cannot be written is counted, and the count is reported with the next one that can. Requests' and
+messages' bodies are not logged.
 
 Logging is the one thing that a process has only once; `configure_logging` sets it, and what it returns unsets it.
 """
 
 import logging
 import re
+import select
 import sys
 import traceback
 from collections.abc import Callable, MutableMapping
@@ -24,6 +26,9 @@ from tidegate.security.redactor import Redactor
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _WORD = re.compile(r"[^\s\"'=]+")
+
+PIECE_CHARACTERS = 1024
+"""Written at once: a pipe that says it has room takes 4096 bytes, and a character is at most four."""
 
 Event = MutableMapping[str, Any]
 
@@ -68,6 +73,7 @@ class _Sink:
         self._stream = stream
         self._redactor = redactor
         self._render = render
+        self._torn = False
         self.lost = 0
 
     def write(self, line: str) -> None:
@@ -76,15 +82,34 @@ class _Sink:
         if self.lost:
             loss: Event = {"level": "warning", "event": "lines of the log could not be written", "lines": self.lost}
             line = f"{self._render(None, '', loss)}\n{line}"
+        text = "\n" * self._torn + line.encode("utf-8", "backslashreplace").decode() + "\n"
         try:
-            self._stream.write(line.encode("utf-8", "backslashreplace").decode() + "\n")
-            self._stream.flush()
+            for start in range(0, len(text), PIECE_CHARACTERS):
+                if not _has_room(self._stream):
+                    self._torn = self._torn or start > 0
+                    self.lost += 1
+                    return
+                self._stream.write(text[start : start + PIECE_CHARACTERS])
+                self._stream.flush()
         except (OSError, ValueError):
             self.lost += 1
         else:
+            self._torn = False
             self.lost = 0
 
     msg = debug = info = warning = error = critical = exception = log = write
+
+
+def _has_room(stream: TextIO) -> bool:
+    """Whether a piece can be written without waiting. A pipe whose reader has stopped reading would hold up the loop,
+    and with it everything. What has no descriptor always has room; what is closed says so when it is written to."""
+    try:
+        descriptor = stream.fileno()
+    except OSError:
+        return True
+    room = select.poll()
+    room.register(descriptor, select.POLLOUT)
+    return bool(room.poll(0))
 
 
 class _Bridge(logging.Handler):

@@ -1,0 +1,272 @@
+"""Every way a session can be over: its hooks, its turn, its transcript, and what may still be done to it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.core import ANNA, WAIT, Core, core
+from tidegate.agent import is_balanced
+from tidegate.commands import build
+from tidegate.errors import Conflict, NotFound
+from tidegate.sessions import changes
+from tidegate.sessions.ending import Write
+from tidegate.store import Db, SessionRow, messages, sessions
+from tidegate.tools import ToolContext, Toolset, tool
+from tidegate.values import Accepted
+
+pytestmark = pytest.mark.anyio
+
+
+class Diary:
+    """An end hook that writes down, in the store, each message that it found in the transcript."""
+
+    def __init__(self) -> None:
+        self.gate: asyncio.Event | None = None
+        self.asked = 0
+
+    async def __call__(self, session: SessionRow) -> Write:
+        self.asked += 1
+        if self.gate is not None:
+            await self.gate.wait()
+
+        def write(db: Db) -> None:
+            db.execute("CREATE TABLE IF NOT EXISTS diary(session TEXT, reason TEXT, role TEXT, text TEXT)")
+            for said in messages.history(db, session.id):
+                row = (session.id, session.end_reason, said.role, said.text)
+                db.execute("INSERT INTO diary VALUES(?, ?, ?, ?)", row)
+
+        return write
+
+
+async def diary_of(house: Core, session: str) -> list[tuple[str, str, str]]:
+    def read(db: Db) -> list[tuple[str, str, str]]:
+        if db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'diary'").get is None:
+            return []
+        return list(db.execute("SELECT reason, role, text FROM diary WHERE session = ?", (session,)))
+
+    found: list[tuple[str, str, str]] = await house.store.read(read)
+    return found
+
+
+async def _new(house: Core, session: str) -> None:
+    await build(house.door).run("/new", principal=ANNA, channel="page", session=session, agent="main")
+
+
+async def _reset(house: Core, session: str) -> None:
+    await build(house.door).run("/reset", principal=ANNA, channel="page", session=session, agent="main")
+
+
+async def _expiry(house: Core, session: str) -> None:
+    await house.store.write(lambda db: db.execute("UPDATE sessions SET active = 1 WHERE id = ?", (session,)))
+    for chore in house.door.chores():
+        if chore.name == "expire":
+            await chore.run()
+
+
+async def _delete(house: Core, session: str) -> None:
+    await house.door.delete(session, ANNA)
+
+
+WAYS: dict[str, tuple[Callable[[Core, str], Awaitable[None]], str]] = {
+    "/new": (_new, "new"),
+    "/reset": (_reset, "new"),
+    "expiry": (_expiry, "expiry"),
+    "delete": (_delete, "delete"),
+}
+
+
+@pytest.mark.parametrize("resident", [True, False])
+@pytest.mark.parametrize("way", WAYS)
+async def test_whichever_way_it_ends_its_hook_takes_effect_once_with_the_whole_transcript(
+    home: Path, model: ScriptedModel, way: str, resident: bool
+) -> None:
+    """S01, S02, B6, B3: with and without a resident, by command, timer and deletion, and never again after that."""
+    go, reason = WAYS[way]
+    extra = '[expiry]\nnamed_idle = "1h"'
+    async with core(home, extra, model=model, hooks={"diary": Diary()}) as house:
+        outcome = await house.say("[say hello] one")
+        await house.say("[say you too] bye")
+        if not resident:
+            house.door.presence.unload(outcome.session, reason="test")
+        await go(house, outcome.session)
+        said = [
+            ("user", "[say hello] one"),
+            ("assistant", "hello"),
+            ("user", "[say you too] bye"),
+            ("assistant", "you too"),
+        ]
+        assert await diary_of(house, outcome.session) == [(reason, *each) for each in said]
+        for chore in house.door.chores():
+            if chore.name == "expire":
+                await chore.run()
+        assert not await house.door.endings.end(outcome.session, "again")
+        assert len(await diary_of(house, outcome.session)) == 4
+        again = await house.say("[say fresh] three")
+        assert again.session != outcome.session and len(house.requests()[-1]["messages"]) == 2
+    async with core(home, extra, model=model, hooks={"diary": Diary()}) as house:
+        assert len(await diary_of(house, outcome.session)) == 4
+
+
+async def test_many_who_end_it_at_once_end_it_once(home: Path, model: ScriptedModel) -> None:
+    """S02, B3, B6: one of them did it, and what is to happen happens once."""
+    async with core(home, model=model, hooks={"diary": Diary()}) as house:
+        outcome = await house.say("one")
+        ended: list[bool] = []
+
+        async def end(number: int) -> None:
+            ended.append(await house.door.end(outcome.session, ANNA, f"reason {number}"))
+
+        with anyio.fail_after(WAIT):
+            async with anyio.create_task_group() as group:
+                for number in range(20):
+                    group.start_soon(end, number)
+        assert sorted(ended) == [False] * 19 + [True]
+        written = await diary_of(house, outcome.session)
+        assert len(written) == 2
+        assert {reason for reason, *_ in written} == {(await house.door.session(outcome.session, ANNA)).end_reason}
+
+
+@pytest.mark.parametrize("way", ["/new", "/reset", "delete"])
+async def test_in_mid_turn_the_turn_is_over_before_the_hook_looks(home: Path, model: ScriptedModel, way: str) -> None:
+    """B3, S01, V01, V19: whoever waits for the turn is told, what waited is refused, and the hook sees how it ended."""
+    go, _ = WAYS[way]
+    async with core(home, model=model, hooks={"diary": Diary()}) as house:
+        running = await house.accept("[tool clock {}] [words 50] [hang after=5 step=1]")
+        log = house.door.live(running.turn)
+        assert log is not None
+        with anyio.fail_after(WAIT):
+            async for _ in log.read():
+                if log.draft():
+                    break
+        waiting = await house.accept("later")
+        told: dict[str, str] = {}
+
+        async def wait(accepted: Accepted) -> None:
+            told[accepted.turn] = (await house.answered(accepted.turn)).state
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait, running)
+            group.start_soon(wait, waiting)
+            await anyio.lowlevel.checkpoint()
+            await go(house, running.session)
+        assert told == {running.turn: "stopped", waiting.turn: "refused"}
+        roles = [role for _, role, _ in await diary_of(house, running.session)]
+        assert roles == ["user", "assistant", "tool", "assistant"]
+        assert house.door.census() == {"present": 0, "residents": 0, "turns_running": 0, "turns_waiting": 0}
+        if way == "delete":
+            with pytest.raises(NotFound):
+                await house.door.session(running.session, ANNA)
+
+            def left(db: Db) -> list[int]:
+                tables = ("sessions", "turns", "messages", "intents", "settings", "endings")
+                return [int(db.execute(f"SELECT count(*) FROM {table}").get) for table in tables]
+
+            assert await house.store.read(left) == [0] * 6
+
+
+async def test_a_crash_between_the_end_and_its_turn_leaves_both_to_the_next_start(
+    home: Path, model: ScriptedModel
+) -> None:
+    """B6, V01, S01, F4: the turn does not go on in an ended session; it is stopped, and then the hook sees it whole."""
+    started = asyncio.Event()
+
+    @tool(effect="execute")
+    async def wait_for_ever(ctx: ToolContext) -> str:
+        """Waits."""
+        started.set()
+        await asyncio.Event().wait()
+        return ""
+
+    options: dict[str, Any] = {"tools": '"waiting"', "toolsets": {"waiting": Toolset((wait_for_ever,))}}
+    async with core(home, model=model, hooks={"diary": Diary()}, drain=None, **options) as house:
+        running = await house.accept("[tool wait_for_ever {}]")
+        with anyio.fail_after(WAIT):
+            await started.wait()
+        # What an end has committed when it is killed before it could let go of anything.
+        await house.store.write(
+            lambda db: sessions.end(db, running.session, reason="new", hooks=("diary",), now=house.door.clock())
+        )
+    asked = model.counts["requests"]
+    async with core(home, model=model, hooks={"diary": Diary()}, **options) as house:
+        assert (await house.door.outcome(running.turn, ANNA)).state == "stopped"
+        assert model.counts["requests"] == asked
+        with anyio.fail_after(WAIT):
+            while not (found := await diary_of(house, running.session)):
+                await anyio.lowlevel.checkpoint()
+        assert [role for _, role, _ in found] == ["user", "assistant", "tool"]
+        assert is_balanced(await house.store.read(lambda db: messages.history(db, running.session)))
+
+
+async def test_nothing_can_be_done_to_an_ended_session_but_look_resume_and_delete(
+    home: Path, model: ScriptedModel
+) -> None:
+    """S02, B3, V06, V16: its transcript is read-only."""
+    async with core(home, model=model) as house:
+        door = house.door
+        outcome = await house.say("one")
+        await door.end(outcome.session, ANNA, "new")
+        exported = [line async for line in door.export(outcome.session, ANNA)]
+        for attempt in (
+            lambda: house.accept("two", name=None, session=outcome.session),
+            lambda: house.accept("two", name=None, session=outcome.session, busy="steer"),
+            lambda: house.accept("two", name=None, session=outcome.session, busy="interrupt"),
+            lambda: changes.set_setting(door, outcome.session, ANNA, "model", "other", source="command"),
+            lambda: changes.set_title(door, outcome.session, ANNA, "a title"),
+            lambda: changes.undo(door, outcome.session, ANNA),
+            lambda: changes.retry(door, outcome.session, ANNA),
+            lambda: changes.reload(door, outcome.session, ANNA),
+        ):
+            with pytest.raises(Conflict, match="ended"):
+                await attempt()
+        assert await door.stop(outcome.session, ANNA) is None
+        resumed, _ = await changes.resume(door, outcome.session, ANNA)
+        await house.say("on", name=None, session=resumed)
+        await changes.undo(door, resumed, ANNA)
+        assert [line async for line in door.export(outcome.session, ANNA)] == exported
+        await door.delete(outcome.session, ANNA)
+        assert len((await door.transcript(resumed, ANNA)).rows) == 2
+
+
+async def test_a_folder_that_the_user_configured_is_never_touched(home: Path, model: ScriptedModel) -> None:
+    """V10: not by an end, a delete, a restart or a purge."""
+    folder = home / "project"
+    folder.mkdir(parents=True)
+    (folder / "notes.txt").write_text("mine")
+    before = folder.stat()
+    extra = '[agents.writer]\nmodel = "main"\nworkspace = "project"\ntools = ["files"]'
+    async with core(home, extra, model=model) as house:
+        ended = await house.say('[tool read_file {"path": "notes.txt"}]', agent="writer")
+        await house.door.end(ended.session, ANNA, "new")
+        deleted = await house.say("hello", agent="writer")
+        await house.door.delete(deleted.session, ANNA)
+        await house.store.write(lambda db: db.execute("UPDATE sessions SET ended = 1"))
+        for chore in house.door.chores():
+            await chore.run()
+        assert await house.door.endings.purge(1.0) == 0
+    async with core(home, extra, model=model):
+        after = folder.stat()
+    assert (after.st_ino, after.st_mtime_ns, after.st_mode) == (before.st_ino, before.st_mtime_ns, before.st_mode)
+    assert [(path.name, path.read_text()) for path in folder.iterdir()] == [("notes.txt", "mine")]
+
+
+async def test_what_a_one_shot_call_leaves_behind_is_ended_by_the_timer(home: Path, model: ScriptedModel) -> None:
+    """V17, L29: with everything of it, after a day."""
+    async with core(home, model=model) as house:
+        assert house.config.expiry.ephemeral_idle == 86400.0
+        assert (house.config.expiry.named_idle, house.config.expiry.retention) == (None, 90 * 86400.0)
+        # A leftover as no path of today's makes one: its turn is over and its session is not.
+        await house.say("named", name="stays")
+        await house.store.write(
+            lambda db: db.execute("UPDATE sessions SET active = 1, kind = 'ephemeral', name = NULL")
+        )
+        for chore in house.door.chores():
+            if chore.name == "expire":
+                await chore.run()
+        count = "SELECT (SELECT count(*) FROM sessions), (SELECT count(*) FROM messages), (SELECT count(*) FROM turns)"
+        assert await house.store.read(lambda db: db.execute(count).get) == (0, 0, 0)
