@@ -9,6 +9,7 @@
     │   ├── TooLarge          413  a named limit was exceeded
     │   ├── Mismatch          422  the same idempotency key with another body
     │   ├── Busy              429  try again later (retry_after)
+    │   ├── BudgetSpent       429  no model is asked until the budget opens again (retry_after)
     │   └── Stopping          503  the gateway is going down; what was accepted goes on after its next start
     ├── ModelFailed        the model's side failed; `kind` says how, `retryable` whether trying again may help
     ├── ToolFailed         tell the model in one sentence; the turn goes on
@@ -95,13 +96,18 @@ class Busy(Refused):
         self.retry_after = retry_after
 
 
+class BudgetSpent(Busy):
+    code = "budget_spent"
+
+
 class Stopping(Busy):
     status = 503
     code = "stopping"
 
 
 class ModelFailed(TidegateError):
-    """What a model's endpoint did wrong. `shown` says that text of the failed answer was already visible."""
+    """What a model's endpoint did wrong. `said` are its own words, which may quote the conversation: they are for who
+    is in it, and `brief` is for the log. `shown` says that text of the failed answer was already visible."""
 
     def __init__(
         self,
@@ -111,9 +117,11 @@ class ModelFailed(TidegateError):
         retryable: bool,
         retry_after: float | None = None,
         upstream_status: int | None = None,
+        said: str = "",
         shown: bool = False,
     ) -> None:
-        super().__init__(message)
+        super().__init__(f"{message} It said: {said}" if said else message)
+        self.brief = message
         self.kind: ModelKind = kind
         self.retryable = retryable
         self.retry_after = retry_after

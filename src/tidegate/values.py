@@ -31,16 +31,25 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 
 class Usage(Frozen, frozen=True):
-    """Tokens as the provider counted them; `cached` is the part of `input` that was billed as a repeated prefix."""
+    """Tokens as the provider counted them; `cached` is the part of `input` that was billed as a repeated prefix.
+    `estimated` says that the provider did not count a part of them, and that we did."""
 
     input: int = 0
     cached: int = 0
     output: int = 0
+    estimated: bool = False
 
     def __add__(self, other: "Usage") -> "Usage":
         return Usage(
-            input=self.input + other.input, cached=self.cached + other.cached, output=self.output + other.output
+            input=self.input + other.input,
+            cached=self.cached + other.cached,
+            output=self.output + other.output,
+            estimated=self.estimated or other.estimated,
         )
+
+    @property
+    def tokens(self) -> int:
+        return self.input + self.output
 
 
 class ToolCall(Frozen, frozen=True):
@@ -51,12 +60,25 @@ class ToolCall(Frozen, frozen=True):
     arguments: str
 
 
+class Media(Frozen, frozen=True):
+    """A picture that a model is shown, as it is sent: small ones are `data`, larger ones lie in the session's spool
+    under the id `spooled` and are loaded only while a request is written. `note` says what was done to it (scaled)."""
+
+    media_type: str
+    data: bytes = b""
+    spooled: str = ""
+    width: int = 0
+    height: int = 0
+    note: str = ""
+
+
 class Message(Frozen, frozen=True):
     """One row of a transcript, in the neutral format that every wire format is encoded from.
 
     `aside` is what varies per message (a notice, a reminder): it was sent with this message and stays with it.
     `finish` and `usage` are set on what a model answered: finish is stop | length | tool_calls | content_filter |
-    stopped (a person stopped it) | error.
+    stopped (a person stopped it) | error. `media` stands on user messages alone: what a tool shows follows its results
+    in a message of its own.
     """
 
     role: Role
@@ -69,6 +91,7 @@ class Message(Frozen, frozen=True):
     finish: str = ""
     usage: Usage | None = None
     model: str = ""
+    media: tuple[Media, ...] = ()
 
 
 class ToolDefinition(Frozen, frozen=True):
@@ -109,11 +132,18 @@ class Call(Frozen, frozen=True):
     """These three are JSON of the caller's own, kept verbatim; empty when not given."""
 
 
+IDEMPOTENCY = "idempotency"
+"""Source of a receipt: a key that the caller chose."""
+
+RETRY_MARK, RETRY = "retry-mark", "retry"
+"""Sources of receipts of an official client that retries by itself, without a key: each of its first attempts leaves a
+mark, and only what says that it is a retry is matched against the marks."""
+
+
 class Receipt(Frozen, frozen=True):
     """An outer identity of a message, by which a second delivery of it is recognised.
 
-    `source` is `idempotency` (a key the caller chose), `retry` (an official client's own retry: principal, session
-    and body) or `channel:<name>` (the platform's message id). `digest` is of the body.
+    `source` is one of those above, or `channel:<name>` for a platform's message id. `digest` is of the body.
     """
 
     source: str
@@ -182,6 +212,14 @@ class ToolStarted(Frozen, frozen=True, tag="tool_started"):
     arguments: str
 
 
+class ToolProgress(Frozen, frozen=True, tag="tool_progress"):
+    """What a running tool has put out since the last one of these; nothing of it is stored."""
+
+    call_id: str
+    name: str
+    text: str
+
+
 class ToolEnded(Frozen, frozen=True, tag="tool_ended"):
     call_id: str
     name: str
@@ -193,6 +231,25 @@ class Notice(Frozen, frozen=True, tag="notice"):
     """Something a person should know that is no part of the answer."""
 
     text: str
+
+
+class Asked(Frozen, frozen=True, tag="asked"):
+    """The turn waits for a person: to approve one exact action, or to answer a question."""
+
+    id: str
+    kind: Literal["approval", "question"]
+    tool: str
+    summary: str
+    choices: tuple[str, ...] = ()
+    expires: float | None = None
+
+
+class Answered(Frozen, frozen=True, tag="answered"):
+    """What became of a question: approved, denied, answered, expired or cancelled."""
+
+    id: str
+    state: str
+    answer: str = ""
 
 
 TurnState = Literal["queued", "running", "answered", "failed", "stopped", "refused"]
@@ -231,4 +288,16 @@ class TurnEnded(Frozen, frozen=True, tag="turn_ended"):
     outcome: Outcome
 
 
-Event = TurnStarted | TextDelta | TextReset | MessageAdded | ToolStarted | ToolEnded | Notice | TurnEnded
+Event = (
+    TurnStarted
+    | TextDelta
+    | TextReset
+    | MessageAdded
+    | ToolStarted
+    | ToolProgress
+    | ToolEnded
+    | Asked
+    | Answered
+    | Notice
+    | TurnEnded
+)

@@ -189,7 +189,7 @@ async def test_a_stop_parks_what_cannot_finish_and_the_next_start_goes_on(home: 
             await model.held("gate")
         async with asyncio.TaskGroup() as group:
             group.create_task(house.door.drain(0.05))
-            while not house.door.engine._parking:
+            while not house.door.engine.parking:
                 await anyio.sleep(0.001)
             model.release("gate")
         row = await house.store.read(turns.get, accepted.turn)

@@ -26,6 +26,6 @@ async def test_steering_that_an_end_overtakes_does_not_keep_the_turn_from_ending
         )
         model.release("gate")
         assert (await house.answered(accepted.turn)).state == "answered"
-        rows = await house.door.transcript(accepted.session, ANNA)
+        rows = (await house.door.transcript(accepted.session, ANNA)).rows
         assert [row.message.text for row in rows if row.message.role == "user"] == ["[hold gate]"]
         assert house.door.census()["turns_running"] == 0

@@ -1,5 +1,6 @@
 """A store that refuses for a while: whoever waits is told, nothing comes out of order, nothing is lost."""
 
+import time
 from pathlib import Path
 
 import anyio
@@ -80,3 +81,17 @@ async def test_a_call_with_too_many_messages_is_refused_with_the_limits_name(hom
         with pytest.raises(TooLarge, match=r"limits\.call_messages \(10\)"):
             await house.accept("", name=None, messages=many)
         assert (await house.say("", name=None, messages=many[:10])).state == "answered"
+
+
+async def test_who_waits_for_an_end_that_cannot_be_stored_does_not_spin(home: Path, model: ScriptedModel) -> None:
+    """F1, L20: a stop on a full disk looks at it now and then, and keeps no core busy meanwhile."""
+    fault = FullFor("settle")
+    async with core(home, model=model, fault=fault, drain=None) as house:
+        await house.say("warm up")
+        fault.full = True
+        refused = await house.say("[say first]")
+        assert refused.error is not None and refused.error.status == 507
+        wall, work = time.monotonic(), time.process_time()
+        await house.door.drain(0.5)
+        assert time.process_time() - work < (time.monotonic() - wall) / 2
+        fault.full = False

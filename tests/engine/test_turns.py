@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def rows_of(house: Core, session: str) -> list[Message]:
-    return [row.message for row in await house.door.transcript(session, ANNA)]
+    return [row.message for row in (await house.door.transcript(session, ANNA)).rows]
 
 
 async def test_one_session_answers_in_the_order_of_its_messages(home: Path, model: ScriptedModel) -> None:

@@ -73,7 +73,7 @@ async def test_steering_has_the_length_of_the_queue(home: Path, model: ScriptedM
         await house.answered(running.turn)
         with anyio.fail_after(WAIT):
             await house.door.engine.idle(running.session)
-        said = [row.message.text for row in await house.door.transcript(running.session, ANNA)]
+        said = [row.message.text for row in (await house.door.transcript(running.session, ANNA)).rows]
         assert [text for text in said if text.startswith(("steer", "one"))] == ["steer 0", "steer 1"]
 
 

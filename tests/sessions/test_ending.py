@@ -9,10 +9,12 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core, core
+from tests.store.making import ask
 from tidegate.errors import Conflict, NotFound
 from tidegate.sessions import changes, ending
 from tidegate.sessions.ending import Write
-from tidegate.store import Db, SessionRow, approvals, endings, messages, settings, usage
+from tidegate.store import Db, SessionRow, approvals, endings, intents, messages, settings, usage
+from tidegate.tools import ToolContext, Toolset, tool
 
 pytestmark = pytest.mark.anyio
 
@@ -50,6 +52,13 @@ async def entries(house: Core) -> list[tuple[str, int]]:
     return found
 
 
+async def until_nothing_is_owed(house: Core) -> None:
+    """What a start owes to ended sessions is done beside everything else."""
+    with anyio.fail_after(WAIT):
+        while await house.store.read(endings.pending):
+            await anyio.lowlevel.checkpoint()
+
+
 @pytest.mark.parametrize("resident", [True, False])
 async def test_an_end_happens_once_with_or_without_a_resident(home: Path, model: ScriptedModel, resident: bool) -> None:
     """B3, B6, S01, S02: the hook fires once with the whole transcript, however often the end is asked for."""
@@ -83,7 +92,7 @@ async def test_a_crash_in_the_middle_of_ending_leaves_the_hook_to_the_next_start
         assert await entries(house) == []
     diary.block = None
     async with core(home, model=model, hooks={"diary": diary}) as house:
-        assert await house.door.endings.finish() == 0
+        await until_nothing_is_owed(house)
         assert await entries(house) == [(outcome.session, 2)]
 
 
@@ -116,17 +125,13 @@ async def test_settings_and_approvals_die_with_the_session_and_the_transcript_st
     async with core(home, model=model) as house:
         outcome = await house.say("one")
         await changes.set_setting(house.door, outcome.session, ANNA, "model", "other", source="command")
-        await house.store.write(
-            lambda db: approvals.ask(
-                db, id="a_1", session=outcome.session, turn=None, digest=b"d", action=b"{}", now=1.0, expires=None
-            )
-        )
+        await house.store.write(ask, outcome.session, "ap_1")
         await house.door.end(outcome.session, ANNA, "new")
         assert await house.store.read(settings.get_all, outcome.session, 0.0) == []
-        assert await house.store.read(settings.list_all) == []
-        asked = await house.store.read(approvals.get, "a_1")
+        assert await house.store.read(settings.list_all, 0.0) == []
+        asked = await house.store.read(approvals.get, "ap_1")
         assert asked is not None and asked.state == "cancelled"
-        rows = await house.door.transcript(outcome.session, ANNA)
+        rows = (await house.door.transcript(outcome.session, ANNA)).rows
         assert [row.message.role for row in rows] == ["user", "assistant"]
         with pytest.raises(Conflict):
             await changes.set_setting(house.door, outcome.session, ANNA, "model", "other", source="command")
@@ -139,19 +144,15 @@ async def test_an_unload_and_a_restart_keep_what_an_end_takes(home: Path, model:
     async with core(home, model=model) as house:
         outcome = await house.say("one")
         await changes.set_setting(house.door, outcome.session, ANNA, "model", "other", source="command")
-        await house.store.write(
-            lambda db: approvals.ask(
-                db, id="a_1", session=outcome.session, turn=None, digest=b"d", action=b"{}", now=1.0, expires=None
-            )
-        )
+        await house.store.write(ask, outcome.session, "ap_1")
         house.door.presence.unload(outcome.session, reason="test")
         await house.say("two")
         assert house.requests()[-1]["model"] == "scripted-too"
     async with core(home, model=model) as house:
         await house.say("three")
         assert house.requests()[-1]["model"] == "scripted-too"
-        asked = await house.store.read(approvals.get, "a_1")
-        assert asked is not None and asked.state == "pending"
+        asked = await house.store.read(approvals.get, "ap_1")
+        assert asked is not None and asked.state == "open"
         view = await house.door.session(outcome.session, ANNA)
         assert view.settings["model"].source == "command" and view.model == "other"
 
@@ -191,7 +192,7 @@ async def test_resuming_an_ended_session_begins_a_new_one_with_its_transcript(ho
         await house.say("two", name=None, session=fresh)
         said = [message["role"] for message in house.requests()[-1]["messages"]]
         assert said == ["system", "user", "assistant", "tool", "assistant", "user"]
-        assert len(await house.door.transcript(old.session, ANNA)) == 4
+        assert len((await house.door.transcript(old.session, ANNA)).rows) == 4
 
 
 async def test_delete_leaves_numbers_only(home: Path, model: ScriptedModel) -> None:
@@ -218,9 +219,10 @@ async def test_a_delete_waits_for_the_hooks_of_the_end(home: Path, model: Script
         assert view.ended is not None and view.end_reason == "delete"
         await house.door.endings.finish()
         assert await house.door.endings.purge(None) == 0
-        assert len(await house.door.transcript(outcome.session, ANNA)) == 2
+        assert len((await house.door.transcript(outcome.session, ANNA)).rows) == 2
     diary.broken = False
     async with core(home, model=model, hooks={"diary": diary}) as house:
+        await until_nothing_is_owed(house)
         assert (outcome.session, 2) in await entries(house)
         with pytest.raises(NotFound):
             await house.door.session(outcome.session, ANNA)
@@ -258,6 +260,7 @@ async def test_a_crash_in_the_middle_of_a_delete_leaves_it_to_the_next_start(hom
         deleting.cancel()
         await asyncio.wait([deleting])
     async with core(home, model=model) as house:
+        await until_nothing_is_owed(house)
         with pytest.raises(NotFound):
             await house.door.session(outcome.session, ANNA)
 
@@ -336,3 +339,111 @@ async def test_a_one_shot_call_leaves_its_usage_and_nothing_else(home: Path, mod
         totals = await house.store.read(lambda db: usage.totals(db, by="principal"))
         assert [(total.key, total.turns) for total in totals] == [(ANNA.id, 5)]
         assert house.door.census() == {"present": 0, "residents": 0, "turns_running": 0, "turns_waiting": 0}
+
+
+async def test_hooks_that_hang_delay_no_start_and_no_other_hook(home: Path, model: ScriptedModel) -> None:
+    """B6, L23: a start takes up what is owed beside everything else, several at once; what hangs is owed still."""
+    stuck, quick = Diary(), Diary()
+    stuck.broken = quick.broken = True
+    async with core(home, model=model, hooks={"quick": quick, "stuck": stuck}) as house:
+        ended = [(await house.say("one", name=f"talk {number}")).session for number in range(3)]
+        for session in ended:
+            await house.door.end(session, ANNA, "new")
+        assert await entries(house) == []
+    stuck.broken = quick.broken = False
+    stuck.block = asyncio.Event()
+    with anyio.fail_after(WAIT):
+        async with core(home, model=model, hooks={"quick": quick, "stuck": stuck}) as house:
+            assert (await house.say("[say here]", name="another")).text == "here"
+            while len(await entries(house)) < 3:
+                await anyio.lowlevel.checkpoint()
+            assert sorted(session for session, _ in await entries(house)) == sorted(ended)
+            assert {hook for _, hook in await house.store.read(endings.pending)} == {"stuck"}
+
+
+async def test_a_hook_that_hung_is_asked_once_in_a_run(
+    home: Path, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B6: however many sessions owe it, the run ends, and the next one tries them all again."""
+    monkeypatch.setattr(ending, "PREPARE_SECONDS", 0.01)
+    monkeypatch.setattr(ending, "HOOKS_AT_ONCE", 1)
+    diary = Diary()
+    diary.broken = True
+    async with core(home, model=model, hooks={"diary": diary}) as house:
+        for number in range(3):
+            await house.door.end((await house.say("one", name=f"talk {number}")).session, ANNA, "new")
+        diary.broken, diary.block = False, asyncio.Event()
+        diary.prepared.clear()
+        with anyio.fail_after(WAIT):
+            assert await house.door.endings.finish() == 0
+        assert len(diary.prepared) == 1
+        diary.block = None
+        assert await house.door.endings.finish() == 3
+
+
+async def test_who_waits_in_an_ended_session_is_told_what_the_store_says(home: Path, model: ScriptedModel) -> None:
+    """V05, H18, S19: the refusal is the same live and from the store."""
+    async with core(home, model=model) as house:
+        running = await house.accept("[hold gate]")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        waiting = [await house.accept(f"later {number}") for number in range(2)]
+        told = [asyncio.ensure_future(house.answered(accepted.turn)) for accepted in waiting]
+        await anyio.lowlevel.checkpoint()
+        await house.door.end(running.session, ANNA, "new")
+        for accepted, outcome in zip(waiting, told, strict=True):
+            assert await house.door.outcome(accepted.turn, ANNA) == await outcome
+
+
+@pytest.mark.parametrize("first", ["end", "delete"])
+async def test_who_deletes_what_is_being_ended_leaves_its_turn_the_time_to_end(
+    home: Path, model: ScriptedModel, first: str
+) -> None:
+    """B3, V01, V06: both callers are told the truth, and whoever waits for the turn is told that it was stopped."""
+    letting_go = asyncio.Event()
+    may_go = asyncio.Event()
+
+    @tool(effect="execute")
+    async def linger(ctx: ToolContext) -> str:
+        """Takes its time to let go."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            letting_go.set()
+            with anyio.CancelScope(shield=True):
+                await may_go.wait()
+        return ""
+
+    toolsets = {"linger": Toolset((linger,))}
+    async with core(home, model=model, tools='"linger"', toolsets=toolsets) as house:
+        accepted = await house.accept("[tool linger {}]")
+        waiting = asyncio.ensure_future(house.answered(accepted.turn))
+        with anyio.fail_after(WAIT):
+            while model.counts["requests"] < 1 or not await house.store.read(intents.open_of, accepted.turn):
+                await anyio.lowlevel.checkpoint()
+            one: asyncio.Future[bool] = asyncio.ensure_future(
+                house.door.end(accepted.session, ANNA, "new")
+                if first == "end"
+                else house.door.delete(accepted.session, ANNA)
+            )
+            await letting_go.wait()
+            two = asyncio.ensure_future(house.door.delete(accepted.session, ANNA))
+            for _ in range(50):
+                await asyncio.sleep(0)
+            await house.door.endings.finish()
+            may_go.set()
+            assert (await one, await two) == (True, True)
+        assert (await waiting).state == "stopped"
+        with pytest.raises(NotFound):
+            await house.door.session(accepted.session, ANNA)
+
+
+async def test_a_delete_that_has_to_wait_says_so(home: Path, model: ScriptedModel) -> None:
+    """B6, V06: it is gone, or it is not gone yet."""
+    diary = Diary()
+    diary.broken = True
+    async with core(home, model=model, hooks={"diary": diary}) as house:
+        outcome = await house.say("one")
+        assert await house.door.delete(outcome.session, ANNA) is False
+        diary.broken = False
+        assert await house.door.delete(outcome.session, ANNA) is True

@@ -13,7 +13,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core, core
-from tidegate.errors import Conflict
+from tidegate.errors import Busy, Conflict, Stopping
 from tidegate.sessions import changes
 from tidegate.store import Db, Store, turns
 
@@ -95,7 +95,7 @@ async def test_a_change_that_a_message_overtakes_is_refused(home: Path, model: S
         assert refused.value.code == "mid_turn"
         model.release("gate")
         assert (await house.answered(accepted.turn)).state == "answered"
-        rows = await house.door.transcript(first.session, ANNA)
+        rows = (await house.door.transcript(first.session, ANNA)).rows
         assert [row.message.role for row in rows] == ["user", "assistant"] * 2
         assert house.door.presence.stats().unloads == {}
 
@@ -112,7 +112,7 @@ async def test_a_retry_whose_caller_left_is_worked_all_the_same(home: Path, mode
         with anyio.fail_after(WAIT):
             while len(house.requests()) < 2 or not await house.store.read(turns.is_idle, first.session):
                 await anyio.lowlevel.checkpoint()
-        rows = await house.door.transcript(first.session, ANNA)
+        rows = (await house.door.transcript(first.session, ANNA)).rows
         assert [row.message.role for row in rows] == ["user", "assistant"]
 
 
@@ -132,3 +132,23 @@ async def test_a_retry_is_worked_in_the_order_in_which_it_was_committed(home: Pa
         assert (await house.answered(later.turn)).state == "answered"
         said = [message["content"] for message in house.requests()[-1]["messages"] if message["role"] == "user"]
         assert said == ["one", "two"]
+
+
+async def test_a_retry_is_refused_while_nothing_is_taken_in(home: Path, model: ScriptedModel) -> None:
+    """F1, L21: by a stop or by limits.waiting_total, as a message is; the conversation stays as it was."""
+    async with core(home, "[limits]\nwaiting_total = 1\nturns = 1", model=model) as house:
+        first = await house.say("one")
+        running = await house.accept("[hold gate]", name="other")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        waiting = await house.accept("hello", name="third")
+        with pytest.raises(Busy, match=r"limits\.waiting_total"):
+            await changes.retry(house.door, first.session, ANNA)
+        model.release("gate")
+        for accepted in (running, waiting):
+            await house.answered(accepted.turn)
+        await house.door.drain(1)
+        with pytest.raises(Stopping):
+            await changes.retry(house.door, first.session, ANNA)
+        rows = (await house.door.transcript(first.session, ANNA)).rows
+        assert [row.message.role for row in rows] == ["user", "assistant"]

@@ -14,7 +14,7 @@ from tests.core import ANNA, WAIT, Core, core, settings
 from tidegate.lifetimes import Present
 from tidegate.sessions import changes
 from tidegate.store import messages, sessions
-from tidegate.values import Message
+from tidegate.values import Message, Prefix
 
 pytestmark = pytest.mark.anyio
 
@@ -265,7 +265,7 @@ async def test_every_way_out_releases_the_resident(home: Path, model: ScriptedMo
             case "retry":
                 await house.answered((await changes.retry(door, outcome.session, ANNA)).turn)
             case "reload":
-                await house.store.write(sessions.clear_prefix, outcome.session)
+                await house.store.write(sessions.refreeze, outcome.session, Prefix(prompt="Another."), 1)
                 await changes.reload(door, outcome.session, ANNA)
             case "end":
                 await door.end(outcome.session, ANNA, "test")
@@ -294,7 +294,7 @@ async def test_arguments_are_sent_back_as_the_model_wrote_them(home: Path, model
         outcome = await house.say('[tool clock {"zone":   "Europe\\/Berlin"}] one')
         house.door.presence.unload(outcome.session, reason="test")
         await house.say("two")
-        rows = await house.door.transcript(outcome.session, ANNA)
+        rows = (await house.door.transcript(outcome.session, ANNA)).rows
         written = next(row.message.calls[0].arguments for row in rows if row.message.calls)
         sent = [
             call["function"]["arguments"]
@@ -326,6 +326,6 @@ async def test_a_session_finds_its_folder_after_an_unload_and_a_restart(home: Pa
         async with core(home, model=model) as house:
             for _ in range(2):
                 outcome = await house.say('[tool read_file {"path": "notes.txt"}]')
-                rows = await house.door.transcript(outcome.session, ANNA)
+                rows = (await house.door.transcript(outcome.session, ANNA)).rows
                 assert "remember the milk" in [row.message for row in rows if row.message.role == "tool"][-1].text
                 house.door.presence.unload(outcome.session, reason="test")

@@ -9,6 +9,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core, core
+from tests.store.making import ask
 from tidegate.sessions import changes
 from tidegate.store import Db, approvals, messages, sessions, settings, turns
 
@@ -45,12 +46,12 @@ class Witness:
 
     def _rows(self, db: Db) -> dict[str, bool]:
         row = sessions.get(db, self.session)
-        approval = approvals.get(db, "a_1")
+        approval = approvals.get(db, "ap_1")
         queued = turns.get(db, self.queued)
         prefix = row.prefix if row is not None else None
         return {
             "setting": bool(settings.get_all(db, self.session, 0.0)),
-            "pending approval": approval is not None and approval.state == "pending",
+            "pending approval": approval is not None and approval.state == "open",
             "queued message": queued is not None and queued.state in ("queued", "running", "answered"),
             "transcript": bool(messages.page(db, self.session)),
             "frozen prompt": prefix is not None and bool(sessions.prefix(db, prefix).prompt),
@@ -62,11 +63,7 @@ async def furnish(house: Core) -> Witness:
     """A session that has been used, and has a message waiting for the one place that another session holds."""
     first = await house.say("one")
     await changes.set_setting(house.door, first.session, ANNA, "reasoning", "low", source="command")
-    await house.store.write(
-        lambda db: approvals.ask(
-            db, id="a_1", session=first.session, turn=None, digest=b"d", action=b"{}", now=1.0, expires=None
-        )
-    )
+    await house.store.write(ask, first.session, "ap_1")
     await house.accept("[hold gate]", name="the one in the way")
     with anyio.fail_after(WAIT):
         await house.model.held("gate")

@@ -28,7 +28,7 @@ async def count(house: Core, what: str) -> int:
     return await house.store.read(read)
 
 
-def many_sessions(db: Db, kind: Any, number: int, prefixes: bool = False) -> None:
+def many_sessions(db: Db, kind: Any, number: int) -> None:
     for each in range(number):
         sessions.create(
             db,
@@ -41,7 +41,8 @@ def many_sessions(db: Db, kind: Any, number: int, prefixes: bool = False) -> Non
             extra="",
             parent=None,
             now=1.0,
-            prefix=Prefix(prompt=f"prompt {each}") if prefixes else None,
+            prefix=Prefix(prompt="the same for all"),
+            encoder=1,
         )
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core, core
-from tidegate.sessions.watching import PAGE
+from tidegate.sessions.queries import STREAM_ROWS
 from tidegate.values import Event, MessageAdded, TurnEnded, TurnStarted
 
 pytestmark = pytest.mark.anyio
@@ -50,7 +50,7 @@ async def test_the_beginning_and_the_end_of_a_turn_are_told_around_its_rows(home
 async def test_no_row_is_skipped_when_a_long_conversation_is_running(home: Path, model: ScriptedModel) -> None:
     """S14, S19: all pages of rows come before what runs."""
     async with core(home, model=model) as house:
-        for number in range(PAGE // 2 + 3):
+        for number in range(STREAM_ROWS // 2 + 3):
             session = (await house.say(f"[say {number}]")).session
         running = await house.accept("[hold gate] [say last]")
         with anyio.fail_after(WAIT):
@@ -65,7 +65,7 @@ async def test_no_row_is_skipped_when_a_long_conversation_is_running(home: Path,
             await anyio.wait_all_tasks_blocked()
             model.release("gate")
         ids = [id for id, event in told if isinstance(event, MessageAdded)]
-        assert ids == list(range(1, PAGE + 9))
+        assert ids == list(range(1, STREAM_ROWS + 9))
 
 
 async def test_a_watcher_that_leaves_lets_go_of_the_turn_at_once(home: Path, model: ScriptedModel) -> None:

@@ -3,10 +3,27 @@
 Everything here is written against `Turn`, so that the same loop runs in this process or on a distributed engine.
 """
 
+from tidegate.agent.asking import Budget, Purse
 from tidegate.agent.balance import in_call_order, is_balanced, missing
 from tidegate.agent.conversation import Conversation
+from tidegate.agent.hands import Hands, Permits
 from tidegate.agent.loop import Bounds, run
 from tidegate.agent.prompt import freeze
-from tidegate.agent.turn import Effect, Turn
+from tidegate.agent.turn import EXCERPT_CHARACTERS, Effect, Turn
 
-__all__ = ["Bounds", "Conversation", "Effect", "Turn", "freeze", "in_call_order", "is_balanced", "missing", "run"]
+__all__ = [
+    "EXCERPT_CHARACTERS",
+    "Bounds",
+    "Budget",
+    "Conversation",
+    "Effect",
+    "Hands",
+    "Permits",
+    "Purse",
+    "Turn",
+    "freeze",
+    "in_call_order",
+    "is_balanced",
+    "missing",
+    "run",
+]

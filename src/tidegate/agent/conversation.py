@@ -19,7 +19,7 @@ BASE_OVERHEAD = 1024
 
 
 class Conversation:
-    __slots__ = ("_lease", "history", "model", "prefix", "signature", "tools", "version", "weight")
+    __slots__ = ("_asking", "_lease", "history", "model", "prefix", "signature", "tools", "version", "weight")
 
     def __init__(
         self,
@@ -39,6 +39,7 @@ class Conversation:
         """The session's version in the store when this was last known to be equal to it."""
         self.weight = BASE_OVERHEAD
         self.history: list[bytes] = []
+        self._asking = False
         self._lease: Lease | None = lease
         for message in messages:
             self.append(message)
@@ -55,7 +56,22 @@ class Conversation:
             self.append(message)
 
     async def ask(self, call: Call, *, on_text: Callable[[str], None], on_reset: Callable[[str], None]) -> Message:
-        return await self.model.ask(self.prefix, self.history, call, on_text=on_text, on_reset=on_reset)
+        self._asking = True
+        try:
+            return await self.model.ask(self.prefix, self.history, call, on_text=on_text, on_reset=on_reset)
+        finally:
+            self._asking = False
+
+    @property
+    def request_bytes(self) -> int:
+        """Bytes of a request as the conversation stands: prefix and history in one piece."""
+        history = self.weight - BASE_OVERHEAD - ROW_OVERHEAD * len(self.history)
+        return history + len(self.prefix.system) + len(self.prefix.tools)
+
+    @property
+    def asked_bytes(self) -> int:
+        """Bytes of the request that the model is working on; it is kept for another try."""
+        return self.request_bytes if self._asking else 0
 
     async def release(self) -> None:
         lease, self._lease = self._lease, None

@@ -7,21 +7,29 @@ therefore be deterministic.
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from tidegate.values import Event, Frozen, Message
+from tidegate.values import Event, Frozen, Message, Usage
+
+T = TypeVar("T")
+
+EXCERPT_CHARACTERS = 400
+"""How much of a tool's result or arguments an event tells: enough to recognise it, small enough for every reader. The
+whole is in the transcript."""
 
 
 class Effect(Frozen, frozen=True):
     """What a step does to the world, declared before it is done.
 
     The intent is committed before the step runs. If a crash leaves an intent without a result, a `repeatable` step is
-    run again and any other gets `lost` as its result, never a second run.
+    run again and any other gets `lost` as its result, never a second run. `refused` is asked before the intent is
+    committed, and may take days: what it gives is the result, and the step is not run.
     """
 
     tool: str
     repeatable: bool
     lost: Message
+    refused: Callable[[], Awaitable[Message | None]] | None = None
 
 
 class Turn(Protocol):
@@ -52,8 +60,13 @@ class Turn(Protocol):
         """What was said into the running turn since the last drain, in order, now part of the transcript."""
         ...
 
-    async def wait(self, kind: str) -> None:
-        """Until there is something to drain."""
+    async def wait(self, ready: Callable[[], Awaitable[T | None]]) -> T:
+        """What `ready` gives, once it gives something: it is asked at once, and again whenever the turn is signalled.
+        This is how a turn waits for a person; an engine need not keep a place for it meanwhile."""
+        ...
+
+    def cut(self, model: str, usage: Usage) -> None:
+        """A model call broke off. It leaves no row, but what it cost belongs to the turn."""
         ...
 
     def emit(self, event: Event) -> None:

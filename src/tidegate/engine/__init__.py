@@ -11,10 +11,9 @@ from tidegate.engine.interface import Engine
 from tidegate.engine.journal import Journal, slim
 from tidegate.engine.live import Live
 from tidegate.engine.log import TurnLog
-from tidegate.engine.taking import INCOMING, Begun, Taken, begin_at_once
+from tidegate.engine.taking import Begun, Taken, begin_at_once
 
 __all__ = [
-    "INCOMING",
     "Begun",
     "EmbeddedEngine",
     "Engine",

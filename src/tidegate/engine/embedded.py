@@ -8,13 +8,14 @@ through a commit. The engine owns the tasks of its turns and the map of live tur
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Protocol
+from weakref import WeakSet
 
 import anyio
-import anyio.lowlevel
 import structlog
 
+from tidegate.engine import held
 from tidegate.engine.failures import describe, stopped
 from tidegate.engine.interface import Engine
 from tidegate.engine.journal import Billing, Journal, Parked, slim
@@ -22,10 +23,10 @@ from tidegate.engine.live import Live
 from tidegate.engine.log import TurnLog
 from tidegate.engine.settlement import Ending, Settled, settle
 from tidegate.engine.taking import Begun, Taken, begin, peek
-from tidegate.errors import Conflict, Stopping, StoreFailed, TurnFailed
-from tidegate.lifetimes import Presence, Present, Scope
+from tidegate.errors import Conflict, ModelFailed, Stopping, StoreFailed, TurnFailed
+from tidegate.lifetimes import Presence, Present, Scope, is_cancelled
 from tidegate.store import SessionRow, Store, TurnRow, turns
-from tidegate.values import Failure, Frozen, Message, MessageAdded, Notice, Outcome, TurnEnded, TurnStarted, Usage
+from tidegate.values import Failure, Frozen, Message, MessageAdded, Notice, Outcome, TurnEnded, TurnStarted
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -84,19 +85,25 @@ class EmbeddedEngine(Engine):
         self._turn_seconds = turn_seconds
         self._clock = clock
         self._live: dict[str, Live] = {}
+        self._logs: WeakSet[TurnLog] = WeakSet()  # a log outlives its turn while somebody reads it
         self._ready: dict[Present, None] = {}
         self._running = 0
-        self._parking = False
+        self.away = 0
+        """Turns that wait for a person, and have no place meanwhile."""
+        self.parking = False
+        """Whether turns rest at their next step instead of taking it."""
         self._closed = False
         self._counts: Counter[str] = Counter()
         self._seconds = 0.0
+        presence.ledger.view("turn", lambda: held.by_turns(self._live.values()))
+        presence.ledger.view("turn log", lambda: held.by_logs(self._logs))
 
     # -- what the sessions room asks of an engine --
 
     @property
     def waiting_total(self) -> int:
         """Turns of all sessions that wait."""
-        return len(self._live) - self._running
+        return len(self._live) - self._running - self.away
 
     @property
     def has_room(self) -> bool:
@@ -109,6 +116,7 @@ class EmbeddedEngine(Engine):
         live = self._live.get(turn)
         if live is None:
             live = self._live[turn] = Live(turn, session, begun=begun, resumed=resumed)
+            self._logs.add(live.log)
             record = self._presence.obtain(session)
             record.waiting.append(live)
             self._pump(record)
@@ -131,6 +139,11 @@ class EmbeddedEngine(Engine):
             raise Stopping("The gateway is stopping; this turn goes on after its next start.", retry_after=2)
         return None
 
+    @property
+    def turns(self) -> tuple[str, ...]:
+        """Every turn that waits or runs here."""
+        return tuple(self._live)
+
     def running(self, session: str) -> Live | None:
         record = self._presence.get(session)
         return record.turn if record is not None else None
@@ -139,8 +152,14 @@ class EmbeddedEngine(Engine):
         record = self._presence.get(session)
         return len(record.waiting) if record is not None else 0
 
+    def steer(self, turn: str) -> None:
+        """Something was said into this turn and is durable."""
+        live = self._live.get(turn)
+        if live is not None:
+            live.steer()
+
     def signal(self, turn: str) -> None:
-        """Something was steered into this turn and is durable."""
+        """Something that this turn may wait for has happened and is durable."""
         live = self._live.get(turn)
         if live is not None:
             live.signal()
@@ -153,39 +172,37 @@ class EmbeddedEngine(Engine):
         if live.stopping is None:
             live.abandoned = abandoned
         live.stop(by)
+        if self._scope.open and self._leave_queue(live):
+            self._scope.start(self._withdraw, live, name=f"turn {live.turn}", at_close="finish")
         return True
 
-    async def idle(self, session: str) -> None:
-        """Until no turn of this session runs."""
-        while (live := self.running(session)) is not None:
-            await live.log.ended()
-            await anyio.lowlevel.checkpoint()
-
-    def forget(self, session: str, outcome_of: Callable[[str], Outcome]) -> None:
-        """The session has ended in the store and refused its waiting turns: tell whoever waits for them."""
+    def interrupt_all(self, session: str, by: str) -> None:
+        """Stop all turns of a session."""
         record = self._presence.get(session)
-        if record is None:
-            return
-        kept: list[Live] = []
-        while record.waiting:
-            live = record.waiting.popleft()
-            if live.begun is not None:
-                live.stop("because its session ended")
-                kept.append(live)
-                continue
-            self._live.pop(live.turn, None)
-            live.log.append(TurnEnded(outcome=outcome_of(live.turn)))
-        record.waiting.extend(kept)
-        if kept:
-            return
-        self._ready.pop(record, None)
+        if record is not None:
+            for live in (*record.waiting, *((record.turn,) if record.turn is not None else ())):
+                self.interrupt(live.turn, by)
+
+    def refuse(self, outcomes: Iterable[Outcome]) -> None:
+        """These turns were refused in the store while they waited: tell whoever waits for them. One that has left the
+        queue since finds out by itself."""
+        for outcome in outcomes:
+            live = self._live.get(outcome.turn)
+            if live is not None and self._leave_queue(live):
+                del self._live[live.turn]
+                live.log.append(TurnEnded(outcome=outcome))
+
+    async def idle(self, session: str) -> None:
+        """Until no turn of this session runs or waits."""
+        while (live := next((live for live in self._live.values() if live.session == session), None)) is not None:
+            await self._until_gone(live)
 
     async def drain(self, within: float) -> None:
         """Take no more turns; let the running ones finish within the budget, else park them at their next step."""
         self._closed = True
         with anyio.move_on_after(within):
             await self._quiet()
-        self._parking = True
+        self.parking = True
         with anyio.move_on_after(min(1.0, within)):
             await self._quiet()
         for live in self._live.values():
@@ -205,9 +222,14 @@ class EmbeddedEngine(Engine):
 
     async def _quiet(self) -> None:
         while self._running:
-            live = next(live for live in self._live.values() if live.started is not None)
-            await live.log.ended()
-            await anyio.lowlevel.checkpoint()
+            await self._until_gone(
+                next(live for live in self._live.values() if live.started is not None and not live.away)
+            )
+
+    async def _until_gone(self, live: Live) -> None:
+        """Until the turn's end is told, and some time more if it could not be stored yet."""
+        await live.log.ended()
+        await anyio.sleep(FIRST_PAUSE if live.turn in self._live else 0)
 
     def _pump(self, record: Present) -> None:
         """Start the session's next turn if it may run now; otherwise remember that it waits for a place."""
@@ -223,6 +245,26 @@ class EmbeddedEngine(Engine):
         self._scope.start(self._run, record, live, name=f"turn {live.turn}")
         record.tell()
 
+    def _leave_queue(self, live: Live) -> bool:
+        """Give up the turn's place; False when it has none, because it runs."""
+        record = self._presence.get(live.session)
+        if record is None or live not in record.waiting:
+            return False
+        record.waiting.remove(live)
+        if not record.waiting:
+            self._ready.pop(record, None)
+        return True
+
+    async def _withdraw(self, live: Live) -> None:
+        """End a turn that has left the queue without having run."""
+        with self._presence.attend(live.session) as record:
+            try:
+                ending = await self._ending(live, Work())
+                if ending is not None:
+                    await self._commit(record, live, ending)
+            finally:
+                self._release(record, live, None)
+
     async def _run(self, record: Present, live: Live) -> None:
         try:
             await self._work(record, live)
@@ -235,26 +277,50 @@ class EmbeddedEngine(Engine):
         if live.released:
             return
         live.released = True
-        self._running -= 1
+        self._running -= live.started is not None
         self._live.pop(live.turn, None)
         try:
             if settled is not None:
                 self._tell(live, settled)
         finally:
             live.log.close()
-            self._presence.turn_ended(record)
+            self._presence.turn_ended(record, live)
         if record.waiting:
             self._ready[record] = None  # behind the sessions that waited for a place meanwhile
+        self._fill()
+
+    def _fill(self) -> None:
+        """Give the free places to the sessions that wait for one."""
         while self._ready and self._running < self._cap and not self._closed:
             waiting = next(iter(self._ready))
             del self._ready[waiting]
             self._pump(waiting)
 
+    @contextlib.asynccontextmanager
+    async def _absent(self, live: Live) -> AsyncIterator[None]:
+        """A step of the turn waits for a person: others get its place, and its time does not count. When it comes back
+        it does not wait for a place, it has waited enough; limits.questions bounds how many there are."""
+        left = live.pause()
+        if not live.away:
+            self._running -= 1
+            self.away += 1
+        live.away += 1
+        self._fill()
+        try:
+            yield
+        finally:
+            live.away -= 1
+            if not live.away:
+                self._running += 1
+                self.away -= 1
+                live.limit(left)
+
     def _tell(self, live: Live, settled: Settled) -> None:
         outcome = settled.outcome
         self._counts[outcome.state] += 1
-        self._seconds += self._clock() - (live.started or 0.0)
-        self._handler.ended(live.session, outcome, settled.version)
+        if live.started is not None:
+            self._seconds += self._clock() - live.started
+            self._handler.ended(live.session, outcome, settled.version)
         if settled.spilled is not None:
             self.submit(live.session, settled.spilled)
         if live.log.closed:
@@ -268,23 +334,26 @@ class EmbeddedEngine(Engine):
     async def _work(self, record: Present, live: Live) -> None:
         """Take the turn, have it handled, settle it; or leave it for the next start."""
         work = Work()
-        timer = asyncio.get_running_loop().call_later(self._turn_seconds, live.expire)
+        live.limit(self._turn_seconds)
         live.run()
         try:
             if live.stopping is None:
                 await self._handle(live, work)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             if not live.leave():
-                await self._park(live)
-                raise
+                if is_cancelled():
+                    await self._park(live)
+                    raise
+                work.failure = describe(error)  # something that it waited for was cancelled, not the turn
+                self._log_failure(live, work.failure, error)
         except Parked:
             await self._park(live)
             return
         except Exception as error:
             work.failure = describe(error)
-            self._log_failure(live, work.failure)
+            self._log_failure(live, work.failure, error)
         finally:
-            timer.cancel()
+            live.pause()
             live.leave()
         if live.expired and work.journal is not None and work.journal.tail is None:
             limit = f"limits.turn_seconds ({self._turn_seconds:g} s)"
@@ -299,12 +368,14 @@ class EmbeddedEngine(Engine):
             with contextlib.suppress(StoreFailed):
                 await self._store.write(turns.park, live.turn)
 
-    def _log_failure(self, live: Live, failure: Failure) -> None:
-        """One line a failed turn, so that a wrong key or a broken model is seen by the operator too."""
+    def _log_failure(self, live: Live, failure: Failure, error: BaseException) -> None:
+        """One line a failed turn, so that a wrong key or a broken model is seen by the operator too. What an endpoint
+        said stays out of it: it may quote the conversation."""
         if failure.code == "internal":
             log.exception("a turn broke", session=live.session, turn=live.turn, told=failure.message)
         else:
-            log.warning("a turn failed", session=live.session, turn=live.turn, code=failure.code, told=failure.message)
+            told = error.brief if isinstance(error, ModelFailed) else failure.message
+            log.warning("a turn failed", session=live.session, turn=live.turn, code=failure.code, told=told)
 
     async def _handle(self, live: Live, work: Work) -> None:
         begun, live.begun = live.begun, None
@@ -325,7 +396,8 @@ class EmbeddedEngine(Engine):
             incoming=tuple(message for _, message in begun.incoming),
             recorded=begun.recorded,
             lost=begun.lost,
-            parking=lambda: self._parking,
+            parking=lambda: self.parking,
+            away=lambda: self._absent(live),
             clock=self._clock,
         )
 
@@ -337,12 +409,18 @@ class EmbeddedEngine(Engine):
             log.warning("a turn's session was deleted under it", session=live.session, turn=live.turn)
             return None
         journal, failure = work.journal, work.failure
+        if journal is None:
+            usage, steps = await self._store.read(turns.tally, live.turn)
+        else:
+            usage, steps = journal.usage, journal.steps
         answer = journal.tail if journal is not None else None
         tail = (answer,) if answer is not None else ()
+        withdrawn = False
         if answer is not None:
             failure = None
         elif failure is None:
             failure = stopped(live.stopping or "before it answered", abandoned=live.abandoned)
+            withdrawn = taken.turn.state == "queued"
             if draft := live.log.draft():
                 tail = (("partial", Message(role="assistant", text=draft, finish="stopped")),)
         return Ending(
@@ -355,8 +433,10 @@ class EmbeddedEngine(Engine):
             tail=tail,
             unanswered="Not run: " + (failure.message if failure is not None else ""),
             error=failure,
-            usage=journal.usage if journal is not None else Usage(),
-            steps=journal.steps if journal is not None else 0,
+            usage=usage,
+            steps=steps,
+            cut_call=journal.cut_call if journal is not None else None,
+            withdrawn=withdrawn,
         )
 
     async def _commit(self, record: Present, live: Live, ending: Ending) -> None:
@@ -388,6 +468,7 @@ class EmbeddedEngine(Engine):
 
     async def give_up(self, turn: TurnRow, session: SessionRow, failure: Failure) -> bool:
         """Settle a turn that will not be resumed; False when it has ended meanwhile."""
+        usage, steps = await self._store.read(turns.tally, turn.id)
         ending = Ending(
             turn=turn.id,
             session=session.id,
@@ -396,6 +477,9 @@ class EmbeddedEngine(Engine):
             ephemeral=session.kind == "ephemeral",
             accepted=turn.accepted,
             error=failure,
+            usage=usage,
+            steps=steps,
+            withdrawn=turn.state == "queued",
         )
         try:
             await self._store.write(settle, ending, self._clock())

@@ -4,7 +4,7 @@ Guarantee: every error has a status, a type and a code of OpenAI's shape and one
 foresaw becomes an incident whose id stands in the operator's log.
 """
 
-from tidegate.errors import ModelFailed, Refused, StoreFailed, StoreFull, TidegateError, TurnFailed
+from tidegate.errors import BudgetSpent, ModelFailed, Refused, StoreFailed, StoreFull, TidegateError, TurnFailed
 from tidegate.values import Failure, new_id
 
 _MODEL_STATUS = {
@@ -19,7 +19,7 @@ _MODEL_STATUS = {
 """By kind; any other kind is the model's own fault and answers 502."""
 
 
-def describe(error: Exception) -> Failure:
+def describe(error: BaseException) -> Failure:
     match error:
         case ModelFailed():
             return Failure(
@@ -32,6 +32,15 @@ def describe(error: Exception) -> Failure:
             )
         case TurnFailed():
             return Failure(message=error.message, type="turn_error", code=error.code, status=502)
+        case BudgetSpent():
+            return Failure(
+                message=error.message,
+                type="rate_limit_error",
+                code=error.code,
+                status=error.status,
+                retry=True,
+                retry_after=error.retry_after,
+            )
         case Refused():
             return Failure(message=error.message, type="invalid_request_error", code=error.code, status=error.status)
         case StoreFull():

@@ -25,8 +25,12 @@ class Engine(Protocol):
         """The outcome, once it has ended; None when it is not live here, and the store knows."""
         ...
 
-    def signal(self, turn: str) -> None:
+    def steer(self, turn: str) -> None:
         """Something was said into this turn and is durable."""
+        ...
+
+    def signal(self, turn: str) -> None:
+        """Something that this turn may wait for has happened and is durable: a question of its was answered."""
         ...
 
     def interrupt(self, turn: str, by: str, *, abandoned: bool = False) -> bool:

@@ -6,14 +6,15 @@ repeatable. The row that ends the turn is kept back and committed together with 
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TypeVar
 
-from tidegate.agent import Effect
+from tidegate.agent import EXCERPT_CHARACTERS, Effect
 from tidegate.engine.live import Live
 from tidegate.store import Db, MessageRow, Store, intents, messages, usage
 from tidegate.values import Event, Frozen, Message, MessageAdded, Usage
 
-EVENT_CHARACTERS = 400
-"""What an event carries of a tool's result; the result itself is in the transcript."""
+T = TypeVar("T")
 
 
 class Billing(Frozen, frozen=True):
@@ -30,11 +31,11 @@ class Parked(Exception):
 
 def slim(message: Message) -> Message:
     """The message as user interfaces are told of it: a tool's result without its payload. Idempotent."""
-    if message.role != "tool" or len(message.text) <= EVENT_CHARACTERS:
+    if message.role != "tool" or len(message.text) <= EXCERPT_CHARACTERS:
         return message
     return Message(
         role="tool",
-        text=message.text[:EVENT_CHARACTERS],
+        text=message.text[:EXCERPT_CHARACTERS],
         call_id=message.call_id,
         name=message.name,
         failed=message.failed,
@@ -55,18 +56,23 @@ def commit_row(
     """One journal row, with its usage, in the writer's transaction."""
     row = messages.append(db, session=session, turn=turn, step=step, message=message, now=now, settling=settling)
     if message.usage is not None:
-        usage.add(
-            db,
-            session=session,
-            principal=billing.principal,
-            agent=billing.agent,
-            channel=billing.channel,
-            model=message.model,
-            turn=turn,
-            now=now,
-            tokens=message.usage,
-        )
+        bill(db, turn, session, message.model, message.usage, billing, now)
     return row
+
+
+def bill(db: Db, turn: str, session: str, model: str, tokens: Usage, billing: Billing, now: float) -> None:
+    """Writes down what one model call cost."""
+    usage.add(
+        db,
+        session=session,
+        principal=billing.principal,
+        agent=billing.agent,
+        channel=billing.channel,
+        model=model,
+        turn=turn,
+        now=now,
+        tokens=tokens,
+    )
 
 
 class Journal:
@@ -80,6 +86,7 @@ class Journal:
         recorded: Sequence[MessageRow],
         lost: frozenset[str],
         parking: Callable[[], bool],
+        away: Callable[[], AbstractAsyncContextManager[None]],
         clock: Callable[[], float],
     ) -> None:
         self.id = live.turn
@@ -88,12 +95,15 @@ class Journal:
         self.tail: tuple[str, Message] | None = None
         self.usage = Usage()
         self.steps = 0
+        self.cut_call: tuple[str, Usage] | None = None
+        """Model and tokens of a call that broke off."""
         self._live = live
         self._store = store
         self._billing = billing
         self._recorded = {row.step: row.message for row in recorded if row.step}
         self._lost = lost
         self._parking = parking
+        self._away = away
         self._clock = clock
         self._drains = 0
 
@@ -111,18 +121,25 @@ class Journal:
             return recorded
         if self._parking():
             raise Parked
-        if effect is not None and name in self._lost and not effect.repeatable:
-            message = effect.lost
-        else:
-            if effect is not None and name not in self._lost:
-                await self._store.write(intents.begin, self.id, name, effect.tool, self._clock())
-            message = await make()
+        message = await self._make(name, make, effect)
         self._count(message)
         if ends is not None and ends(message):
             self.tail = (name, message)
         else:
             await self._commit(name, message, settles_intent=effect is not None)
         return message
+
+    async def _make(self, name: str, make: Callable[[], Awaitable[Message]], effect: Effect | None) -> Message:
+        """The step itself, its intent before it. What had begun and was lost is not asked about again."""
+        if effect is None:
+            return await make()
+        if name not in self._lost:
+            if effect.refused is not None and (refusal := await effect.refused()) is not None:
+                return refusal
+            await self._store.write(intents.begin, self.id, name, effect.tool, self._clock())
+        elif not effect.repeatable:
+            return effect.lost
+        return await make()
 
     async def drain(self, kind: str) -> tuple[Message, ...]:
         """`kind` is `steer`: what was said into this turn. Drains are numbered, so that a replay gives each drain what
@@ -140,8 +157,21 @@ class Journal:
             self.emit(MessageAdded(seq=row.seq or 0, message=row.message))
         return tuple(row.message for row in rows)
 
-    async def wait(self, kind: str) -> None:
-        await self._live.arrival()
+    async def wait(self, ready: Callable[[], Awaitable[T | None]]) -> T:
+        seen = self._live.signals
+        found = await ready()
+        if found is not None:
+            return found
+        async with self._away():
+            while found is None:
+                await self._live.signalled(seen)
+                seen = self._live.signals
+                found = await ready()
+        return found
+
+    def cut(self, model: str, usage: Usage) -> None:
+        self.usage = self.usage + usage
+        self.cut_call = (model, usage)
 
     def emit(self, event: Event) -> None:
         self._live.log.append(event)

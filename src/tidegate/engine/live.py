@@ -13,9 +13,13 @@ from tidegate.engine.taking import Begun
 
 class Live:
     __slots__ = (
-        "_arrived",
+        "_due",
+        "_news",
+        "_signals",
         "_task",
+        "_timer",
         "abandoned",
+        "away",
         "begun",
         "expired",
         "log",
@@ -53,8 +57,13 @@ class Live:
         """Whether it took longer than a turn may."""
         self.released = False
         """Whether its session has let it go."""
+        self.away = 0
+        """How many of its calls wait for a person. Meanwhile it has no place among the running ones."""
         self._task: asyncio.Task[None] | None = None
-        self._arrived: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+        self._signals = 0
+        self._news: asyncio.Future[None] | None = None
 
     def run(self) -> None:
         """From now on a stop cancels the task that calls this, until `leave`."""
@@ -80,13 +89,41 @@ class Live:
         if self._task is not None:
             self._task.cancel()
 
-    def signal(self) -> None:
-        """Something was steered into this turn and is durable."""
-        self.steered = True
-        if self._arrived is not None and not self._arrived.done():
-            self._arrived.set_result(None)
+    # -- its time --
 
-    async def arrival(self) -> None:
-        while not self.steered:
-            self._arrived = asyncio.get_running_loop().create_future()
-            await self._arrived
+    def limit(self, seconds: float) -> None:
+        """From now on it may take so long."""
+        loop = asyncio.get_running_loop()
+        self._due = loop.time() + seconds
+        self._timer = loop.call_later(seconds, self.expire)
+
+    def pause(self) -> float:
+        """The time does not count until `limit` is called again; how much of it was left."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        return max(0.0, self._due - asyncio.get_running_loop().time())
+
+    # -- what it is told --
+
+    def steer(self) -> None:
+        """Something was said into this turn and is durable."""
+        self.steered = True
+        self.signal()
+
+    def signal(self) -> None:
+        """Something that one of its steps waits for may have happened."""
+        self._signals += 1
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    @property
+    def signals(self) -> int:
+        """How often it was signalled: who waits for more asks for this before it looks."""
+        return self._signals
+
+    async def signalled(self, since: int) -> None:
+        while self._signals == since:
+            if self._news is None or self._news.done():
+                self._news = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._news)

@@ -8,11 +8,18 @@ The log belongs to the turn and dies with it and its last reader.
 
 import asyncio
 from collections.abc import AsyncGenerator
+from sys import getsizeof
 
-from tidegate.values import Event, Notice, TextDelta, TurnEnded
+from tidegate.values import Event, MessageAdded, Notice, TextDelta, TurnEnded
 
 FOLD_FROM = 512
 """Events before the first folding: most answers never reach it, and below it folding would save nothing."""
+
+EVENT_BYTES = 64
+"""Bytes of a piece of text beside the text: the value and its slot in the list."""
+
+MESSAGE_BYTES = 256
+"""Bytes of any other event beside its text: mostly those of a message and its small fields."""
 
 
 class _Reader:
@@ -24,7 +31,7 @@ class _Reader:
 
 
 class TurnLog:
-    __slots__ = ("_ends", "_fold_at", "_readers", "closed", "events", "session", "turn")
+    __slots__ = ("__weakref__", "_ends", "_fold_at", "_readers", "closed", "events", "session", "turn")
 
     def __init__(self, turn: str, session: str) -> None:
         self.turn = turn
@@ -85,6 +92,11 @@ class TurnLog:
         """How many follow it or wait for its end now."""
         return len(self._readers) + len(self._ends)
 
+    @property
+    def weight(self) -> int:
+        """Bytes that it holds, counted when asked for: the turn pays nothing for it."""
+        return sum(map(_weigh, self.events))
+
     def draft(self) -> str:
         """What is shown of the model answer that is being written: its text since the last reset or committed row."""
         pieces: list[str] = []
@@ -127,3 +139,12 @@ class TurnLog:
         for reader in self._readers:
             reader.at = moved[reader.at]
         self._fold_at = max(FOLD_FROM, 2 * len(folded))
+
+
+def _weigh(event: Event) -> int:
+    if isinstance(event, TextDelta):
+        return EVENT_BYTES + getsizeof(event.text)
+    if isinstance(event, MessageAdded):
+        message = event.message
+        return MESSAGE_BYTES + getsizeof(message.text) + sum(getsizeof(call.arguments) for call in message.calls)
+    return MESSAGE_BYTES

@@ -6,9 +6,9 @@ outcome kept under its receipts. When it does not commit, the turn is still runn
 """
 
 from tidegate.agent import missing
-from tidegate.engine.journal import Billing, commit_row
+from tidegate.engine.journal import Billing, bill, commit_row
 from tidegate.errors import Conflict
-from tidegate.store import Db, MessageRow, intents, messages, receipts, sessions, turns
+from tidegate.store import Db, MessageRow, approvals, intents, messages, receipts, sessions, turns
 from tidegate.values import Call, Failure, Frozen, Message, Outcome, TurnState, Usage, new_id
 
 LONG_TURN = 60.0
@@ -29,6 +29,10 @@ class Ending(Frozen, frozen=True):
     error: Failure | None = None
     usage: Usage = Usage()
     steps: int = 0
+    cut_call: tuple[str, Usage] | None = None
+    """Model and tokens of a call that broke off: they are part of `usage`, and of no row."""
+    withdrawn: bool = False
+    """Stopped before it was taken: what it was to read stays out of the transcript, and nobody else takes it."""
 
 
 class Settled(Frozen, frozen=True):
@@ -62,10 +66,14 @@ def settle(db: Db, ending: Ending, now: float) -> Settled:
 
     rows = [commit(step, message) for step, message in ending.tail]
     if ending.state != "answered":
+        approvals.cancel_turn(db, ending.turn, now)
         journal = [(row.step or "", row.message) for row in messages.journal(db, ending.turn)]
         for step, message in missing(journal, ending.unanswered):
             intents.clear(db, ending.turn, step)
             rows.append(commit(step, message))
+    if ending.cut_call is not None:
+        model, tokens = ending.cut_call
+        bill(db, ending.turn, ending.session, model, tokens, ending.billing, now)
     if now - ending.accepted > LONG_TURN:
         sessions.touch(db, ending.session, now)
     spilled, refused = _spill(db, ending, now)
@@ -104,6 +112,8 @@ def _spill(db: Db, ending: Ending, now: float) -> tuple[str | None, int]:
     """What was accepted into this turn and not drained becomes the next turn, so that it is taken exactly once; in a
     session that has ended it stays where it is, refused like everything that waited there. The new turn, or how many
     were refused."""
+    if ending.withdrawn:
+        return None, 0
     untaken = messages.untaken(db, ending.turn)
     if not untaken:
         return None, 0

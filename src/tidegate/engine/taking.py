@@ -9,11 +9,28 @@ from collections.abc import Sequence
 import msgspec
 
 from tidegate.errors import StoreFailed
-from tidegate.store import Db, MessageRow, SessionRow, Setting, TurnRow, intents, messages, sessions, settings, turns
+from tidegate.store import (
+    Db,
+    MessageRow,
+    SessionRow,
+    Setting,
+    TurnRow,
+    intents,
+    messages,
+    notices,
+    sessions,
+    settings,
+    turns,
+)
 from tidegate.values import Call, Frozen, Message, OnDisconnect
 
-INCOMING = "in-"
-"""How the steps are named that a turn's own messages are."""
+NOTICE = f"{turns.INCOMING}notice"
+"""The step of what the agent is told besides what was said."""
+
+
+def is_incoming(row: MessageRow) -> bool:
+    """Whether the turn was begun with it."""
+    return (row.step or "").startswith(turns.INCOMING)
 
 
 class Taken(Frozen, frozen=True):
@@ -41,9 +58,11 @@ def begin(db: Db, turn: str, now: float) -> Begun:
     if session is None:
         raise StoreFailed(f"The session of turn {turn} is gone.")
     recorded = messages.journal(db, turn)
+    if all(is_incoming(each) and each.step != NOTICE for each in recorded):
+        recorded += _tell(db, row.session, turn, now)
     return Begun(
         taken=Taken(turn=row, session=session, settings=tuple(settings.get_all(db, row.session, now))),
-        incoming=tuple((each.seq or 0, each.message) for each in recorded if (each.step or "").startswith(INCOMING)),
+        incoming=tuple((each.seq or 0, each.message) for each in recorded if is_incoming(each)),
         recorded=tuple(recorded),
         lost=frozenset(intents.open_of(db, turn)) if row.attempts > 1 else frozenset(),
     )
@@ -72,14 +91,24 @@ def begin_at_once(
         running=True,
     )
     placed = [
-        messages.append(db, session=session.id, turn=turn, step=f"{INCOMING}{number}", message=message, now=now)
+        messages.append(db, session=session.id, turn=turn, step=f"{turns.INCOMING}{number}", message=message, now=now)
         for number, message in enumerate(incoming)
     ]
+    placed += _tell(db, session.id, turn, now)
     session = msgspec.structs.replace(session, version=session.version + len(placed), active=now)
     return Begun(
         taken=Taken(turn=row, session=session, settings=tuple(settings.get_all(db, session.id, now))),
         incoming=tuple((each.seq or 0, each.message) for each in placed),
     )
+
+
+def _tell(db: Db, session: str, turn: str, now: float) -> list[MessageRow]:
+    """What happened meanwhile joins the turn as a message of its own, behind what was said."""
+    text = notices.take(db, session)
+    if not text:
+        return []
+    told = Message(role="user", aside=text)
+    return [messages.append(db, session=session, turn=turn, step=NOTICE, message=told, now=now)]
 
 
 def peek(db: Db, turn: str) -> Taken | None:

@@ -5,23 +5,15 @@ and the acknowledgement says truly what will happen; when it does not, nothing o
 first. Every lookup is made under the caller's own principal.
 """
 
-import textwrap
 from typing import Literal
 
 import msgspec
 
 from tidegate.engine import Begun, begin_at_once
 from tidegate.errors import Busy, Conflict, Mismatch, NotFound
+from tidegate.sessions import titles
 from tidegate.store import Db, ReceiptRow, SessionRow, messages, receipts, sessions, turns
-from tidegate.values import Frozen, Inbound, OnDisconnect, Prefix, new_id
-
-MARK = "retry-mark"
-RETRY = "retry"
-"""An official client that retries by itself sends no key of its own: each of its first attempts leaves a mark, and
-only what says it is a retry is matched against the marks."""
-
-TITLE_CHARACTERS = 60
-"""Of the first message, as the title that a list shows."""
+from tidegate.values import IDEMPOTENCY, RETRY, RETRY_MARK, Frozen, Inbound, OnDisconnect, Prefix, new_id
 
 
 class Fresh(Frozen, frozen=True):
@@ -90,7 +82,7 @@ def on_disconnect(inbound: Inbound, *, ephemeral: bool) -> OnDisconnect:
     means to come back for the answer."""
     if inbound.on_disconnect is not None:
         return inbound.on_disconnect
-    keyed = any(receipt.source == "idempotency" for receipt in inbound.receipts)
+    keyed = any(receipt.source == IDEMPOTENCY for receipt in inbound.receipts)
     return "cancel" if ephemeral and not keyed else "continue"
 
 
@@ -105,9 +97,9 @@ def _queue_full(length: int) -> Busy:
 
 def _known(db: Db, inbound: Inbound, now: float) -> Admission | None:
     for receipt in inbound.receipts:
-        if receipt.source == MARK:
+        if receipt.source == RETRY_MARK:
             continue
-        source = MARK if receipt.source == RETRY else receipt.source
+        source = RETRY_MARK if receipt.source == RETRY else receipt.source
         row = receipts.find(db, inbound.principal, source, receipt.key, now)
         if row is None:
             continue
@@ -145,7 +137,7 @@ def _accept(db: Db, inbound: Inbound, session: str, turn: str, now: float) -> No
 
 def _note_receipts(db: Db, inbound: Inbound, turn: str, now: float) -> None:
     for receipt in inbound.receipts:
-        kept = msgspec.structs.replace(receipt, source=MARK) if receipt.source == RETRY else receipt
+        kept = msgspec.structs.replace(receipt, source=RETRY_MARK) if receipt.source == RETRY else receipt
         receipts.put(db, inbound.principal, kept, turn, now)
 
 
@@ -160,9 +152,11 @@ def _session(db: Db, inbound: Inbound, fresh: Fresh, now: float) -> tuple[Sessio
     elif inbound.name is not None:
         row = sessions.live_by_name(db, inbound.principal, inbound.name)
     if row is not None:
-        if inbound.extra_prompt is not None and inbound.extra_prompt != row.extra:
+        if inbound.extra_prompt is not None and not sessions.began_with(row, inbound.extra_prompt):
             raise Conflict(
-                "This session began with another system message; send the same one or none, or start a new session.",
+                "This session began with another system message; send the same one or none, or start a new session."
+                if row.extra_length
+                else "This session began without a system message; leave it out, or start a new session with it.",
                 code="system_message_differs",
                 param="messages",
             )
@@ -182,15 +176,10 @@ def _session(db: Db, inbound: Inbound, fresh: Fresh, now: float) -> tuple[Sessio
         kind="named" if inbound.name is not None or inbound.new else "ephemeral",
         agent=inbound.agent,
         extra=inbound.extra_prompt or "",
-        title=_first_words(inbound.messages[-1].text) if inbound.new else "",
+        title=titles.first_words(inbound.messages[-1].text) if inbound.new else "",
         parent=None,
         prefix=fresh.prefix,
         encoder=fresh.encoder,
         now=now,
     )
     return row, True
-
-
-def _first_words(text: str) -> str:
-    """What a conversation without a name is listed as until somebody gives it a title."""
-    return textwrap.shorten(text[: 4 * TITLE_CHARACTERS], TITLE_CHARACTERS, placeholder=" …") or text[:TITLE_CHARACTERS]

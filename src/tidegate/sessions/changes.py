@@ -8,8 +8,8 @@ applies from the next turn and rebuilds nothing by itself.
 
 from typing import TYPE_CHECKING, Any
 
-from tidegate.engine import INCOMING
 from tidegate.errors import Conflict
+from tidegate.sessions import titles
 from tidegate.sessions.admission import Fresh
 from tidegate.store import Db, SessionRow, messages, sessions, settings, turns
 from tidegate.values import Accepted, new_id
@@ -17,8 +17,6 @@ from tidegate.values import Accepted, new_id
 if TYPE_CHECKING:
     from tidegate.security import Principal
     from tidegate.sessions.door import Sessions
-
-TITLE_CHARACTERS = 200
 
 
 async def set_setting(
@@ -29,15 +27,15 @@ async def set_setting(
     value: Any,
     *,
     source: str,
-    expires: float | None = None,
-) -> None:
-    """A setting of the session: it survives unload and restart, and dies with the session."""
+    lasts: float | None = None,
+) -> float | None:
+    """A setting of the session: it survives unload and restart, and dies with the session, or after `lasts` seconds.
+    When that is."""
     await _owned(door, session, principal)
-    await door.store.write(
-        lambda db: settings.put(
-            db, session=session, key=key, value=value, source=source, now=door.clock(), expires=expires
-        )
-    )
+    now = door.clock()
+    expires = None if lasts is None else now + lasts
+    await door.store.write(settings.put, session, key, value, source, now, expires)
+    return expires
 
 
 async def clear_setting(door: "Sessions", session: str, principal: "Principal", key: str) -> bool:
@@ -47,7 +45,7 @@ async def clear_setting(door: "Sessions", session: str, principal: "Principal", 
 
 async def set_title(door: "Sessions", session: str, principal: "Principal", title: str) -> None:
     await _owned(door, session, principal)
-    await door.store.write(sessions.set_title, session, title[:TITLE_CHARACTERS])
+    await door.store.write(sessions.set_title, session, titles.chosen(title))
 
 
 async def undo(door: "Sessions", session: str, principal: "Principal") -> str:
@@ -62,13 +60,14 @@ async def undo(door: "Sessions", session: str, principal: "Principal") -> str:
 
 
 async def retry(door: "Sessions", session: str, principal: "Principal") -> Accepted:
-    """Undo the last turn and work its messages again in a new one."""
+    """Undo the last turn and work its messages again in a new one. It is taken in on the same terms as a message."""
+    door.check_intake()
     row = await _quiet(door, session, principal)
     turn, now = new_id("t"), door.clock()
 
     def write(db: Db) -> None:
         last = _undo_last(db, session, now)
-        said = [found.message for found in messages.journal(db, last) if (found.step or "").startswith(INCOMING)]
+        said = [found.message for found in messages.journal(db, last) if (found.step or "").startswith(turns.INCOMING)]
         old = turns.get(db, last)
         if old is None:
             raise Conflict("There is no turn to try again.")
@@ -90,16 +89,11 @@ async def retry(door: "Sessions", session: str, principal: "Principal") -> Accep
 async def reload(door: "Sessions", session: str, principal: "Principal") -> bool:
     """Freeze the prompt and tools anew, as they are configured now; whether that changed anything."""
     row = await _quiet(door, session, principal)
-    fresh = door.runner.fresh(row.agent, row.extra)
+    fresh = door.runner.fresh(row.agent, await door.store.read(sessions.extra, row))
 
     def write(db: Db) -> bool:
         _check_idle(db, session)
-        now = sessions.get(db, session)
-        if now is not None and now.ended is None and now.prefix == sessions.identity(fresh.prefix):
-            return False
-        sessions.clear_prefix(db, session)
-        sessions.freeze(db, session, fresh.prefix, fresh.encoder)
-        return True
+        return sessions.refreeze(db, session, fresh.prefix, fresh.encoder)
 
     def then(changed: bool) -> bool:
         if changed:
@@ -116,11 +110,13 @@ async def resume(door: "Sessions", session: str, principal: "Principal") -> tupl
     if row.ended is None:
         return session, False
     again = new_id("s")
-    await door.store.write(_begin_with, row, again, principal.id, door.runner.fresh(row.agent, row.extra), door.clock())
+    extra = await door.store.read(sessions.extra, row)
+    fresh = door.runner.fresh(row.agent, extra)
+    await door.store.write(_begin_with, row, again, principal.id, extra, fresh, door.clock())
     return again, True
 
 
-def _begin_with(db: Db, old: SessionRow, again: str, principal: str, fresh: Fresh, now: float) -> None:
+def _begin_with(db: Db, old: SessionRow, again: str, principal: str, extra: str, fresh: Fresh, now: float) -> None:
     sessions.create(
         db,
         id=again,
@@ -129,7 +125,7 @@ def _begin_with(db: Db, old: SessionRow, again: str, principal: str, fresh: Fres
         name=None,
         kind="named",
         agent=old.agent,
-        extra=old.extra,
+        extra=extra,
         title=old.title,
         parent=old.id,
         prefix=fresh.prefix,

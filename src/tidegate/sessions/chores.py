@@ -24,9 +24,6 @@ STRANDED_SECONDS = 30.0
 BATCHES = 200
 """Batches of one kind in one run: far more than a run of every few minutes ever has to do, and an end to it."""
 
-TIDY_ROWS = 500
-"""Rows of each kind that one batch removes."""
-
 VACUUM_PAGES = 256
 """Free pages given back to the disk in one batch."""
 
@@ -64,10 +61,12 @@ def chores(door: "Sessions") -> list[Chore]:
 
     async def tidy() -> None:
         await drain(lambda: store.write(receipts.prune, door.clock(), limits.receipts), receipts.BATCH)
-        await store.write(approvals.expire, door.clock())
-        await drain(lambda: store.write(maintenance.tidy, door.clock(), TIDY_ROWS), TIDY_ROWS)
+        await maintenance.tidy(store, door.clock())
         await drain(lambda: store.write(maintenance.vacuum, VACUUM_PAGES), 1)
         await store.write(maintenance.checkpoint)
+
+    async def close_late_questions() -> int:
+        return await drain(door.questions.expire, approvals.EXPIRED_AT_ONCE)
 
     async def index() -> int:
         return await drain(lambda: store.write(search.index), 1, INDEX_BATCHES)
@@ -77,5 +76,6 @@ def chores(door: "Sessions") -> list[Chore]:
         Chore(name="expire", interval=60.0, run=expire),
         Chore(name="recover", interval=60.0, run=lambda: recover(door, older=STRANDED_SECONDS)),
         Chore(name="index", interval=5.0, run=index),
+        Chore(name="questions", interval=10.0, run=close_late_questions),
         Chore(name="tidy", interval=300.0, run=tidy),
     ]

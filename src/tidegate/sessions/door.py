@@ -15,18 +15,22 @@ import structlog
 
 from tidegate.config import Config
 from tidegate.engine import EmbeddedEngine, TurnLog
-from tidegate.errors import Busy, NotFound, Stopping, TooLarge
+from tidegate.errors import Busy, NotFound, Refused, Stopping, TooLarge
 from tidegate.lifetimes import CacheStats, Ledger, Presence, Scope
 from tidegate.models import Models
 from tidegate.security import Principal
 from tidegate.sessions import queries, watching
 from tidegate.sessions.admission import Admission, admit
+from tidegate.sessions.budget import DayBudget
+from tidegate.sessions.channels import Channels
 from tidegate.sessions.chores import Chore, chores
 from tidegate.sessions.ending import EndHook, Endings
+from tidegate.sessions.questions import Questions
 from tidegate.sessions.recovery import recover
 from tidegate.sessions.runner import Runner
 from tidegate.sessions.views import AgentView, SessionView
-from tidegate.store import MessageRow, SessionRow, Store, settings, turns
+from tidegate.spool import Spool
+from tidegate.store import SessionRow, Store, settings, turns
 from tidegate.tools import ToolRegistry
 from tidegate.values import Accepted, Event, Inbound, Outcome, new_id
 
@@ -44,11 +48,14 @@ class Sessions:
         *,
         clock: Callable[[], float] = time.time,
         hooks: Mapping[str, EndHook] | None = None,
+        channels: Channels | None = None,
     ) -> None:
         limits = config.limits
         self.store = store
         self.config = config
         self.clock = clock
+        self.channels = channels or Channels()
+        self.budget = DayBudget(limits.day_tokens, clock)
         self.presence = Presence(
             scope,
             residents=limits.residents,
@@ -56,7 +63,23 @@ class Sessions:
             idle_ttl=limits.idle_ttl,
             warn=lambda message, fields: log.warning(message, **fields),
         )
-        self.runner = Runner(store, config, models, tools, self.presence)
+        self.spool = Spool(
+            config.home / "spool",
+            store,
+            excerpt_bytes=limits.tool_output_bytes,
+            excerpt_lines=limits.tool_output_lines,
+            quota=limits.spool_bytes,
+            clock=clock,
+        )
+        self.questions = Questions(
+            store,
+            config,
+            self.channels,
+            clock=clock,
+            signal=lambda turn: self.engine.signal(turn),
+            waiting=lambda: self.engine.away,
+        )
+        self.runner = Runner(store, config, models, tools, self.presence, self.budget, self.spool, self.questions)
         self.engine = EmbeddedEngine(
             scope,
             store,
@@ -67,6 +90,7 @@ class Sessions:
             clock=clock,
         )
         self.endings = Endings(store, self.presence, self.engine, hooks or {}, clock)
+        self._scope = scope
         self._models = models
         self._open = True
 
@@ -88,19 +112,26 @@ class Sessions:
             now=self.clock(),
         )
 
-    def _check(self, inbound: Inbound) -> None:
+    def check_intake(self) -> None:
+        """Raises when no new turn is taken in now."""
         if not self._open:
             raise Stopping("The gateway is stopping; send this again when it is back.", retry_after=5)
+        most = self.config.limits.waiting_total
+        if self.engine.waiting_total >= most:
+            raise Busy(
+                f"{most} turns are waiting already (limits.waiting_total); try again soon.",
+                retry_after=5,
+                code="overloaded",
+            )
+
+    def _check(self, inbound: Inbound) -> None:
+        self.check_intake()
+        if inbound.channel not in self.channels:
+            raise Refused(f"There is no channel {inbound.channel!r}.", code="unknown_channel")
         if inbound.agent not in self.config.agents:
             known = ", ".join(sorted(self.config.agents))
             raise NotFound(f"There is no agent {inbound.agent!r}; there are: {known}.", code="model_not_found")
         limits = self.config.limits
-        if self.engine.waiting_total >= limits.waiting_total:
-            raise Busy(
-                f"{limits.waiting_total} turns are waiting already (limits.waiting_total); try again soon.",
-                retry_after=5,
-                code="overloaded",
-            )
         if len(inbound.messages) > limits.call_messages:
             raise TooLarge(
                 f"The call holds {len(inbound.messages)} messages, more than limits.call_messages "
@@ -121,7 +152,7 @@ class Sessions:
         """Put the turn to work and say what will happen; nothing is awaited between the commit and this."""
         session, turn = admission.session, admission.turn
         if admission.how == "steered":
-            self.engine.signal(turn)
+            self.engine.steer(turn)
             return Accepted(turn=turn, session=session, how="steered")
         if admission.how == "replayed":
             return Accepted(turn=turn, session=session, how="replayed")
@@ -176,10 +207,11 @@ class Sessions:
         await self.row(session, principal)
         return await self.endings.end(session, reason)
 
-    async def delete(self, session: str, principal: Principal) -> None:
-        """End it, and remove its rows as soon as no end hook is owed: mostly before this returns."""
+    async def delete(self, session: str, principal: Principal) -> bool:
+        """End it, and remove its rows as soon as no end hook is owed: mostly before this returns. Whether it is
+        gone."""
         await self.row(session, principal)
-        await self.endings.delete(session)
+        return await self.endings.delete(session)
 
     async def row(self, session: str, principal: Principal) -> SessionRow:
         """The session, if this principal may know of it."""
@@ -219,7 +251,7 @@ class Sessions:
         after: int | None = 0,
         before: int | None = None,
         limit: int = 200,
-    ) -> list[MessageRow]:
+    ) -> queries.Page:
         """Rows after a place; or, without `after`, the newest ones, before a place if one is given. In order."""
         await self.row(session, principal)
         if after is None:
@@ -260,9 +292,11 @@ class Sessions:
     # -- the process's own --
 
     async def recover(self) -> int:
-        """Take up what the last process left, turns and ends; how many turns go on."""
+        """Take up what the last process left: its count of the day, its turns, and, beside everything else, what it
+        owes to sessions that have ended; how many turns go on."""
+        await self.budget.load(self.store)
         resumed = await recover(self)
-        await self.endings.finish()
+        self._scope.start(self.endings.finish, name="what ended sessions are owed")
         return resumed
 
     async def drain(self, within: float) -> None:
@@ -309,6 +343,7 @@ class Sessions:
                 "over_cap_mid_turn": presence.over_cap_mid_turn,
                 "unloads": presence.unloads,
             },
+            "budget": dict(self.budget.status()),
         }
 
 

@@ -7,6 +7,7 @@ never opened again. Deleting ends first, and is itself owed from then on: the ro
 once if there is none, and later if a hook has failed.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,9 +15,9 @@ import anyio
 import structlog
 
 from tidegate.engine import EmbeddedEngine
-from tidegate.lifetimes import Presence
-from tidegate.store import Db, SessionKind, SessionRow, Store, endings, sessions, turns
-from tidegate.values import Failure, Outcome
+from tidegate.lifetimes import Presence, gather
+from tidegate.store import Db, SessionKind, SessionRow, Store, endings, maintenance, sessions, turns
+from tidegate.values import Outcome
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -31,6 +32,9 @@ BATCH = 100
 
 BATCHES = 200
 """Batches in one run of the timer: all there is after months without one, and an end to it."""
+
+HOOKS_AT_ONCE = 8
+"""Hooks that one run prepares side by side: one that hangs holds up few others, and a start is no storm of them."""
 
 Write = Callable[[Db], Any]
 EndHook = Callable[[SessionRow], Awaitable[Write | None]]
@@ -54,56 +58,64 @@ class Endings:
 
     async def end(self, session: str, reason: str) -> bool:
         """Whether this call ended it."""
-        ended: bool = await self._store.write(
-            lambda db: sessions.end(db, session, reason=reason, hooks=tuple(self._hooks), now=self._clock())
-        )
-        if ended:
-            await self._let_go(session, f"because its session ended ({reason})")
-            await self.finish(session)
-        return ended
+        refused = await self._store.write(_end, session, reason, tuple(self._hooks), self._clock())
+        if refused is None:
+            return False
+        await self._let_go(session, refused, reason)
+        await self.finish(session)
+        return True
 
     async def delete(self, session: str) -> bool:
-        """Whether it is gone. Not when an end hook is still owed: then it goes when that is done, on the timer."""
-        ended: bool = await self._store.write(_end_to_delete, session, tuple(self._hooks), self._clock())
-        if ended:
-            await self._let_go(session, "because its session ended (delete)")
+        """Whether it is gone. Not when an end hook is still owed or its turn does not let go: then it goes when that is
+        over, on the timer."""
+        refused = await self._store.write(_end_to_delete, session, tuple(self._hooks), self._clock())
+        # Also when somebody else has ended it: his call may still be waiting for its turn.
+        await self._let_go(session, refused, "delete")
         await self.finish(session)
         owed = await self._store.read(endings.owed, session)
         if owed:
-            log.warning("a session is deleted as soon as its end hooks are done", session=session, owed=owed)
+            log.warning("a session is deleted as soon as nothing of it is owed", session=session, owed=owed)
         return not owed
 
     async def finish(self, session: str | None = None) -> int:
-        """Do what is still owed to ended sessions: to one after its end, to all at start and on the timer; how many
-        hooks took effect."""
+        """Do what is still owed to ended sessions: to one after its end, to all after the start and on the timer; how
+        many hooks took effect."""
+        run = _Run()
         if session is not None:
-            return sum([await self._run(session, hook) for hook in await self._store.read(endings.owed, session)])
+            owed = await self._store.read(endings.owed, session)
+            return sum(await gather([self._run(run, session, hook) for hook in owed]))
         done, last = 0, ("", "")
         for _ in range(BATCHES):
             found = await self._store.read(endings.pending, BATCH, last)
-            for owing, hook in found:
-                done += await self._run(owing, hook)
+            done += sum(await gather([self._run(run, owing, hook) for owing, hook in found]))
             if len(found) < BATCH:
                 break
             last = found[-1]
         return done
 
-    async def _run(self, session: str, hook: str) -> int:
-        row = await self._store.read(sessions.get, session)
-        prepare = self._hooks.get(hook)
-        write: Write | None = None
-        try:
-            if row is not None and prepare is not None:
-                with anyio.fail_after(PREPARE_SECONDS):
-                    write = await prepare(row)
-        except Exception:
-            log.exception("an end hook could not be prepared; it is tried again", session=session, hook=hook)
-            return 0
-        return await self._store.write(_take_effect, session, hook, write, self._clock())
+    async def _run(self, run: "_Run", session: str, hook: str) -> int:
+        async with run.room:
+            if hook in run.hung:
+                return 0
+            row = await self._store.read(sessions.get, session)
+            prepare = self._hooks.get(hook)
+            write: Write | None = None
+            try:
+                if row is not None and prepare is not None:
+                    with anyio.move_on_after(PREPARE_SECONDS) as patience:
+                        write = await prepare(row)
+                    if patience.cancelled_caught:
+                        run.hung.add(hook)
+                        log.error("an end hook hangs; it is tried again", session=session, hook=hook)
+                        return 0
+            except Exception:
+                log.exception("an end hook could not be prepared; it is tried again", session=session, hook=hook)
+                return 0
+            return await self._store.write(_take_effect, session, hook, write, self._clock())
 
     async def expire(self, kind: SessionKind, idle: float | None) -> int:
         """End what has been idle for too long; never what has a turn running or waiting, though its message came only
-        after the look. How many."""
+        after the look. What the ends owe is left to `finish`. How many."""
         if idle is None:
             return 0
         total, before, hooks = 0, self._clock() - idle, tuple(self._hooks)
@@ -111,71 +123,71 @@ class Endings:
             found = await self._store.read(sessions.idle, kind=kind, before=before, limit=BATCH)
             ended = await self._store.write(_end_idle, found, kind == "ephemeral", before, hooks, self._clock())
             for session in ended:
-                await self._let_go(session, "because its session ended (expiry)")
-                if hooks or kind == "ephemeral":
-                    await self.finish(session)
+                await self._let_go(session, (), "expiry")
             total += len(ended)
             if len(found) < BATCH:
                 break
         return total
 
     async def purge(self, retention: float | None) -> int:
-        """Delete the transcripts of sessions that ended longer ago than their retention; how many. Each is a write of
-        its own, since a transcript may be long."""
+        """Delete the transcripts of sessions that ended longer ago than their retention; how many. Each goes in writes
+        of its own, since a transcript may be long."""
         if retention is None:
             return 0
         total, before = 0, self._clock() - retention
         for _ in range(BATCHES):
             found = await self._store.read(sessions.ended_before, before, BATCH)
             for session in found:
-                total += await self._store.write(sessions.delete, session)
+                total += await maintenance.delete_session(self._store, session)
             if len(found) < BATCH:
                 break
         return total
 
-    async def _let_go(self, session: str, why: str) -> None:
+    async def _let_go(self, session: str, refused: Sequence[Outcome], reason: str) -> None:
+        """Tell whoever waits in the ended session, stop what runs there, and forget what is present of it."""
         if self._presence.get(session) is None:
             return
-        refused = {row.id: row for row in await self._store.read(turns.listing, session, BATCH)}
-
-        def outcome_of(turn: str) -> Outcome:
-            row = refused.get(turn)
-            error = row.error if row is not None else None
-            return Outcome(turn=turn, session=session, state="refused", error=error or _ENDED)
-
-        self._engine.forget(session, outcome_of)
-        running = self._engine.running(session)
-        if running is not None:
-            running.stop(why)
-            with anyio.move_on_after(STOP_SECONDS):
-                await self._engine.idle(session)
+        self._engine.refuse(refused)
+        self._engine.interrupt_all(session, f"because its session ended ({reason})")
+        with anyio.move_on_after(STOP_SECONDS):
+            await self._engine.idle(session)
         self._presence.drop(session)
 
 
-_ENDED = Failure(
-    message="The session ended before this message was taken; send it to a new one.",
-    type="turn_error",
-    code="session_ended",
-    status=409,
-)
+class _Run:
+    """One run over what is owed. A hook that hung once is not asked again in the same run, so that the run ends; those
+    that run beside it go on meanwhile."""
+
+    def __init__(self) -> None:
+        self.room = asyncio.Semaphore(HOOKS_AT_ONCE)
+        self.hung: set[str] = set()
 
 
 def _take_effect(db: Db, session: str, hook: str, write: Write | None, now: float) -> int:
     """The mark and the effect in one transaction: neither is ever there without the other. So is the deletion, when
-    nothing else is owed any more."""
+    nothing else is owed any more and no turn is still to be told how it ended."""
     effect = hook != endings.DELETE and endings.done(db, session, hook, now)
     if effect and write is not None:
         write(db)
-    if endings.owed(db, session) == [endings.DELETE]:
+    if endings.owed(db, session) == [endings.DELETE] and turns.is_idle(db, session):
         sessions.delete(db, session)
     return int(effect)
 
 
-def _end_to_delete(db: Db, session: str, hooks: Sequence[str], now: float) -> bool:
-    """Whether this ended it; what had ended before is to be deleted too."""
-    ended = sessions.end(db, session, reason="delete", hooks=hooks, now=now)
+def _end(db: Db, session: str, reason: str, hooks: Sequence[str], now: float) -> tuple[Outcome, ...] | None:
+    """How the turns that waited in it have ended; None when this did not end it."""
+    ended = sessions.end(db, session, reason=reason, hooks=hooks, now=now)
+    if ended is None:
+        return None
+    outcomes = (turns.outcome(db, turn) for turn in ended.refused)
+    return tuple(outcome for outcome in outcomes if outcome is not None)
+
+
+def _end_to_delete(db: Db, session: str, hooks: Sequence[str], now: float) -> tuple[Outcome, ...]:
+    """As `_end`; what had ended before is to be deleted too."""
+    refused = _end(db, session, "delete", hooks, now)
     sessions.condemn(db, session)
-    return ended
+    return refused or ()
 
 
 def _end_idle(

@@ -1,7 +1,7 @@
 """Reads for callers: sessions, outcomes, pages of a transcript, exports.
 
 Guarantee: each takes whose rows may be seen (`own`, None for the owner's view) and never gives more; every result is
-bounded by a limit; an export streams page by page and holds one page.
+bounded by a limit, a transcript's in bytes too; an export streams page by page and holds one page.
 """
 
 from collections.abc import AsyncIterator
@@ -11,7 +11,7 @@ import msgspec
 
 from tidegate.sessions.views import view
 from tidegate.store import Db, MessageRow, SessionRow, Store, messages, search, sessions, turns
-from tidegate.values import Outcome
+from tidegate.values import Frozen, Outcome
 
 if TYPE_CHECKING:
     from tidegate.security import Principal
@@ -19,11 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["export", "listing", "newest", "outcome", "page", "session", "view"]
 
-EXPORT_PAGE = 200
-"""Rows of a transcript that an export holds at once."""
-
-HITS_PER_SESSION = 4
-"""Messages looked at for each session wanted, since one session may mention a word often."""
+STREAM_ROWS = 200
+STREAM_BYTES = 256 * 1024
+"""Of a transcript that is streamed, held at once: hundreds may be streamed at the same time, to slow readers."""
 
 LISTING_MOST = 500
 """Rows of one listing, whatever is asked for."""
@@ -44,24 +42,26 @@ def listing(
 
 
 async def mentioning(store: Store, query: str, own: str | None, ended: bool | None, limit: int) -> list[SessionRow]:
-    """Sessions in which these words were said, the latest mention first."""
-    found = await search.search(store, query, principal=own, limit=HITS_PER_SESSION * min(limit, LISTING_MOST))
-    wanted = list(dict.fromkeys(hit.session for hit in found))
-
-    def rows(db: Db) -> list[SessionRow]:
-        each = (sessions.get(db, id) for id in wanted)
-        return [row for row in each if row is not None and (ended is None or (row.ended is not None) == ended)]
-
-    matching: list[SessionRow] = await store.read(rows)
-    return matching[:limit]
+    """Sessions with these words in their title or name, then those in which they were said."""
+    found = await search.search(store, query, principal=own, ended=ended, limit=min(limit, LISTING_MOST))
+    return await store.read(sessions.listed, found)
 
 
-def page(db: Db, session: str, after: int, limit: int) -> list[MessageRow]:
-    return messages.page(db, session, after=after, limit=min(limit, LISTING_MOST), undone=False)
+class Page(Frozen, frozen=True):
+    """Rows of a transcript, in order. `more` says that there are others, in the direction of reading."""
+
+    rows: tuple[MessageRow, ...]
+    more: bool
 
 
-def newest(db: Db, session: str, before: int | None, limit: int) -> list[MessageRow]:
-    return messages.newest(db, session, before=before, limit=min(limit, LISTING_MOST))
+def page(db: Db, session: str, after: int, limit: int, most_bytes: int = messages.PAGE_BYTES) -> Page:
+    rows = messages.page(db, session, after=after, limit=min(limit, LISTING_MOST), most_bytes=most_bytes)
+    return Page(rows=tuple(rows), more=bool(rows) and messages.is_any(db, session, after=rows[-1].seq or 0))
+
+
+def newest(db: Db, session: str, before: int | None, limit: int) -> Page:
+    rows = messages.newest(db, session, before=before, limit=min(limit, LISTING_MOST))
+    return Page(rows=tuple(rows), more=bool(rows) and messages.is_any(db, session, before=rows[0].seq))
 
 
 async def export(door: "Sessions", session: str, principal: "Principal") -> AsyncIterator[bytes]:
@@ -69,14 +69,11 @@ async def export(door: "Sessions", session: str, principal: "Principal") -> Asyn
     encoder = msgspec.json.Encoder()
     yield encoder.encode(await door.session(session, principal)) + b"\n"
     after = 0
-    while True:
-        rows = await door.store.read(_export_page, session, after)
+    while rows := await door.store.read(_export_page, session, after):
         for row in rows:
             yield encoder.encode(row) + b"\n"
-        if len(rows) < EXPORT_PAGE:
-            return
         after = rows[-1].seq or 0
 
 
 def _export_page(db: Db, session: str, after: int) -> list[MessageRow]:
-    return messages.page(db, session, after=after, limit=EXPORT_PAGE, undone=True)
+    return messages.page(db, session, after=after, limit=STREAM_ROWS, most_bytes=STREAM_BYTES, undone=True)

@@ -1,8 +1,8 @@
 """What the last process left: turns that were accepted and have not ended.
 
 Guarantee: after `recover` every such turn goes on from its journal, or has ended with a reason that its user can read.
-A turn that the process died in more often than limits.resumes is not taken up again, so that a turn that kills the
-gateway cannot do so for ever. One whose only reader was a connection is stopped, as that reader's leaving would have.
+Which of the two is its channel's to say (`channels`), and so is in whose words. A turn that the process died in more
+often than limits.resumes is not taken up again, so that a turn that kills the gateway cannot do so for ever.
 """
 
 from typing import TYPE_CHECKING
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from tidegate.engine import stopped
+from tidegate.sessions.channels import Channel
 from tidegate.store import Db, SessionRow, TurnRow, sessions, turns
 from tidegate.values import Failure
 
@@ -28,7 +29,7 @@ async def recover(door: "Sessions", *, older: float = 0.0) -> int:
         # At the start nothing is on its way, whatever the clock says of when it was accepted.
         if door.engine.log(turn.id) is not None or (older and turn.accepted > door.clock() - older):
             continue
-        reason = _refusal(turn, session, door.config.limits.resumes)
+        reason = _refusal(turn, session, door.channels.of(turn.channel), door.config.limits.resumes)
         if reason is not None:
             if await door.engine.give_up(turn, session, reason):
                 log.warning("a turn is not resumed", session=session.id, turn=turn.id, reason=reason.message)
@@ -43,17 +44,28 @@ def _open(db: Db) -> list[tuple[TurnRow, SessionRow]]:
     return [(turn, session) for turn, session in found if session is not None]
 
 
-def _refusal(turn: TurnRow, session: SessionRow, resumes: int) -> Failure | None:
+def _refusal(turn: TurnRow, session: SessionRow, channel: Channel, resumes: int) -> Failure | None:
+    """Why the turn does not go on; None when it does."""
     if session.ended is not None:
         return stopped("because its session ended")
-    if session.kind == "ephemeral" and turn.on_disconnect == "cancel":
+    strategy = channel.strategy(turn, session)
+    if strategy == "stop":
         return stopped("because the gateway restarted and its caller had gone", abandoned=True)
+    if strategy == "report":
+        return _given_up(
+            f"The gateway stopped while it worked on this, and what comes by the channel {channel.name!r} is not taken "
+            f"up again by itself; {channel.again}.",
+            "interrupted",
+        )
     if turn.attempts > resumes:
-        return Failure(
-            message=f"The gateway stopped {turn.attempts} times while it worked on this (limits.resumes is {resumes}), "
-            "so it was given up; its log says why.",
-            type="turn_error",
-            code="resume_budget",
-            status=502,
+        often = "once" if turn.attempts == 1 else f"{turn.attempts} times"
+        return _given_up(
+            f"The gateway stopped {often} while it worked on this (limits.resumes is {resumes}), so it was given up, "
+            f"and its log says why; {channel.again}.",
+            "resume_budget",
         )
     return None
+
+
+def _given_up(message: str, code: str) -> Failure:
+    return Failure(message=message, type="turn_error", code=code, status=502)

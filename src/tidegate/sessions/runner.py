@@ -6,19 +6,25 @@ override never changes the agent's own configuration.
 """
 
 import hashlib
+from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 
-from tidegate.agent import Bounds, Conversation, freeze, in_call_order, run
+from tidegate.agent import Bounds, Conversation, Hands, Purse, freeze, in_call_order, run
 from tidegate.config import AgentSettings, Config
 from tidegate.engine import Journal, Taken
 from tidegate.errors import Misconfigured, StoreFailed
-from tidegate.lifetimes import BoundedCache, CacheStats, Presence
+from tidegate.lifetimes import BoundedCache, CacheStats, Holding, Presence
 from tidegate.models import Encoded, Model, Models
 from tidegate.sessions.admission import Fresh
+from tidegate.sessions.budget import DEMO, DayBudget
+from tidegate.sessions.questions import Questions
+from tidegate.spool import Spool
 from tidegate.store import SessionRow, Setting, Store, messages, sessions
 from tidegate.tools import ToolContext, ToolRegistry, Toolset
-from tidegate.values import Call, Message, Outcome
+from tidegate.values import Call, Message, Notice, Outcome
+from tidegate.workspaces import Workspace
 
 PREFIXES_KEPT = 256
 """Encoded prefixes held for sharing: sessions of one agent have the same one, so few are ever in use."""
@@ -27,26 +33,43 @@ PREFIXES_KEPT = 256
 PREFIX_BYTES = 16 * 1024 * 1024
 """Bytes of those together: callers may bring system messages of their own, and large ones."""
 
+ENCODED_ANEW = (
+    "This conversation is encoded anew, since the wire format of its model has changed: the provider counts all of it "
+    "as new once."
+)
+
 
 class Runner:
-    def __init__(self, store: Store, config: Config, models: Models, tools: ToolRegistry, presence: Presence) -> None:
+    def __init__(
+        self,
+        store: Store,
+        config: Config,
+        models: Models,
+        tools: ToolRegistry,
+        presence: Presence,
+        day: DayBudget,
+        spool: Spool,
+        questions: Questions,
+    ) -> None:
         self._store = store
         self._config = config
         self._models = models
         self.tools = tools
         self._presence = presence
+        self._day = day
+        self._spool = spool
+        self._questions = questions
         self.prefixes: BoundedCache[tuple[bytes, bytes], Encoded] = BoundedCache(
-            "prefixes", cap=PREFIXES_KEPT, max_bytes=PREFIX_BYTES, weigh=lambda kept: len(kept.system) + len(kept.tools)
+            "prefixes", cap=PREFIXES_KEPT, max_bytes=PREFIX_BYTES, weigh=prefix_bytes
         )
         self._beginnings: BoundedCache[tuple[str, bool], Fresh] = BoundedCache("beginnings", cap=PREFIXES_KEPT)
         self._workspaces = {name: config.workspace(name) for name in config.agents}
+        presence.ledger.view("model request", self._measure_requests)
+        presence.ledger.view("prefix", self._measure_prefixes)
         limits = config.limits
         self._bounds = Bounds(
             steps=limits.turn_steps,
-            parallel=limits.tools_parallel,
             repeats=limits.repeats,
-            output_bytes=limits.tool_output_bytes,
-            output_lines=limits.tool_output_lines,
         )
 
     async def __call__(self, journal: Journal, taken: Taken) -> None:
@@ -54,8 +77,12 @@ class Runner:
         agent = self.agent(session.agent)
         model = self.model(agent, taken.settings)
         call = self.call(taken)
+        if session.encoder != model.wire.version:
+            journal.emit(Notice(text=ENCODED_ANEW))
+            await self._store.write(sessions.reencode, session.id, model.wire.version)
         if session.kind == "ephemeral":
             conversation = await self._build(taken, model, self._toolset(agent), b"")
+            self._presence.lend(session.id, conversation)
         else:
             conversation = await self._resident(taken, agent, model)
         context = ToolContext(
@@ -64,10 +91,13 @@ class Runner:
             channel=taken.turn.channel,
             agent=session.agent,
             turn=journal.id,
-            workspace=self._workspaces[session.agent],
+            workspace=_Folder(self._workspaces[session.agent]),
+            spool=self._spool.of(session.id, journal.id),
         )
+        permits = self._questions.of(taken, context.workspace)
+        hands = Hands(journal, conversation.tools, context, permits, parallel=self._config.limits.tools_parallel)
         try:
-            await run(journal, conversation, context, call, self._bounds)
+            await run(journal, conversation, hands, call, self._bounds, self.purse(model))
         finally:
             if session.kind == "ephemeral":
                 await conversation.release()
@@ -93,6 +123,13 @@ class Runner:
             if setting.key == "model" and setting.value in self._models.names:
                 return self._models.get(setting.value)
         return self._models.get(agent.model)
+
+    def purse(self, model: Model) -> Purse:
+        """What calls of this model are paid from; the demo model costs nothing."""
+        settings = self._config.models[model.name]
+        if settings.api == "demo":
+            return Purse(model=DEMO)
+        return Purse(model=settings.model, budgets=(self._day,))
 
     def call(self, taken: Taken) -> Call:
         """The call's own parameters, then the session's settings."""
@@ -124,6 +161,29 @@ class Runner:
     def caches(self) -> tuple[CacheStats, ...]:
         return (self.prefixes.stats(), self._beginnings.stats(), self.tools.stats())
 
+    # -- what is held --
+
+    def _conversations(self) -> Iterator[tuple[str, Conversation]]:
+        for record in self._presence:
+            for held in (record.resident, record.passing, *record.detached):
+                if isinstance(held, Conversation):
+                    yield f"session {record.key}", held
+
+    def _measure_requests(self) -> Iterator[tuple[str, Holding]]:
+        """Requests that models are working on."""
+        for owner, conversation in self._conversations():
+            if size := conversation.asked_bytes:
+                yield owner, Holding(1, size)
+
+    def _measure_prefixes(self) -> Iterator[tuple[str, Holding]]:
+        """Prefixes that conversations hold and the cache does not; one that several share is on the first's account."""
+        seen = {id(prefix) for prefix in self.prefixes.values()}
+        for owner, conversation in self._conversations():
+            prefix = conversation.prefix
+            if id(prefix) not in seen:
+                seen.add(id(prefix))
+                yield owner, Holding(1, prefix_bytes(prefix))
+
     # -- residents --
 
     async def _resident(self, taken: Taken, agent: AgentSettings, model: Model) -> Conversation:
@@ -150,15 +210,18 @@ class Runner:
 
     async def _encoded(self, taken: Taken, model: Model) -> Encoded:
         identity = _frozen(taken.session)
-        key = (identity, model.signature)
-        encoded = self.prefixes.get(key)
-        if encoded is None:
-            encoded = model.wire.encode_prefix(await self._store.read(sessions.prefix, identity))
-            self.prefixes.put(key, encoded)
-        return encoded
+
+        async def make() -> Encoded:
+            return model.wire.encode_prefix(await self._store.read(sessions.prefix, identity))
+
+        return await self.prefixes.get_or_make((identity, model.signature), make)
 
     def _toolset(self, agent: AgentSettings) -> Toolset:
         return self.tools.resolve(agent.tools)
+
+
+def prefix_bytes(prefix: Encoded) -> int:
+    return len(prefix.system) + len(prefix.tools)
 
 
 def _frozen(session: SessionRow) -> bytes:
@@ -166,3 +229,15 @@ def _frozen(session: SessionRow) -> bytes:
     if session.prefix is None:
         raise StoreFailed(f"Session {session.id} has no frozen prompt; /reload gives it one.")
     return session.prefix
+
+
+class _Folder(Workspace):
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @property
+    def folder(self) -> Path:
+        return self._folder
+
+    async def sandboxed(self) -> bool:
+        return False

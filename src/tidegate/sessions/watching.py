@@ -2,7 +2,8 @@
 
 Guarantee: a reader that comes back with the last event id it saw misses no committed row and gets none twice. The id
 of an event is its row's place in the transcript; what is not a row (pieces of text, progress) has none, and is given
-again from the beginning of the running turn's current answer. The stream holds a cursor, not a queue.
+again from the beginning of the running turn's current answer. The stream holds a cursor, not a queue, and of the rows
+that it catches up with a bounded part.
 """
 
 from collections.abc import AsyncGenerator
@@ -16,9 +17,6 @@ from tidegate.values import Event, MessageAdded, TextDelta, TextReset
 if TYPE_CHECKING:
     from tidegate.security import Principal
     from tidegate.sessions.door import Sessions
-
-PAGE = 200
-"""Rows read at once while catching up."""
 
 
 async def watch(
@@ -36,18 +34,19 @@ async def watch(
             live = live or _unfollowed(door, session, followed)
             try:
                 row = await door.row(session, principal)
-                rows = await door.store.read(queries.page, session, seen, PAGE)
+                page = await door.store.read(queries.page, session, seen, queries.STREAM_ROWS, queries.STREAM_BYTES)
                 live = live or _unfollowed(door, session, followed)
-                for found in rows:
+                for found in page.rows:
                     if live is not None and found.turn == live.turn and not live.resumed:
                         break  # told by the turn's log, in its place
                     seen = max(seen, found.seq or 0)
                     yield found.seq, MessageAdded(seq=found.seq or 0, message=slim(found.message))
                 else:
-                    if len(rows) == PAGE:
-                        continue  # there are more, and what runs comes after them
+                    if page.more:
+                        continue  # what runs comes after them
                 if live is not None:
                     followed, live = live.log, None
+                    del page  # the turn may run for long
                     # Closed here, so that a turn whose reader has left knows it at once.
                     async with aclosing(followed.read()) as batches:
                         async for batch in batches:
@@ -57,9 +56,9 @@ async def watch(
                                 elif event.seq > seen:
                                     seen = event.seq
                                     yield event.seq, event
-                elif row.ended is not None and not rows:
+                elif row.ended is not None and not page.rows:
                     return
-                elif not rows:
+                elif not page.rows:
                     await news
             finally:
                 news.cancel()

@@ -1,0 +1,85 @@
+"""One call of a model, and what it costs.
+
+Guarantee: no call is made that a budget has nothing left for, and the tokens of every call that was made are told to
+the budgets and to the turn: as the provider counted them, or as an estimate that is marked as one. A provider counts
+at the end of its answer, so a call that is cut off has no count of its own. Nothing is kept between calls.
+"""
+
+import asyncio
+from typing import Protocol
+
+import msgspec
+
+from tidegate.agent.conversation import Conversation
+from tidegate.agent.turn import Turn
+from tidegate.errors import ModelFailed
+from tidegate.values import Call, Frozen, Message, TextDelta, TextReset, Usage
+
+BYTES_PER_TOKEN = 4
+"""About what a token is, over prose, code and JSON; for estimates only."""
+
+
+class Budget(Protocol):
+    """Tokens that may be spent: by the whole gateway, a principal, a session."""
+
+    def check(self) -> None:
+        """Raises BudgetSpent when nothing is left."""
+        ...
+
+    def spend(self, tokens: int) -> None: ...
+
+
+class Purse(Frozen, frozen=True):
+    """What a turn's calls are paid from. `model` is the provider's name of what is paid for."""
+
+    model: str
+    budgets: tuple[Budget, ...] = ()
+
+    def check(self) -> None:
+        for budget in self.budgets:
+            budget.check()
+
+    def spend(self, usage: Usage) -> None:
+        for budget in self.budgets:
+            budget.spend(usage.tokens)
+
+
+async def ask(turn: Turn, conversation: Conversation, call: Call, purse: Purse) -> Message:
+    """The model's answer, with its usage; whoever follows the turn sees it as it comes."""
+    purse.check()
+    shown = 0
+
+    def on_text(text: str) -> None:
+        nonlocal shown
+        shown += _size(text)
+        turn.emit(TextDelta(text=text))
+
+    def on_reset(why: str) -> None:
+        nonlocal shown
+        shown = 0
+        turn.emit(TextReset(reason=why))
+
+    try:
+        answer = await conversation.ask(call, on_text=on_text, on_reset=on_reset)
+    except (asyncio.CancelledError, ModelFailed) as error:
+        # An endpoint that failed before it said anything bills nothing; of a call that we cut off it is not known.
+        if isinstance(error, asyncio.CancelledError) or error.shown:
+            usage = _estimate(conversation, shown)
+            turn.cut(purse.model, usage)
+            purse.spend(usage)
+        raise
+    usage = answer.usage or _estimate(conversation, shown + sum(_size(made.arguments) for made in answer.calls))
+    purse.spend(usage)
+    return answer if answer.usage is not None else msgspec.structs.replace(answer, usage=usage)
+
+
+def _estimate(conversation: Conversation, said: int) -> Usage:
+    return Usage(
+        input=conversation.request_bytes // BYTES_PER_TOKEN,
+        output=-(-said // BYTES_PER_TOKEN),
+        estimated=True,
+    )
+
+
+def _size(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode(errors="replace"))

@@ -1,0 +1,133 @@
+"""The tool calls of a turn: permitted, run, bounded, told.
+
+Guarantee: a call runs only after it was permitted, this exact call and no other, and after its intent was committed. It
+runs inside the turn: when the turn is stopped, so is the tool, and its deadline is kept here. Whatever it does, its
+result is one message within the bounds: what is longer lies in the spool, and the message says where. Neighbours that
+allow it run side by side; the results stand in the order of the calls.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
+
+import anyio
+import msgspec
+import structlog
+
+from tidegate.agent.balance import tool_step
+from tidegate.agent.progress import Progress
+from tidegate.agent.turn import EXCERPT_CHARACTERS, Effect, Turn
+from tidegate.errors import ToolFailed
+from tidegate.lifetimes import gather, is_cancelled
+from tidegate.tools import Result, Tool, ToolContext, Toolset
+from tidegate.values import Message, ToolCall, ToolEnded, ToolStarted
+
+log = structlog.stdlib.get_logger(__name__)
+
+LOST = "Interrupted: the gateway stopped while this ran, so its effect is unknown. It was not run again."
+
+
+class Permits(Protocol):
+    """Who decides whether a call may run."""
+
+    async def permit(self, turn: Turn, step: str, tool: Tool, call: ToolCall) -> str | None:
+        """None when it may; else why not, in a sentence for the model. May wait for a person."""
+        ...
+
+    async def ask(self, turn: Turn, step: str, question: str, choices: Sequence[str]) -> str:
+        """A person's answer, however long that takes."""
+        ...
+
+
+class Hands:
+    """What one turn uses its tools with."""
+
+    def __init__(self, turn: Turn, tools: Toolset, context: ToolContext, permits: Permits, *, parallel: int) -> None:
+        self._turn = turn
+        self._tools = tools
+        self._context = context
+        self._permits = permits
+        self._parallel = parallel
+
+    async def use(self, number: int, calls: Sequence[ToolCall]) -> list[Message]:
+        """The results of the calls of model step `number`."""
+        results: list[Message] = []
+        while len(results) < len(calls):
+            first = len(results)
+            batch = [calls[first]]
+            for call in calls[first + 1 : first + self._parallel]:
+                if not (self._is_parallel(batch[-1]) and self._is_parallel(call)):
+                    break
+                batch.append(call)
+            jobs = [self._use(tool_step(number, first + place), call) for place, call in enumerate(batch)]
+            results += [await jobs[0]] if len(jobs) == 1 else await gather(jobs)
+        return results
+
+    def _is_parallel(self, call: ToolCall) -> bool:
+        tool = self._tools.get(call.name)
+        return tool is not None and tool.parallel
+
+    async def _use(self, step: str, call: ToolCall) -> Message:
+        tool = self._tools.get(call.name)
+        self._turn.emit(ToolStarted(call_id=call.id, name=call.name, arguments=call.arguments[:EXCERPT_CHARACTERS]))
+        if tool is None:
+            message = await self._turn.step(step, lambda: _unknown(call))
+        else:
+            message = await self._turn.step(
+                step, lambda: self._run(step, tool, call), effect=self._effect(step, tool, call)
+            )
+        excerpt = message.text[:EXCERPT_CHARACTERS]
+        self._turn.emit(ToolEnded(call_id=call.id, name=call.name, excerpt=excerpt, failed=message.failed))
+        return message
+
+    def _effect(self, step: str, tool: Tool, call: ToolCall) -> Effect:
+        async def refused() -> Message | None:
+            why = await self._permits.permit(self._turn, step, tool, call)
+            return None if why is None else _result(call, Result(text=why, failed=True))
+
+        return Effect(
+            tool=tool.name,
+            repeatable=tool.repeatable,
+            lost=_result(call, Result(text=LOST, failed=True)),
+            refused=refused,
+        )
+
+    async def _run(self, step: str, tool: Tool, call: ToolCall) -> Message:
+        with Progress(self._turn, call) as progress:
+            context = msgspec.structs.replace(
+                self._context,
+                step=step,
+                call=call.id,
+                progress=progress,
+                ask=partial(self._permits.ask, self._turn, step),
+            )
+            result = await self._outcome(tool, context, call)
+        text = await context.spool.text(tool.name, result.text, max_bytes=tool.output_bytes)
+        return _result(call, msgspec.structs.replace(result, text=text))
+
+    async def _outcome(self, tool: Tool, context: ToolContext, call: ToolCall) -> Result:
+        try:
+            with anyio.fail_after(tool.timeout):
+                given = await tool.run(context, call.arguments)
+            return given if isinstance(given, Result) else Result(text=given)
+        except TimeoutError:
+            return Result(text=f"{call.name} did not finish within {tool.timeout:g} s and was stopped.", failed=True)
+        except ToolFailed as error:
+            return Result(text=error.message, failed=True)
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and is_cancelled():
+                raise  # the turn is being stopped; otherwise something that the tool waited for was cancelled
+            log.exception("a tool broke", tool=call.name, session=self._turn.session, turn=self._turn.id)
+            broke = f"{call.name} broke ({type(error).__name__}); the operator's log says more."
+            return Result(text=broke, failed=True)
+
+
+async def _unknown(call: ToolCall) -> Message:
+    return _result(call, Result(text=f"There is no tool named {call.name!r} here.", failed=True))
+
+
+def _result(call: ToolCall, result: Result) -> Message:
+    return Message(
+        role="tool", call_id=call.id, name=call.name, text=result.text, failed=result.failed, media=result.media
+    )

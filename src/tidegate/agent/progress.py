@@ -1,0 +1,66 @@
+"""What a running tool puts out, for whoever watches.
+
+Guarantee: small pieces are told together, a few times a second at most; of one call no more than `TOLD_CHARACTERS` are
+told, since a log of a turn holds what its readers have not read yet; then one line says that no more is shown. Nothing
+is told after the call has ended. The output itself is the tool's result, not this.
+"""
+
+import asyncio
+from types import TracebackType
+
+from tidegate.agent.turn import Turn
+from tidegate.values import ToolCall, ToolProgress
+
+PAUSE_SECONDS = 0.1
+"""Between two pieces: a person reads no faster."""
+
+PIECE_CHARACTERS = 4096
+"""Told at once when so much has come together."""
+
+TOLD_CHARACTERS = 64 * 1024
+"""Of one call. Who wants more reads the result."""
+
+ENOUGH = "\n[more output is not shown here]\n"
+
+
+class Progress:
+    """Called with each piece; a context manager around the call."""
+
+    def __init__(self, turn: Turn, call: ToolCall) -> None:
+        self._turn = turn
+        self._call = call
+        self._pieces: list[str] = []  # house: allow emptied at PIECE_CHARACTERS
+        self._held = 0
+        self._left = TOLD_CHARACTERS
+        self._timer: asyncio.TimerHandle | None = None
+        self._open = True
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open = False
+        self._tell()
+
+    def __call__(self, text: str) -> None:
+        if not self._open or not text or self._left <= 0:
+            return
+        self._left -= len(text)
+        if self._left <= 0:
+            text = text[: self._left or None] + ENOUGH
+        self._pieces.append(text)
+        self._held += len(text)
+        if self._held >= PIECE_CHARACTERS or self._left <= 0:
+            self._tell()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(PAUSE_SECONDS, self._tell)
+
+    def _tell(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._pieces:
+            text, self._pieces, self._held = "".join(self._pieces), [], 0
+            self._turn.emit(ToolProgress(call_id=self._call.id, name=self._call.name, text=text))

@@ -1,0 +1,176 @@
+"""What one turn's tools may do, and what they ask: the `Permits` of its hands.
+
+Guarantee: whether a call may run is the policy's to say, over this exact call; what needs a person runs only when its
+row says approved and has the digest of this very call, the row being read right before. A denial, an expiry and a
+question that nobody can answer are results, told to the model in a sentence that says why; where the agent's
+configuration says so, an expiry ends the turn.
+"""
+
+import unicodedata
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from tidegate.agent import Turn
+from tidegate.config import Config
+from tidegate.engine import Taken
+from tidegate.errors import Conflict, Refused, ToolFailed, TurnFailed
+from tidegate.security.policy import Action, Mode, Rule, decide, parse
+from tidegate.sessions.questions import Questions
+from tidegate.store import ApprovalRow, Asking, approvals
+from tidegate.tools import Tool
+from tidegate.values import Frozen, ToolCall
+from tidegate.workspaces import Workspace
+
+HEAD_CHARACTERS, TAIL_CHARACTERS = 2400, 1200
+"""Of an action that a person is asked about, both ends: what is done last may be what matters. What is left out between
+them is said to be, and counts in the digest."""
+
+
+class Policy(Frozen, frozen=True):
+    """What one agent's tools may do by themselves, and what becomes of a turn whose question nobody answered."""
+
+    mode: Mode
+    rules: tuple[Rule, ...]
+    unanswered: Literal["go_on", "end"]
+
+
+def policies(config: Config) -> Mapping[str, Policy]:
+    """Of each agent; Misconfigured when a rule cannot be read."""
+    return {
+        name: Policy(
+            mode=agent.approvals, rules=tuple(parse(rule) for rule in agent.rules), unanswered=agent.unanswered
+        )
+        for name, agent in config.agents.items()
+    }
+
+
+class TurnPermits:
+    """Lives as long as its turn."""
+
+    def __init__(self, questions: Questions, policy: Policy, taken: Taken, workspace: Workspace) -> None:
+        self._questions = questions
+        self._policy = policy
+        self._taken = taken
+        self._workspace = workspace
+        self._times: Counter[str] = Counter()  # a question → how often its step has asked it; gone with the turn
+
+    async def permit(self, turn: Turn, step: str, tool: Tool, call: ToolCall) -> str | None:
+        policy = self._policy
+        if tool.effect == "read" and not policy.rules:
+            return None
+        action = Action(
+            tool=tool.name,
+            effect=tool.effect,
+            arguments=_arguments(call),
+            channel=self._taken.turn.channel,
+            sandboxed=tool.effect == "execute" and await self._workspace.sandboxed(),
+        )
+        verdict = decide(policy.rules, policy.mode, action)
+        if verdict.decision == "allow":
+            return None
+        if verdict.decision == "deny":
+            return f"Not run: this is denied here ({verdict.because})."
+        return await self._ask_leave(turn, step, call, verdict.because)
+
+    async def _ask_leave(self, turn: Turn, step: str, call: ToolCall, because: str) -> str | None:
+        digest = approvals.action_digest(call.name, call.arguments)
+        asking = Asking(kind="approval", tool=call.name, digest=digest, summary=summary(call))
+        try:
+            row = await self._questions.put(self._taken, turn, step, asking)
+        except Conflict as error:
+            if error.code != "approval_differs":
+                raise
+            return "Not run: at this step another action was asked about, and its approval does not hold for this one."
+        if isinstance(row, str):
+            return f"Not run: it needs a person's approval ({because}), and {row}."
+        if row.state == "approved" and row.digest == digest:
+            return None
+        return self._refusal(row)
+
+    async def ask(self, turn: Turn, step: str, question: str, choices: Sequence[str]) -> str:
+        """The person's answer to a tool's question. A call may ask several, and may ask one again: each time is a
+        question of its own, which a call that is made again after a crash finds in the same place."""
+        digest = approvals.action_digest("", msgspec.json.encode([question, list(choices)]).decode())
+        name = f"{step}-{digest.hex()[:16]}"
+        time = self._times[name]
+        self._times[name] += 1
+        asking = Asking(
+            kind="question",
+            tool="",
+            digest=digest,
+            summary=shown(question),
+            choices=tuple(shown(choice, one_line=True) for choice in choices),
+        )
+        try:
+            row = await self._questions.put(self._taken, turn, f"{name}-{time}", asking)
+        except Refused as error:
+            raise ToolFailed(f"Nobody was asked: {error.message}") from None
+        if isinstance(row, str):
+            raise ToolFailed(f"Nobody was asked: {row}. Decide yourself, or say what you would need to know.")
+        if row.state == "answered":
+            return row.answer or ""
+        raise ToolFailed(self._refusal(row))
+
+    def _refusal(self, row: ApprovalRow) -> str:
+        if row.state == "denied":
+            return f"Not run: the person denied it{f', and said: {row.answer}' if row.answer else '.'}"
+        if row.state != "expired":
+            return "The question was withdrawn, so nothing was done."
+        if self._policy.unanswered == "end":
+            raise TurnFailed(
+                "Nobody answered what the agent asked within limits.answer_within, so its turn was ended; say 'go on' "
+                "when you are there to answer.",
+                code="unanswered",
+            )
+        return "Nobody answered in time (limits.answer_within), so nothing was done."
+
+
+# -- what a person is shown ------------------------------------------------------------------------------------------
+
+
+def summary(call: ToolCall) -> str:
+    """The action as a person is shown it: the tool, and each of its arguments on lines of its own. Further lines of an
+    argument are set in, so that none of them passes for another argument."""
+    given = _arguments(call)
+    lines = [call.name]
+    for name, value in given.items():
+        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        lines.append(f"{shown(name, one_line=True)}: " + shown(text).replace("\n", "\n    "))
+    if not given and call.arguments.strip() not in ("", "{}"):
+        lines.append(shown(call.arguments))
+    return _cut("\n".join(lines))
+
+
+def shown(text: str, *, one_line: bool = False) -> str:
+    """With every character that would be invisible, or would change how others are shown, written out."""
+    kept = "" if one_line else "\n\t"
+    if not text.isprintable():
+        text = "".join(each if each in kept or _is_seen(each) else _written_out(each) for each in text)
+    return text if one_line else _cut(text)
+
+
+def _is_seen(character: str) -> bool:
+    return character == " " or unicodedata.category(character)[0] not in "CZ"
+
+
+def _written_out(character: str) -> str:
+    return character.encode("unicode_escape").decode()
+
+
+def _cut(text: str) -> str:
+    left_out = len(text) - HEAD_CHARACTERS - TAIL_CHARACTERS
+    if left_out <= 0:
+        return text
+    return f"{text[:HEAD_CHARACTERS]}\n[… {left_out} characters are not shown …]\n{text[-TAIL_CHARACTERS:]}"
+
+
+def _arguments(call: ToolCall) -> dict[str, Any]:
+    """As a tool would read them; none of what no tool could read."""
+    try:
+        found = msgspec.json.decode(call.arguments or "{}")
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,92 @@
+"""A turn that is stopped while it waits: it ends at once, gives its place to others, and is never worked."""
+
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.core import ANNA, WAIT, core
+from tidegate.store import sessions, turns
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_waiting_turn_that_is_stopped_ends_at_once_and_frees_its_place(
+    home: Path, model: ScriptedModel
+) -> None:
+    """L21, B7: whoever waits for it is told, the queue is shorter by one, and the others keep their order."""
+    async with core(home, "[limits]\nqueue_length = 2", model=model) as house:
+        running = await house.accept("[hold gate] one")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        gone, kept = await house.accept("two"), await house.accept("three")
+        assert house.door.engine.interrupt(gone.turn, "by its user")
+        outcome = await house.answered(gone.turn)
+        assert outcome.state == "stopped" and outcome.error is not None and "by its user" in outcome.error.message
+        assert await house.door.outcome(gone.turn, ANNA) == outcome
+        assert house.door.engine.waiting(running.session) == 1
+        later = await house.accept("four")
+        assert later.ahead == 2
+        model.release("gate")
+        for accepted in (running, kept, later):
+            assert (await house.answered(accepted.turn)).state == "answered"
+        rows = (await house.door.transcript(running.session, ANNA)).rows
+        assert [row.message.text for row in rows if row.message.role == "user"] == ["[hold gate] one", "three", "four"]
+        assert house.door.engine.stats().waiting == 0
+
+
+async def test_a_one_shot_call_whose_caller_left_while_it_waited_is_never_worked(
+    home: Path, model: ScriptedModel
+) -> None:
+    """H16, V18, L29: it leaves nothing behind, and no model is asked."""
+    async with core(home, "[limits]\nturns = 1", model=model) as house:
+        running = await house.accept("[hold gate] one")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        waiting = await house.accept("two", name=None)
+        await house.door.abandon(waiting.turn)
+        with anyio.fail_after(WAIT):
+            while house.door.live(waiting.turn) is not None:
+                await anyio.lowlevel.checkpoint()
+        assert await house.store.read(sessions.get, waiting.session) is None
+        model.release("gate")
+        await house.answered(running.turn)
+        assert (await house.say("three", name="other")).state == "answered"
+        assert [request["messages"][-1]["content"] for request in house.requests()] == ["[hold gate] one", "three"]
+        assert house.door.census()["present"] == 2
+
+
+async def test_a_one_shot_call_that_only_waited_when_the_gateway_died_is_never_worked(
+    home: Path, model: ScriptedModel
+) -> None:
+    """S18, V18: nobody waits for it any more; nothing of it stays, and nothing comes of it later."""
+    async with core(home, "[limits]\nturns = 1", model=model, drain=None) as house:
+        await house.accept("[hold gate] one")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        waiting = await house.accept("two", name=None)
+    model.release("gate")
+    async with core(home, model=model) as house:
+        assert await house.store.read(sessions.get, waiting.session) is None
+        assert waiting.session not in [turn.session for turn in await house.store.read(turns.open_turns)]
+
+
+async def test_the_last_waiting_turn_that_is_stopped_leaves_no_trace_in_memory(
+    home: Path, model: ScriptedModel
+) -> None:
+    """B7, L02: its session is present for nothing else."""
+    async with core(home, "[limits]\nturns = 1", model=model) as house:
+        running = await house.accept("[hold gate] one")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        waiting = await house.accept("two", name="other")
+        assert house.door.presence.get(waiting.session) is not None
+        house.door.engine.interrupt(waiting.turn, "by its user")
+        with anyio.fail_after(WAIT):
+            while house.door.presence.get(waiting.session) is not None:
+                await anyio.lowlevel.checkpoint()
+        model.release("gate")
+        await house.answered(running.turn)
+        assert (await house.say("three", name="other")).session == waiting.session

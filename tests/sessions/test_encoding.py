@@ -1,0 +1,39 @@
+"""The version of the wire format in which a conversation's last request was made."""
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.core import WAIT, Core, core
+from tidegate.store import sessions
+from tidegate.values import Notice
+
+pytestmark = pytest.mark.anyio
+
+
+async def notices(house: Core, text: str) -> list[str]:
+    accepted = await house.accept(text)
+    log = house.door.engine.log(accepted.turn)
+    assert log is not None
+    with anyio.fail_after(WAIT):
+        return [event.text async for batch in log.read() for event in batch if isinstance(event, Notice)]
+
+
+async def test_a_conversation_that_is_encoded_otherwise_than_before_says_so_once(
+    home: Path, model: ScriptedModel
+) -> None:
+    """S32: a rebuild of the prefix never happens unsaid; after it, the next request goes on from it."""
+    async with core(home, model=model) as house:
+        outcome = await house.say("one")
+        assert await notices(house, "two") == []
+        await house.store.write(sessions.reencode, outcome.session, 0)
+    async with core(home, model=model) as house:
+        (said,) = await notices(house, "three")
+        assert "encoded anew" in said
+        row = await house.store.read(sessions.get, outcome.session)
+        assert row is not None and row.encoder == 1
+        assert await notices(house, "four") == []
+    async with core(home, model=model) as house:
+        assert await notices(house, "five") == []

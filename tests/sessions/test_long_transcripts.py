@@ -1,0 +1,68 @@
+"""Conversations with more in them than memory should hold at once."""
+
+import tracemalloc
+from contextlib import aclosing
+from pathlib import Path
+
+import anyio
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.core import ANNA, WAIT, Core, core
+from tidegate.store import Db, messages
+from tidegate.values import Message, MessageAdded
+
+pytestmark = pytest.mark.anyio
+
+ROWS = 48
+BYTES = 512 * 1024
+"""Of each of them: all together are far more than a reader may hold at once."""
+MOST = ROWS * BYTES // 4
+
+
+async def long_talk(house: Core) -> str:
+    session = (await house.say("one")).session
+
+    def add(db: Db) -> None:
+        for number in range(ROWS):
+            message = Message(role="user", text=f"{number}:" + "x" * BYTES)
+            messages.append(db, session=session, turn=None, step=None, message=message, now=1.0)
+
+    await house.store.write(add)
+    return session
+
+
+async def test_following_a_long_conversation_holds_little_of_it(home: Path, model: ScriptedModel) -> None:
+    """L24: every row is told, and none is cut; only a few are in memory at a time."""
+    async with core(home, model=model) as house:
+        session = await long_talk(house)
+        sizes: list[int] = []
+        tracemalloc.start()
+        try:
+            with anyio.fail_after(WAIT):
+                async with aclosing(house.door.watch(session, ANNA, 0)) as events:
+                    async for _, event in events:
+                        assert isinstance(event, MessageAdded)
+                        sizes.append(len(event.message.text))
+                        if len(sizes) == ROWS + 2:
+                            break
+            assert tracemalloc.get_traced_memory()[1] < MOST
+        finally:
+            tracemalloc.stop()
+        assert min(sizes[2:]) > BYTES
+
+
+async def test_exporting_a_long_conversation_holds_little_of_it(home: Path, model: ScriptedModel) -> None:
+    """L24: every row is written, and none is cut; only a few are in memory at a time."""
+    async with core(home, model=model) as house:
+        session = await long_talk(house)
+        sizes: list[int] = []
+        tracemalloc.start()
+        try:
+            with anyio.fail_after(WAIT):
+                async for line in house.door.export(session, ANNA):
+                    sizes.append(len(line))
+            assert tracemalloc.get_traced_memory()[1] < MOST
+        finally:
+            tracemalloc.stop()
+        assert len(sizes) == ROWS + 3 and min(sizes[3:]) > BYTES

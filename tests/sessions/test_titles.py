@@ -1,0 +1,31 @@
+"""Titles: what a person chose is kept or refused, what we make is short."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.core import ANNA, core
+from tidegate.errors import Refused
+from tidegate.sessions import changes, titles
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_title_that_is_too_long_is_refused_and_never_cut(home: Path, model: ScriptedModel) -> None:
+    """H20: the bound is named, and the title is as it was."""
+    async with core(home, model=model) as house:
+        session = (await house.say("hello")).session
+        await changes.set_title(house.door, session, ANNA, "  a\nline " + "x" * (titles.LONGEST - 7))
+        kept = (await house.door.session(session, ANNA)).title
+        assert kept == "a line " + "x" * (titles.LONGEST - 7)
+        with pytest.raises(Refused, match="201 characters and may have 200"):
+            await changes.set_title(house.door, session, ANNA, "x" * (titles.LONGEST + 1))
+        assert (await house.door.session(session, ANNA)).title == kept
+
+
+@pytest.mark.parametrize("text", ["short", "word " * 100, "x" * 500, "\n \n"])
+def test_a_title_made_from_a_message_is_short(text: str) -> None:
+    """L24: whatever the message is."""
+    made = titles.first_words(text)
+    assert len(made) <= titles.FIRST_WORDS and (made or not text.strip())
