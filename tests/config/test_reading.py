@@ -53,6 +53,7 @@ def test_the_shape_of_the_first_example_is_read() -> None:
         residents = 7
         idle_ttl = "12h"
         resident_bytes = "32 MiB"
+        memory_bytes = "256 MiB"
         turn_seconds = 90
         [expiry]
         named_idle = "30d"
@@ -67,6 +68,8 @@ def test_the_shape_of_the_first_example_is_read() -> None:
     assert config.agents["main"].tools == ("clock", "files")
     assert (config.limits.residents, config.limits.idle_ttl) == (7, 43200.0)
     assert (config.limits.resident_bytes, config.limits.turn_seconds) == (32 * 1024 * 1024, 90.0)
+    assert config.limits.memory_bytes == 256 * 1024 * 1024
+    assert read('[limits]\nmemory_bytes = "auto"', HOME).limits == read("", HOME).limits
     assert (config.expiry.named_idle, config.expiry.retention) == (30 * 86400.0, None)
 
 
@@ -122,6 +125,11 @@ def test_a_configuration_cannot_be_changed() -> None:
         (
             '[limits]\nbody_bytes = "16 MB"',
             'tidegate.toml: limits.body_bytes must be a size in bytes or like "64 MiB", at least 1 KiB, not "16 MB"',
+        ),
+        (
+            '[limits]\nmemory_bytes = "much"',
+            'tidegate.toml: limits.memory_bytes must be a size in bytes or like "64 MiB", at least 32 MiB, or "auto", '
+            'not "much"',
         ),
         ("[limits]\nbody_bytes = '2 GiB'", 'tidegate.toml: limits.body_bytes must be at most 1 GiB, not "2 GiB"'),
         ("[server]\ninsecure = 1", "tidegate.toml: server.insecure must be true or false, not 1"),

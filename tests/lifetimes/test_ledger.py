@@ -57,6 +57,22 @@ def test_an_owner_that_holds_nothing_leaves_no_entry() -> None:
     assert ledger.owners(top=10_000) == [] and list(ledger.totals()) == ["history"]
 
 
+def test_a_view_is_measured_when_somebody_asks() -> None:
+    """L99: what knows its own size is on the books without anybody writing it down, beside what was written down."""
+    ledger = Ledger()
+    sizes = {"session s_1": 10, "process": 5}
+    ledger.view("history", lambda: [(owner, Holding(1, size)) for owner, size in sizes.items()])
+    ledger.account("session s_1").add("shell", children=1)
+    books = ledger.read()
+    assert books.kinds == {"history": Holding(2, 15), "shell": Holding(1, children=1)}
+    assert books.owners["session s_1"] == {"history": Holding(1, 10), "shell": Holding(1, children=1)}
+    sizes["process"] = 500
+    (largest, held, kinds), *_ = ledger.read().largest(1)
+    assert (largest, held, kinds) == ("process", Holding(1, 500), {"history": Holding(1, 500)})
+    sizes.clear()
+    assert ledger.totals()["history"] == Holding(), "a kind stays listed"
+
+
 class LedgerMachine(RuleBasedStateMachine):
     """L31: whatever is added, resized, released and closed, the sum over owners is the sum over kinds."""
 
@@ -67,6 +83,16 @@ class LedgerMachine(RuleBasedStateMachine):
         super().__init__()
         self.ledger = Ledger()
         self.held: dict[Hold, int] = {}
+        self.viewed: dict[int, int] = {}
+        self.ledger.view("b", lambda: [(f"owner {owner}", Holding(1, size)) for owner, size in self.viewed.items()])
+
+    @rule(number=st.integers(0, 99), size=st.integers(0, 1000))
+    def measure(self, number: int, size: int) -> None:
+        self.viewed[number] = size
+
+    @rule(number=st.integers(0, 99))
+    def forget(self, number: int) -> None:
+        self.viewed.pop(number, None)
 
     @rule(target=accounts, number=st.integers(0, 99))
     def open_account(self, number: int) -> Account:
@@ -98,7 +124,8 @@ class LedgerMachine(RuleBasedStateMachine):
     def the_books_agree(self) -> None:
         by_kind = sum(self.ledger.totals().values(), Holding())
         by_owner = sum((holding for _, holding in self.ledger.owners(top=1000)), Holding())
-        expected = Holding(count=len(self.held), bytes=sum(self.held.values()), fds=len(self.held))
+        count, size = len(self.held) + len(self.viewed), sum(self.held.values()) + sum(self.viewed.values())
+        expected = Holding(count=count, bytes=size, fds=len(self.held))
         assert by_kind == by_owner == expected
 
 

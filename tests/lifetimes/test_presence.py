@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from tests.lifetimes.residents import Clock, Tenant, building, settled
-from tidegate.lifetimes import Dropped, Ledger, Presence, Scope, ScopeClosed
+from tidegate.lifetimes import Dropped, Holding, Ledger, Presence, Scope, ScopeClosed
 
 pytestmark = pytest.mark.anyio
 
@@ -163,6 +163,35 @@ async def test_the_sweep_unloads_what_was_idle_and_nothing_in_mid_turn(presence:
     assert presence.sweep() == 0
     clock.now += 3601
     assert presence.sweep() == 2 and len(presence) == 0
+
+
+async def test_when_memory_is_short_the_least_recently_used_idle_ones_go_until_it_is_enough(scope: Scope) -> None:
+    """A6, A7, L03: never one whose turn runs or waits, and no more than are needed."""
+    presence = Presence(scope, residents=100, resident_bytes=PLENTY)
+    tenants = await settle_in(presence, "a", "busy", "next", "b", "c", "d", weight=10)
+    presence.obtain("busy").turn = "turn"
+    presence.obtain("next").waiting.append("turn")
+    assert presence.relieve(15) == (2, 20)
+    await settled()
+    assert resident_keys(presence) == {"busy", "next", "c", "d"}
+    assert presence.relieve(0) == (0, 0)
+    assert presence.relieve(1000) == (2, 20), "all that is idle"
+    await settled()
+    assert resident_keys(presence) == {"busy", "next"} and presence.stats().unloads == {"pressure": 4}
+    assert [key for key, tenant in tenants.items() if tenant.released] == ["a", "b", "c", "d"]
+
+
+async def test_what_a_one_shot_turn_works_on_is_on_the_books_until_it_ends(presence: Presence, ledger: Ledger) -> None:
+    """L99, B5: by session, although nobody keeps it."""
+    presence.lend("nobody", Tenant())
+    record = presence.obtain("s")
+    record.turn = "turn"
+    passing = Tenant(weight=30)
+    presence.lend("s", passing)
+    passing.weight = 40
+    assert ledger.read().owners == {"session s": {"one-shot": Holding(1, 40)}}
+    presence.turn_ended(record)
+    assert ledger.owners() == [] and passing.released == 0 and len(presence) == 0
 
 
 async def test_a_busy_one_in_the_excess_window_is_passed_over_and_no_newer_one_pays(

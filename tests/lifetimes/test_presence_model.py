@@ -161,6 +161,22 @@ class PresenceMachine(RuleBasedStateMachine):
             self.runner.run(reweigh())
             self.shrink()
 
+    @rule(wanted=st.integers(0, 50))
+    def memory_is_short(self, wanted: int) -> None:
+        async def relieve() -> tuple[int, int]:
+            went = self.presence.relieve(wanted)
+            await settled()
+            return went
+
+        gone: list[Tenant] = []
+        for key, tenant in list(self.order):
+            if sum(each.weight for each in gone) >= wanted:
+                break
+            if key not in self.turns:
+                gone.append(tenant)
+                self.leave(key)
+        assert self.runner.run(relieve()) == (len(gone), sum(tenant.weight for tenant in gone))
+
     @rule(seconds=st.floats(0, 150))
     def time_passes(self, seconds: float) -> None:
         self.clock.now += seconds

@@ -32,6 +32,12 @@ def test_text_of_one_read_is_handed_on_in_one_piece() -> None:
     assert shown == ["ab"]
 
 
+def test_small_pieces_of_one_read_are_kept_as_the_text_that_was_handed_on() -> None:
+    """L03: an answer in thousands of pieces does not stay as thousands of objects."""
+    message, shown = read(*(delta(content=f"piece {number} ") for number in range(100)), delta("stop"))
+    assert message.text is shown[0]
+
+
 def test_calls_without_an_index_are_told_apart_by_their_ids() -> None:
     message, _ = read(
         delta(tool_calls=[{"id": "a", "function": {"name": "x", "arguments": "{"}}]),

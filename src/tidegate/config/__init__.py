@@ -7,7 +7,7 @@ and what would be right. Nothing here opens anything but that one file.
 """
 
 from tidegate.config.reading import FILE_NAME, home_folder, load, read
-from tidegate.config.rules import is_reference, looks_secret
+from tidegate.config.rules import Duration, Wrong, is_reference, looks_secret, nearest
 from tidegate.config.settings import (
     AgentSettings,
     Config,
@@ -17,6 +17,7 @@ from tidegate.config.settings import (
     ModelSettings,
     Server,
     StoreSettings,
+    WorkspaceSettings,
     is_loopback,
 )
 from tidegate.config.showing import example, reference, show
@@ -25,18 +26,22 @@ __all__ = [
     "FILE_NAME",
     "AgentSettings",
     "Config",
+    "Duration",
     "Expiry",
     "Limits",
     "LogSettings",
     "ModelSettings",
     "Server",
     "StoreSettings",
+    "WorkspaceSettings",
+    "Wrong",
     "example",
     "home_folder",
     "is_loopback",
     "is_reference",
     "load",
     "looks_secret",
+    "nearest",
     "read",
     "reference",
     "show",

@@ -138,16 +138,19 @@ class Whole(Plain):
 
 
 class Size:
-    """A number of bytes: a whole number, or text such as "64 MiB"."""
+    """A number of bytes: a whole number, or text such as "64 MiB"; "auto" where the gateway can choose it."""
 
-    def __init__(self, at_least: int, at_most: int = 2**40) -> None:
-        self.at_least, self.at_most = at_least, at_most
+    def __init__(self, at_least: int, at_most: int = 2**40, *, auto: bool = False) -> None:
+        self.at_least, self.at_most, self.auto = at_least, at_most, auto
 
     @property
     def shape(self) -> str:
-        return f'a size in bytes or like "64 MiB", at least {self.write(self.at_least).strip(chr(34))}'
+        auto = ', or "auto"' if self.auto else ""
+        return f'a size in bytes or like "64 MiB", at least {self.write(self.at_least).strip(chr(34))}{auto}'
 
-    def read(self, value: Any) -> int:
+    def read(self, value: Any) -> int | None:
+        if self.auto and value == "auto":
+            return None
         size = value
         if isinstance(value, str) and len(value) <= QUOTED_AT_MOST and (found := SIZE.fullmatch(value)):
             size = int(found[1]) * BYTES[found[2]]
@@ -157,7 +160,9 @@ class Size:
             raise Wrong(f"must be at most {self.write(self.at_most).strip(chr(34))}, not {quote(value)}")
         return size
 
-    def write(self, value: int) -> str:
+    def write(self, value: int | None) -> str:
+        if value is None:
+            return '"auto"'
         for unit in ("GiB", "MiB", "KiB"):
             if value and value % BYTES[unit] == 0:
                 return f'"{value // BYTES[unit]} {unit}"'
@@ -259,6 +264,18 @@ class Words(Plain):
             if not isinstance(word, str) or not NAME.fullmatch(word):
                 raise Wrong(f"must be {self.shape} (letters, digits, '.', '_', '-'), and holds {quote(word)}")
         return tuple(dict.fromkeys(value))
+
+
+class Lines(Plain):
+    """A list of lines of text, in the file's order."""
+
+    shape = "a list of lines of text"
+
+    def read(self, value: Any) -> tuple[str, ...]:
+        if not isinstance(value, list):
+            raise Wrong(f"must be {self.shape}, not {quote(value)}")
+        line = Text(needed=True)
+        return tuple(line.read(each) for each in value)
 
 
 class Origins(Plain):

@@ -18,6 +18,7 @@ from tidegate.config.rules import (
     FilePath,
     Flag,
     Headers,
+    Lines,
     OneOf,
     Origins,
     Reference,
@@ -138,9 +139,24 @@ class AgentSettings(Frozen, frozen=True):
     workspace: Annotated[
         str | None,
         FilePath(),
-        "Folder that its file tools see, relative to the home folder; by default `workspaces/NAME` there.",
+        "Folder of yours that all its conversations work in; by default each gets one of its own, gone with it.",
     ] = None
     description: Annotated[str, Text(), "One line for people who choose among agents."] = ""
+    approvals: Annotated[
+        Literal["strict", "balanced", "autonomous"],
+        OneOf("strict", "balanced", "autonomous"),
+        "What its tools may do without being approved, where no rule says otherwise.",
+    ] = "balanced"
+    rules: Annotated[
+        tuple[str, ...],
+        Lines(),
+        'Rules before that, the first that fits decides: `"ask terminal command=git push*"`; see docs/approvals.md.',
+    ] = ()
+    unanswered: Annotated[
+        Literal["go_on", "end"],
+        OneOf("go_on", "end"),
+        "What a turn does when nobody answered its question in time: it goes on and is told so, or it ends.",
+    ] = "go_on"
 
 
 class Limits(Frozen, frozen=True):
@@ -148,10 +164,19 @@ class Limits(Frozen, frozen=True):
 
     residents: Annotated[int, Whole(1), "Conversations kept ready in memory; the others are in the store."] = 128
     resident_bytes: Annotated[int, Size(64 * KiB), "Memory that those may take together."] = 64 * MiB
+    memory_bytes: Annotated[
+        int | None,
+        Size(32 * MiB, auto=True),
+        "Memory of the whole process above which idle conversations are unloaded; auto is three quarters of what its "
+        "control group or the machine has.",
+    ] = None
     idle_ttl: Annotated[float, Duration(1), "How long an unused conversation stays in memory."] = HOUR
     turns: Annotated[int, Whole(1, 10_000), "Turns that run at once; more wait."] = 64
     queue_length: Annotated[int, Whole(1, 10_000), "Turns that may wait in one conversation."] = 16
     waiting_total: Annotated[int, Whole(1), "Turns that may wait in all conversations together."] = 4096
+    day_tokens: Annotated[
+        int, Whole(0), "Tokens that all models together may use in a day (UTC); then turns fail until the next. 0: any."
+    ] = 20_000_000
     turn_steps: Annotated[int, Whole(1, 10_000), "Model calls in one turn."] = 32
     turn_seconds: Annotated[float, Duration(1), "How long one turn may take."] = 1800.0
     repeats: Annotated[
@@ -166,6 +191,9 @@ class Limits(Frozen, frozen=True):
     answer_bytes: Annotated[int, Size(1 * KiB, 2**30), "Largest answer of a model, as it streams in."] = 4 * MiB
     tool_output_bytes: Annotated[int, Size(512), "Bytes of a tool's result that the model is shown."] = 16 * KiB
     tool_output_lines: Annotated[int, Whole(3), "Lines of a tool's result that the model is shown."] = 400
+    spool_bytes: Annotated[int, Size(1 * MiB), "Long results that one conversation keeps on disk."] = 1024 * MiB
+    questions: Annotated[int, Whole(1, 100_000), "Turns that may wait for a person's answer at once."] = 256
+    answer_within: Annotated[float, Duration(1), "How long a question or an approval waits for its answer."] = DAY
     tools_parallel: Annotated[int, Whole(1, 1000), "Tool calls of one turn that run at once."] = 8
     receipts: Annotated[int, Whole(1), "Remembered identities of messages, by which a repeated one is recognised."] = (
         100_000
@@ -177,6 +205,35 @@ class Limits(Frozen, frozen=True):
     snapshot_seconds: Annotated[float, Duration(0.1), "How long one reading of the store may take."] = 10.0
     wal_bytes: Annotated[int, Size(64 * KiB), "Size that the store's write-ahead log is cut back to."] = 64 * MiB
     shutdown_seconds: Annotated[float, Duration(0.1), "How long running turns may go on when the gateway stops."] = 20.0
+
+
+class WorkspaceSettings(Frozen, frozen=True):
+    """Where the agents' commands run, and what one conversation's commands may use."""
+
+    backend: Annotated[
+        Literal["auto", "bubblewrap", "local", "ssh", "none"],
+        OneOf("auto", "bubblewrap", "local", "ssh", "none"),
+        "How commands are kept apart; auto is bubblewrap where it works, else none. local has no wall: it is for a "
+        "machine that you would let the agent have.",
+    ] = "auto"
+    network: Annotated[bool, Flag(), "Whether commands in a sandbox reach the network."] = False
+    memory_bytes: Annotated[int, Size(16 * MiB), "Memory of all commands of one conversation."] = 1024 * MiB
+    processes: Annotated[int, Whole(4, 100_000), "Processes of one conversation at once."] = 256
+    disk_bytes: Annotated[int, Size(1 * MiB), "Disk that one conversation's folder may take."] = 2048 * MiB
+    file_bytes: Annotated[int, Size(1 * MiB), "Largest file that a command may write."] = 1024 * MiB
+    cpu_seconds: Annotated[float, Duration(1), "Processor time of one command."] = HOUR
+    command_seconds: Annotated[float, Duration(1), "How long a command in the terminal may take, at most."] = 600.0
+    kept_processes: Annotated[int, Whole(1, 1000), "Finished background processes that are remembered."] = 20
+    process_log_bytes: Annotated[int, Size(64 * KiB), "Output that is kept of one background process."] = 4 * MiB
+    trash: Annotated[float, Duration(0), "How long the folder of an ended conversation can be had back."] = 7 * DAY
+    environment: Annotated[
+        tuple[str, ...], Words(), "Variables of the gateway's own environment that commands may see."
+    ] = ("LANG", "TZ")
+    read_only: Annotated[tuple[str, ...], Lines(), "Folders outside that commands in a sandbox may read."] = ()
+    ssh_host: Annotated[str, Text(), "Where commands run with the backend ssh: `host` or `user@host`."] = ""
+    ssh_options: Annotated[
+        tuple[str, ...], Lines(), 'Options for ssh, one each: `"Port=2222"`, `"IdentityFile=~/.ssh/agent"`.'
+    ] = ()
 
 
 class Expiry(Frozen, frozen=True):
@@ -211,6 +268,7 @@ class Config(Frozen, frozen=True):
     models: Mapping[str, ModelSettings] = msgspec.field(default_factory=lambda: MappingProxyType({}))
     agents: Mapping[str, AgentSettings] = msgspec.field(default_factory=lambda: MappingProxyType({}))
     limits: Limits = Limits()
+    workspaces: WorkspaceSettings = WorkspaceSettings()
     expiry: Expiry = Expiry()
     log: LogSettings = LogSettings()
     demo: bool = False
@@ -229,7 +287,14 @@ class Config(Frozen, frozen=True):
 
 
 SINGLE: Mapping[str, type[Frozen]] = MappingProxyType(
-    {"server": Server, "store": StoreSettings, "limits": Limits, "expiry": Expiry, "log": LogSettings}
+    {
+        "server": Server,
+        "store": StoreSettings,
+        "limits": Limits,
+        "workspaces": WorkspaceSettings,
+        "expiry": Expiry,
+        "log": LogSettings,
+    }
 )
 """Tables that occur once, by their name in the file."""
 

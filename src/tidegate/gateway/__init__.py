@@ -39,7 +39,7 @@ _NOT_FOR_THE_LOG = ("rich", "greenlet")
 
 def run(home: Path, *, port: int | None = None, replace: bool = False, say: Callable[[str], None]) -> None:
     """Run a gateway on this home folder until it is told to stop; `say` is given what a person should read."""
-    from tidegate.gateway.memory import bound_arenas
+    from tidegate.gateway.allocator import bound_arenas
 
     bound_arenas()
     _import_log_alone()

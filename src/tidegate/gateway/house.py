@@ -22,12 +22,16 @@ from tidegate import commands
 from tidegate.errors import Misconfigured, TidegateError
 from tidegate.gateway import exposure, readiness, welcome, workspaces
 from tidegate.gateway import home as home_folder
+from tidegate.gateway.allocator import trim
+from tidegate.gateway.ceiling import Ceiling
 from tidegate.gateway.control import Control
 from tidegate.gateway.cores import LOOK_SECONDS, OneCore
 from tidegate.gateway.hint import hint
 from tidegate.gateway.lock import HomeLock
 from tidegate.gateway.maintenance import Maintenance
-from tidegate.gateway.memory import MemoryReport, trim
+from tidegate.gateway.memory import MemoryReport
+from tidegate.gateway.pressure import LOOK_SECONDS as PRESSURE_SECONDS
+from tidegate.gateway.pressure import Pressure
 from tidegate.gateway.reception import Reception
 from tidegate.lifetimes import Ledger, Scope
 from tidegate.models import Clients, Models
@@ -73,6 +77,7 @@ class House:
         self._hurry = asyncio.Event()
         self._ledger = Ledger()
         self._scope = Scope("process", account=self._ledger.account("process"), on_error=self._task_failed)
+        self._memory = MemoryReport(self._ledger, self._scope)
         self._log = structlog.get_logger("tidegate.gateway")
         self._undo_log: Callable[[], None] | None = None
 
@@ -222,6 +227,7 @@ class House:
             )
         )
 
+        self._memory.watch_store(self._store)
         if self._store.note is not None:
             self._say(f"WARNING {self._store.note}")
 
@@ -243,6 +249,7 @@ class House:
                 keepalive=limits.connection_idle,
             )
         )
+        self._memory.watch_clients(self._clients)
         secrets = self._ready.secrets
         self._redactor.learn(*secrets.values())
         self._models = await self._scope.enter(
@@ -268,13 +275,19 @@ class House:
             models=self._models,
             redactor=self._redactor,
             health=self._health,
-            status=lambda: self._reception.status(),
+            status=lambda: self._reception.status(memory=True),
+            gauges=lambda: self._reception.gauges(),
         )
         self._server = Server(app, self._config, self._socket)
         await self._server.start(self._scope)
 
     async def _start_maintenance(self) -> None:
-        chores = [*self._sessions.chores(), Chore(name="trim", interval=_TRIM_SECONDS, run=_trim)]
+        self._pressure = Pressure(self._sessions.presence, Ceiling(self._config.limits.memory_bytes))
+        chores = [
+            *self._sessions.chores(),
+            Chore(name="trim", interval=_TRIM_SECONDS, run=_trim),
+            Chore(name="memory", interval=PRESSURE_SECONDS, run=self._pressure.look),
+        ]
         if self._config.server.one_core:
             chores.append(await self._settle_on_a_core())
         self._maintenance = Maintenance(chores, beat=self._health.beat)
@@ -295,7 +308,6 @@ class House:
         return Chore(name="core", interval=LOOK_SECONDS, run=look)
 
     async def _open_control(self) -> None:
-        memory = MemoryReport(self._ledger, self._scope)
         self._reception = Reception(
             config=self._config,
             address=self.address,
@@ -304,14 +316,15 @@ class House:
             clients=self._clients,
             health=self._health,
             maintenance=self._maintenance,
-            memory=memory,
+            memory=self._memory,
+            pressure=self._pressure,
             stop=self.ask_to_stop,
         )
         await Control(self.home, self._reception.verbs()).open(self._scope.child("control"))
         # What stands now stands until the end: the collector need not look at it again.
         gc.collect()
         gc.freeze()
-        memory.settle()
+        self._memory.settle()
 
     async def _welcome(self) -> None:
         for line in welcome.lines(self._config, self.address, await self._reception.link()):

@@ -1,82 +1,28 @@
 """What the process's memory is made of, so that growth can be named by its owner.
 
-Guarantee: every figure is read from the kernel, the allocator or the ledger at the moment of asking and nothing is
-kept; `explained` is the share of the private memory (RssAnon + VmSwap) that is accounted for: the base measured when
-the house stood, what the ledger says is held, and what the allocator keeps for reuse; `unexplained` is the rest, so
-that the parts add up. Asking takes a millisecond.
+Guarantee: every figure is read from the kernel, the allocators or the rooms at the moment of asking, and nothing is
+kept but the base. The private memory (RssAnon + VmSwap) is told in parts that add up: the kinds of the ledger, of which
+the base and what the allocators keep free are two, and `unexplained`, the rest, which is below zero where the books say
+more than there is. `explained` is the share that is right: what is missing and what is too much both lower it. Asking
+takes some milliseconds.
 """
 
-import ctypes
-import os
-import sys
 import threading
-from dataclasses import asdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tidegate.lifetimes import Ledger, Scope
+import msgspec
 
-_ARENA_MAX = -8  # glibc's M_ARENA_MAX
-_ARENAS = 2  # one for the loop, one shared by the store's threads: more only raises the high-water mark
+from tidegate.gateway.allocator import interpreter_free, native_free
+from tidegate.lifetimes import Holding, Ledger, Scope
+from tidegate.models import Clients, ClientStats
+from tidegate.store import Store, StoreStats
+
+PROCESS = "process"
 _KIB = 1024
 _OWNERS_SHOWN = 20
-_TRIM_ABOVE = 8 << 20  # free bytes in the allocator that are worth a trim
-
-
-def bound_arenas() -> bool:
-    """Bound glibc's arenas for this process; call it before the first thread. An operator's own choice in the
-    environment stands; on another C library nothing happens. (The environment variable alone would need a second
-    start of the interpreter, which takes longer than this whole module.)"""
-    if "MALLOC_ARENA_MAX" in os.environ:
-        return True
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and bool(mallopt(_ARENA_MAX, _ARENAS))
-
-
-class _Mallinfo2(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_size_t)
-        for name in (
-            "arena",
-            "ordblks",
-            "smblks",
-            "hblks",
-            "hblkhd",
-            "usmblks",
-            "fsmblks",
-            "uordblks",
-            "fordblks",
-            "top",
-        )
-    )
-
-
-def allocator() -> dict[str, int]:
-    """glibc's own figures: bytes in use, and bytes free but still resident. Empty on another C library."""
-    ask = getattr(ctypes.CDLL(None), "mallinfo2", None)
-    if ask is None:
-        return {}
-    ask.restype = _Mallinfo2
-    info = ask()
-    # What was given back to the system still counts as free there; only what is resident is ours.
-    free = min(info.fordblks, max(0, _heap_resident() - info.uordblks))
-    return {"in_use": info.uordblks + info.hblkhd, "free": free}
-
-
-def _heap_resident() -> int:
-    with Path("/proc/self/smaps").open("rb") as file:  # house: allow (the kernel's own memory, no disk)
-        for line in file:
-            if line.endswith(b"[heap]\n"):
-                return next(int(row.split()[1]) * _KIB for row in file if row.startswith(b"Rss:"))
-    return 0
-
-
-def trim() -> bool:
-    """Give back to the system what the allocator keeps, when that is worth the walk."""
-    release = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if release is None or allocator().get("free", 0) < _TRIM_ABOVE:
-        return False
-    return bool(release(0))
+_THREAD_BYTES = 48 * 1024  # touched pages of an idle thread's stack and its descriptor, measured
 
 
 def kernel_figures() -> dict[str, int]:
@@ -102,41 +48,65 @@ def _descriptors() -> int:
 
 
 class MemoryReport:
-    """Explains the process's memory. `settle` notes, as a holding of the process, the base once the house stands:
-    interpreter, modules and what the rooms hold at rest."""
+    """Explains the process's memory. `settle` notes the base once the house stands: what the interpreter, the modules
+    and the rooms take when nothing has been asked of them, less what is on the books as something else then."""
 
     def __init__(self, ledger: Ledger, process: Scope) -> None:
         self._ledger = ledger
         self._process = process
-        self._base = 0
+        self._settled = 0
+        ledger.view("thread", _threads)
+        ledger.view("free (C library)", lambda: ((PROCESS, Holding(0, native_free())),))
+        ledger.view("free (interpreter)", lambda: ((PROCESS, Holding(0, interpreter_free())),))
+
+    def watch_store(self, store: Store) -> None:
+        self._ledger.view("store", lambda: (_of_store(store.stats()),))
+
+    def watch_clients(self, clients: Clients) -> None:
+        self._ledger.view("model connection", lambda: (_of_clients(clients.stats()),))
 
     def settle(self) -> None:
-        # What the allocator keeps free is a part of its own, now and later.
-        self._base = private_bytes() - self._held_bytes() - allocator().get("free", 0)
-        self._process.hold("base", bytes=self._base, fds=_descriptors())
-
-    def _held_bytes(self) -> int:
-        return sum(holding.bytes for holding in self._ledger.totals().values())
+        self.read()  # so that what a first reading takes in is part of the base
+        held = sum(self._ledger.totals().values(), Holding())
+        self._settled = private_bytes()
+        self._process.hold("base", bytes=self._settled - held.bytes, fds=max(0, _descriptors() - held.fds))
 
     def read(self) -> dict[str, Any]:
+        books = self._ledger.read()
         figures = kernel_figures()
         private = figures["anonymous"] + figures["swap"]
-        native = allocator()
-        held = self._held_bytes()
-        accounted = held + native.get("free", 0)
+        accounted = sum(holding.bytes for holding in books.kinds.values())
         return {
             **figures,
             "private": private,
-            "base": self._base,
-            "held": held,
-            "allocator": native,
-            # Python takes its arenas from the kernel itself, so they are what the C allocator does not know of.
-            "python_heap": max(0, private - native.get("in_use", 0) - native.get("free", 0)),
-            "python_blocks": sys.getallocatedblocks(),
+            "explained": _share(accounted, private),
+            "unexplained": private - accounted,
+            "growth": private - self._settled,
+            "growth_explained": _share(accounted - self._settled, private - self._settled),
             "threads": threading.active_count(),
             "descriptors": _descriptors(),
-            "unexplained": private - accounted,
-            "explained": round(min(1.0, accounted / private), 4) if private else 1.0,
-            "kinds": {kind: asdict(holding) for kind, holding in self._ledger.totals().items()},
-            "owners": [{"owner": owner, **asdict(held)} for owner, held in self._ledger.owners(top=_OWNERS_SHOWN)],
+            "kinds": msgspec.to_builtins(books.kinds),
+            "owners": [
+                {"owner": owner, **msgspec.to_builtins(held), "kinds": msgspec.to_builtins(kinds)}
+                for owner, held, kinds in books.largest(_OWNERS_SHOWN)
+            ],
         }
+
+
+def _share(accounted: int, whole: int) -> float:
+    """How much of the whole is told rightly, between 0 and 1."""
+    return max(0.0, round(1 - abs(whole - accounted) / whole, 4)) if whole > 0 else 1.0
+
+
+def _of_store(stats: StoreStats) -> tuple[str, Holding]:
+    fds = 2 * stats.connections + (stats.connections > 0)  # each has the file and its log; they share one index
+    return PROCESS, Holding(stats.connections, stats.memory, fds=fds)
+
+
+def _of_clients(stats: ClientStats) -> tuple[str, Holding]:
+    return PROCESS, Holding(stats.open, stats.bytes, fds=stats.open)
+
+
+def _threads() -> Iterator[tuple[str, Holding]]:
+    count = threading.active_count()
+    yield PROCESS, Holding(count, count * _THREAD_BYTES)

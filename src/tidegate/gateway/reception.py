@@ -18,7 +18,8 @@ from tidegate.gateway.answering import answering
 from tidegate.gateway.control import Verb
 from tidegate.gateway.home import one_time_code
 from tidegate.gateway.maintenance import Maintenance
-from tidegate.gateway.memory import MemoryReport, kernel_figures
+from tidegate.gateway.memory import MemoryReport, kernel_figures, private_bytes
+from tidegate.gateway.pressure import Pressure
 from tidegate.models import Clients
 from tidegate.sessions import Sessions
 from tidegate.store import Store
@@ -39,6 +40,7 @@ class Reception:
         health: Health,
         maintenance: Maintenance,
         memory: MemoryReport,
+        pressure: Pressure,
         stop: Callable[[], None],
     ) -> None:
         self._config = config
@@ -49,6 +51,7 @@ class Reception:
         self._health = health
         self._maintenance = maintenance
         self._memory = memory
+        self._pressure = pressure
         self._stop = stop
         self._since = time.time()
 
@@ -72,7 +75,15 @@ class Reception:
             "store": _plain(self._store.stats()),
             "clients": _plain(self._clients.stats()),
             "chores": _plain(self._maintenance.report()),
-            "memory": figures,
+            "memory": {**figures, **self._pressure.report()},
+        }
+
+    def gauges(self) -> dict[str, float]:
+        """What the metrics show besides what the rooms tell."""
+        return {
+            "memory_private_bytes": float(private_bytes()),
+            "memory_ceiling_bytes": float(self._pressure.ceiling),
+            "memory_short": float(self._pressure.short),
         }
 
     async def link(self) -> str:

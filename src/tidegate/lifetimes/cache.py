@@ -10,10 +10,12 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
-from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
+import msgspec
+
 from tidegate.lifetimes.flight import Flight
+from tidegate.lifetimes.ledger import Holding
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -22,9 +24,11 @@ _log = logging.getLogger(__name__)
 
 _IDENTITY = object.__hash__
 
+ENTRY_BYTES = 512
+"""What an entry takes beside its weight: its place in the table, its key and the value's own header."""
 
-@dataclass(frozen=True, slots=True)
-class CacheStats:
+
+class CacheStats(msgspec.Struct, frozen=True):
     """A cache's metrics; `evictions` counts what cap, bytes and age put out."""
 
     name: str
@@ -34,6 +38,11 @@ class CacheStats:
     hits: int
     misses: int
     evictions: int
+
+    @property
+    def holding(self) -> Holding:
+        """For the books: the weight of the values, where they are weighed, and what an entry takes itself."""
+        return Holding(self.size, self.bytes + self.size * ENTRY_BYTES)
 
 
 class _Entry(NamedTuple, Generic[V]):
@@ -129,6 +138,10 @@ class BoundedCache(Generic[K, V]):
         while len(self._entries) > self.cap or (self.max_bytes is not None and self._bytes > self.max_bytes):
             self._remove(next(iter(self._entries)), evicted=True)
         return True
+
+    def values(self) -> list[V]:
+        """What it holds, for the books: nothing counts as used by it."""
+        return [entry.value for entry in self._entries.values()]
 
     async def get_or_make(self, key: K, make: Callable[[], Awaitable[V]]) -> V:
         """The value, made by the first who asks while the others wait; a failure reaches all and is not kept."""

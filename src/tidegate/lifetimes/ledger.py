@@ -1,15 +1,18 @@
 """The ledger: which owner holds how many bytes, descriptors and children, by kind.
 
-Guarantee: the sum over the owners is the sum over the kinds, at any time, and every change costs O(1). An account is
-known to the ledger exactly while it holds something, so an owner that has let go of everything leaves no entry, and one
-that has not can be named. A hold is let go once, however often that is asked for. The ledger owns nothing but numbers.
+Guarantee: the sum over the owners is the sum over the kinds, in every reading. What is held gets on the books in one of
+two ways: by a hold, written down when it is acquired (O(1), for what does not know its own size), or by a view, a
+function that measures everything of its kind when somebody asks, so that nobody pays for it meanwhile. An owner that
+has let go of everything leaves no entry, and one that has not can be named. A hold is let go once, however often that
+is asked for. The ledger owns nothing but numbers.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Holding:
+class Holding(msgspec.Struct, frozen=True):
     """How much is held: things, and their bytes, file descriptors and child processes."""
 
     count: int = 0
@@ -22,63 +25,87 @@ class Holding:
             self.count + other.count, self.bytes + other.bytes, self.fds + other.fds, self.children + other.children
         )
 
-
-class _Sum:
-    """A holding that changes in place."""
-
-    __slots__ = ("bytes", "children", "count", "fds")
-
-    def __init__(self) -> None:
-        self.count = self.bytes = self.fds = self.children = 0
-
-    def change(self, count: int, bytes: int, fds: int, children: int) -> None:
-        self.count += count
-        self.bytes += bytes
-        self.fds += fds
-        self.children += children
-
     @property
     def weight(self) -> tuple[int, int, int, int]:
         """What makes one owner larger than another: bytes first."""
         return (self.bytes, self.children, self.fds, self.count)
 
-    def frozen(self) -> Holding:
-        return Holding(self.count, self.bytes, self.fds, self.children)
+
+NOTHING = Holding()
+
+Measure = Callable[[], Iterable[tuple[str, Holding]]]
+"""All that is held of one kind at this moment, by owner; an owner may come more than once."""
+
+
+class Books(msgspec.Struct, frozen=True):
+    """One reading of the ledger: what is held by kind, and by owner and kind."""
+
+    kinds: dict[str, Holding]
+    owners: dict[str, dict[str, Holding]]
+
+    def largest(self, top: int) -> list[tuple[str, Holding, dict[str, Holding]]]:
+        """Who holds most, with the sum and the kinds of what he holds himself; what accounts below him hold is listed
+        under their names."""
+        sums = [(owner, sum(kinds.values(), NOTHING), kinds) for owner, kinds in self.owners.items()]
+        return sorted(sums, key=lambda held: held[1].weight, reverse=True)[:top]
 
 
 class Ledger:
-    """Totals by kind and the accounts that hold something now."""
+    """The accounts that hold something now, and the views. A view must be registered once and lives with the ledger."""
 
-    __slots__ = ("_holders", "_kinds")
+    __slots__ = ("_holders", "_known", "_views")
 
     def __init__(self) -> None:
-        self._kinds: dict[str, _Sum] = {}
+        self._known: dict[str, None] = {}
         self._holders: set[Account] = set()
+        self._views: list[tuple[str, Measure]] = []  # house: allow one entry for each room that holds things
 
     def account(self, owner: str, *, parent: "Account | None" = None) -> "Account":
         """An account for `owner`, e.g. "process" or "turn t_…"; with a parent its name is a path below the parent's."""
         return Account(self, owner, parent)
 
+    def view(self, kind: str, measure: Measure) -> None:
+        """From now on what there is of this kind is measured whenever the books are read."""
+        self._known[kind] = None
+        self._views.append((kind, measure))
+
+    def read(self) -> Books:
+        """What is held now. A kind that was ever known stays listed, with zeros: its metric does not vanish."""
+        kinds = dict.fromkeys(sorted(self._known), NOTHING)
+        owners: dict[str, dict[str, Holding]] = {}
+        for owner, kind, holding in self._entries():
+            kinds[kind] += holding
+            own = owners.setdefault(owner, {})
+            own[kind] = own.get(kind, NOTHING) + holding
+        return Books(kinds, owners)
+
     def totals(self) -> dict[str, Holding]:
-        """What is held, by kind. A kind that was ever held stays listed, with zeros: its metric does not vanish."""
-        return {kind: total.frozen() for kind, total in sorted(self._kinds.items())}
+        """What is held, by kind."""
+        return self.read().kinds
 
     def owners(self, *, top: int = 20) -> list[tuple[str, Holding]]:
-        """Who holds something of his own, largest first; what accounts below him hold is listed under their names."""
-        largest = sorted(self._holders, key=lambda account: account._own.weight, reverse=True)
-        return [(account.path, account._own.frozen()) for account in largest[:top]]
+        """Who holds something of his own, largest first."""
+        return [(owner, held) for owner, held, _ in self.read().largest(top)]
+
+    def _entries(self) -> Iterable[tuple[str, str, Holding]]:
+        for account in self._holders:
+            path = account.path
+            for hold in account._holds:
+                yield path, hold.kind, hold.holding
+        for kind, measure in self._views:
+            for owner, holding in measure():
+                yield owner, kind, holding
 
 
 class Account:
     """What one owner holds. Made by `Ledger.account`."""
 
-    __slots__ = ("__weakref__", "_holds", "_own", "ledger", "owner", "parent")
+    __slots__ = ("__weakref__", "_holds", "ledger", "owner", "parent")
 
     def __init__(self, ledger: Ledger, owner: str, parent: "Account | None") -> None:
         self.ledger = ledger
         self.owner = owner
         self.parent = parent
-        self._own = _Sum()
         self._holds: set[Hold] = set()
 
     @property
@@ -87,7 +114,7 @@ class Account:
 
     @property
     def holding(self) -> Holding:
-        return self._own.frozen()
+        return sum((hold.holding for hold in self._holds), NOTHING)
 
     def add(self, kind: str, *, bytes: int = 0, fds: int = 0, children: int = 0, count: int = 1) -> "Hold":
         """Write down that the owner holds this, until the returned hold is released."""
@@ -95,7 +122,7 @@ class Account:
         if not self._holds:
             self.ledger._holders.add(self)
         self._holds.add(hold)
-        self._change(kind, count, bytes, fds, children)
+        self.ledger._known[kind] = None
         return hold
 
     def close(self) -> list[tuple[str, Holding]]:
@@ -104,13 +131,6 @@ class Account:
         for hold in list(self._holds):
             hold.release()
         return sorted(left, key=lambda item: item[0])
-
-    def _change(self, kind: str, count: int, bytes: int, fds: int, children: int) -> None:
-        self._own.change(count, bytes, fds, children)
-        total = self.ledger._kinds.get(kind)
-        if total is None:
-            total = self.ledger._kinds[kind] = _Sum()
-        total.change(count, bytes, fds, children)
 
     def _forget(self, hold: "Hold") -> None:
         self._holds.discard(hold)
@@ -142,12 +162,10 @@ class Hold:
     def resize(self, bytes: int) -> None:
         """It holds so many bytes now. Without effect once released."""
         if self._account is not None:
-            self._account._change(self.kind, 0, bytes - self.bytes, 0, 0)
             self.bytes = bytes
 
     def release(self) -> None:
         """It is gone. A second release changes nothing."""
         account, self._account = self._account, None
         if account is not None:
-            account._change(self.kind, -self.count, -self.bytes, -self.fds, -self.children)
             account._forget(self)

@@ -14,11 +14,12 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
 
+import msgspec
+
 from tidegate.lifetimes.flight import Flight
-from tidegate.lifetimes.ledger import Account, Hold
+from tidegate.lifetimes.ledger import Holding
 from tidegate.lifetimes.residents import Link, Order
 from tidegate.lifetimes.scope import Scope, ScopeClosed
 
@@ -54,25 +55,26 @@ class Dropped(RuntimeError):
 
 
 class Present(Link):
-    """The record of a present session. A resident replaced in mid-turn waits in `detached` for the turn's end."""
+    """The record of a present session. A resident replaced in mid-turn waits in `detached` for the turn's end; what a
+    one-shot turn works on, and nobody keeps, is in `passing` until then."""
 
     __slots__ = (
         "__weakref__",
-        "account",
         "building",
         "detached",
         "held",
-        "hold",
         "key",
+        "passing",
         "resident",
         "turn",
         "used",
         "waiting",
         "wanted",
         "watchers",
+        "workspace",
     )
 
-    def __init__(self, key: str, used: float, account: Account) -> None:
+    def __init__(self, key: str, used: float) -> None:
         super().__init__()
         self.key = key
         self.turn: Any | None = None
@@ -80,11 +82,11 @@ class Present(Link):
         self.resident: Resident | None = None
         self.building: Flight[Resident] | None = None
         self.wanted = b""
-        self.detached: tuple[tuple[Resident, Hold], ...] = ()
+        self.detached: tuple[Resident, ...] = ()
+        self.passing: Resident | None = None
+        self.workspace: Any | None = None
         self.used = used
         self.held = 0
-        self.account = account
-        self.hold: Hold | None = None
         self.watchers: tuple[asyncio.Future[None], ...] = ()
 
     def __repr__(self) -> str:
@@ -118,11 +120,11 @@ class Present(Link):
             and not self.waiting
             and not self.held
             and not self.detached
+            and self.workspace is None
         )
 
 
-@dataclass(frozen=True, slots=True)
-class PresenceStats:
+class PresenceStats(msgspec.Struct, frozen=True):
     """What the metrics show. `over_cap_mid_turn` counts how often a running turn kept a resident beyond its cap."""
 
     present: int
@@ -139,6 +141,7 @@ class Presence:
     __slots__ = (
         "__weakref__",
         "_clock",
+        "_leaving",
         "_order",
         "_over",
         "_over_count",
@@ -173,9 +176,13 @@ class Presence:
         self._records: dict[str, Present] = {}
         self._order: Order[Present] = Order()
         self._unloads: dict[str, int] = {}
-        self._unreleased: list[tuple[str, Resident, Hold]] = []  # house: allow only filled while closing
+        # By the object's own identity: what has left the order and is not yet released is still held.
+        self._leaving: dict[int, tuple[str, Resident]] = {}
+        self._unreleased: list[tuple[str, Resident]] = []  # house: allow only filled while closing
         self._over = False
         self._over_count = 0
+        self.ledger.view("resident", self._measure_residents)
+        self.ledger.view("one-shot", self._measure_passing)
         scope.on_close(self._close, name="residents")
 
     # -- records -----------------------------------------------------------------------------------------------------
@@ -198,8 +205,7 @@ class Presence:
         """
         record = self._records.get(key)
         if record is None:
-            record = Present(key, self._clock(), self.ledger.account(f"session {key}"))
-            self._records[key] = record
+            record = self._records[key] = Present(key, self._clock())
         return record
 
     def turn_ended(self, record: Present, turn: Any | None = None) -> None:
@@ -209,15 +215,21 @@ class Presence:
         """
         if turn is not None and record.turn is not turn:
             return
-        record.turn = None
+        record.turn = record.passing = None
         record.used = self._clock()
         detached, record.detached = record.detached, ()
-        for resident, hold in detached:
-            self._release(record.key, resident, hold)
+        for resident in detached:
+            self._release(record.key, resident)
         if record.resident is not None:
             self._order.touch(record)
             self.reweigh(record)
         self._forget_if_absent(record)
+
+    def lend(self, key: str, passing: Resident) -> None:
+        """What the running turn of this session works on and takes with it when it ends: on the books meanwhile."""
+        record = self._records.get(key)
+        if record is not None and record.busy:
+            record.passing = passing
 
     @contextmanager
     def attend(self, key: str) -> Iterator[Present]:
@@ -237,8 +249,22 @@ class Presence:
             return False
         self.unload(key, reason="end")
         self._records.pop(key, None)
+        workspace, record.workspace = record.workspace, None
+        if workspace is not None:  # its own end, which takes longer, still has to find it
+            self.lodge(key, workspace)
         record.tell()
         return True
+
+    def lodge(self, key: str, workspace: Any) -> None:
+        """Something runs in the session's workspace: it is present until `vacate`, whatever is unloaded."""
+        self.obtain(key).workspace = workspace
+
+    def vacate(self, key: str) -> None:
+        """Nothing runs in it any more."""
+        record = self._records.get(key)
+        if record is not None:
+            record.workspace = None
+            self._forget_if_absent(record)
 
     def _forget_if_absent(self, record: Present) -> None:
         if record.absent and self._records.get(record.key) is record:
@@ -271,11 +297,11 @@ class Presence:
             resident = await build()
             refusal = self._refusal(record, signature, resident)
             if refusal is not None:
-                hold = record.account.add("resident", bytes=resident.weight)
+                self._leaving[id(resident)] = (record.key, resident)
                 if self._scope.closed:  # nobody is left to start its release
-                    await _let_go(resident, hold)
+                    await self._let_go(resident)
                 else:
-                    self._release(record.key, resident, hold)
+                    self._release(record.key, resident)
                 raise refusal
             self._insert(record, resident)
             return resident
@@ -301,15 +327,13 @@ class Presence:
         record.resident = resident
         record.used = self._clock()
         self._order.add(record, resident.weight)
-        record.hold = record.account.add("resident", bytes=record.weight)
         self._enforce(newcomer=record)
 
     def reweigh(self, record: Present) -> None:
         """Its resident has grown or shrunk."""
-        if record.resident is None or record.hold is None:
+        if record.resident is None:
             return
         self._order.resize(record, record.resident.weight)
-        record.hold.resize(record.weight)
         self._enforce()
 
     def _enforce(self, newcomer: Present | None = None) -> None:
@@ -342,19 +366,20 @@ class Presence:
         In mid-turn it leaves the map at once, but is released when the turn that runs on it ends.
         """
         record = self._records.get(key)
-        if record is None or record.resident is None or record.hold is None:
+        if record is None or record.resident is None:
             return False
-        resident, hold = record.resident, record.hold
+        resident = record.resident
         if only is not None and resident is not only:
             return False
-        record.resident = record.hold = None
+        record.resident = None
         self._order.remove(record)
+        self._leaving[id(resident)] = (key, resident)
         counted = reason if reason in self._unloads or len(self._unloads) < REASONS_KEPT else "other"
         self._unloads[counted] = self._unloads.get(counted, 0) + 1
         if record.busy:
-            record.detached = (*record.detached, (resident, hold))
+            record.detached = (*record.detached, resident)
         else:
-            self._release(key, resident, hold)
+            self._release(key, resident)
             self._forget_if_absent(record)
         return True
 
@@ -369,6 +394,18 @@ class Presence:
             self._forget_if_absent(record)
         return swept
 
+    def relieve(self, wanted: int) -> tuple[int, int]:
+        """Memory is short: unload idle residents, the least recently used first, until they have freed `wanted` bytes.
+        One whose turn runs or waits is left alone. How many went, and their bytes."""
+        count = freed = 0
+        for record in self._order:
+            if freed >= wanted:
+                break
+            if not record.busy and not record.waiting:
+                freed += record.weight
+                count += self.unload(record.key, reason="pressure")
+        return count, freed
+
     def stats(self) -> PresenceStats:
         return PresenceStats(
             present=len(self._records),
@@ -381,13 +418,33 @@ class Presence:
 
     # -- releasing ---------------------------------------------------------------------------------------------------
 
-    def _release(self, key: str, resident: Resident, hold: Hold) -> None:
+    def _measure_residents(self) -> Iterator[tuple[str, Holding]]:
+        """The residents with their bytes, those too that have left the order and are not yet released."""
+        for record in self._order:
+            if record.resident is not None:
+                yield f"session {record.key}", Holding(1, record.resident.weight)
+        for key, resident in self._leaving.values():
+            yield f"session {key}", Holding(1, resident.weight)
+
+    def _measure_passing(self) -> Iterator[tuple[str, Holding]]:
+        for record in self._records.values():
+            if record.passing is not None:
+                yield f"session {record.key}", Holding(1, record.passing.weight)
+
+    def _release(self, key: str, resident: Resident) -> None:
         if self._scope.open:
             self._scope.start(
-                _let_go, resident, hold, name=f"release of the resident of session {key}", at_close="finish"
+                self._let_go, resident, name=f"release of the resident of session {key}", at_close="finish"
             )
         else:
-            self._unreleased.append((key, resident, hold))
+            self._unreleased.append((key, resident))
+
+    async def _let_go(self, resident: Resident) -> None:
+        try:
+            async with asyncio.timeout(RELEASE_WITHIN):
+                await resident.release()
+        finally:
+            self._leaving.pop(id(resident), None)
 
     async def _close(self) -> None:
         """Release everything that is left, at the end of the process, when no turn runs any more."""
@@ -395,22 +452,14 @@ class Presence:
             self.turn_ended(record)
             self.drop(record.key)
         left, self._unreleased = self._unreleased, []
-        ends = await asyncio.gather(*(_let_go(resident, hold) for _, resident, hold in left), return_exceptions=True)
+        ends = await asyncio.gather(*(self._let_go(resident) for _, resident in left), return_exceptions=True)
         failures: list[BaseException] = []
-        for (key, _, _), end in zip(left, ends, strict=True):
+        for (key, _), end in zip(left, ends, strict=True):
             if isinstance(end, BaseException):
                 end.add_note(f"while releasing the resident of session {key}")
                 failures.append(end)
         if failures:
             raise BaseExceptionGroup("releasing residents", failures)
-
-
-async def _let_go(resident: Resident, hold: Hold) -> None:
-    try:
-        async with asyncio.timeout(RELEASE_WITHIN):
-            await resident.release()
-    finally:
-        hold.release()
 
 
 def _log_warning(message: str, fields: dict[str, Any]) -> None:

@@ -74,10 +74,14 @@ class Complainer:
         status: int | None = None,
         after: float | None = None,
     ) -> ModelFailed:
-        message = f"Model {self._name!r}: {what}"
-        if quoted := self.quote(said):
-            message += f" It said: {quoted}"
-        return ModelFailed(message, kind=kind, retryable=retryable, retry_after=after, upstream_status=status)
+        return ModelFailed(
+            f"Model {self._name!r}: {what}",
+            kind=kind,
+            retryable=retryable,
+            retry_after=after,
+            upstream_status=status,
+            said=self.quote(said),
+        )
 
     def of_status(self, status: int, body: bytes, headers: Mapping[str, str], now: float) -> ModelFailed:
         said, marks = _read_complaint(body)

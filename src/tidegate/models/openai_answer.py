@@ -176,7 +176,9 @@ class Answer:
         finally:
             if len(self._text) > fresh:
                 self.shown = True
-                self._on_text("".join(self._text[fresh:]))
+                text = "".join(self._text[fresh:])
+                self._text[fresh:] = (text,)  # one object for all the small pieces, and the same that is handed on
+                self._on_text(text)
 
     def _grow(self, choice: _Choice) -> None:
         if choice.finish_reason:

@@ -147,6 +147,7 @@ class OpenAIChat:
                     begun = True
                     self._expect_more(response)
                 answer.feed(received)
+                received = b""  # it may be large, and the next one may be long in coming
             if not answer.complete:
                 raise self._cut(response)
             if not content.at_eof():

@@ -18,6 +18,7 @@ from starlette.routing import Route, Router
 from tidegate.commands import Commands
 from tidegate.config import Config
 from tidegate.errors import NotFound, Refused, Stopping
+from tidegate.lifetimes import CacheStats, Holding
 from tidegate.models import Models
 from tidegate.security import Principal, Redactor
 from tidegate.sessions import Sessions
@@ -215,9 +216,10 @@ def create_app(
     redactor: Redactor,
     health: Health,
     status: Status,
+    gauges: Callable[[], Mapping[str, float]] = dict,
     keep_alive: float = KEEP_ALIVE_SECONDS,
 ) -> App:
-    """Builds the application; nothing is opened or started."""
+    """Builds the application; nothing is opened or started. `gauges` are further metrics, by name."""
 
     def agents(principal: Principal) -> tuple[str, ...]:
         return tuple(view.name for view in door.agents(principal))
@@ -230,6 +232,12 @@ def create_app(
     traffic = Traffic()
     pages = Pages()
 
+    def caches() -> tuple[CacheStats, ...]:
+        return (keyring.stats(), pages.stats(), *door.caches())
+
+    door.ledger.view("cache", lambda: ((f"cache {stats.name}", stats.holding) for stats in caches()))
+    door.ledger.view("request body", lambda: (("process", Holding(0, bodies.held)),))
+
     def load_metrics() -> Callable[[], Answer]:
         from tidegate.web.metrics import Metrics
 
@@ -237,12 +245,12 @@ def create_app(
             traffic=traffic,
             door=door.status,
             store=store.stats,
-            caches=lambda: (keyring.stats(), pages.stats(), *door.caches()),
+            caches=caches,
             gauges=lambda: {
+                **gauges(),
                 "loop_lag_seconds": health.lag,
                 "event_streams": float(events.open),
                 "open_streams": float(len(pulse.open)),
-                "body_bytes_held": float(bodies.held),
             },
             limits=config.limits,
             ledger=door.ledger,

@@ -117,6 +117,9 @@ class Metrics:
         for reason, count in sorted(sessions["unloads"].items()):
             unloads.add_metric((reason,), count)
         yield unloads
+        yield GaugeMetricFamily(
+            "tidegate_day_tokens", "Tokens that models have used today (UTC).", value=status["budget"]["spent"]
+        )
 
     def _store_metrics(self, stats: StoreStats) -> Iterator[Metric]:
         for name in ("bytes", "wal_bytes", "writes_waiting", "reads_waiting", "connections"):
@@ -149,16 +152,21 @@ class Metrics:
     def _limit_metrics(self) -> Iterator[Metric]:
         limits = GaugeMetricFamily("tidegate_limit", "The settings of [limits], by name.", labels=("name",))
         for name, value in msgspec.structs.asdict(self._limits).items():
-            limits.add_metric((name,), value)
+            if value is not None:  # chosen by the gateway itself, which tells it among its gauges
+                limits.add_metric((name,), value)
         yield limits
 
     def _held_metrics(self) -> Iterator[Metric]:
         count = GaugeMetricFamily("tidegate_held", "Things held, by kind.", labels=("kind",))
         size = GaugeMetricFamily("tidegate_held_bytes", "Bytes held, by kind.", labels=("kind",))
-        for kind, holding in sorted(self._ledger.totals().items()):
+        fds = GaugeMetricFamily("tidegate_held_descriptors", "File descriptors held, by kind.", labels=("kind",))
+        children = GaugeMetricFamily("tidegate_held_children", "Child processes held, by kind.", labels=("kind",))
+        for kind, holding in self._ledger.totals().items():
             count.add_metric((kind,), holding.count)
             size.add_metric((kind,), holding.bytes)
-        yield from (count, size)
+            fds.add_metric((kind,), holding.fds)
+            children.add_metric((kind,), holding.children)
+        yield from (count, size, fds, children)
 
 
 class _Reading(Collector):

@@ -1,0 +1,57 @@
+"""The timers of a house that runs: each is started, watched, and told of."""
+
+import time
+from pathlib import Path
+
+import aiohttp
+import anyio
+import pytest
+
+from tests.gateway.running import WAIT, gateway
+from tidegate.gateway.house import House
+from tidegate.web.health import LAG_ALLOWED, LAG_EVERY
+
+CHORES = {"sweep", "expire", "recover", "index", "tidy"}
+
+
+def test_every_chore_is_watched_and_an_idle_resident_leaves_by_itself(tmp_path: Path) -> None:
+    """A7, L16, L30: /readyz expects a beat of each, /api/status tells of each, and the sweep runs because a timer runs
+    it, not because somebody asks."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    (home / "tidegate.toml").write_text("[limits]\nidle_ttl = 1\n")
+    with gateway(home) as running:
+        running.say("say hello", "talk")
+        checks = running.call("GET", "/readyz")["checks"]
+        assert {f"timer {name}" for name in CHORES} | {"loop", "store"} <= set(checks)
+        assert all(check["ok"] for check in checks.values())
+        deadline = time.monotonic() + WAIT
+        while (status := running.call("GET", "/api/status"))["sessions"]["unloads"] != {"idle": 1}:
+            assert time.monotonic() < deadline, status["sessions"]
+        assert (status["sessions"]["residents"], status["sessions"]["present"]) == (0, 0)
+        chores = {chore["name"]: chore for chore in status["chores"]}
+        assert set(chores) >= CHORES
+        assert {f"timer {name}" for name in chores} == {name for name in checks if name.startswith("timer ")}
+        assert chores["sweep"]["runs"] > 0 and chores["sweep"]["last"] is not None
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_loop_that_stands_still_is_seen_by_who_asks_whether_it_works(tmp_path: Path, late: bool) -> None:
+    """L30: the loop is measured from the moment the server runs; seen here by a clock that jumps between two ticks."""
+    house = House(tmp_path / "home", port=0, say=lambda line: None)
+    with anyio.fail_after(3 * WAIT):
+        assert await house.build()
+        try:
+            key = (house.home / "api-key").read_text().strip()
+            headers = {"Authorization": f"Bearer {key}"}
+            async with aiohttp.ClientSession(house.address, headers=headers) as client:
+                if late:
+                    jump = LAG_EVERY + 2 * LAG_ALLOWED
+                    house._health._clock = lambda: time.monotonic() + jump
+                async with client.get("/readyz") as answer:
+                    found = await answer.json()
+            assert answer.status == (503 if late else 200)
+            assert found["checks"]["loop"]["ok"] is not late
+        finally:
+            await house.close()
