@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 ARGS ?=
 
-.PHONY: up test lint bench crash locks clean
+.PHONY: up test lint smoke bench crash locks clean
 
 up: $(VENV)/.installed
 	@exec $(BIN)/tidegate up $(ARGS)
@@ -24,6 +24,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/python tools/house_lint.py
 	$(BIN)/python tools/behaviours.py --check
 	$(BIN)/python tools/generate.py --check
+
+smoke:
+	@$(or $(PYTHON),python3) tools/smoke.py
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m bench $(ARGS)

@@ -46,7 +46,8 @@ class Books:
                     "SELECT id, session, state, attempts, finish, error FROM turns"
                 )
             }
-            self.names = dict(database.execute("SELECT id, name FROM sessions"))
+            self.names: dict[str, str | None] = dict(database.execute("SELECT id, name FROM sessions"))
+            self.ephemeral = [row[0] for row in database.execute("SELECT id FROM sessions WHERE kind = 'ephemeral'")]
             self.rows = [
                 Row(session, turn, seq, step, role, json.loads(zlib.decompress(body) if packed else body))
                 for session, turn, seq, step, role, body, packed in database.execute(
@@ -54,11 +55,19 @@ class Books:
                 )
             ]
             self.intents = list(database.execute("SELECT turn, step FROM intents"))
-            self.receipts = {
-                key: turn for key, turn in database.execute("SELECT key, turn FROM receipts WHERE source='idempotency'")
-            }
+            self.receipts: dict[str, str] = {}
+            self.outcomes: dict[str, Any] = {}
+            for key, turn, outcome in database.execute(
+                "SELECT key, turn, outcome FROM receipts WHERE source = 'idempotency'"
+            ):
+                self.receipts[key] = turn
+                if outcome is not None:
+                    self.outcomes[key] = json.loads(outcome)
         finally:
             database.close()
+
+    def state(self, turn: str) -> str | None:
+        return self.turns[turn][1] if turn in self.turns else None
 
 
 def audit(file: Path, sent: Sequence[Sent], stats: dict[str, Any]) -> list[str]:
@@ -69,6 +78,7 @@ def audit(file: Path, sent: Sequence[Sent], stats: dict[str, Any]) -> list[str]:
         whole(books),
         taken_once(books, sent),
         answered_once(books, sent),
+        told_truly(books, sent),
         steps_once(books),
         balanced(books),
         same_turn(books, sent),
@@ -90,11 +100,14 @@ def whole(books: Books) -> Iterator[str]:
             yield f"turn {turn} is still {state}"
     for turn, step in books.intents:
         yield f"turn {turn} has an intent without a result: {step}"
+    for session in books.ephemeral:
+        yield f"session {session} served one call and is still there"
 
 
 def taken_once(books: Books, sent: Sequence[Sent]) -> Iterator[str]:
     """Each accepted message is in exactly one place of one transcript, in the turn that was promised (what was steered
-    too late may be in a later one of the same session)."""
+    too late may be in a later one of the same session). A one-shot call is in none any more: its outcome is with its
+    key. A turn that was stopped before it began has taken nothing."""
     places: dict[str, list[Row]] = defaultdict(list)
     for row in books.rows:
         if row.role == "user":
@@ -102,11 +115,16 @@ def taken_once(books: Books, sent: Sequence[Sent]) -> Iterator[str]:
                 places[tag].append(row)
     for one in sent:
         rows = places.pop(one.tag, [])
-        if len(rows) > 1:
+        if one.kind == "once":
+            if rows:
+                yield f"{one.tag} (once) is still in the store, in turn {rows[0].turn}"
+            elif one.accepted and one.key not in books.outcomes:
+                yield f"{one.tag} (once) was accepted as {one.turns} and its outcome is lost"
+        elif len(rows) > 1:
             yield f"{one.tag} ({one.kind}) was taken {len(rows)} times: {[row.turn for row in rows]}"
         elif not rows and one.accepted:
             yield f"{one.tag} ({one.kind}) was accepted as {one.turns} and is lost"
-        elif rows and rows[0].seq is None:
+        elif rows and rows[0].seq is None and books.state(rows[0].turn) != "stopped":
             yield f"{one.tag} ({one.kind}) was accepted as {one.turns} and never taken"
         elif rows and books.names.get(rows[0].session) != one.session:
             yield f"{one.tag} ({one.kind}) is in another session"
@@ -117,8 +135,9 @@ def taken_once(books: Books, sent: Sequence[Sent]) -> Iterator[str]:
 
 
 def answered_once(books: Books, sent: Sequence[Sent]) -> Iterator[str]:
-    """Each turn has one answer, its last row, to the last of its messages, and every client was told that one."""
-    finals: dict[str, list[Row]] = defaultdict(list)
+    """Each turn has one answer, its last row, to the last of its messages; only what a newer message of the same
+    conversation interrupted has none, or a part of one."""
+    finals = _finals(books)
     asked: dict[str, list[str]] = defaultdict(list)
     last: dict[str, Row] = {}
     for row in books.rows:
@@ -126,10 +145,12 @@ def answered_once(books: Books, sent: Sequence[Sent]) -> Iterator[str]:
             last[row.turn] = row
             if row.role == "user":
                 asked[row.turn] += TAG.findall(row.text)[:1]
-            if row.role == "assistant" and not row.calls:
-                finals[row.turn].append(row)
-    for turn, (_, state, attempts, finish, error) in books.turns.items():
-        if state != "answered":
+    interrupted = {one.session for one in sent if one.kind == "interrupt"}
+    for turn, (session, state, attempts, finish, error) in books.turns.items():
+        if state == "stopped" and books.names.get(session) in interrupted and b"newer message" in _bytes(error):
+            if len(finals[turn]) > 1:
+                yield f"turn {turn} was stopped and has {len(finals[turn])} answers"
+        elif state != "answered":
             yield f"turn {turn} ended as {state} ({finish}) after {attempts} attempts: {error!r}"
         elif len(finals[turn]) != 1:
             yield f"turn {turn} has {len(finals[turn])} answers"
@@ -138,10 +159,39 @@ def answered_once(books: Books, sent: Sequence[Sent]) -> Iterator[str]:
         elif not all(tag in finals[turn][0].text for tag in asked[turn][-1:]):
             yield f"turn {turn} was asked {asked[turn]} and answered {finals[turn][0].text[:80]!r}"
     for one in sent:
+        outcome = books.outcomes.get(one.key)
+        if outcome is not None and (outcome["state"] != "answered" or one.tag not in outcome.get("text", "")):
+            yield f"{one.tag} ({one.kind}) has the outcome {outcome}"
+
+
+def told_truly(books: Books, sent: Sequence[Sent]) -> Iterator[str]:
+    """What a client was told, each time that it asked, is what the store has."""
+    finals = _finals(books)
+    for one in sent:
         truth = {row.text for turn in one.turns for row in finals.get(turn, ())}
+        states = {books.state(turn) for turn in one.turns}
+        if one.key in books.outcomes:
+            truth.add(books.outcomes[one.key].get("text", ""))
+        elif states == {"stopped"}:
+            truth.add("")  # it may have been stopped before it said anything
         for answer in one.answers:
             if answer not in truth:
                 yield f"{one.tag} ({one.kind}) was told {answer[:80]!r}, and the store has {sorted(truth)}"
+        if one.stopped and "stopped" not in states:
+            yield f"{one.tag} ({one.kind}) was told that it was stopped, and the store says {sorted(map(str, states))}"
+
+
+def _finals(books: Books) -> dict[str, list[Row]]:
+    """By turn: what was said at its end."""
+    finals: dict[str, list[Row]] = defaultdict(list)
+    for row in books.rows:
+        if row.seq is not None and row.role == "assistant" and not row.calls:
+            finals[row.turn].append(row)
+    return finals
+
+
+def _bytes(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else value or b""
 
 
 def steps_once(books: Books) -> Iterator[str]:
@@ -188,7 +238,7 @@ def same_turn(books: Books, sent: Sequence[Sent]) -> Iterator[str]:
     for one in sent:
         if len(one.turns) > 1:
             yield f"{one.tag} ({one.kind}) was told of several turns: {one.turns}"
-        if one.turns and books.receipts.get(one.key) not in one.turns:
+        if one.key and one.turns and books.receipts.get(one.key) not in one.turns:
             yield f"{one.tag} ({one.kind}) was told of {one.turns}, the store remembers {books.receipts.get(one.key)}"
 
 

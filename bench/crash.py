@@ -1,9 +1,9 @@
 """The crash run: a gateway under load is killed with SIGKILL again and again, and must lose and repeat nothing.
 
 Guarantee of the run: every message that a client sends is written down before it is sent (its tag, its idempotency
-key), and everything that the gateway ever said to it (turn ids, answers) beside it, so that what the store holds at the
-end can be compared with what was promised. Kills fall at random points, during start too; the seed makes the same
-choices again. The run ends only processes that it started.
+key, its body), and everything that the gateway ever said to it (turn ids, answers) beside it, so that what the store
+holds at the end can be compared with what was promised. Kills fall at random points, during start too; the seed makes
+the same choices again. The run ends only processes that it started.
 """
 
 import asyncio
@@ -17,7 +17,8 @@ from bench.children import READY_WITHIN, Failed
 from bench.subjects import Gateway
 from bench.wire import Broken, Connection, Reply, events, streamed_text
 
-PATH = "/v1/chat/completions"
+CHAT = "/v1/chat/completions"
+MESSAGES = "/api/messages"
 TRY_WITHIN = 20.0
 """One attempt at one message. Far longer than a turn, so that only a hang runs into it."""
 SETTLE_WITHIN = 90.0
@@ -27,7 +28,12 @@ EARLY = 0.25
 STARTING = 0.5
 LIVING = (0.05, 0.7)
 """Seconds after its start, and after it was ready, in which a kill falls."""
-KINDS = ("plain", "stream", "tool", "leave", "steer")
+KINDS = ("plain", "stream", "tool", "leave", "once", "message", "steer", "interrupt")
+"""`once` has no session and lives on under its key alone; `message` goes to the page's endpoint, into a conversation
+that is known by its id, and every second one has no key: its 202 is all that was promised."""
+INTO_A_TURN = ("steer", "interrupt")
+"""What is only said while something else is being answered."""
+STREAMED = ("stream", "leave")
 ENDED = ("answered", "failed", "stopped", "refused")
 
 
@@ -37,15 +43,19 @@ class Sent:
 
     tag: str
     key: str
-    session: str
+    """Empty: it is sent once, whatever becomes of it."""
+    session: str | None
+    """The name of its conversation, if that has one."""
     kind: str
-    text: str
+    body: bytes = b""
     tries: int = 0
     turns: list[str] = field(default_factory=list)
     answers: list[str] = field(default_factory=list)
     steered: bool = False
+    stopped: bool = False
+    """Its client was told that the turn was stopped."""
     settled: bool = False
-    """Its client needs nothing more: it has its answer, its acknowledgement of steering, or has left on purpose."""
+    """Its client needs nothing more: it has its answer, its acknowledgement, or has left on purpose."""
 
     @property
     def accepted(self) -> bool:
@@ -53,7 +63,7 @@ class Sent:
 
     def heard(self, reply: Reply) -> None:
         turn = reply.headers.get("x-turn-id")
-        if reply.status in (200, 202) and turn and turn not in self.turns:
+        if reply.status in (200, 202, 409) and turn and turn not in self.turns:
             self.turns.append(turn)
 
 
@@ -101,6 +111,8 @@ class CrashRun:
         self.kills_early = 0
         self.stopping = False
         self.problems: list[str] = []
+        self.pages: list[str | None] = [None] * load.sessions
+        """By client: the id of the conversation that it has with the page's endpoint, once it knows it."""
 
     async def run(self) -> None:
         """Load and kills, then quiet: every message has been answered or was left on purpose, and no turn is open."""
@@ -153,15 +165,15 @@ class CrashRun:
         while not self.stopping:
             burst: list[Sent] = []
             for _ in range(choose.choice((1, 1, 2, 3))):
-                kind = choose.choice(KINDS if burst else KINDS[:-1])
-                burst.append(self.compose(session, f"<{session}.{count}>", kind, choose))
+                kinds = KINDS if burst else [kind for kind in KINDS if kind not in INTO_A_TURN]
+                burst.append(self.compose(number, f"<{session}.{count}>", choose.choice(kinds), choose))
                 count += 1
             async with asyncio.TaskGroup() as group:
                 for sent in burst:
-                    group.create_task(self.deliver(sent))
+                    group.create_task(self.deliver(sent, number))
                     await asyncio.sleep(choose.uniform(0, 0.03))
 
-    def compose(self, session: str, tag: str, kind: str, choose: random.Random) -> Sent:
+    def compose(self, number: int, tag: str, kind: str, choose: random.Random) -> Sent:
         words = [
             f"{tag} a {kind} message",
             f"[slow ms={choose.randint(*self.load.slow)}]",
@@ -169,43 +181,61 @@ class CrashRun:
         ]
         if kind == "tool":
             words.append(self.load.tool)
-        sent = Sent(tag=tag, key=f"key-{tag}", session=session, kind=kind, text=" ".join(words))
+        keyless = kind == "message" and choose.random() < 0.5
+        session = None if kind in ("once", "message") else f"crash-{number}"
+        body = self.body(kind, " ".join(words), self.pages[number])
+        sent = Sent(tag=tag, key="" if keyless else f"key-{tag}", session=session, kind=kind, body=body)
         self.sent.append(sent)
         return sent
 
-    async def deliver(self, sent: Sent) -> None:
-        """Try until the message is known to be taken: with the same key, as a client that was cut off does."""
+    def body(self, kind: str, text: str, page: str | None) -> bytes:
+        if kind == "message":
+            return json.dumps({"text": text, "channel": "page", **({} if page is None else {"session": page})}).encode()
+        asked = {"model": "main", "messages": [{"role": "user", "content": text}]}
+        return json.dumps({**asked, "stream": kind in STREAMED}).encode()
+
+    async def deliver(self, sent: Sent, number: int) -> None:
+        """Try until the message is known to be taken: with the same key, as a client that was cut off does. Without a
+        key it cannot know, and gives up."""
         while not sent.settled:
             url = await self.target.available()
             sent.tries += 1
             try:
                 async with asyncio.timeout(TRY_WITHIN):
-                    await self.attempt(sent, url)
+                    reply = await self.attempt(sent, url)
+                if sent.kind == "message" and reply.status == 202:
+                    self.pages[number] = json.loads(reply.body)["session"]
             except (OSError, Broken):
+                sent.settled = not sent.key
                 await asyncio.sleep(AGAIN_AFTER)
             except TimeoutError:
                 self.problems.append(f"{sent.tag} ({sent.kind}) got no answer within {TRY_WITHIN:.0f} s")
                 sent.settled = True
 
-    async def attempt(self, sent: Sent, url: str) -> None:
+    async def attempt(self, sent: Sent, url: str) -> Reply:
         connection = await Connection.open(url)
         try:
-            reply = connection.begin("POST", PATH, self.headers(sent), self.body(sent))
+            path = MESSAGES if sent.kind == "message" else CHAT
+            reply = connection.begin("POST", path, self.headers(sent), sent.body)
             await reply.head
             sent.heard(reply)
             if sent.kind == "leave" and reply.status == 200:
                 sent.settled = True
-                return
-            await reply.end
-            self.understand(sent, reply)
+            else:
+                await reply.end
+                self.understand(sent, reply)
+            return reply
         finally:
             connection.close()
 
     def understand(self, sent: Sent, reply: Reply) -> None:
         """What a whole answer means for its message. One that says `try again` means nothing yet."""
         if reply.status == 202:
-            sent.steered = sent.settled = True
-        elif reply.status == 200 and sent.kind in ("stream", "leave"):
+            sent.steered = sent.kind != "message"
+            sent.settled = True
+        elif reply.status == 409 and json.loads(reply.body)["error"]["code"] == "stopped":
+            sent.stopped = sent.settled = True
+        elif reply.status == 200 and sent.kind in STREAMED:
             if b"data: [DONE]" in reply.body:
                 sent.answers.append(streamed_text(reply.body))
                 sent.settled = True
@@ -213,23 +243,21 @@ class CrashRun:
                 self.problems.append(f"{sent.tag}: a stream ended without its end mark and without an error")
         elif reply.status == 200:
             sent.answers.append(json.loads(reply.body)["choices"][0]["message"]["content"])
+            sent.stopped = reply.headers.get("x-turn-state") == "stopped"
             sent.settled = True
         elif reply.status not in (429, 503):
             self.problems.append(f"{sent.tag}: status {reply.status}: {bytes(reply.body[:300])!r}")
             sent.settled = True
 
     def headers(self, sent: Sent) -> dict[str, str]:
-        headers = {
-            **self.gateway.headers,
-            "Content-Type": "application/json",
-            "X-Session-Id": sent.session,
-            "Idempotency-Key": sent.key,
-        }
-        return {**headers, "X-Busy": "steer"} if sent.kind == "steer" else headers
-
-    def body(self, sent: Sent) -> bytes:
-        asked = {"model": "main", "messages": [{"role": "user", "content": sent.text}]}
-        return json.dumps({**asked, "stream": sent.kind in ("stream", "leave")}).encode()
+        headers = {**self.gateway.headers, "Content-Type": "application/json"}
+        if sent.key:
+            headers["Idempotency-Key"] = sent.key
+        if sent.session is not None:
+            headers["X-Session-Id"] = sent.session
+        if sent.kind in INTO_A_TURN:
+            headers["X-Busy"] = sent.kind
+        return headers
 
     # -- afterwards ----------------------------------------------------------------------------------------------------
 
@@ -261,10 +289,18 @@ class CrashRun:
         return str(json.loads(reply.body)["state"])
 
     async def ask_again(self) -> None:
-        """Every message once more under its key: the same turn, and the same answer, must be found."""
-        for sent in self.sent:
-            sent.settled = False
-            await self.attempt(sent, self.gateway.url)
+        """Every message once more under its key: the same turn, and the same answer, must be found. What came of a
+        message that was only acknowledged is fetched by its turn."""
+        connection = await Connection.open(self.gateway.url)
+        try:
+            for sent in self.sent:
+                if sent.key:
+                    sent.settled = False
+                    await self.attempt(sent, self.gateway.url)
+                for turn in sent.turns if sent.kind == "message" else ():
+                    sent.answers.append((await self.get(connection, f"/api/turns/{turn}"))["text"])
+        finally:
+            connection.close()
 
 
 def run(gateway: Gateway, load: Load, say: Callable[[str], None]) -> CrashRun:

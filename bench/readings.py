@@ -32,6 +32,19 @@ def memory(pid: int) -> Memory:
     return Memory(rss=found["VmRSS"], anon=found["RssAnon"] + found["VmSwap"])
 
 
+def reset_peak(pid: int) -> None:
+    """From now on `peak_memory` counts anew."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def peak_memory(pid: int) -> int:
+    """The most resident bytes that it had since it began, or since `reset_peak`."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * KB
+    return 0
+
+
 def cpu_seconds(pid: int) -> float:
     """User and system time of all threads of a process, ended ones too, by its CPU clock (nanoseconds, where the clock
     ticks of /proc/PID/stat are ten milliseconds)."""

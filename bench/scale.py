@@ -23,6 +23,12 @@ class Scale:
     slope_sessions: int
     prefix_sessions: int
     prefix_turns: int
+    hands_outputs: int
+    """Turns whose tool prints 200 KB."""
+    hands_processes: int
+    """Sessions with a background process."""
+    hands_bytes: int
+    """What one tool prints at once."""
     kills: int
     crash_sessions: int
     settle: float
@@ -44,6 +50,9 @@ TINY = Scale(
     slope_sessions=10,
     prefix_sessions=2,
     prefix_turns=2,
+    hands_outputs=2,
+    hands_processes=2,
+    hands_bytes=2_000_000,
     kills=2,
     crash_sessions=3,
     settle=0.05,
@@ -64,6 +73,9 @@ QUICK = Scale(
     slope_sessions=1_000,
     prefix_sessions=8,
     prefix_turns=6,
+    hands_outputs=200,
+    hands_processes=500,
+    hands_bytes=1_000_000_000,
     kills=10,
     crash_sessions=8,
     settle=1.0,
@@ -84,6 +96,9 @@ FULL = Scale(
     slope_sessions=20_000,
     prefix_sessions=32,
     prefix_turns=10,
+    hands_outputs=200,
+    hands_processes=500,
+    hands_bytes=1_000_000_000,
     kills=50,
     crash_sessions=12,
     settle=2.0,

@@ -13,9 +13,9 @@ The last user message may direct it; each directive takes `times=N` (only the fi
     [loop NAME {json}]          call it again after every result
     [badargs NAME] [unknowntool]  a call with broken arguments; of a tool that is not there
     [say WORDS] [words N] [finish REASON]     the final answer: its text; N words; its finish reason
-    [status CODE retry-after=S code=C echo]   an HTTP error; `echo` quotes the caller's credential in it
+    [status CODE retry-after=S code=C echo quote]   an HTTP error; it quotes the caller's credential, and what was said
     [slow ms=N] [hold NAME]     a pause between pieces; wait for POST /release/NAME
-    [hang after=N] [cut after=N] [badjson after=N] [error after=N code=C]   stop, hang up, spoil after N pieces
+    [hang after=N] [cut after=N] [badjson after=N] [error after=N code=C quote]   stop, hang up, spoil after N pieces
     [hugeline bytes=N] [nodone] [close] [html]     a line without end; no end mark; hang up at once; a web page
 
 Also: GET /stats, GET /requests, GET /v1/models, POST /reset, POST /release/NAME, POST /close-idle.
@@ -315,7 +315,7 @@ class ScriptedModel:
             connection.hang_up()
             return
         if status := faults.get("status"):
-            connection.write(_failure(status, headers))
+            connection.write(_failure(status, headers, request))
             return
         if "html" in faults:
             connection.write(reply_of(200, b"<html><body>Sign in to the hotel network</body></html>", kind="text/html"))
@@ -330,13 +330,13 @@ class ScriptedModel:
         if "hang" in faults and "after" not in faults["hang"].options:
             await asyncio.sleep(LONGEST_WAIT)
         connection.write(STREAM_HEAD)
-        if await self._stream(connection, plan, model):
+        if await self._stream(connection, plan, model, request):
             return
         if request.stream_options is not None and request.stream_options.include_usage:
             connection.write(framed(usage_event_of(model, usage)))
         connection.write(END if "nodone" in faults else CANNED_END)
 
-    async def _stream(self, connection: "Connection", plan: Plan, model: bytes) -> bool:
+    async def _stream(self, connection: "Connection", plan: Plan, model: bytes, request: Request) -> bool:
         """Writes the answer's events; True when it went wrong on purpose and nothing may follow."""
         faults = plan.faults
         slow = faults["slow"].number("ms", 20) / 1000 if "slow" in faults else 0.0
@@ -358,7 +358,8 @@ class ScriptedModel:
                 connection.write(framed(b'data: {"choices": [oops\n\n'))
             if after.get("error") == place:
                 code = faults["error"].options.get("code", "server_error")
-                connection.write(framed(b"data: " + error_of("Scripted error.", code=code, kind=code) + b"\n\n"))
+                message = "Scripted error." + _quoted(faults["error"], request)
+                connection.write(framed(b"data: " + error_of(message, code=code, kind=code) + b"\n\n"))
             if after.get("hugeline") == place:
                 await _huge_line(connection, int(faults["hugeline"].number("bytes", 4 * 1024 * 1024)))
             batch.append(framed(event))
@@ -367,9 +368,14 @@ class ScriptedModel:
         return False
 
 
-def _failure(directive: Directive, headers: dict[str, str]) -> bytes:
+def _quoted(directive: Directive, request: Request) -> str:
+    """What providers do that complain of a message: they say which."""
+    return f" You said: {request.messages[-1].text()}" if "quote" in directive.words else ""
+
+
+def _failure(directive: Directive, headers: dict[str, str], request: Request) -> bytes:
     options = directive.options
-    message = "Scripted failure."
+    message = "Scripted failure." + _quoted(directive, request)
     if "echo" in directive.words:
         message += f" Your credential was {headers.get('authorization', '')}."
     extra = f"Retry-After: {options['retry-after']}\r\n" if "retry-after" in options else ""

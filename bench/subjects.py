@@ -92,7 +92,7 @@ MAKERS: Mapping[str, Maker] = {"floor": make_floor, "gateway": make_gateway}
 
 
 def settings(model: str, limits: Limits, tools: tuple[str, ...]) -> str:
-    """A `tidegate.toml` for the scripted model at `model`."""
+    """A `tidegate.toml` for the scripted model at `model`. Nobody pays for its tokens: a long run has no daily cap."""
     lines = [
         "[models.main]",
         'api = "openai-chat"',
@@ -105,7 +105,7 @@ def settings(model: str, limits: Limits, tools: tuple[str, ...]) -> str:
         f"tools = {json.dumps(list(tools))}",
         "",
         "[limits]",
-        *(f"{name} = {value}" for name, value in limits.items()),
+        *(f"{name} = {value}" for name, value in {"day_tokens": 0, **limits}.items()),
         "",
     ]
     return "\n".join(lines)

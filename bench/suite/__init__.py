@@ -16,7 +16,7 @@ from bench.report import Figure
 from bench.scale import Scale
 from bench.subjects import MAKERS, Limits, ScriptedModel, Subject
 
-FIGURES = ("idle", "start", "latency", "throughput", "resident", "slope", "prefix", "kill")
+FIGURES = ("idle", "start", "latency", "throughput", "resident", "slope", "prefix", "hands", "kill")
 
 
 @dataclass

@@ -18,8 +18,9 @@ SESSIONS = 10
 
 @pytest.mark.slow
 def test_fifty_kills_lose_no_accepted_message_and_repeat_no_step(tmp_path: Path) -> None:
-    """F4, S14, S16, S17, S32: each accepted message is taken by exactly one turn, each turn has one answer, no
-    committed step is repeated, a retry under the same key finds the same turn, and the model never sees an orphan.
+    """F4, S14, S16, S17, S32, P01, P02: each accepted message is taken by exactly one turn, each turn has one answer
+    unless a newer message stopped it, no committed step is repeated, a retry under the same key finds the same turn,
+    one-shot calls too, and the model never sees an orphan.
     `TIDEGATE_SEED` makes the same choices again."""
     seed = int(os.environ.get("TIDEGATE_SEED") or random.SystemRandom().randrange(1_000_000))
     print(f"TIDEGATE_SEED={seed}")
@@ -32,4 +33,6 @@ def test_fifty_kills_lose_no_accepted_message_and_repeat_no_step(tmp_path: Path)
     assert run.kills_early > 0
     assert {one.kind for one in run.sent if one.accepted} == set(crash.KINDS)
     assert any(one.tries > 1 for one in run.sent)
+    assert any(one.stopped for one in run.sent)
+    assert any(one.accepted and not one.key for one in run.sent)
     assert findings == [], f"TIDEGATE_SEED={seed}"

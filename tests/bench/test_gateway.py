@@ -1,0 +1,32 @@
+"""The benchmark with the gateway itself as its subject, small: the two columns of its table have numbers."""
+
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bench.__main__ import main
+from bench.report import Report, markdown_table
+
+
+@pytest.mark.slow
+def test_the_gateway_is_measured_beside_the_floor_and_repeats_every_prefix(tmp_path: Path) -> None:
+    """P16, S32: plain turns, tools, unloads, a stop and a kill between turns, as the model server counted them."""
+    assert main(["--scale", "tiny", "--only", "latency", "--only", "prefix", "--results", str(tmp_path)]) == 0
+    (file,) = tmp_path.glob("*.json")
+    report = msgspec.json.decode(file.read_bytes(), type=Report)
+    assert report.subject == "gateway"
+    figures = {figure.name: figure for figure in report.figures}
+    prefix = figures.pop("prefix")
+    assert (prefix.value, prefix.met) == (100.0, True)
+    assert prefix.detail is not None and set(prefix.detail) == {"plain", "tool", "unload", "restart"}
+    assert all(counted["followups"] and not counted["refused"] for counted in prefix.detail.values())
+    assert {"latency_p50", "latency_stream_p50", "latency_first_p50"} <= set(figures)
+    for figure in figures.values():
+        assert figure.value is not None and math.isfinite(figure.value), figure.name
+        assert figure.floor is not None and math.isfinite(figure.floor), figure.name
+    for row in markdown_table(report).splitlines():
+        if "added latency" in row:
+            floor, gateway = [cell.strip() for cell in row.split("|")[2:4]]
+            assert any(map(str.isdigit, floor)) and any(map(str.isdigit, gateway)), row

@@ -1,0 +1,123 @@
+"""Every container of the program, found by looking for it: after many sessions have come and gone, none has grown."""
+
+import gc
+import itertools
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import anyio
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.crash.visitors import Visitors
+from tests.house import WAIT, House, house
+
+pytestmark = pytest.mark.anyio
+
+PROGRAM = "tidegate."
+CONTAINERS = (dict, set, frozenset, list, tuple, deque, bytearray, Mapping)
+DEEPEST = 4
+"""Containers inside containers are followed so far; further in there are only rows and messages."""
+SESSIONS = 200
+
+
+def attributes(thing: object) -> Iterator[tuple[str, Any]]:
+    """What an object holds by name, in its dictionary and in its slots."""
+    yield from getattr(thing, "__dict__", {}).items()
+    for kind in type(thing).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if not name.startswith("__") and hasattr(thing, name):
+                yield name, getattr(thing, name)
+
+
+def size(held: Any, depth: int = 0) -> int:
+    """How many things a container holds, with those in containers within it."""
+    if not isinstance(held, CONTAINERS) or depth > DEEPEST:
+        return 0
+    inside = (*held.keys(), *held.values()) if isinstance(held, Mapping) else held
+    return len(held) + sum(size(one, depth + 1) for one in inside if isinstance(one, CONTAINERS))
+
+
+def count() -> Counter[str]:
+    """Objects of the program by class, and what their containers hold by class and attribute."""
+    gc.collect()
+    found: Counter[str] = Counter()
+    for thing in gc.get_objects():
+        kind = type(thing)
+        if str(kind.__module__).startswith(PROGRAM):
+            name = f"{kind.__module__.removeprefix(PROGRAM)}.{kind.__qualname__}"
+            found[name] += 1
+            for attribute, held in attributes(thing):
+                if isinstance(held, CONTAINERS):
+                    found[f"{name}.{attribute}"] += size(held)
+    return +found
+
+
+async def settled(wanted: Counter[str] | None = None) -> Counter[str]:
+    """The count once it is what it was, or has stayed the same for a few looks; what it is when time is up."""
+    now, same = count(), 0
+    with anyio.move_on_after(WAIT):
+        while now != wanted if wanted is not None else same < 5:
+            await anyio.sleep(0.05)
+            again = count()
+            now, same = again, same + 1 if again == now else 0
+    return now
+
+
+async def come_and_go(h: House, number: int) -> None:
+    """Sessions by every door, ended in every way, and the chores that clean up behind them."""
+    headers = {"Authorization": f"Bearer {h.key}"}
+    await Visitors(h.url, headers, f"visit-{number}").come(SESSIONS)
+    async with aiohttp.ClientSession(h.url, headers=headers, timeout=aiohttp.ClientTimeout(total=WAIT)) as client:
+        for place in itertools.count():
+            async with client.get("/api/sessions") as answer:
+                listed = (await answer.json())["sessions"]
+            if not listed:
+                break
+            for session in listed:
+                path = f"/api/sessions/{session['id']}"
+                request = client.delete(path) if place % 2 else client.post(f"{path}/end")
+                async with request as answer:
+                    assert answer.status in (200, 204)
+    for chore in h.door.chores():
+        await chore.run()
+
+
+@pytest.mark.slow
+async def test_no_container_of_the_program_grows_with_sessions_that_have_gone(tmp_path: Path) -> None:
+    """F5, L02, L04, L07, L31, B5, B7: whatever is kept, in whichever object of whichever room, known or not."""
+    async with (
+        ScriptedModel() as model,
+        house(tmp_path / "home", "[limits]\nresidents = 16\nconnection_idle = 0.1", model=model) as h,
+    ):
+        await come_and_go(h, 1)
+        before = await settled()
+        assert before["lifetimes.present.Presence"] == 1 and before["sessions.door.Sessions"] == 1
+        await come_and_go(h, 2)
+        after = await settled(before)
+        assert h.door.status()["sessions"]["unloads"]["count"] > 0
+        assert model.stats()["refusals"] == []
+    grown = {name: (before[name], after[name]) for name in before | after if before[name] != after[name]}
+    assert grown == {}, "before and after"
+
+
+def test_a_container_that_grows_is_found_wherever_it_is() -> None:
+    """F5: the look itself, by a fault in an object that nobody told it of: in a slot, and inside another container."""
+
+    class Hidden:
+        __module__ = f"{PROGRAM}made.up"
+        __slots__ = ("_within",)
+
+        def __init__(self) -> None:
+            self._within: dict[str, list[set[int]]] = {"one": [{1}]}
+
+    kept = Hidden()
+    before = count()
+    kept._within["one"][0].add(2)
+    assert count() - before == Counter(
+        {"made.up.test_a_container_that_grows_is_found_wherever_it_is.<locals>.Hidden._within": 1}
+    )
