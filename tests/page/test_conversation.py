@@ -241,3 +241,38 @@ def test_a_long_transcript_is_read_from_its_end_and_kept_bounded(page: Page, gat
     expect(page.locator(".answer").last).to_have_text(re.compile("row 250$"))
     say(page, "say the end")
     expect(page.locator(".answer").last).to_have_text(re.compile("the end$"))
+
+
+def test_a_transcript_of_long_messages_is_read_to_its_beginning(page: Page, gateway: Gateway) -> None:
+    """L24: a page that the gateway ended early, because its messages are long, is not taken for the beginning."""
+    say(page, "say the very first")
+    address_of_conversation(page)
+    body = {"session": page.url.rpartition("/")[2], "busy": "queue"}
+    turns = [gateway.call("POST", "/api/messages", {**body, "text": "long 1000000"})["turn"] for _ in range(3)]
+    while gateway.call("GET", f"/api/turns/{turns[-1]}")["state"] in ("queued", "running"):
+        pass
+    page.reload()
+    earlier = page.get_by_role("button", name="Show earlier messages")
+    earlier.click()
+    expect(page.locator(".mine").first).to_have_text(re.compile("say the very first$"))
+    expect(earlier).to_have_count(0)
+    expect(page.locator(".mine, .answer")).to_have_count(8)
+
+
+def test_the_end_stays_in_sight_when_less_room_is_left_for_it(page: Page) -> None:
+    """While a long message is written, and when something is told above it; who reads further up stays there."""
+    say(page, "say " + "\n\n".join(f"line {number}" for number in range(60)))
+    last, first = page.get_by_text("line 59", exact=True), page.locator(".mine")
+    expect(last).to_be_in_viewport()
+    page.keyboard.insert_text("\n" * 10)
+    expect(last).to_be_in_viewport()
+    page.keyboard.press("Control+a")
+    page.keyboard.press("Backspace")
+    for _ in range(8):
+        page.keyboard.press("Shift+Enter")
+    expect(last).to_be_in_viewport()
+    page.locator(".transcript").evaluate("(box) => { box.scrollTop = 0; }")
+    expect(page.get_by_role("button", name="To the latest")).to_be_visible()
+    for _ in range(3):
+        page.keyboard.press("Shift+Enter")
+    expect(first).to_be_in_viewport()

@@ -54,6 +54,24 @@ def test_an_answer_under_way_goes_on_in_the_page_after_a_kill(own_gateway: Gatew
     expect(page.locator(".answer:not(.draft) .markdown")).to_have_text(["before", words, "after"])
 
 
+def test_what_was_configured_meanwhile_is_known_without_a_reload(own_gateway: Gateway, open_page: Page) -> None:
+    """S05: the open conversation's model and the agents to choose from are those of the gateway that came back."""
+    page = open_page
+    say(page, "say before")
+    expect(page.locator(".demo")).to_be_visible()
+    own_gateway.stop()
+    (own_gateway.home / "tidegate.toml").write_text(
+        '[models.main]\napi = "openai-chat"\nbase_url = "http://127.0.0.1:9/v1"\nmodel = "m"\n'
+        '[agents.main]\nmodel = "main"\n[agents.second]\nmodel = "main"\n'
+    )
+    own_gateway.start()
+    expect(page.locator(".banner .note")).to_have_count(0)
+    expect(page.locator(".demo")).to_have_count(0)
+    page.keyboard.press("Control+k")
+    expect(page.get_by_label("Agent").locator("option")).to_have_text(["main", "second"])
+    expect(page.locator(".demo")).to_have_count(0)
+
+
 def test_a_message_written_while_the_gateway_is_stopped_is_kept_and_sent_again(
     own_gateway: Gateway, open_page: Page
 ) -> None:
@@ -100,3 +118,24 @@ def test_the_same_message_delivered_twice_is_taken_once(page: Page, visit: Visit
     say(page, "say the end")
     assert mine(page) == ["say before", "say only once", "say the end"]
     visit.forgive("net::ERR_FAILED")
+
+
+def test_a_turn_whose_events_were_not_heard_is_shown_in_its_place(page: Page, visit: Visit) -> None:
+    """S14, S19: its end may be known before its rows are; neither vanishes, and a failure stands under its message."""
+    say(page, "say before")
+    silent = {"status": 200, "content_type": "text/event-stream", "body": ": open\n\n"}
+    page.route("**/events", lambda route: route.fulfill(**silent))  # type: ignore[arg-type]
+    page.reload()
+    expect(page.locator(".mine")).to_have_count(1)
+    send(page, "fail")
+    expect(page.locator(".note.error").get_by_role("button", name="Try again")).to_be_visible()
+    assert mine(page) == ["say before", "fail"]
+    places = page.evaluate("[...document.querySelectorAll('.mine, .note.error')].map((e) => e.className)")
+    assert places == ["mine", "mine", "note error"]
+    send(page, "say after")
+    expect(page.locator(".answer:not(.draft) .markdown")).to_have_text(["before", "after"])
+    expect(page.locator("#announcer")).to_have_text("Answer: after")
+    assert mine(page) == ["say before", "fail", "say after"]
+    page.unroute("**/events")
+    expect(page.locator(".banner .note")).to_have_count(0)
+    assert answers(page) == ["before", "after"]

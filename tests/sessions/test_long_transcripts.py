@@ -66,3 +66,18 @@ async def test_exporting_a_long_conversation_holds_little_of_it(home: Path, mode
         finally:
             tracemalloc.stop()
         assert len(sizes) == ROWS + 3 and min(sizes[3:]) > BYTES
+
+
+async def test_a_list_of_conversations_holds_none_of_their_prompts(home: Path, model: ScriptedModel) -> None:
+    """L24: a caller's own prompt may be long, and a list shows nothing of it; the same where it is searched."""
+    async with core(home, model=model) as house:
+        for number in range(16):
+            await house.say("tide", f"talk {number}", extra_prompt=f"{number}:" + "x" * BYTES)
+        await house.door.sessions(ANNA, query="tide")  # the index catches up
+        for query in (None, "tide", "talk"):
+            tracemalloc.start()
+            try:
+                assert len(await house.door.sessions(ANNA, query=query)) == 16
+                assert tracemalloc.get_traced_memory()[1] < 16 * BYTES // 4
+            finally:
+                tracemalloc.stop()

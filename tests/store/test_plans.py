@@ -110,6 +110,7 @@ def own(db: apsw.Connection, session: str, turn: str) -> None:
     approvals.seen_by(db, "ap_1", principal=OWNER, role="user")
     approvals.of_session(db, session, principal=OWNER)
     approvals.open_for(db, principal=OWNER, role="user", now=2.0)
+    approvals.open_of(db, session, 2.0)
     approvals.answer(db, "ap_1", decision="approved", principal=OWNER, role="user", now=2.0)
     approvals.expire(db, 2.0, 10)
     approvals.cancel_turn(db, turn, 2.0)

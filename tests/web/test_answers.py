@@ -46,7 +46,7 @@ async def _assistant_rows(h: House):  # type: ignore[no-untyped-def]
     from tests.core import OWNER
 
     [view] = await h.door.sessions(OWNER, everyone=True)
-    rows = await h.door.transcript(view.id, OWNER)
+    rows = (await h.door.transcript(view.id, OWNER)).rows
     return [row for row in rows if row.message.role == "assistant"]
 
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import anyio
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.house import WAIT, House, house
 from tests.web.asking import call, chat
+from tidegate.store import turns
 
 pytestmark = pytest.mark.anyio
 
@@ -113,6 +115,30 @@ async def test_a_slash_is_a_command_and_its_reply_comes_at_once(gateway: House, 
     assert {"new", "stop", "help"} <= {command["name"] for command in listed}
 
 
+async def test_a_message_is_recorded_with_the_door_it_came_by(gateway: House) -> None:
+    """H21: a program's key is the API unless it says what it is; a signed-in browser is the page."""
+
+    async def channel(**said: str) -> tuple[str, str]:
+        accepted = await say(gateway, "one", **said)
+        await ended(gateway, accepted["turn"])
+        turn = await gateway.store.read(turns.get, accepted["turn"])
+        assert turn is not None
+        view = (await call(gateway, "GET", f"/api/sessions/{accepted['session']}")).json
+        return view["channel"], turn.channel
+
+    assert await channel() == ("http", "http")
+    for name in ("http", "page", "terminal"):
+        assert await channel(channel=name) == (name, name)
+    async with aiohttp.ClientSession(gateway.url, cookie_jar=aiohttp.CookieJar(unsafe=True)) as browser:
+        origin = {"Origin": gateway.url}
+        async with browser.post("/api/login", json={"code": await gateway.code()}, headers=origin) as signed_in:
+            assert signed_in.status == 200
+        async with browser.post("/api/messages", json={"text": "one"}, headers=origin) as response:
+            accepted = await response.json()
+    await ended(gateway, accepted["turn"])
+    assert (await call(gateway, "GET", f"/api/sessions/{accepted['session']}")).json["channel"] == "page"
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -155,11 +181,36 @@ async def test_conversations_are_listed_page_by_page_and_searched(gateway: House
     assert seen == [f"talk {number}" for number in reversed(range(5))]
     found = (await call(gateway, "GET", "/api/sessions?q=subject3")).json["sessions"]
     assert [view["name"] for view in found] == ["talk 3"]
-    for query in ('"', "a OR", "NEAR(", "*", "x" * 500, "ö ' --"):
+    for query in ('"', "a OR", "NEAR(", "*", "x" * 500, "ö ' --", "snake_case", "%", "title:x"):
         assert (await call(gateway, "GET", "/api/sessions", params={"q": query})).status == 200
     [view, *_] = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
     await call(gateway, "POST", f"/api/sessions/{view['id']}/end")
     assert [v["id"] for v in (await call(gateway, "GET", "/api/sessions?ended=true")).json["sessions"]] == [view["id"]]
+
+
+async def test_a_search_finds_titles_and_names_too(gateway: House) -> None:
+    """H21, X06: the caller's own only, unless the owner asks for everyone's; an ended one where those are asked for."""
+    anna = await gateway.add_key("anna")
+    await chat(gateway, "nothing of note", session="holiday-2026", key=anna)
+    await chat(gateway, "nothing of note", session="other", key=anna)
+    views = {view["name"]: view for view in (await call(gateway, "GET", "/api/sessions", key=anna)).json["sessions"]}
+    await call(gateway, "POST", "/api/messages", json={"text": "/title Café plans", "session": views["other"]["id"]},
+               key=anna)  # fmt: skip
+
+    async def found(query: str, key: str | None = anna, **more: str) -> list[str]:
+        reply = await call(gateway, "GET", "/api/sessions", params={"q": query, **more}, key=key)
+        return [view["name"] for view in reply.json["sessions"]]
+
+    assert await found("holiday") == ["holiday-2026"]
+    assert await found("HOLI") == ["holiday-2026"]
+    assert await found("cafe pla") == ["other"]
+    assert await found("holiday cafe") == []
+    assert sorted(await found("note")) == ["holiday-2026", "other"]
+    assert await found("holiday", key=None) == []
+    assert await found("holiday", key=None, everyone="true") == ["holiday-2026"]
+    await call(gateway, "POST", f"/api/sessions/{views['other']['id']}/end", key=anna)
+    assert await found("cafe") == []
+    assert await found("cafe", ended="true") == ["other"]
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ async def test_a_running_turn_is_joined_from_its_start(gateway: House, model: Sc
             group.start_soon(say)
             await model.held("there")
             group.start_soon(say)
-            [turn] = list(gateway.door.engine._live)
+            [turn] = gateway.door.engine.turns
             while gateway.door.live(turn).readers < 2:
                 await anyio.sleep(0.005)
             model.release("there")

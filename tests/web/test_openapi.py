@@ -95,6 +95,11 @@ async def test_the_types_of_the_page_and_the_terminal_are_described(gateway: Hou
     schemas = (await call(gateway, "GET", "/openapi.json")).json["components"]["schemas"]
     assert set(schemas["AcceptedAnswer"]["properties"]["how"]["enum"]) >= {"started", "queued", "steered"}
     assert "answered" in schemas["Outcome"]["properties"]["state"]["enum"]
+    channels = next(choice for choice in schemas["MessageIn"]["properties"]["channel"]["anyOf"] if "enum" in choice)
+    assert set(channels["enum"]) == {"http", "page", "terminal"}
+    for answer in ("SessionsAnswer", "MessagesAnswer", "SettingsAnswer"):
+        assert "next" in schemas[answer]["required"]
+    assert schemas["AgentView"]["properties"]["demo"]["type"] == "boolean"
 
 
 async def test_a_chat_request_is_described_with_its_headers(gateway: House, model: ScriptedModel) -> None:

@@ -8,7 +8,9 @@ from bench.scripted_model import ScriptedModel
 from tests.core import settings
 from tests.house import House, house
 from tests.web.asking import call, chat
+from tidegate.store import Db
 from tidegate.store import settings as stored
+from tidegate.web.upkeep import MOST_SETTINGS
 
 pytestmark = pytest.mark.anyio
 
@@ -39,9 +41,7 @@ async def test_the_owner_lists_and_clears_every_sessions_settings(gateway: House
         (theirs, "reasoning"): ("high", "command", None),
         (own, "reasoning"): ("low", "command", None),
     }
-    assert answer["more"] is False
-    short = (await call(gateway, "GET", "/api/settings?limit=2")).json
-    assert len(short["settings"]) == 2 and short["more"] is True
+    assert answer["next"] is None
     assert (await call(gateway, "GET", "/api/settings", key=anna)).status == 403
     model = f"/api/sessions/{theirs}/settings/model"
     refused = await call(gateway, "DELETE", model, key=bert)
@@ -63,6 +63,32 @@ async def test_a_setting_that_has_expired_is_not_listed(gateway: House) -> None:
         await gateway.store.write(stored.put, session, key, 1, "test", now, expires)
     [row] = (await call(gateway, "GET", "/api/settings")).json["settings"]
     assert (row["key"], row["expires"]) == ("future", now + 1000)
+
+
+async def test_settings_are_read_page_by_page_to_the_last(gateway: House) -> None:
+    """S06: more than one answer holds, also those chosen at the same moment; what has expired takes nobody's place."""
+    now = gateway.door.clock()
+    session = await session_of(gateway, "n")
+
+    def choose(db: Db) -> None:
+        for number in range(MOST_SETTINGS + 7):
+            stored.put(db, session, f"key:{number}", number, "test", now + number // 100)
+            stored.put(db, session, f"past:{number}", number, "test", now + number // 100, now)
+
+    await gateway.store.write(choose)
+    seen: list[int] = []
+    query: dict[str, str] = {"limit": str(MOST_SETTINGS)}
+    for _ in range(3):
+        answer = (await call(gateway, "GET", "/api/settings", params=query)).json
+        seen += [row["value"] for row in answer["settings"]]
+        if answer["next"] is None:
+            break
+        query = {"limit": str(MOST_SETTINGS), "before": answer["next"]}
+    assert sorted(seen) == list(range(MOST_SETTINGS + 7))
+    assert [value // 100 for value in seen] == sorted((value // 100 for value in seen), reverse=True)
+    for wrong in ("x", "1:2", "y:s_1:model"):
+        refused = await call(gateway, "GET", "/api/settings", params={"before": wrong})
+        assert (refused.status, refused.error["param"]) == (400, "before")
 
 
 async def test_a_conversation_takes_its_prompt_anew_when_told_to(home: Path, model: ScriptedModel) -> None:

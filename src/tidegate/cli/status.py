@@ -40,8 +40,8 @@ def _print_facts(status: dict[str, Any]) -> None:
         ("gateway", f"{status['address']}, pid {status['pid']}, version {status['version']}"),
         ("home", status["home"]),
         ("up", span(status["uptime"])),
-        ("turns", f"{turns['running']} running, {turns['waiting']} waiting; {turns['answered']} answered, "
-                  f"{turns['failed']} failed, {turns['stopped']} stopped since the start"),
+        ("turns", f"{turns['running']} running, {turns['waiting']} waiting, {turns['asking']} asking a person; "
+                  f"{turns['answered']} answered, {turns['failed']} failed, {turns['stopped']} stopped since the start"),
         ("tokens", f"{budget['spent']:,} {most} since midnight UTC"),
         ("in memory", f"{counted(sessions['residents'], 'conversation')}, {size(sessions['resident_bytes'])}"),
         ("process", f"{size(held['anonymous'] + held['swap'])} of its own, {size(held['rss'])} resident"),

@@ -8,6 +8,16 @@ from tidegate.sessions.channels import Channel, Channels
 from tidegate.sessions.chores import Chore
 from tidegate.sessions.door import Sessions
 from tidegate.sessions.ending import EndHook
-from tidegate.sessions.views import AgentView, SessionView, SettingView
+from tidegate.sessions.views import AgentView, QuestionView, SessionView, SettingView
 
-__all__ = ["AgentView", "Channel", "Channels", "Chore", "EndHook", "SessionView", "Sessions", "SettingView"]
+__all__ = [
+    "AgentView",
+    "Channel",
+    "Channels",
+    "Chore",
+    "EndHook",
+    "QuestionView",
+    "SessionView",
+    "Sessions",
+    "SettingView",
+]

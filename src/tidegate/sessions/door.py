@@ -77,7 +77,6 @@ class Sessions:
             self.channels,
             clock=clock,
             signal=lambda turn: self.engine.signal(turn),
-            waiting=lambda: self.engine.away,
         )
         self.runner = Runner(store, config, models, tools, self.presence, self.budget, self.spool, self.questions)
         self.engine = EmbeddedEngine(
@@ -269,7 +268,7 @@ class Sessions:
 
     def agents(self, principal: Principal) -> tuple[AgentView, ...]:
         return tuple(
-            AgentView(name=name, model=agent.model, description=agent.description)
+            AgentView(name=name, model=agent.model, description=agent.description, demo=self._is_demo(agent.model))
             for name, agent in sorted(self.config.agents.items())
             if principal.agents is None or name in principal.agents
         )
@@ -281,13 +280,19 @@ class Sessions:
     def _view(self, row: SessionRow, held: tuple[Any, ...] = ()) -> SessionView:
         running = self.engine.running(row.id)
         agent = self.config.agents.get(row.agent)
+        model = self.runner.model(agent, held).name if agent is not None else ""
         return queries.view(
             row,
             running=running.turn if running is not None else None,
             waiting=self.engine.waiting(row.id),
-            model=self.runner.model(agent, held).name if agent is not None else "",
+            model=model,
+            demo=self._is_demo(model),
             settings=held,
         )
+
+    def _is_demo(self, model: str) -> bool:
+        configured = self.config.models.get(model)
+        return configured is not None and configured.api == "demo"
 
     # -- the process's own --
 
@@ -323,6 +328,7 @@ class Sessions:
             "residents": presence.residents,
             "turns_running": stats.running,
             "turns_waiting": stats.waiting,
+            "turns_asking": self.engine.away,
         }
 
     def status(self) -> dict[str, Any]:
@@ -331,6 +337,7 @@ class Sessions:
             "turns": {
                 "running": stats.running,
                 "waiting": stats.waiting,
+                "asking": self.engine.away,
                 "answered": stats.answered,
                 "failed": stats.failed,
                 "stopped": stats.stopped,
@@ -343,6 +350,7 @@ class Sessions:
                 "over_cap_mid_turn": presence.over_cap_mid_turn,
                 "unloads": presence.unloads,
             },
+            "questions": {"waiting": self.questions.waiting},
             "budget": dict(self.budget.status()),
         }
 

@@ -29,6 +29,12 @@ HEAD_CHARACTERS, TAIL_CHARACTERS = 2400, 1200
 them is said to be, and counts in the digest."""
 
 
+ANOTHER = "Not run: at this step another action was asked about, and its approval does not hold for this one."
+
+_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Categories of characters that show nothing, or turn around or break what stands beside them."""
+
+
 class Policy(Frozen, frozen=True):
     """What one agent's tools may do by themselves, and what becomes of a turn whose question nobody answered."""
 
@@ -83,19 +89,19 @@ class TurnPermits:
         except Conflict as error:
             if error.code != "approval_differs":
                 raise
-            return "Not run: at this step another action was asked about, and its approval does not hold for this one."
+            return ANOTHER
         if isinstance(row, str):
             return f"Not run: it needs a person's approval ({because}), and {row}."
-        if row.state == "approved" and row.digest == digest:
-            return None
-        return self._refusal(row)
+        if row.digest != digest:
+            return ANOTHER
+        return None if row.state == "approved" else self._refusal(row)
 
     async def ask(self, turn: Turn, step: str, question: str, choices: Sequence[str]) -> str:
         """The person's answer to a tool's question. A call may ask several, and may ask one again: each time is a
         question of its own, which a call that is made again after a crash finds in the same place."""
         digest = approvals.action_digest("", msgspec.json.encode([question, list(choices)]).decode())
         name = f"{step}-{digest.hex()[:16]}"
-        time = self._times[name]
+        nth = self._times[name]
         self._times[name] += 1
         asking = Asking(
             kind="question",
@@ -105,7 +111,7 @@ class TurnPermits:
             choices=tuple(shown(choice, one_line=True) for choice in choices),
         )
         try:
-            row = await self._questions.put(self._taken, turn, f"{name}-{time}", asking)
+            row = await self._questions.put(self._taken, turn, f"{name}-{nth}", asking)
         except Refused as error:
             raise ToolFailed(f"Nobody was asked: {error.message}") from None
         if isinstance(row, str):
@@ -153,7 +159,7 @@ def shown(text: str, *, one_line: bool = False) -> str:
 
 
 def _is_seen(character: str) -> bool:
-    return character == " " or unicodedata.category(character)[0] not in "CZ"
+    return unicodedata.category(character) not in _UNSEEN
 
 
 def _written_out(character: str) -> str:

@@ -18,8 +18,8 @@ from tidegate.errors import Conflict, NotFound, Refused
 from tidegate.security import Principal
 from tidegate.sessions.channels import Channels
 from tidegate.sessions.views import QuestionView, view_question
-from tidegate.store import ApprovalRow, Asking, Store, approvals
 from tidegate.store import Answered as Counted
+from tidegate.store import ApprovalRow, Asking, Store, approvals
 from tidegate.values import Answered, Asked, new_id
 
 LISTED = 200

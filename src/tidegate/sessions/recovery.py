@@ -34,7 +34,8 @@ async def recover(door: "Sessions", *, older: float = 0.0) -> int:
             if await door.engine.give_up(turn, session, reason):
                 log.warning("a turn is not resumed", session=session.id, turn=turn.id, reason=reason.message)
         else:
-            door.engine.submit(session.id, turn.id, resumed=turn.attempts > 0)
+            # One that was parked had begun too, though no attempt counts.
+            door.engine.submit(session.id, turn.id, resumed=turn.state == "running")
             resumed += 1
     return resumed
 

@@ -19,6 +19,7 @@ from tidegate.lifetimes import BoundedCache, CacheStats, Holding, Presence
 from tidegate.models import Encoded, Model, Models
 from tidegate.sessions.admission import Fresh
 from tidegate.sessions.budget import DEMO, DayBudget
+from tidegate.sessions.permits import TurnPermits, policies
 from tidegate.sessions.questions import Questions
 from tidegate.spool import Spool
 from tidegate.store import SessionRow, Setting, Store, messages, sessions
@@ -59,6 +60,7 @@ class Runner:
         self._day = day
         self._spool = spool
         self._questions = questions
+        self._policies = policies(config)
         self.prefixes: BoundedCache[tuple[bytes, bytes], Encoded] = BoundedCache(
             "prefixes", cap=PREFIXES_KEPT, max_bytes=PREFIX_BYTES, weigh=prefix_bytes
         )
@@ -94,7 +96,7 @@ class Runner:
             workspace=_Folder(self._workspaces[session.agent]),
             spool=self._spool.of(session.id, journal.id),
         )
-        permits = self._questions.of(taken, context.workspace)
+        permits = TurnPermits(self._questions, self._policies[session.agent], taken, context.workspace)
         hands = Hands(journal, conversation.tools, context, permits, parallel=self._config.limits.tools_parallel)
         try:
             await run(journal, conversation, hands, call, self._bounds, self.purse(model))

@@ -1,10 +1,10 @@
-"""What callers are shown of a session: a value made from its rows and from what is present of it."""
+"""What callers are shown of a session and its questions: values made from rows and from what is present of it."""
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from tidegate.store import SessionRow, Setting
+from tidegate.store import ApprovalRow, SessionRow, Setting
 from tidegate.values import Frozen
 
 
@@ -31,6 +31,8 @@ class SessionView(Frozen, frozen=True, omit_defaults=False):
     running: str | None = None
     waiting: int = 0
     model: str = ""
+    demo: bool = False
+    """Whether that is the built-in demo model."""
     settings: dict[str, SettingView] = msgspec.field(default_factory=dict)
 
 
@@ -38,10 +40,47 @@ class AgentView(Frozen, frozen=True, omit_defaults=False):
     name: str
     model: str
     description: str = ""
+    demo: bool = False
+    """Whether its model is the built-in demo model."""
+
+
+class QuestionView(Frozen, frozen=True, omit_defaults=False):
+    """What a turn asks a person: an approval of one exact action, shown in `summary`, or a question. `state` is open,
+    approved, denied, answered, expired or cancelled."""
+
+    id: str
+    session: str
+    turn: str
+    kind: Literal["approval", "question"]
+    tool: str
+    summary: str
+    choices: tuple[str, ...]
+    state: str
+    asked: float
+    expires: float | None = None
+    answer: str | None = None
+    answered_at: float | None = None
+
+
+def view_question(row: ApprovalRow) -> QuestionView:
+    return QuestionView(
+        id=row.id,
+        session=row.session,
+        turn=row.turn,
+        kind=row.kind,
+        tool=row.tool,
+        summary=row.summary,
+        choices=row.choices,
+        state=row.state,
+        asked=row.asked,
+        expires=row.expires,
+        answer=row.answer,
+        answered_at=row.answered_at,
+    )
 
 
 def view(
-    row: SessionRow, *, running: str | None, waiting: int, model: str, settings: tuple[Setting, ...] = ()
+    row: SessionRow, *, running: str | None, waiting: int, model: str, demo: bool, settings: tuple[Setting, ...] = ()
 ) -> SessionView:
     return SessionView(
         id=row.id,
@@ -58,6 +97,7 @@ def view(
         running=running,
         waiting=waiting,
         model=model,
+        demo=demo,
         settings={
             setting.key: SettingView(value=setting.value, source=setting.source, expires=setting.expires)
             for setting in settings

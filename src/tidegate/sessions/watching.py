@@ -2,8 +2,9 @@
 
 Guarantee: a reader that comes back with the last event id it saw misses no committed row and gets none twice. The id
 of an event is its row's place in the transcript; what is not a row (pieces of text, progress) has none, and is given
-again from the beginning of the running turn's current answer. The stream holds a cursor, not a queue, and of the rows
-that it catches up with a bounded part.
+again from the beginning of the running turn's current answer. What the session waits for a person to answer comes
+first, so that nobody comes too late for it; it is told again in its place. The stream holds a cursor, not a queue, and
+of the rows that it catches up with a bounded part.
 """
 
 from collections.abc import AsyncGenerator
@@ -25,8 +26,11 @@ async def watch(
     """Ends when the session has ended and everything was told."""
     seen = after
     followed: TurnLog | None = None
-    live: Live | None = None
     with door.presence.attend(session) as record:
+        live = _unfollowed(door, session, followed)
+        await door.row(session, principal)
+        for question in await door.questions.standing(session):
+            yield None, question
         while True:
             news = record.expect()
             # Looked at before anything is awaited: a quick turn is over when its rows have been read, and only its log

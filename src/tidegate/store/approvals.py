@@ -39,9 +39,9 @@ _NO_JSON = b"\0"
 
 def action_digest(tool: str, arguments: str) -> bytes:
     """Of the exact action: equal for the same tool and the same arguments, however their JSON is laid out. Arguments
-    that are no JSON are taken as they are."""
+    that are no JSON, or nested too deeply to be read, are taken as they are."""
     name, canonical = encode(tool), _NO_JSON + encode(arguments)
-    with contextlib.suppress(msgspec.DecodeError):
+    with contextlib.suppress(msgspec.DecodeError, RecursionError):
         canonical = _CANONICAL.encode(msgspec.json.decode(arguments))
     return hashlib.sha256(len(name).to_bytes(4, "big") + name + canonical).digest()
 
@@ -111,12 +111,24 @@ def of_session(db: Db, session: str, *, principal: str | None, limit: int = LIST
     return [_row(row) for row in rows]
 
 
-def open_for(db: Db, *, principal: str, role: str, now: float, limit: int = LISTED) -> list[ApprovalRow]:
-    """What waits for this principal's answer and is in time, the oldest first."""
+def open_for(
+    db: Db, *, principal: str, role: str, now: float, limit: int = LISTED, session: str | None = None
+) -> list[ApprovalRow]:
+    """What waits for this principal's answer and is in time, in one session or in all, the oldest first."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM approvals WHERE state = 'open' AND may_answer IN (?1, 'role:' || ?2)"
-        " AND (expires IS NULL OR expires > ?3) ORDER BY asked, id LIMIT ?4",
-        (principal, role, now, limit),
+        " AND (expires IS NULL OR expires > ?3) AND (?5 IS NULL OR session = ?5) ORDER BY asked, id LIMIT ?4",
+        (principal, role, now, limit, session),
+    )
+    return [_row(row) for row in rows]
+
+
+def open_of(db: Db, session: str, now: float, limit: int = LISTED) -> list[ApprovalRow]:
+    """What the session waits for and is in time, the oldest first: for the gateway's own work."""
+    rows = db.execute(
+        f"SELECT {_COLUMNS} FROM approvals WHERE state = 'open' AND session = ?1"
+        " AND (expires IS NULL OR expires > ?2) ORDER BY asked, id LIMIT ?3",
+        (session, now, limit),
     )
     return [_row(row) for row in rows]
 

@@ -14,7 +14,7 @@ from tidegate.commands import CommandInfo, Commands
 from tidegate.errors import NotAllowed, NotFound, Refused
 from tidegate.sessions import AgentView, Sessions, SessionView
 from tidegate.store import MessageRow
-from tidegate.values import Accepted, Busyness, Inbound, Message, Outcome, Receipt
+from tidegate.values import IDEMPOTENCY, Accepted, Busyness, Inbound, Message, Outcome, Receipt
 from tidegate.web import headers as given
 from tidegate.web.auth import Caller
 from tidegate.web.endpoint import Ask, Endpoint
@@ -27,10 +27,11 @@ IDEMPOTENCY_SECONDS = 86400.0
 Id = Annotated[str, Meta(min_length=1, max_length=200)]
 Limit = Annotated[int, Meta(ge=1, le=MOST_LISTED)]
 Place = Annotated[int, Meta(ge=0, le=2**53)]
+Channel = Literal["http", "page", "terminal"]
 
 
 class ListQuery(msgspec.Struct):
-    q: Annotated[str, Meta(max_length=1000, description="Words that must occur in the conversation.")] | None = None
+    q: Annotated[str, Meta(max_length=1000, description="Words of its title or name, or said in it.")] | None = None
     ended: Annotated[bool, Meta(description="Ended conversations instead of live ones.")] = False
     everyone: Annotated[bool, Meta(description="For the owner: those of all principals.")] = False
     limit: Limit = 50
@@ -42,7 +43,7 @@ class SessionsAnswer(msgspec.Struct, frozen=True):
 
     sessions: list[SessionView]
     next: str | None
-    """Give this as `before` for the next page; null at the end."""
+    """Give this as `before` for the next page; null at the end, and for a search, which gives its first `limit`."""
 
 
 class PageQuery(msgspec.Struct):
@@ -52,9 +53,12 @@ class PageQuery(msgspec.Struct):
 
 
 class MessagesAnswer(msgspec.Struct, frozen=True):
-    """Rows of a transcript, in order; without `after`, the newest ones."""
+    """Rows of a transcript, in order; without `after`, the newest ones. There are fewer than `limit` where their
+    messages are long; each of them is whole."""
 
-    messages: list[MessageRow]
+    messages: tuple[MessageRow, ...]
+    next: int | None
+    """Where to go on: give it as `after` if you gave that, else as `before`. Null when these were the last."""
 
 
 class MessageIn(msgspec.Struct):
@@ -64,7 +68,7 @@ class MessageIn(msgspec.Struct):
     session: Id | None = None
     agent: Id | None = None
     busy: Busyness = "queue"
-    channel: Literal["page", "terminal"] | None = None
+    channel: Annotated[Channel, Meta(description="What you are; `http` for a key, `page` for a browser.")] | None = None
 
 
 class AcceptedAnswer(msgspec.Struct, frozen=True):
@@ -126,7 +130,7 @@ class Api:
             ),
             Endpoint(
                 method="DELETE", path=one, handler=self.delete, summary="Delete a conversation with its transcript",
-                answers={204: None}, refusals=(404,),
+                answers={202: None, 204: None}, refusals=(404,),
             ),
             Endpoint(
                 method="GET", path=f"{one}/messages", handler=self.messages, summary="Read a transcript",
@@ -187,8 +191,9 @@ class Api:
         return json_answer(await self._door.session(ask.path["id"], ask.caller.principal))
 
     async def delete(self, ask: Ask) -> Answer:
-        await self._door.delete(ask.path["id"], ask.caller.principal)
-        return Answer(204, [], b"")
+        """204 when it is gone, 202 when it goes as soon as nothing of it is owed any more."""
+        gone = await self._door.delete(ask.path["id"], ask.caller.principal)
+        return Answer(204, [], b"") if gone else Answer(202, [(b"content-length", b"0")], b"")
 
     async def end(self, ask: Ask) -> Answer:
         return json_answer(EndedAnswer(await self._door.end(ask.path["id"], ask.caller.principal, "request")))
@@ -200,10 +205,11 @@ class Api:
         query: PageQuery = ask.query
         if query.after is not None and query.before is not None:
             raise Refused("Give after or before, not both.", param="before")
-        rows = await self._door.transcript(
+        page = await self._door.transcript(
             ask.path["id"], ask.caller.principal, after=query.after, before=query.before, limit=query.limit
         )
-        return json_answer(MessagesAnswer(rows))
+        edge = 0 if query.after is None else -1
+        return json_answer(MessagesAnswer(page.rows, page.rows[edge].seq if page.more else None))
 
     async def export(self, ask: Ask) -> None:
         """Streams: a transcript may be longer than memory should hold."""
@@ -222,7 +228,7 @@ class Api:
     async def say(self, ask: Ask) -> Answer:
         said: MessageIn = ask.body
         caller = ask.caller
-        channel = said.channel or ("page" if caller.via == "cookie" else "terminal")
+        channel: Channel = said.channel or ("page" if caller.via == "cookie" else "http")
         if not said.text.strip():
             raise Refused("text is empty.", param="text")
         if said.agent is not None:
@@ -233,7 +239,7 @@ class Api:
         answer = AcceptedAnswer(accepted.turn, accepted.session, accepted.how, accepted.ahead)
         return json_answer(answer, status=202, headers=[(b"x-turn-id", accepted.turn.encode())])
 
-    async def _command(self, said: MessageIn, caller: Caller, channel: str) -> Answer:
+    async def _command(self, said: MessageIn, caller: Caller, channel: Channel) -> Answer:
         if said.session is not None:
             await self._own(said.session, caller)
         reply = await self._commands.run(
@@ -246,7 +252,7 @@ class Api:
         ended = said.session is not None and reply.session is None
         return json_answer(ReplyAnswer(ReplyView(reply.text, reply.session, reply.turn, ended)))
 
-    async def _accept(self, said: MessageIn, ask: Ask, channel: str) -> Accepted:
+    async def _accept(self, said: MessageIn, ask: Ask, channel: Channel) -> Accepted:
         caller = ask.caller
         if said.session is not None:
             agent = (await self._own(said.session, caller)).agent
@@ -305,7 +311,7 @@ def _first(caller: Caller) -> str:
 
 def _receipt(key: str, said: MessageIn) -> Receipt:
     digest = hashlib.sha256(b"message:" + msgspec.json.encode(said)).digest()
-    return Receipt(source="idempotency", key=key, digest=digest, keep=IDEMPOTENCY_SECONDS)
+    return Receipt(source=IDEMPOTENCY, key=key, digest=digest, keep=IDEMPOTENCY_SECONDS)
 
 
 def _cursor(text: str | None) -> tuple[float, str] | None:

@@ -34,6 +34,7 @@ from tidegate.web.errors import Answer, Errors, Headers, json_answer, send_answe
 from tidegate.web.events import Events
 from tidegate.web.health import Health
 from tidegate.web.protocol import ABORT
+from tidegate.web.questions import QuestionsApi
 from tidegate.web.sse import KEEP_ALIVE_SECONDS, Pulse
 from tidegate.web.static import Pages
 from tidegate.web.traffic import OTHER, Traffic
@@ -259,7 +260,12 @@ def create_app(
     admin = Admin(keyring, health, load_metrics, pages, status, frozenset(config.agents))
     return App(
         chat=ChatCompletions(door, keyring, bodies, errors, pulse, config),
-        endpoints=[*admin.endpoints(), *Api(door, commands, events).endpoints(), *Upkeep(door).endpoints()],
+        endpoints=[
+            *admin.endpoints(),
+            *Api(door, commands, events).endpoints(),
+            *Upkeep(door).endpoints(),
+            *QuestionsApi(door).endpoints(),
+        ],
         keyring=keyring,
         bodies=bodies,
         events=events,

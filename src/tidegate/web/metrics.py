@@ -88,7 +88,7 @@ class Metrics:
     def _door_metrics(self, status: dict[str, Any]) -> Iterator[Metric]:
         turns, sessions = status["turns"], status["sessions"]
         now = GaugeMetricFamily("tidegate_turns", "Turns in this process now, by state.", labels=("state",))
-        for state in ("running", "waiting"):
+        for state in ("running", "waiting", "asking"):
             now.add_metric((state,), turns[state])
         yield now
         ended = CounterMetricFamily("tidegate_turns_ended", "Turns that ended here, by state.", labels=("state",))
@@ -117,6 +117,11 @@ class Metrics:
         for reason, count in sorted(sessions["unloads"].items()):
             unloads.add_metric((reason,), count)
         yield unloads
+        yield GaugeMetricFamily(
+            "tidegate_questions_waiting",
+            "Approvals and questions of running turns that wait for a person's answer.",
+            value=status["questions"]["waiting"],
+        )
         yield GaugeMetricFamily(
             "tidegate_day_tokens", "Tokens that models have used today (UTC).", value=status["budget"]["spent"]
         )

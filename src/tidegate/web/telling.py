@@ -8,6 +8,8 @@ events is told of everything, text that is void too. One object per reader, with
 import msgspec
 
 from tidegate.values import (
+    Answered,
+    Asked,
     Event,
     MessageAdded,
     Notice,
@@ -15,6 +17,7 @@ from tidegate.values import (
     TextDelta,
     TextReset,
     ToolEnded,
+    ToolProgress,
     ToolStarted,
     TurnEnded,
     TurnStarted,
@@ -100,6 +103,13 @@ class Telling:
             case ToolEnded():
                 ended = "failed" if event.failed else "ended"
                 return self._progress("tool_ended", event, f"tool {event.name} {ended}")
+            case ToolProgress():
+                return self._named("tool_progress", event) if self._full else b""
+            case Asked():
+                waits = "an approval" if event.kind == "approval" else "an answer"
+                return self._progress("asked", event, f"waiting for {waits}")
+            case Answered():
+                return self._progress("answered", event, f"the question was {event.state}")
             case Notice():
                 return self._progress("notice", event, event.text)
             case TurnStarted():

@@ -1,7 +1,7 @@
 """Conversations as their operator keeps them up: which settings they have, and the configuration taken anew.
 
 Guarantee: the settings of all conversations are the owner's to see; one conversation is changed by its principal or the
-owner, and does not exist for anybody else. The list is bounded, and says when it was cut.
+owner, and does not exist for anybody else. The list is bounded and paged.
 """
 
 from typing import Annotated, Any
@@ -9,17 +9,19 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from tidegate.errors import Conflict, NotFound
+from tidegate.errors import Conflict, NotFound, Refused
 from tidegate.sessions import Sessions, changes
 from tidegate.store import settings
 from tidegate.web.endpoint import Ask, Endpoint
 from tidegate.web.errors import Answer, json_answer
 
 MOST_SETTINGS = 500
+"""Of one page."""
 
 
 class SettingsQuery(msgspec.Struct):
     limit: Annotated[int, Meta(ge=1, le=MOST_SETTINGS)] = 200
+    before: Annotated[str, Meta(max_length=500, description="`next` of the page before.")] | None = None
 
 
 class SessionSetting(msgspec.Struct, frozen=True):
@@ -36,8 +38,8 @@ class SettingsAnswer(msgspec.Struct, frozen=True):
     """The settings that hold now, the latest first."""
 
     settings: list[SessionSetting]
-    more: bool
-    """There are more than `limit`."""
+    next: str | None
+    """Give this as `before` for the next page; null at the end."""
 
 
 class ReloadedAnswer(msgspec.Struct, frozen=True):
@@ -69,14 +71,16 @@ class Upkeep:
 
     async def settings(self, ask: Ask) -> Answer:
         query: SettingsQuery = ask.query
-        now = self._door.clock()
-        rows = await self._door.store.read(settings.list_all, query.limit + 1)
-        held = [
-            SessionSetting(row.session, row.key, row.value, row.source, row.expires)
-            for row in rows[: query.limit]
-            if row.expires is None or row.expires > now
-        ]
-        return json_answer(SettingsAnswer(held, len(rows) > query.limit))
+        before = None if query.before is None else _place(query.before)
+        rows = await self._door.store.read(settings.list_all, self._door.clock(), query.limit + 1, before)
+        held = rows[: query.limit]
+        last = held[-1] if len(rows) > query.limit else None
+        return json_answer(
+            SettingsAnswer(
+                [SessionSetting(row.session, row.key, row.value, row.source, row.expires) for row in held],
+                None if last is None else f"{last.at!r}:{last.session}:{last.key}",
+            )
+        )
 
     async def clear(self, ask: Ask) -> Answer:
         session, key = ask.path["id"], ask.path["key"]
@@ -89,3 +93,11 @@ class Upkeep:
         if row.agent not in self._door.config.agents:
             raise Conflict(f"The agent {row.agent!r} is not configured any more.", code="agent_not_configured")
         return json_answer(ReloadedAnswer(await changes.reload(self._door, row.id, ask.caller.principal)))
+
+
+def _place(text: str) -> tuple[float, str, str]:
+    try:
+        at, session, key = text.split(":", 2)
+        return float(at), session, key
+    except ValueError:
+        raise Refused("before must be the `next` of the page before.", param="before") from None

@@ -5,28 +5,23 @@
 import { get, post } from "./api.js";
 import { Composer } from "./composer.js";
 import { Conversation } from "./conversation.js";
+import { List } from "./list.js";
 import { Sidebar, titleOf } from "./sidebar.js";
 import { SignIn, signIn, takeCode } from "./signin.js";
 import { Transcript } from "./transcript.js";
 import { batch, effect, html, render, signal } from "./ui.js";
 
-const LISTED = 50; // conversations listed at a time
-const MOST_LISTED = 500;
-const REFRESH_AFTER = 150; // milliseconds: changes that come together cost one request
-const REFRESH_EVERY = 15_000; // while the page is looked at: another device may have begun something
+const REFRESH_EVERY = 15_000; // milliseconds, while the page is looked at: another device may have begun something
 const MOST_KEPT = 20; // unsent texts remembered while moving between conversations
 
 const phase = signal("starting"); // starting | out | in
 const problem = signal("");
-const sessions = signal([]);
-const listed = signal(LISTED);
-const hasMore = signal(false);
-const over = signal([]); // ended conversations, once they are asked for
 const agents = signal([]);
 const agent = signal("");
 const commands = signal([]);
 const open = signal(null);
 const drawer = signal(false);
+const list = new List({ failed });
 
 /** Texts that were written and not sent, by conversation; bounded, the oldest is forgotten. */
 class Unsent {
@@ -42,37 +37,14 @@ class Unsent {
 }
 const unsent = new Unsent();
 
-// -- the list -------------------------------------------------------------------------------------------------------
-
-let refreshing = 0;
+/** The list keeps what it showed; that the connection is lost is told by the conversation itself. */
+function failed(error, isWanted) {
+  if (error.status === 401) signedOut();
+  else if (isWanted && open.value) open.value.problem.value = error.message;
+}
 
 function refreshSoon() {
-  if (!refreshing) refreshing = setTimeout(refresh, REFRESH_AFTER);
-}
-
-async function refresh() {
-  clearTimeout(refreshing);
-  refreshing = 0;
-  if (phase.value !== "in") return;
-  try {
-    const answer = await get(`/api/sessions?limit=${listed.value}`);
-    batch(() => {
-      sessions.value = answer.sessions;
-      hasMore.value = answer.next !== null && listed.value < MOST_LISTED;
-    });
-  } catch (error) {
-    if (error.status === 401) signedOut();
-    // Anything else: the list keeps what it showed, and the conversation itself tells that the connection is lost.
-  }
-}
-
-async function loadOver() {
-  try {
-    over.value = (await get(`/api/sessions?ended=true&limit=${LISTED}`)).sessions;
-  } catch (error) {
-    if (error.status === 401) signedOut();
-    else open.value.problem.value = error.message;
-  }
+  if (phase.value === "in") list.soon();
 }
 
 // -- the open conversation ------------------------------------------------------------------------------------------
@@ -86,6 +58,7 @@ function show(id, { push = true, note = "" } = {}) {
   const conversation = new Conversation(id, {
     begun: (session) => window.history.replaceState(null, "", `#/${session}`),
     changed: refreshSoon,
+    back: () => learn().catch(() => {}), // gone again: the next time tells
     moved: (session, text) => show(session, { note: text }),
     unsent: unsent.set,
     signedOut,
@@ -109,8 +82,19 @@ function startNew() {
   document.getElementById("composer")?.focus();
 }
 
+function startSearch() {
+  drawer.value = document.getElementById("menu").checkVisibility(); // on a narrow screen the list is in the drawer
+  requestAnimationFrame(() => document.getElementById("search")?.focus());
+}
+
+function endSearch() {
+  drawer.value = false;
+  list.search("");
+  document.getElementById("composer")?.focus();
+}
+
 function neighbour(step) {
-  const ids = sessions.value.map((session) => session.id);
+  const ids = list.shown.map((session) => session.id);
   const at = ids.indexOf(open.value?.id.value);
   const next = ids[at < 0 ? 0 : at + step];
   if (next) show(next);
@@ -118,18 +102,26 @@ function neighbour(step) {
 
 // -- signing in and out ---------------------------------------------------------------------------------------------
 
+/** Asks what there is; a gateway that was restarted may have other agents than before. */
+async function learn() {
+  const [known, words] = await Promise.all([get("/api/agents"), get("/api/commands")]);
+  const names = known.agents.map(({ name }) => name);
+  batch(() => {
+    agents.value = known.agents;
+    agent.value = [agent.value, "main"].find((name) => names.includes(name)) ?? names[0] ?? "";
+    commands.value = words.commands;
+  });
+}
+
 async function enter() {
   try {
-    const [known, words] = await Promise.all([get("/api/agents"), get("/api/commands")]);
+    await learn();
     batch(() => {
-      agents.value = known.agents;
-      agent.value = known.agents.find(({ name }) => name === "main")?.name ?? known.agents[0]?.name ?? "";
-      commands.value = words.commands;
       problem.value = "";
       phase.value = "in";
     });
     show(addressed(), { push: false });
-    refresh();
+    list.refresh();
   } catch (error) {
     batch(() => {
       if (error.status !== 401) problem.value = error.message;
@@ -156,8 +148,7 @@ function signedOut() {
   open.value?.close();
   batch(() => {
     open.value = null;
-    sessions.value = [];
-    over.value = [];
+    list.clear();
     problem.value = "You are signed out; sign in again with a new one-time link.";
     phase.value = "out";
   });
@@ -180,6 +171,7 @@ function pressed(event) {
   const letter = event.key.toLowerCase();
   const isNew = (letter === "k" && (event.ctrlKey || event.metaKey) && !event.shiftKey) || (event.code === "KeyN" && event.altKey);
   if (isNew) startNew();
+  else if (event.code === "KeyS" && event.altKey) startSearch();
   else if (event.altKey && event.key === "ArrowUp") neighbour(-1);
   else if (event.altKey && event.key === "ArrowDown") neighbour(1);
   else if (event.key === "Escape" && drawer.value) drawer.value = false;
@@ -205,13 +197,19 @@ const empty = html`<div class="empty">
   <p>Try: <q>what time is it?</q> or <q>what can you do?</q></p>
 </div>`;
 
+/** One line for who talks to the demo model, and does not know it. */
+function Demo({ model }) {
+  return html`<p class="hint demo">The demo model answers. For a real one, set <code>[models.${model}]</code> in <code>tidegate.toml</code>.</p>`;
+}
+
 function Room({ conversation }) {
   const id = conversation.id.value;
   const view = conversation.view.value;
-  const session = sessions.value.find((other) => other.id === id) ?? view;
+  const session = list.sessions.value.find((other) => other.id === id) ?? view;
   const title = session ? titleOf(session) : id ? "Conversation" : "New conversation";
   document.title = id ? `${title} · Tidegate` : "Tidegate";
   const options = { agent: agent.value };
+  const answering = id ? (view ?? session) : agents.value.find(({ name }) => name === agent.value);
   const waiting = Math.max(0, (session?.waiting ?? 0) - conversation.record.value.pending.length);
   return html`<main class="room">
     <header>
@@ -227,20 +225,17 @@ function Room({ conversation }) {
     ${view?.ended
       ? html`<p class="note ended">This conversation has ended and can be read only. <button type="button" class="quiet" onClick=${startNew}>New conversation</button></p>`
       : html`<${Composer} conversation=${conversation} commands=${commands.value} agents=${agents.value} agent=${agent.value}
-          onAgent=${(name) => { agent.value = name; }} keep=${unsent} />`}
+          onAgent=${(name) => { agent.value = name; }} keep=${unsent} />
+        ${answering?.demo && html`<${Demo} model=${answering.model} />`}`}
   </main>`;
 }
 
 function App() {
   if (phase.value === "starting") return html`<p class="starting">Opening…</p>`;
   if (phase.value === "out") return html`<${SignIn} problem=${problem.value} onSignedIn=${enter} />`;
-  const more = () => {
-    listed.value = Math.min(listed.value + LISTED, MOST_LISTED);
-    refresh();
-  };
   return html`<div class="house" data-drawer=${drawer.value ? "open" : null}>
-    <${Sidebar} sessions=${sessions.value} current=${open.value.id.value} hasMore=${hasMore.value}
-      over=${over.value} onOver=${loadOver} onMore=${more} onOpen=${(id) => show(id)} onNew=${startNew} onSignOut=${signOut} />
+    <${Sidebar} list=${list} current=${open.value.id.value} onOpen=${(id) => show(id)} onNew=${startNew}
+      onSearched=${endSearch} onSignOut=${signOut} />
     <div class="shade" onClick=${() => { drawer.value = false; }}></div>
     <${Room} conversation=${open.value} />
   </div>`;

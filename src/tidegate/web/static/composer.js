@@ -4,8 +4,6 @@
 
 import { html, useEffect, useRef, useState } from "./ui.js";
 
-const MOST_SHOWN = 8; // commands in the list at once
-
 /** The commands that a text could become; none once it has more than one word. */
 export function matching(commands, text) {
   const typed = /^\/(\S*)$/.exec(text);
@@ -19,7 +17,9 @@ export function matching(commands, text) {
 const bare = (name) => name.replace(/^\//, "");
 
 function Suggestions({ found, chosen, onPick }) {
-  return html`<ul class="suggestions" id="suggestions" role="listbox" aria-label="Commands">
+  const list = useRef(null);
+  useEffect(() => list.current.children[chosen]?.scrollIntoView({ block: "nearest" }), [chosen]);
+  return html`<ul ref=${list} class="suggestions" id="suggestions" role="listbox" aria-label="Commands">
     ${found.map((command, place) => html`<li key=${command.name} id=${`suggestion-${place}`} role="option" aria-selected=${place === chosen}
       onMouseDown=${(event) => { event.preventDefault(); onPick(command); }}>
       <b>/${bare(command.name)}</b> ${command.arguments && html`<i>${command.arguments}</i>`}
@@ -28,9 +28,9 @@ function Suggestions({ found, chosen, onPick }) {
 }
 
 const BUSY = [
-  ["queue", "Answer after this one"],
+  ["queue", "Answer it next"],
   ["steer", "Join this answer"],
-  ["interrupt", "Stop this answer first"],
+  ["interrupt", "Stop this first"],
 ];
 
 function grow(box) {
@@ -47,7 +47,7 @@ export function Composer({ conversation, commands, agents, agent, onAgent, keep 
   const [busy, setBusy] = useState("queue");
   const [sending, setSending] = useState(false);
   const running = Boolean(conversation.record.value.running);
-  const found = hidden ? [] : matching(commands, text).slice(0, MOST_SHOWN);
+  const found = hidden ? [] : matching(commands, text);
   const isOpen = found.length > 0;
 
   const put = (value) => {

@@ -106,7 +106,7 @@ export class Conversation {
     const query = before === null ? "" : `&before=${before}`;
     const answer = await get(this.#path(`/messages?limit=${known.PAGE}${query}`));
     const rows = answer.messages.map(({ seq, message, turn }) => ({ seq, message, turn }));
-    return { rows, earlier: rows.length > 0 && rows[0].seq > 1 && rows.length >= known.PAGE };
+    return { rows, earlier: answer.next !== null };
   }
 
   #failed(error) {
@@ -157,6 +157,7 @@ export class Conversation {
 
   #opened() {
     const unsettled = this.record.value.running;
+    if (this.connection.value === "lost") this.#back();
     this.text = "";
     batch(() => {
       this.connection.value = "open";
@@ -168,13 +169,26 @@ export class Conversation {
     this.on.changed();
   }
 
+  /** The gateway may be another one than before: its configuration too. */
+  async #back() {
+    this.on.back();
+    try {
+      this.view.value = await get(this.#path());
+    } catch (error) {
+      this.#failed(error);
+    }
+  }
+
   /** Asks how a turn ended that may have ended while nobody listened. */
   async #settle(turn) {
     try {
       const outcome = await get(`/api/turns/${encodeURIComponent(turn)}`);
       const over = outcome.state !== "queued" && outcome.state !== "running";
-      if (this.closed || !over || this.record.value.ended.includes(turn)) return;
-      this.change((record) => known.apply(record, { type: "turn_ended", outcome }));
+      if (!over) return;
+      // Its rows may not have been heard either; all of them are there now.
+      const page = await this.#page(null);
+      if (this.closed || this.record.value.ended.includes(turn)) return;
+      this.change((record) => known.apply(known.withMissing(record, page.rows), { type: "turn_ended", outcome }));
     } catch (error) {
       // Gone from the gateway's memory: then nothing runs under this name any more.
       if (error.status === 404 && this.record.value.running === turn) {

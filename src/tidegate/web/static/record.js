@@ -167,6 +167,13 @@ export function withLatest(record, rows, earlier) {
   return next;
 }
 
+/** The newest rows that were not heard of yet, if nothing lies between: then the stream tells them in their order. */
+export function withMissing(record, rows) {
+  const missing = rows.filter((row) => row.seq > record.head);
+  const isNext = missing.length > 0 && (missing.length < rows.length || missing[0].seq === record.head + 1);
+  return isNext ? missing.reduce((next, row) => added(next, row), record) : record;
+}
+
 /** An older page in front; the window then loses its newest rows if it has grown too long. */
 export function withEarlier(record, rows, earlier) {
   const all = [...rows, ...record.rows];

@@ -1,6 +1,7 @@
-// The list of conversations. Guarantee: it shows what the gateway said last, newest first, and marks what runs; it holds
+// Draws the list of conversations. Guarantee: it shows what `list.js` holds, newest first, and marks what runs; it holds
 // nothing of its own.
 
+import { MOST } from "./list.js";
 import { html } from "./ui.js";
 
 const MINUTE = 60;
@@ -28,20 +29,44 @@ function Entry({ session, isCurrent, onOpen }) {
     </a></li>`;
 }
 
-export function Sidebar({ sessions, over, current, hasMore, onMore, onOver, onOpen, onNew, onSignOut }) {
+function Search({ list, onSearched }) {
+  const key = (event) => {
+    if (event.key !== "Escape") return;
+    event.preventDefault(); // or it would stop the running answer
+    onSearched();
+  };
+  return html`<input type="search" id="search" class="search" placeholder="Search" aria-label="Search conversations" aria-keyshortcuts="Alt+S"
+    title="Search conversations (Alt S)" maxlength="200" autocomplete="off" spellcheck="false" value=${list.query.value}
+    onInput=${(event) => list.search(event.target.value)} onKeyDown=${key} />`;
+}
+
+function More({ sessions, onMore }) {
+  if (sessions.length >= MOST) return html`<p class="hint">Older ones are found by a search.</p>`;
+  return html`<button type="button" class="quiet" onClick=${onMore}>Show older ones</button>`;
+}
+
+export function Sidebar({ list, current, onOpen, onNew, onSearched, onSignOut }) {
   const entry = (session) => html`<${Entry} key=${session.id} session=${session} isCurrent=${session.id === current} onOpen=${onOpen} />`;
+  const found = list.found.value;
+  const sessions = list.sessions.value;
+  const over = list.over.value;
   return html`<nav class="sidebar" id="sidebar" aria-label="Conversations">
     <div class="brand"><img src="/static/favicon.svg" alt="" width="22" height="22" /><h1>Tidegate</h1></div>
     <button type="button" id="new" class="new" onClick=${onNew} aria-keyshortcuts="Control+K Meta+K Alt+N">New conversation<kbd aria-hidden="true">Ctrl K</kbd></button>
+    <${Search} list=${list} onSearched=${onSearched} />
     <div class="entries">
-      <ul>${sessions.map(entry)}</ul>
-      ${!sessions.length && html`<p class="hint">No conversations yet.</p>`}
-      ${hasMore && html`<button type="button" class="quiet" onClick=${onMore}>Show older ones</button>`}
-      <details class="over" onToggle=${(event) => event.target.open && onOver()}>
-        <summary>Ended conversations</summary>
-        <ul>${over.map(entry)}</ul>
-        ${!over.length && html`<p class="hint">None.</p>`}
-      </details>
+      ${found
+        ? html`<ul>${found.map(entry)}</ul>
+          <p class="hint" role="status">${!found.length ? "No conversation has these words." : list.foundAll.value ? "" : "There may be more: search for more words."}</p>`
+        : html`<ul>${sessions.map(entry)}</ul>
+          ${!sessions.length && html`<p class="hint">No conversations yet.</p>`}
+          ${list.hasMore.value && html`<${More} sessions=${sessions} onMore=${() => list.more()} />`}
+          <details class="over" onToggle=${(event) => event.target.open && !over.length && list.moreOver()}>
+            <summary>Ended conversations</summary>
+            <ul>${over.map(entry)}</ul>
+            ${!over.length && html`<p class="hint">None.</p>`}
+            ${list.overHasMore.value && html`<${More} sessions=${over} onMore=${() => list.moreOver()} />`}
+          </details>`}
     </div>
     <button type="button" class="quiet sign-out" onClick=${onSignOut}>Sign out</button>
   </nav>`;

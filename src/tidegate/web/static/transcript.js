@@ -112,14 +112,14 @@ function Reply({ text }) {
   </tbody></table></div>`;
 }
 
-function Note({ note, onRetry }) {
+function Note({ note, isLast, onRetry }) {
   if (note.kind === "unfinished") {
     return html`<article class="answer unfinished">${asWritten(note.text.slice(-LONGEST_DRAWN))}<p class="finish">Not finished, and not kept.</p></article>`;
   }
   if (note.kind === "reply") return html`<${Reply} text=${note.text} />`;
   const role = note.kind === "error" ? "alert" : null;
   return html`<p class=${`note ${note.kind}`} role=${role}>${note.text}
-    ${note.retry && html` <button type="button" class="quiet" onClick=${onRetry}>Try again</button>`}</p>`;
+    ${note.retry && isLast && html` <button type="button" class="quiet" onClick=${onRetry}>Try again</button>`}</p>`;
 }
 
 function Pending({ item, onAgain, onDiscard }) {
@@ -150,15 +150,18 @@ function Draft({ record }) {
 /** Says a finished answer once to assistive technology; a text that grows word by word cannot be listened to. */
 function Announcer({ record }) {
   const [said, setSaid] = useState("");
-  const before = useRef(null);
+  const before = useRef(false);
+  const last = record.rows.at(-1);
   useEffect(() => {
-    if (record.running) setSaid("Answering.");
-    else if (before.current) {
-      const last = record.rows.findLast((row) => row.message.role === "assistant");
-      setSaid(last?.message.text ? `Answer: ${last.message.text.slice(0, LONGEST_ANNOUNCED)}` : "Done.");
+    if (record.running) {
+      before.current = true;
+      setSaid("Answering.");
+    } else if (before.current) {
+      const answer = last?.message.role === "assistant" && last.message.text;
+      before.current = !answer; // its row may come after its end was known
+      setSaid(answer ? `Answer: ${answer.slice(0, LONGEST_ANNOUNCED)}` : "Done.");
     }
-    before.current = record.running;
-  }, [record.running]);
+  }, [record.running, last?.seq]);
   return html`<div class="unseen" aria-live="polite" id="announcer">${said}</div>`;
 }
 
@@ -171,7 +174,9 @@ function timeline(record, results, onRetry) {
   const notesUpTo = (seq) => {
     while (notes.length && notes[0].after <= seq) {
       const note = notes.shift();
-      if (note.after >= first - 1 || !record.earlier) drawn.push(html`<${Note} key=${`note-${note.id}`} note=${note} onRetry=${onRetry} />`);
+      // What is tried again is the last turn, so that an earlier failure offers nothing.
+      const isLast = note.after >= record.head && !record.running && !record.pending.length;
+      if (note.after >= first - 1 || !record.earlier) drawn.push(html`<${Note} key=${`note-${note.id}`} note=${note} isLast=${isLast} onRetry=${onRetry} />`);
     }
   };
   for (const row of record.rows) {
@@ -187,6 +192,7 @@ export function Transcript({ conversation, onCommand, onAgain, empty }) {
   const loading = conversation.loading.value;
   const box = useRef(null);
   const following = useRef(true);
+  const height = useRef(0);
   const [away, setAway] = useState(false);
 
   const sent = useRef(0);
@@ -196,6 +202,16 @@ export function Transcript({ conversation, onCommand, onAgain, empty }) {
     sent.current = record.pending.length;
     if (following.current) box.current.scrollTop = box.current.scrollHeight;
   });
+  useEffect(() => {
+    // The writer's box or a banner may take room: who was at the end stays there.
+    const watcher = new ResizeObserver(() => {
+      if (!box.current) return;
+      height.current = box.current.clientHeight;
+      if (following.current) box.current.scrollTop = box.current.scrollHeight;
+    });
+    watcher.observe(box.current);
+    return () => watcher.disconnect();
+  }, []);
   const toEnd = () => {
     following.current = true;
     setAway(false);
@@ -205,6 +221,7 @@ export function Transcript({ conversation, onCommand, onAgain, empty }) {
   const scrolled = () => {
     if (!box.current) return; // the browser tells of a scroll a moment later, when the conversation may be closed
     const { scrollTop, scrollHeight, clientHeight } = box.current;
+    if (clientHeight !== height.current) return; // moved by a change of size, not by the reader
     following.current = !record.later && scrollHeight - scrollTop - clientHeight < NEAR_END;
     setAway(!following.current);
   };

@@ -1,0 +1,70 @@
+"""A transcript over HTTP: page by page, bounded in bytes as in rows, and never a message cut."""
+
+from typing import Any
+
+import pytest
+
+from tests.house import House
+from tests.web.asking import call, chat
+from tidegate.store import messages
+from tidegate.values import Message
+
+pytestmark = pytest.mark.anyio
+
+PAGE_BYTES = messages.PAGE_BYTES
+LONG = PAGE_BYTES // 3
+ROWS = 8
+
+
+async def long_talk(h: House, *sizes: int) -> str:
+    """A conversation with rows of these sizes after its first turn's two; the path of its messages."""
+    await chat(h, "one", session="n")
+    [view] = (await call(h, "GET", "/api/sessions")).json["sessions"]
+
+    def add(db: Any) -> None:
+        for number, size in enumerate(sizes):
+            message = Message(role="user", text=f"{number}:" + "x" * size)
+            messages.append(db, session=view["id"], turn=None, step=None, message=message, now=1.0)
+
+    await h.store.write(add)
+    return f"/api/sessions/{view['id']}/messages"
+
+
+@pytest.mark.parametrize(("first", "parameter"), [("after=0", "after"), ("limit=200", "before")])
+async def test_a_page_ends_before_it_grows_too_large_and_says_where_to_go_on(
+    gateway: House, first: str, parameter: str
+) -> None:
+    """L24: in either direction `next` leads through all rows, each of them whole, and null says that it was all."""
+    path = await long_talk(gateway, *(LONG for _ in range(ROWS)))
+    seen: list[tuple[int, int]] = []
+    query = first
+    for _ in range(ROWS + 2):
+        reply = await call(gateway, "GET", f"{path}?{query}")
+        assert len(reply.body) < PAGE_BYTES * 1.1
+        rows = [(row["seq"], len(row["message"]["text"])) for row in reply.json["messages"]]
+        seen = seen + rows if parameter == "after" else rows + seen
+        if reply.json["next"] is None:
+            break
+        query = f"{parameter}={reply.json['next']}"
+    assert [seq for seq, _ in seen] == list(range(1, ROWS + 3))
+    assert {size for _, size in seen[2:]} == {LONG + 2}
+
+
+async def test_a_message_larger_than_a_page_comes_alone_and_whole(gateway: House) -> None:
+    """L24: no limit is a silent cut."""
+    path = await long_talk(gateway, 2 * PAGE_BYTES, 10)
+    one = (await call(gateway, "GET", f"{path}?after=2")).json
+    assert [(row["seq"], len(row["message"]["text"])) for row in one["messages"]] == [(3, 2 * PAGE_BYTES + 2)]
+    last = (await call(gateway, "GET", f"{path}?after={one['next']}")).json
+    assert [row["seq"] for row in last["messages"]] == [4] and last["next"] is None
+    back = (await call(gateway, "GET", f"{path}?before=4")).json
+    assert [row["seq"] for row in back["messages"]] == [3] and back["next"] == 3
+
+
+async def test_the_last_page_has_no_next_also_when_it_is_full(gateway: House) -> None:
+    """H20: null means the end, so that nobody asks for an empty page; what was undone is not waited for."""
+    path = await long_talk(gateway, 10, 10)
+    for query in ("", "after=0", "after=2&limit=2", "before=3&limit=2", "after=9", "before=1"):
+        assert (await call(gateway, "GET", f"{path}?{query}")).json["next"] is None, query
+    for query, where in (("limit=3", 2), ("after=0&limit=3", 3), ("after=2&limit=1", 3)):
+        assert (await call(gateway, "GET", f"{path}?{query}")).json["next"] == where, query
