@@ -13,7 +13,7 @@ up: $(VENV)/.installed
 	@exec $(BIN)/tidegate up $(ARGS)
 
 test: $(VENV)/.installed-dev
-	@tools/need_chromium.sh
+	@tools/need_programs.sh
 	$(BIN)/python -m pytest -q $(ARGS)
 
 lint: $(VENV)/.installed-dev
@@ -55,7 +55,7 @@ LOCK := uv pip compile --quiet --python-version 3.11 --universal --generate-hash
 	--no-emit-index-url --no-annotate --no-header
 locks:
 	$(LOCK) pyproject.toml -o requirements.lock > /dev/null
-	$(LOCK) pyproject.toml --extra chat --group dev -c requirements.lock -o requirements-dev.lock > /dev/null
+	$(LOCK) pyproject.toml --extra chat --extra images --extra web --group dev -c requirements.lock -o requirements-dev.lock > /dev/null
 	printf "hatchling\neditables\n" | $(LOCK) - -o requirements-build.lock > /dev/null
 
 clean:

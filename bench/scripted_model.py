@@ -1,9 +1,10 @@
 """A strict, scripted model server that speaks OpenAI's chat completions.
 
 Guarantee: it refuses what a strict provider refuses (orphan or duplicate tool calls and results, duplicate tool names,
-bad roles, empty messages, unknown fields), answers the same to the same request, and counts truthfully how much of each
-conversation's previous request came again unchanged. It is cheap, because it shares a machine with what it measures:
-raw asyncio and httptools, canned bytes for the plain answer, one write. Everything it keeps is bounded.
+bad roles, empty messages, unknown fields, images that are none), answers the same to the same request, and counts
+truthfully how much of each conversation's previous request came again unchanged. It is cheap, because it shares a
+machine with what it measures: raw asyncio and httptools, canned bytes for the plain answer, one write. Everything it
+keeps is bounded.
 
 The last user message may direct it; each directive takes `times=N` (only the first N requests that meet it) and
 `step=K` (only before the K-th tool step's answer, counted from 0):

@@ -4,6 +4,8 @@ Guarantee: a request that a strict provider would refuse raises Refusal; how muc
 request came again is counted in bounded memory; the rest is pure functions and values.
 """
 
+import base64
+import binascii
 import json
 import re
 from collections import Counter, OrderedDict, deque
@@ -20,11 +22,16 @@ VIOLATIONS = 20
 CHARACTERS_PER_TOKEN = 4
 # What a message costs beside its content.
 MESSAGE_CHARACTERS = 16
+IMAGE_CHARACTERS = 6400
+IMAGE_BYTES = 5 * 1024 * 1024
+# The kinds that are taken, each with how its bytes begin.
+IMAGES = {"png": b"\x89PNG\r\n\x1a\n", "jpeg": b"\xff\xd8\xff", "gif": b"GIF8", "webp": b"RIFF"}
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
 DONE = b"data: [DONE]\n\n"
 STEPS = frozenset({"tool", "together", "badargs", "unknowntool"})
 _TOOL_NAME = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
+_DATA_URL = re.compile(r"data:image/(png|jpeg|gif|webp);base64,")
 _OPENING = re.compile(r"\[([a-z]+)")
 _json = json.JSONDecoder()
 
@@ -46,9 +53,17 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pass
 
 
-class Part(_Strict, frozen=True):
-    type: Literal["text"]
+class Text(_Strict, frozen=True, tag_field="type", tag="text"):
     text: str
+
+
+class ImageUrl(_Strict, frozen=True):
+    url: str
+    detail: Literal["auto", "low", "high"] = "auto"
+
+
+class Image(_Strict, frozen=True, tag_field="type", tag="image_url"):
+    image_url: ImageUrl
 
 
 class Function(_Strict, frozen=True):
@@ -64,7 +79,7 @@ class ToolCall(_Strict, frozen=True):
 
 class Message(_Strict, frozen=True):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | tuple[Part, ...] | None = None
+    content: str | tuple[Text | Image, ...] | None = None
     tool_calls: tuple[ToolCall, ...] | None = None
     tool_call_id: str | None = None
     name: str | None = None
@@ -73,7 +88,10 @@ class Message(_Strict, frozen=True):
         content = self.content
         if isinstance(content, str):
             return content
-        return "\n".join(part.text for part in content) if content else ""
+        return "\n".join(part.text for part in content if isinstance(part, Text)) if content else ""
+
+    def images(self) -> list[Image]:
+        return [part for part in self.content or () if isinstance(part, Image)]
 
     def directs(self) -> bool:
         """Whether it is a person's: a message that is nothing but a note of the gateway gives no directions."""
@@ -135,8 +153,8 @@ def check_messages(messages: tuple[Message, ...]) -> None:
                     "messages with role 'tool' must be a response to a preceding message with 'tool_calls', once each.",
                     param=where,
                 )
-            if message.content is None:
-                raise Refusal("a tool result needs content.", param=where)
+            if message.content is None or message.images():
+                raise Refusal("a tool result needs content, and takes text only.", param=where)
             open_calls.discard(message.tool_call_id)
             continue
         if open_calls:
@@ -150,8 +168,11 @@ def check_messages(messages: tuple[Message, ...]) -> None:
         if role != "assistant":
             if message.tool_calls is not None:
                 raise Refusal("only an assistant message has 'tool_calls'.", param=where)
-            if not message.text().strip():
+            images = message.images()
+            if not message.text().strip() and not images:
                 raise Refusal(f"a {role} message must not be empty.", param=where)
+            if images:
+                check_images(images, role, where)
         elif message.tool_calls is not None:
             open_calls = {call.id for call in message.tool_calls}
             if not open_calls or len(open_calls) != len(message.tool_calls):
@@ -160,6 +181,24 @@ def check_messages(messages: tuple[Message, ...]) -> None:
             raise Refusal("an assistant message needs content or 'tool_calls'.", param=where)
     if open_calls:
         raise Refusal(f"tool calls without results: {', '.join(sorted(open_calls))}", param="messages")
+
+
+def check_images(images: list[Image], role: str, where: str) -> None:
+    """Raises Refusal for what is no picture in the request itself: an address, an unknown kind, other bytes."""
+    if role != "user":
+        raise Refusal("only a user message may contain images.", param=where)
+    for image in images:
+        found = _DATA_URL.match(image.image_url.url)
+        if found is None:
+            raise Refusal("Invalid image: a base64 data URL of a PNG, JPEG, GIF or WebP is needed.", param=where)
+        try:
+            data = base64.b64decode(image.image_url.url[found.end() :], validate=True)
+        except binascii.Error:
+            raise Refusal("Invalid image: its base64 is broken.", param=where) from None
+        if not data.startswith(IMAGES[found[1]]):
+            raise Refusal(f"Invalid image: it is not what it says, {found[1]}.", param=where)
+        if len(data) > IMAGE_BYTES:
+            raise Refusal(f"Invalid image: it is larger than {IMAGE_BYTES} bytes.", param=where)
 
 
 def check_tools(raw: bytes) -> tuple[tuple[str, ...], int]:
@@ -182,7 +221,10 @@ def tokens_of(messages: tuple[Message, ...]) -> int:
     size = 0
     for message in messages:
         content = message.content
-        size += MESSAGE_CHARACTERS + (len(content) if isinstance(content, str) else len(message.text()))
+        if isinstance(content, str):
+            size += MESSAGE_CHARACTERS + len(content)
+        else:
+            size += MESSAGE_CHARACTERS + len(message.text()) + IMAGE_CHARACTERS * len(message.images())
         if message.tool_calls is not None:
             size += sum(len(call.function.name) + len(call.function.arguments) for call in message.tool_calls)
     return size // CHARACTERS_PER_TOKEN

@@ -2,7 +2,8 @@
 room over them. What a test says goes through `Sessions.accept`, as everything does."""
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tidegate.config import Config, load
 from tidegate.lifetimes import Ledger, Scope
 from tidegate.models import Clients, Models
 from tidegate.security import Principal, resolve
-from tidegate.sessions import EndHook, Sessions
+from tidegate.sessions import Channels, EndHook, Sessions
 from tidegate.store import Store
 from tidegate.tools import ToolRegistry, Toolset, builtin_toolsets
 from tidegate.values import Accepted, Call, Inbound, Message, Outcome
@@ -39,6 +40,7 @@ base_url = "{model.base_url}"
 model = "scripted-too"
 retries = 0
 [agents.main]
+approvals = "autonomous"
 model = "main"
 prompt = "You are a test."
 tools = [{tools}]
@@ -95,6 +97,8 @@ async def core(
     hooks: Mapping[str, EndHook] | None = None,
     drain: float | None = 5,
     toml: str | None = None,
+    clock: Callable[[], float] = time.time,
+    channels: Channels | None = None,
     **options: Any,
 ) -> AsyncIterator[Core]:
     """A core over `home`; entered a second time it is a restart. `drain` is the budget of its stop; with
@@ -112,7 +116,7 @@ async def core(
         ) as models,
     ):
         turns = scope.child("turns")
-        door = Sessions(turns, store, config, models, registry, hooks=hooks)
+        door = Sessions(turns, store, config, models, registry, hooks=hooks, clock=clock, channels=channels)
         await door.recover()
         try:
             yield Core(door, store, scope, model, config)

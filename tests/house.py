@@ -37,6 +37,7 @@ DEMO = """
 [models.main]
 api = "demo"
 [agents.main]
+approvals = "autonomous"
 model = "main"
 prompt = "You are a test."
 tools = ["clock", "files"]

@@ -17,7 +17,7 @@ from bench.suite import Bench
 OUTPUT_BYTES = 200_000
 PRINT = "[tool terminal " + json.dumps({"command": f"base64 -w 76 /dev/urandom | head -c {OUTPUT_BYTES}"}) + "]"
 READ = "[tool read_file " + json.dumps({"path": "page.txt"}) + "]"
-WRITE = "[tool write_file " + json.dumps({"path": "page.txt", "text": "A line of a page.\n" * 40}) + "]"
+WRITE = "[tool write_file " + json.dumps({"path": "page.txt", "content": "A line of a page.\n" * 40}) + "]"
 START = "[tool process " + json.dumps({"action": "start", "name": "tide", "command": "sleep 100000"}) + "]"
 GROWTH_GOAL = 2_000_000
 DISK_GOAL = 1.3

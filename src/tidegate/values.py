@@ -77,8 +77,7 @@ class Message(Frozen, frozen=True):
 
     `aside` is what varies per message (a notice, a reminder): it was sent with this message and stays with it.
     `finish` and `usage` are set on what a model answered: finish is stop | length | tool_calls | content_filter |
-    stopped (a person stopped it) | error. `media` stands on user messages alone: what a tool shows follows its results
-    in a message of its own.
+    stopped (a person stopped it) | error. `media` stands on user messages and on tools' results.
     """
 
     role: Role
@@ -234,9 +233,11 @@ class Notice(Frozen, frozen=True, tag="notice"):
 
 
 class Asked(Frozen, frozen=True, tag="asked"):
-    """The turn waits for a person: to approve one exact action, or to answer a question."""
+    """The turn waits for a person: to approve one exact action, or to answer a question. It is told again to whoever
+    comes later, under the same id; when the turn ends, so does the question."""
 
     id: str
+    turn: str
     kind: Literal["approval", "question"]
     tool: str
     summary: str

@@ -43,7 +43,7 @@ def test_each_line_of_a_pipe_is_a_message_of_one_conversation(running: Gateway) 
     assert run.returncode == 0, run.stderr
     assert [line for line in run.stdout.splitlines() if line] == ["alpha", "beta"]
     (session,) = set(_live(running)) - before
-    assert _live(running)[session]["channel"] == "terminal"
+    assert _live(running)[session]["channel"] == "http"
     rows = running.call("GET", f"/api/sessions/{session}/messages?after=0")["messages"]
     assert [row["message"]["text"] for row in rows if row["message"]["role"] == "user"] == ["say alpha", "say beta"]
 

@@ -41,7 +41,7 @@ def test_version_is_light(nobody: Path) -> None:
 def test_help_names_every_command_and_wrong_usage_is_exit_code_2() -> None:
     """F3: what one can say is found, and what one cannot is told."""
     text = tidegate("--help").stdout
-    for name in ("up", "stop", "status", "chat", "sessions", "keys", "config", "doctor", "version"):
+    for name in ("up", "stop", "status", "chat", "sessions", "approvals", "keys", "config", "doctor", "version"):
         assert f"\n  {name} " in text
         assert CliRunner().invoke(root, [name, "--help"]).exit_code == 0
     wrong = tidegate("fly")
@@ -64,6 +64,8 @@ def test_help_names_every_command_and_wrong_usage_is_exit_code_2() -> None:
         ("sessions", "clear", "s_x", "model"),
         ("sessions", "reload", "s_x"),
         ("sessions", "reload", "--all"),
+        ("approvals", "list"),
+        ("approvals", "answer", "ap_x", "approve"),
         ("keys", "list"),
         ("keys", "add", "anna"),
         ("keys", "revoke", "k_x"),

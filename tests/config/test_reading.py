@@ -28,7 +28,7 @@ def test_without_a_file_every_setting_has_its_default_and_the_demo_model_stands_
     config = load(tmp_path)
     assert config.demo
     assert config.models["main"].api == "demo"
-    assert config.agents["main"].tools == ("clock", "files")
+    assert config.agents["main"].tools == ("ask", "clock", "files", "terminal")
     assert (config.server.host, config.server.port) == ("127.0.0.1", 8420)
     assert config.home == tmp_path
 
@@ -278,8 +278,8 @@ def test_the_home_folder_is_the_given_one_then_the_variable_then_the_default() -
 
 def test_paths_start_at_the_home_folder() -> None:
     config = read("[agents.main]\nworkspace = 'notes'\n[agents.other]\nworkspace = '/abs'\n[agents.third]\n", HOME)
-    assert config.workspace("main") == HOME / "notes"
-    assert config.workspace("other") == Path("/abs")
-    assert config.workspace("third") == HOME / "workspaces" / "third"
+    assert config.project("main") == HOME / "notes"
+    assert config.project("other") == Path("/abs")
+    assert config.project("third") is None
     with pytest.raises(Misconfigured):
         config.path("~nobody-of-that-name/x")

@@ -24,8 +24,8 @@ pytestmark = pytest.mark.slow
 TEXT = 'Which tide is it? [tool read_file {"path": "tide.txt"}] [hold gate step=1] [say The ebb.]'
 TOO_LONG = "tide " * 300
 LIMIT = "limits.message_bytes"
-CHANNELS = {"named": "http", "once": "http", "terminal": "terminal", "page": "page"}
-"""The doors, and what each is called in the store."""
+CHANNELS = {"named": "http", "once": "http", "terminal": "http", "page": "page"}
+"""The doors, and what each is called in the store: a pipe into the terminal client is a program, not a person."""
 
 Told = Callable[[], str]
 """Waits for what is said to a message: its answer, or the refusal as its sender reads it."""

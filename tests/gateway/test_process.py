@@ -331,12 +331,14 @@ def test_a_stop_command_says_what_it_waits_for_and_can_be_hurried(tmp_path: Path
 
 
 def test_the_demo_model_finds_notes_in_a_workspace_of_its_own(tmp_path: Path) -> None:
-    """F3: the folder is made at the start, its owner's alone; what is in it later is left alone."""
+    """F3: a conversation's folder is made when it is first used, its owner's alone; what is in it is left alone."""
     home = tmp_path / "home"
-    folder = home / "workspaces" / "main"
     with gateway(home) as running:
-        assert "demo model" in running.say("read file notes.txt")
+        assert not (home / "workspaces").exists()
+        assert "demo model" in running.say("read file notes.txt", "work")
+        (folder,) = (home / "workspaces").glob("s_*")
         assert stat.S_IMODE(folder.stat().st_mode) == stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
-    (folder / "notes.txt").unlink()
-    with gateway(home):
+        (folder / "notes.txt").unlink()
+    with gateway(home) as running:
+        assert "no file" in running.say("read file notes.txt", "work")
         assert list(folder.iterdir()) == []

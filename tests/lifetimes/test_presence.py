@@ -598,3 +598,35 @@ async def test_thousands_of_sessions_leave_nothing(presence: Presence, ledger: L
         presence.drop(record.key)
     await settled()
     assert len(presence) == 0 and ledger.owners() == [] and presence.stats().resident_bytes == 0
+
+
+# -- workspaces --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_workspace_keeps_its_session_present_whatever_is_unloaded(presence: Presence, clock: Clock) -> None:
+    """B1, S08: what runs for a session is on its record, and unloading does not touch it."""
+    tenant = (await settle_in(presence, "s_1"))["s_1"]
+    presence.lodge("s_1", "workspace")
+    presence.unload("s_1", reason="test")
+    clock.now += 1e6
+    presence.sweep()
+    await settled()
+    record = presence.get("s_1")
+    assert tenant.released == 1 and record is not None and record.workspace == "workspace"
+    presence.vacate("s_1")
+    assert presence.get("s_1") is None
+    presence.vacate("s_1")
+
+
+async def test_the_end_of_a_session_leaves_its_workspace_to_be_ended(presence: Presence) -> None:
+    """B3: the record goes with the session; what runs is found by who ends it, and nothing else of the old record."""
+    await settle_in(presence, "s_1")
+    before = presence.obtain("s_1")
+    before.held += 1
+    presence.lodge("s_1", "workspace")
+    assert presence.drop("s_1")
+    record = presence.get("s_1")
+    assert record is not None and record is not before and record.workspace == "workspace"
+    assert record.resident is None and before.workspace is None and not record.held
+    presence.vacate("s_1")
+    assert presence.get("s_1") is None and len(presence) == 0

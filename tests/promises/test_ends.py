@@ -158,7 +158,7 @@ async def test_in_mid_turn_the_turn_is_over_before_the_hook_looks(home: Path, mo
         assert told == {running.turn: "stopped", waiting.turn: "refused"}
         roles = [role for _, role, _ in await diary_of(house, running.session)]
         assert roles == ["user", "assistant", "tool", "assistant"]
-        assert house.door.census() == {"present": 0, "residents": 0, "turns_running": 0, "turns_waiting": 0}
+        assert not any(house.door.census().values())
         if way == "delete":
             with pytest.raises(NotFound):
                 await house.door.session(running.session, ANNA)

@@ -34,7 +34,7 @@ async def test_a_tool_sees_the_session_it_works_for_and_no_other(home: Path, mod
     everybody = asyncio.Barrier(TALKS)
     seen: dict[str, list[ToolContext]] = {}
 
-    @tool(effect="execute")
+    @tool(effect="write", contained=True)
     async def witness(ctx: ToolContext, *, canary: str) -> str:
         """Says whom it works for."""
         seen[canary].append(ctx)
@@ -68,7 +68,7 @@ async def test_a_tool_sees_the_session_it_works_for_and_no_other(home: Path, mod
                 assert len(seen[canary]) == 4
                 for ctx in seen[canary]:
                     assert (ctx.session, ctx.turn) == (outcome.session, outcome.turn)
-                    assert (ctx.principal, ctx.channel, ctx.agent, ctx.workspace) == expected[canary]
+                    assert (ctx.principal, ctx.channel, ctx.agent, ctx.workspace.folder) == expected[canary]
         for request in model.recorded:
             assert len(set(re.findall(rb"canary-\d+-", request.body))) == 1
 

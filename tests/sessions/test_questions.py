@@ -1,8 +1,7 @@
 """Approvals and questions: durable, answered once, for one exact action, and denied where nobody could answer."""
 
 import json
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -10,108 +9,13 @@ import anyio
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.core import ANNA, BERT, OWNER, WAIT, Core, core, settings
+from tests.core import ANNA, BERT, OWNER, WAIT
+from tests.deeds import Deeds, ask, asked, asking, configured, results, until
 from tidegate.errors import Conflict, NotFound, Refused
 from tidegate.store import approvals
-from tidegate.tools import ToolContext, Toolset, tool
 from tidegate.values import Answered, Asked, Event, MessageAdded, TurnEnded
 
 pytestmark = pytest.mark.anyio
-
-ALL = '"clock", "deeds", "ask"'
-
-
-class Deeds:
-    """Tools that do something, and what was done: it outlives a core, as the world does."""
-
-    def __init__(self) -> None:
-        self.done: list[str] = []
-        self.started = anyio.Event()
-        self.goes_on = anyio.Event()
-
-    def toolset(self) -> Toolset:
-        @tool(effect="execute", parallel=True)
-        async def push(ctx: ToolContext, *, what: str, force: bool = False) -> str:
-            """Pushes something."""
-            self.done.append(what)
-            return f"pushed {what}"
-
-        @tool(effect="write")
-        async def note(ctx: ToolContext, *, what: str) -> str:
-            """Writes a note."""
-            self.done.append(what)
-            return "noted"
-
-        @tool(effect="execute", parallel=True, timeout=None)
-        async def linger(ctx: ToolContext, *, what: str, then: str = "") -> str:
-            """Takes its time, and may then have a question."""
-            self.done.append(what)
-            self.started.set()
-            await self.goes_on.wait()
-            return await ctx.ask(then, ()) if then else "lingered"
-
-        @tool(effect="read", timeout=None)
-        async def insist(ctx: ToolContext, *, times: int) -> str:
-            """Asks the same again and again."""
-            return ", ".join([await ctx.ask("Sure?", ("yes", "no")) for _ in range(times)])
-
-        return Toolset((push, note, linger, insist))
-
-
-def configured(
-    model: ScriptedModel, extra: str = "", *, mode: str = "balanced", rules: Sequence[str] = (), agent: str = ""
-) -> str:
-    text = settings(model, extra, tools=ALL)
-    return text.replace('approvals = "autonomous"', f'approvals = "{mode}"\nrules = {json.dumps(list(rules))}\n{agent}')
-
-
-def asking(
-    home: Path, model: ScriptedModel, deeds: Deeds, extra: str = "", *, config: str = "", **options: Any
-) -> AbstractAsyncContextManager[Core]:
-    toolsets = {"deeds": deeds.toolset()}
-    return core(home, model=model, toml=config or configured(model, extra), toolsets=toolsets, **options)
-
-
-async def ask(
-    house: Core, text: str = '[tool push {"what": "a"}] [say done]', **fields: Any
-) -> tuple[str, list[Asked]]:
-    """A turn that waits for a person; what it asks."""
-    accepted = await house.accept(text, **{"channel": "page", **fields})
-    return accepted.turn, await asked(house, accepted.turn)
-
-
-async def asked(house: Core, turn: str, count: int = 1) -> list[Asked]:
-    """What the turn asks, once it has asked so much and waits for the answers."""
-    log = house.door.live(turn)
-    assert log is not None, "the turn has ended"
-    found: list[Asked] = []
-    with anyio.fail_after(WAIT):
-        async with aclosing(log.read()) as batches:
-            async for batch in batches:
-                found += [event for event in batch if isinstance(event, Asked)]
-                if len(found) >= count:
-                    break
-    assert len(found) >= count, f"the turn ended and had asked {found}"
-    live = house.door.engine.running(log.session)
-    assert live is not None
-    await until(lambda: live.away == _open(log.events))
-    return found
-
-
-def _open(events: Sequence[Event]) -> int:
-    return sum(isinstance(event, Asked) - isinstance(event, Answered) for event in events)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    with anyio.fail_after(WAIT):
-        while not holds():
-            await anyio.sleep(0.001)
-
-
-def results(house: Core) -> list[str]:
-    """The tool results that the model was last sent."""
-    return [message["content"] for message in house.requests()[-1]["messages"] if message["role"] == "tool"]
-
 
 # -- what survives ---------------------------------------------------------------------------------------------------
 
@@ -529,6 +433,26 @@ async def test_what_balanced_allows_needs_nobody(home: Path, model: ScriptedMode
     async with asking(home, model, deeds) as house:
         assert (await house.say('[tool note {"what": "n"}] [tool clock {}] [say done]')).text == "done"
         assert deeds.done == ["n"]
+
+
+@pytest.mark.parametrize(("backend", "asks"), [("bubblewrap", False), ("local", True)])
+async def test_what_is_executed_needs_a_person_unless_a_sandbox_keeps_it(
+    home: Path, model: ScriptedModel, backend: str, asks: bool
+) -> None:
+    """X11: balanced, by the session's own workspace; a tool that does not run its commands there asks anyway."""
+    deeds = Deeds()
+    async with asking(home, model, deeds, f'[workspaces]\nbackend = "{backend}"') as house:
+        accepted = await house.accept('[tool build {"what": "b"}] [say done]', channel="page")
+        if asks:
+            (question,) = await asked(house, accepted.turn)
+            assert question.tool == "build" and deeds.done == []
+            await house.door.questions.answer(question.id, ANNA, "approved")
+        assert (await house.answered(accepted.turn)).text == "done"
+        assert deeds.done == ["b"]
+        turn, [question] = await ask(house)
+        await house.door.questions.answer(question.id, ANNA, "denied")
+        await house.answered(turn)
+        assert deeds.done == ["b"]
 
 
 # -- its place and its time ------------------------------------------------------------------------------------------

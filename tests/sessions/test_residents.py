@@ -319,9 +319,8 @@ async def test_a_note_stays_with_the_message_it_was_sent_with(home: Path, model:
 
 async def test_a_session_finds_its_folder_after_an_unload_and_a_restart(home: Path, model: ScriptedModel) -> None:
     """B2, V09: the file that was there is there."""
-    folder = home / "workspaces" / "main"
-    folder.mkdir(parents=True)
-    (folder / "notes.txt").write_text("remember the milk")
+    async with core(home, model=model) as house:
+        await house.say('[tool write_file {"path": "notes.txt", "content": "remember the milk"}]')
     for _ in range(2):
         async with core(home, model=model) as house:
             for _ in range(2):

@@ -2,18 +2,18 @@
 
 import re
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import anyio
 import msgspec
 import pytest
 
+from tests.tools.contexts import bare
 from tidegate.errors import ToolFailed
-from tidegate.tools import ToolContext, builtin_toolsets
+from tidegate.tools import builtin_toolsets
 
 pytestmark = pytest.mark.anyio
 
-CONTEXT = ToolContext(session="s", principal="p", channel="c", agent="a", turn="t", workspace=Path("/nowhere"))
+CONTEXT = bare()
 
 
 async def tell(**arguments: str) -> str:

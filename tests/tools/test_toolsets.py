@@ -3,20 +3,20 @@
 import gc
 import random
 from itertools import combinations
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import pytest
 from msgspec import Meta
 
+from tests.tools.contexts import bare
 from tidegate.errors import Misconfigured, ToolFailed
 from tidegate.tools import Tool, ToolContext, ToolRegistry, Toolset, builtin_toolsets, tool
 from tidegate.values import ToolDefinition
 
 pytestmark = pytest.mark.anyio
 
-CONTEXT = ToolContext(session="s", principal="p", channel="api", agent="main", turn="t", workspace=Path("/nowhere"))
+CONTEXT = bare()
 
 
 async def _nothing(ctx: ToolContext, arguments: str) -> str:
@@ -79,8 +79,8 @@ def test_starting_many_agents_does_not_lengthen_the_list() -> None:
     registry = ToolRegistry(builtin_toolsets())
     first = registry.resolve(["clock", "files"])
     for _ in range(50):
-        again = Toolset.compose(registry.resolve(["files", "clock"]), first, *builtin_toolsets().values())
-        assert again.names == first.names == ("clock", "read_file")
+        again = Toolset.compose(registry.resolve(["files", "clock"]), first, builtin_toolsets()["files"])
+        assert again.names == first.names
         assert len({*again.names}) == len(again)
 
 
@@ -90,7 +90,7 @@ def test_nothing_that_a_caller_gets_can_be_changed() -> None:
     registry = ToolRegistry(toolsets)
     toolsets["evil"] = Toolset([make("evil")])
     toolsets.pop("clock")
-    assert registry.names == ("clock", "files")
+    assert registry.names == ("ask", "clock", "files", "output", "terminal", "web")
     for _ in range(3):
         got = registry.resolve(["clock"])
         for change in (
@@ -135,7 +135,7 @@ def test_an_unknown_toolset_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(Misconfigured) as caught:
         registry.resolve(["clock", "fils"], where="agents.main.tools")
     assert caught.value.message == "agents.main.tools names no toolset: there is no 'fils'; did you mean 'files'?"
-    with pytest.raises(Misconfigured, match="known: clock, files"):
+    with pytest.raises(Misconfigured, match="known: ask, clock, files"):
         registry.resolve(["qqq"])
     assert registry.resolve([]).definitions == ()
 
@@ -177,7 +177,15 @@ def test_a_tool_is_made_of_a_typed_function() -> None:
     assert sample.definition.description == "Does something to a sample."
     assert (sample.effect, sample.timeout, sample.parallel, sample.owner) == ("write", 5.0, False, "built-in")
     assert not sample.repeatable
-    assert builtin_toolsets()["files"].tools[0].repeatable
+    repeatable = {tool.name for tool in builtin_toolsets()["files"] if tool.repeatable}
+    assert repeatable == {"list_files", "read_file", "search_files"}
+
+
+def test_what_reads_the_rest_of_a_long_result_comes_with_what_makes_one() -> None:
+    """D1: and not where no result can be long."""
+    registry = ToolRegistry(builtin_toolsets())
+    assert "output" in registry.resolve(["terminal"]).names
+    assert "output" not in registry.resolve(["clock", "ask"]).names
     schema = msgspec.json.decode(sample.definition.parameters)
     assert schema["type"] == "object"
     assert schema["required"] == ["path"]

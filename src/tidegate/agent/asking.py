@@ -75,7 +75,7 @@ async def ask(turn: Turn, conversation: Conversation, call: Call, purse: Purse) 
 
 def _estimate(conversation: Conversation, said: int) -> Usage:
     return Usage(
-        input=conversation.request_bytes // BYTES_PER_TOKEN,
+        input=conversation.estimated_bytes // BYTES_PER_TOKEN,
         output=-(-said // BYTES_PER_TOKEN),
         estimated=True,
     )

@@ -18,7 +18,7 @@ import structlog
 from tidegate.agent.balance import tool_step
 from tidegate.agent.progress import Progress
 from tidegate.agent.turn import EXCERPT_CHARACTERS, Effect, Turn
-from tidegate.errors import ToolFailed
+from tidegate.errors import ToolFailed, TurnFailed
 from tidegate.lifetimes import gather, is_cancelled
 from tidegate.tools import Result, Tool, ToolContext, Toolset
 from tidegate.values import Message, ToolCall, ToolEnded, ToolStarted
@@ -49,9 +49,12 @@ class Hands:
         self._context = context
         self._permits = permits
         self._parallel = parallel
+        self.used = False
+        """Whether any tool was called."""
 
     async def use(self, number: int, calls: Sequence[ToolCall]) -> list[Message]:
         """The results of the calls of model step `number`."""
+        self.used = True
         results: list[Message] = []
         while len(results) < len(calls):
             first = len(results)
@@ -115,6 +118,8 @@ class Hands:
             return Result(text=f"{call.name} did not finish within {tool.timeout:g} s and was stopped.", failed=True)
         except ToolFailed as error:
             return Result(text=error.message, failed=True)
+        except TurnFailed:
+            raise
         except (Exception, SystemExit, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and is_cancelled():
                 raise  # the turn is being stopped; otherwise something that the tool waited for was cancelled

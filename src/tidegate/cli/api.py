@@ -28,6 +28,7 @@ _WHERE_TO_LOOK = {
     "session_not_found": "sessions list --all",
     "key_not_found": "keys list",
     "setting_not_found": "sessions settings",
+    "question_not_found": "approvals list",
 }
 
 
@@ -105,6 +106,11 @@ class Api:
         if not _ID.fullmatch(id):
             raise self._missing(f"There is no key {id[:100]!r}.", "key_not_found")
         return f"/api/keys/{id}"
+
+    def approval(self, id: str) -> str:
+        if not _ID.fullmatch(id):
+            raise self._missing(f"There is no question {id[:100]!r}.", "question_not_found")
+        return f"/api/approvals/{id}"
 
     def _connect(self, seconds: float) -> http.client.HTTPConnection:
         self._find()

@@ -2,7 +2,8 @@
 
 Guarantee: it enters by the same door as every other client and keeps nothing of the conversation but the lines typed
 (`chat-history` in the home folder). Ctrl-C stops the running turn, a second one leaves; Ctrl-D leaves; what was
-accepted goes on in the gateway in any case. With a pipe as input each line is a message and only answers are printed.
+accepted goes on in the gateway in any case. What an agent asks is asked here, and can be answered elsewhere as well.
+With a pipe as input each line is a message, only answers are printed, and the gateway is told that nobody is there.
 """
 
 import sys
@@ -16,11 +17,14 @@ from tidegate.cli.greeting import greeting, last_exchange
 from tidegate.cli.interrupts import Interrupts, Left
 from tidegate.cli.options import home_option
 from tidegate.cli.output import at_terminal, plain
-from tidegate.cli.transcriber import Follower, Printer
+from tidegate.cli.person import Person
+from tidegate.cli.printer import Printer
+from tidegate.cli.transcriber import Follower
 from tidegate.errors import NotFound, TidegateError
 from tidegate.gateway import hint
 
 _CHANNEL = "terminal"
+_PIPE = "http"  # the channel of programs: nobody reads a pipe who could be asked
 _NOT_UTF_8 = "This is not UTF-8 text: convert it first."
 
 
@@ -88,7 +92,9 @@ class _Chat:
         self._home = home
         self._agent = agent
         self.session = session
+        self._channel = _CHANNEL if interactive else _PIPE
         self._printer = Printer(interactive=interactive)
+        self._person = Person(api, self._printer, self._command) if interactive else None
 
     def say(self, text: str) -> bool:
         """Send one message and print what comes of it; False if the turn failed."""
@@ -99,13 +105,31 @@ class _Chat:
         with Interrupts() as interrupts:
             return self._said(text, interrupts)
 
-    def _said(self, text: str, interrupts: Interrupts) -> bool:
-        body: dict[str, Any] = {"text": text, "channel": _CHANNEL}
+    def catch_up(self) -> None:
+        """Follow a turn of this conversation that waits for an answer, so that it can be given."""
+        if self.session is None or self._person is None:
+            return
+        waiting = self._api.call("GET", "/api/approvals", query={"session": self.session, "limit": 1})["approvals"]
+        for question in waiting:
+            with Interrupts() as interrupts:
+                self._follow(self.session, question["turn"], interrupts)
+
+    def _command(self, line: str) -> None:
+        """Say a command in mid-turn; what it says is printed, and what runs is followed already."""
+        reply = self._send(line)["reply"]
+        self._printer.line(reply["text"])
+        self.session = reply.get("session")
+
+    def _send(self, text: str) -> Any:
+        body: dict[str, Any] = {"text": text, "channel": self._channel}
         if self.session is not None:
             body["session"] = self.session
         elif self._agent is not None:
             body["agent"] = self._agent
-        answer = self._api.call("POST", "/api/messages", body)
+        return self._api.call("POST", "/api/messages", body)
+
+    def _said(self, text: str, interrupts: Interrupts) -> bool:
+        answer = self._send(text)
         if "reply" in answer:
             return self._replied(answer["reply"], interrupts)
         if answer.get("how") == "queued" and answer.get("ahead"):
@@ -127,12 +151,14 @@ class _Chat:
             self.greet()
         if reply.get("turn") and self.session:
             return self._follow(self.session, reply["turn"], interrupts)
+        if self.session != before:
+            self.catch_up()
         return True
 
     def _follow(self, session: str, turn: str, interrupts: Interrupts) -> bool:
         self.session = session
         interrupts.stops(self._stop)
-        return Follower(self._api, self._printer, session, turn).follow()
+        return Follower(self._api, self._printer, session, turn, self._person).follow()
 
     def _stop(self) -> None:
         try:
@@ -166,8 +192,12 @@ def _converse(chat: _Chat, home: Path) -> int:
     chat.greet()
     print("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves.")
     read = line_reader(home / "chat-history")
+    fresh = True
     while True:
         try:
+            if fresh:
+                fresh = False
+                chat.catch_up()
             if line := read("> ").strip():
                 chat.say(line)
         except EOFError:

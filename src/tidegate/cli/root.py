@@ -18,6 +18,7 @@ COMMANDS = {
     "status": "Show what the running gateway does and holds.",
     "chat": "Talk to an agent of the running gateway.",
     "sessions": "List, show, reload, end, delete or export conversations; their settings.",
+    "approvals": "List or answer what agents wait for: approvals and questions.",
     "keys": "Add, list or revoke keys for the HTTP API.",
     "config": "Check or show the configuration.",
     "doctor": "Look for what could keep the gateway from working.",

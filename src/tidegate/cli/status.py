@@ -41,7 +41,7 @@ def _print_facts(status: dict[str, Any]) -> None:
         ("home", status["home"]),
         ("up", span(status["uptime"])),
         ("turns", f"{turns['running']} running, {turns['waiting']} waiting, {turns['asking']} asking a person; "
-                  f"{turns['answered']} answered, {turns['failed']} failed, {turns['stopped']} stopped since the start"),
+                  f"{turns['answered']} answered, {turns['failed']} failed, {turns['stopped']} stopped so far"),
         ("tokens", f"{budget['spent']:,} {most} since midnight UTC"),
         ("in memory", f"{counted(sessions['residents'], 'conversation')}, {size(sessions['resident_bytes'])}"),
         ("process", f"{size(held['anonymous'] + held['swap'])} of its own, {size(held['rss'])} resident"),

@@ -1,11 +1,11 @@
 """Following a turn in the terminal: from the session's event stream to printed text.
 
 Guarantee: the answer of a turn is printed once and whole, whenever the client came to it: text as it streams; the
-rest, or all of it, from the outcome if the stream came too late or broke.
+rest, or all of it, from the outcome if the stream came too late or broke. What a tool puts out is printed up to a
+bound. What the conversation waits for a person to answer is put to the one who is here, once.
 """
 
 import json
-import os
 import sys
 import time
 from collections.abc import Generator
@@ -14,61 +14,34 @@ from typing import Any
 
 from tidegate.cli.api import Api, Unanswered
 from tidegate.cli.output import plain
+from tidegate.cli.person import Person
+from tidegate.cli.printer import Printer
 
 _RECONNECTS = 5  # broken streams before giving up
 _PAUSE_SECONDS = 0.5  # longer after each of them
 _NO_ROWS = 1 << 53  # an event id that no row has: committed rows are told by the outcome
+_PROGRESS_CHARACTERS = 4000  # printed of what one call puts out: some screens of it; the rest is in its result
 _OVER = ("answered", "failed", "stopped", "refused")
-
-
-class Printer:
-    """Prints for a person (with progress) or for a pipe (answers only; the rest goes to standard error)."""
-
-    def __init__(self, *, interactive: bool) -> None:
-        self._interactive = interactive
-        self._dim = interactive and sys.stdout.isatty() and "NO_COLOR" not in os.environ
-        self._fresh = True
-
-    def text(self, text: str) -> None:
-        if text := plain(text):
-            sys.stdout.write(text)
-            sys.stdout.flush()
-            self._fresh = text.endswith("\n")
-
-    def end_line(self) -> None:
-        if not self._fresh:
-            self.text("\n")
-
-    def line(self, text: str) -> None:
-        self.end_line()
-        self.text(text if text.endswith("\n") else text + "\n")
-
-    def note(self, text: str) -> None:
-        """Something beside the answer."""
-        shown = plain(text).replace("\n", " ")
-        if not self._interactive:
-            print(shown, file=sys.stderr)
-            return
-        self.end_line()
-        sys.stdout.write(f"\x1b[2m· {shown}\x1b[0m\n" if self._dim else f"· {shown}\n")
-        sys.stdout.flush()
 
 
 class Follower:
     """Follows one turn of one session.
 
     The gateway's stream tells a running turn from its beginning to whoever opens it. So what was printed is counted,
-    text and notes, and a stream that is opened again after a break goes on where the last one stopped.
+    text, notes and progress, and a stream that is opened again after a break goes on where the last one stopped.
     """
 
-    def __init__(self, api: Api, printer: Printer, session: str, turn: str) -> None:
+    def __init__(self, api: Api, printer: Printer, session: str, turn: str, person: Person | None = None) -> None:
         self._api = api
         self._printer = printer
         self._turn = turn
+        self._person = person
         self._path = api.session(session)
         self._shown = ""  # of the model answer that is being streamed
-        self._printed = [0, 0]  # characters of text and notes that are on the screen
-        self._told = [0, 0]  # the same, of the stream that is being read
+        self._printed = [0, 0, 0]  # characters of text, notes, characters of progress that are on the screen
+        self._told = [0, 0, 0]  # the same, of the stream that is being read
+        self._put_out: dict[str, int] = {}  # characters of progress, by the calls that run
+        self._asked: dict[str, bool] = {}  # what was asked, and whether the person knows what became of it
         self._ours = False
 
     def follow(self) -> bool:
@@ -92,7 +65,8 @@ class Follower:
                 except Unanswered:
                     if again == _RECONNECTS:
                         raise
-            self._told, self._shown, self._ours = [0, 0], "", False
+            self._told, self._shown, self._ours = [0, 0, 0], "", False
+            self._put_out.clear()
             time.sleep(again * _PAUSE_SECONDS)
         raise Unanswered(
             f"The stream of the turn {self._turn} broke {_RECONNECTS} times: its answer will be in /resume."
@@ -113,8 +87,14 @@ class Follower:
         if kind == "turn_started":
             self._ours = event["turn"] == self._turn
             if self._ours and event.get("resumed"):
-                self._printed, self._shown = [0, 0], ""
+                self._printed, self._shown = [0, 0, 0], ""
                 self._printer.note("the turn goes on after a restart of the gateway")
+        elif kind == "asked":
+            self._question(event)  # also of a turn that ours waits for
+        elif kind == "answered":
+            if self._asked.get(event["id"]) is False:
+                self._asked[event["id"]] = True
+                self._printer.note(f"answered elsewhere: {event['state']}")
         elif not self._ours:
             return  # another turn of this conversation, which ours waits for
         elif kind == "text":
@@ -125,8 +105,12 @@ class Follower:
         elif kind == "tool_started":
             self._shown = ""
             self._note(f"{event['name']} {event['arguments']}")
-        elif kind == "tool_ended" and event.get("failed"):
-            self._note(f"{event['name']} failed: {event['excerpt']}")
+        elif kind == "tool_progress":
+            self._progress(event["call_id"], event["text"])
+        elif kind == "tool_ended":
+            self._put_out.pop(event["call_id"], None)
+            if event.get("failed"):
+                self._note(f"{event['name']} failed: {event['excerpt']}")
         elif kind == "notice":
             self._note(event["text"])
 
@@ -137,6 +121,28 @@ class Follower:
         if new > 0:
             self._printer.text(text[-new:])
             self._printed[0] = self._told[0]
+
+    def _progress(self, call: str, text: str) -> None:
+        before = self._put_out.get(call, 0)
+        self._put_out[call] = before + len(text)
+        text = text[: max(0, _PROGRESS_CHARACTERS - before)]
+        self._told[2] += len(text)
+        new = self._told[2] - self._printed[2]
+        if new > 0:
+            self._printer.progress(text[-new:])
+            self._printed[2] = self._told[2]
+        if before <= _PROGRESS_CHARACTERS < self._put_out[call]:
+            self._note("more of its output is not shown here")
+
+    def _question(self, event: dict[str, Any]) -> None:
+        """Put to the person once; what is told again after a break, or was answered before, is not."""
+        if event["id"] in self._asked:
+            return
+        if self._person is not None:
+            self._asked[event["id"]] = self._person.ask(event["id"])
+        else:
+            self._asked[event["id"]] = False
+            self._printer.note(f"the conversation waits for an answer: {event['id']}")
 
     def _note(self, text: str) -> None:
         self._told[1] += 1

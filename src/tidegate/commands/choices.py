@@ -3,6 +3,7 @@
 import time
 from typing import get_args
 
+from tidegate.commands import answers
 from tidegate.commands.registry import Command, Context, Reply
 from tidegate.commands.spans import span, split, until
 from tidegate.config import nearest
@@ -70,9 +71,16 @@ async def status(context: Context, _: str) -> Reply:
         *_reasoning(context, view),
         f"ends          {'after ' + span(expiry) + ' without a message' if expiry else 'only by /new'}",
         f"running       {view.running or 'nothing'}, {view.waiting} waiting",
+        *await _asked(context),
         f"since         {time.strftime('%Y-%m-%d %H:%M', time.localtime(view.created))}",
     ]
     return Reply(text="\n".join(lines), session=context.session)
+
+
+async def _asked(context: Context) -> list[str]:
+    """What waits for this person's answer here."""
+    found = await context.door.questions.open_for(context.principal, session=context.session, limit=answers.LISTED)
+    return [f"asked         {line}" for line in answers.listing(found).splitlines()]
 
 
 def _model(context: Context, view: SessionView) -> list[str]:

@@ -30,7 +30,7 @@ class Context(Frozen, frozen=True):
 
 class Reply(Frozen, frozen=True):
     """What the person is told. `session` is where he is now: None when the conversation is over and the next message
-    starts a new one. `turn` is a turn that the command started."""
+    starts a new one. `turn` is a turn of it that the command started, or let go on."""
 
     text: str
     session: str | None = None

@@ -17,6 +17,7 @@ from tidegate.config.settings import (
     ModelSettings,
     Server,
     StoreSettings,
+    WebSettings,
     WorkspaceSettings,
     is_loopback,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "ModelSettings",
     "Server",
     "StoreSettings",
+    "WebSettings",
     "WorkspaceSettings",
     "Wrong",
     "example",

@@ -22,6 +22,7 @@ from tidegate.config.settings import (
     Config,
     ModelSettings,
     Server,
+    WebSettings,
     is_loopback,
     settings_of,
 )
@@ -40,7 +41,7 @@ NAMES_AT_MOST = 1000
 
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]{1,64}")
 TOML_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
-DEFAULT_TOOLS = ("clock", "files")
+DEFAULT_TOOLS = ("ask", "clock", "files", "terminal")
 
 
 def home_folder(given: str | None, env: Mapping[str, str]) -> Path:
@@ -87,6 +88,7 @@ def read(text: str, home: Path) -> Config:
     if not agents:
         agents = {"main": AgentSettings(model="main" if "main" in models else next(iter(models)), tools=DEFAULT_TOOLS)}
     _check_server(parts["server"], faults)
+    _check_web(parts["web"], faults)
     _check_models(models, faults)
     if isinstance(document.get("models", {}), dict):
         _check_agents(agents, models, document.get("agents", {}), faults)
@@ -211,6 +213,14 @@ def _check_server(server: Server | None, faults: list[str]) -> None:
             f"server.host {quote(server.host)} can be reached from other machines; set server.tls_cert and "
             "server.tls_key, or server.insecure = true if a proxy in front does TLS"
         )
+
+
+def _check_web(web: WebSettings | None, faults: list[str]) -> None:
+    if web is None or web.search == "none":
+        return
+    needed = "search_url" if web.search == "searxng" else "search_key"
+    if not getattr(web, needed):
+        faults.append(f"[web] needs the key {needed!r} with search = {quote(web.search)}")
 
 
 def _check_models(models: dict[str, ModelSettings | None], faults: list[str]) -> None:

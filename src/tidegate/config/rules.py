@@ -4,6 +4,7 @@ Guarantee: a rule either returns a value of the setting's type or raises `Wrong`
 …"). A refused value is quoted only when it cannot be a secret.
 """
 
+import ipaddress
 import json
 import math
 import re
@@ -276,6 +277,24 @@ class Lines(Plain):
             raise Wrong(f"must be {self.shape}, not {quote(value)}")
         line = Text(needed=True)
         return tuple(line.read(each) for each in value)
+
+
+class Networks(Plain):
+    """A list of IP addresses and networks, each in its usual form."""
+
+    shape = 'a list of addresses or networks like "192.168.1.10" or "10.0.0.0/8"'
+
+    def read(self, value: Any) -> tuple[str, ...]:
+        if not isinstance(value, list):
+            raise Wrong(f"must be {self.shape}, not {quote(value)}")
+        for text in value:
+            try:
+                if not isinstance(text, str):
+                    raise ValueError
+                ipaddress.ip_network(text)
+            except ValueError:
+                raise Wrong(f"must be {self.shape}, and holds {quote(text)}") from None
+        return tuple(dict.fromkeys(value))
 
 
 class Origins(Plain):

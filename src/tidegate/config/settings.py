@@ -19,6 +19,7 @@ from tidegate.config.rules import (
     Flag,
     Headers,
     Lines,
+    Networks,
     OneOf,
     Origins,
     Reference,
@@ -236,6 +237,27 @@ class WorkspaceSettings(Frozen, frozen=True):
     ] = ()
 
 
+class WebSettings(Frozen, frozen=True):
+    """What the agents' web tools may reach."""
+
+    private: Annotated[
+        tuple[str, ...],
+        Networks(),
+        "Addresses and networks that may be fetched although they are not public, such as your own server's.",
+    ] = ()
+    fetch_bytes: Annotated[int, Size(1 * KiB, 64 * MiB), "Largest page or file that is fetched, unpacked."] = 8 * MiB
+    fetch_seconds: Annotated[float, Duration(1), "How long one fetch or search may take, redirects included."] = 30.0
+    search: Annotated[
+        Literal["none", "searxng", "brave", "tavily"],
+        OneOf("none", "searxng", "brave", "tavily"),
+        "Who answers searches.",
+    ] = "none"
+    search_url: Annotated[
+        str, Address(), "Base of the search engine's API; needed for searxng, the others have one of their own."
+    ] = ""
+    search_key: Annotated[str | None, Reference(), "Where its API key is; needed for brave and tavily."] = None
+
+
 class Expiry(Frozen, frozen=True):
     """When idle conversations end and ended ones are removed."""
 
@@ -269,14 +291,15 @@ class Config(Frozen, frozen=True):
     agents: Mapping[str, AgentSettings] = msgspec.field(default_factory=lambda: MappingProxyType({}))
     limits: Limits = Limits()
     workspaces: WorkspaceSettings = WorkspaceSettings()
+    web: WebSettings = WebSettings()
     expiry: Expiry = Expiry()
     log: LogSettings = LogSettings()
     demo: bool = False
 
-    def workspace(self, agent: str) -> Path:
-        """The folder that an agent's file tools see. It need not exist yet."""
+    def project(self, agent: str) -> Path | None:
+        """The folder of the user's own that an agent's conversations work in, where one is set. It need not exist."""
         given = self.agents[agent].workspace
-        return self.path(given) if given is not None else self.home / "workspaces" / agent
+        return None if given is None else self.path(given)
 
     def path(self, text: str) -> Path:
         """A path of the configuration: `~` is the user's home, a relative one starts at the gateway's home folder."""
@@ -292,6 +315,7 @@ SINGLE: Mapping[str, type[Frozen]] = MappingProxyType(
         "store": StoreSettings,
         "limits": Limits,
         "workspaces": WorkspaceSettings,
+        "web": WebSettings,
         "expiry": Expiry,
         "log": LogSettings,
     }

@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
+import msgspec
+
 from tidegate.agent import EXCERPT_CHARACTERS, Effect
 from tidegate.engine.live import Live
 from tidegate.store import Db, MessageRow, Store, intents, messages, usage
@@ -30,16 +32,13 @@ class Parked(Exception):
 
 
 def slim(message: Message) -> Message:
-    """The message as user interfaces are told of it: a tool's result without its payload. Idempotent."""
-    if message.role != "tool" or len(message.text) <= EXCERPT_CHARACTERS:
+    """The message as user interfaces are told of it: a tool's result without its payload, pictures by what they are.
+    Idempotent."""
+    text = message.text[:EXCERPT_CHARACTERS] if message.role == "tool" else message.text
+    if len(text) == len(message.text) and not any(picture.data for picture in message.media):
         return message
-    return Message(
-        role="tool",
-        text=message.text[:EXCERPT_CHARACTERS],
-        call_id=message.call_id,
-        name=message.name,
-        failed=message.failed,
-    )
+    media = tuple(msgspec.structs.replace(picture, data=b"") for picture in message.media)
+    return msgspec.structs.replace(message, text=text, media=media)
 
 
 def commit_row(
@@ -154,7 +153,7 @@ class Journal:
         self._live.steered = False
         rows = await self._store.write(messages.steered, self.id, prefix, self._clock())
         for row in rows:
-            self.emit(MessageAdded(seq=row.seq or 0, message=row.message))
+            self.emit(MessageAdded(seq=row.seq or 0, message=slim(row.message)))
         return tuple(row.message for row in rows)
 
     async def wait(self, ready: Callable[[], Awaitable[T | None]]) -> T:

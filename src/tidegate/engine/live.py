@@ -14,6 +14,7 @@ from tidegate.engine.taking import Begun
 class Live:
     __slots__ = (
         "_due",
+        "_left",
         "_news",
         "_signals",
         "_task",
@@ -62,6 +63,7 @@ class Live:
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
+        self._left = 0.0
         self._signals = 0
         self._news: asyncio.Future[None] | None = None
 
@@ -98,11 +100,12 @@ class Live:
         self._timer = loop.call_later(seconds, self.expire)
 
     def pause(self) -> float:
-        """The time does not count until `limit` is called again; how much of it was left."""
+        """The time does not count until `limit` is called again; how much of it was left when it ceased to."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        return max(0.0, self._due - asyncio.get_running_loop().time())
+            self._left = max(0.0, self._due - asyncio.get_running_loop().time())
+        return self._left
 
     # -- what it is told --
 

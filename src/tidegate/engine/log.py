@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from sys import getsizeof
 
-from tidegate.values import Event, MessageAdded, Notice, TextDelta, TurnEnded
+from tidegate.values import Asked, Event, MessageAdded, Notice, TextDelta, ToolProgress, TurnEnded
 
 FOLD_FROM = 512
 """Events before the first folding: most answers never reach it, and below it folding would save nothing."""
@@ -142,8 +142,10 @@ class TurnLog:
 
 
 def _weigh(event: Event) -> int:
-    if isinstance(event, TextDelta):
+    if isinstance(event, TextDelta | ToolProgress):
         return EVENT_BYTES + getsizeof(event.text)
+    if isinstance(event, Asked):
+        return MESSAGE_BYTES + getsizeof(event.summary)
     if isinstance(event, MessageAdded):
         message = event.message
         return MESSAGE_BYTES + getsizeof(message.text) + sum(getsizeof(call.arguments) for call in message.calls)

@@ -64,7 +64,7 @@ def begin(db: Db, turn: str, now: float) -> Begun:
         taken=Taken(turn=row, session=session, settings=tuple(settings.get_all(db, row.session, now))),
         incoming=tuple((each.seq or 0, each.message) for each in recorded if is_incoming(each)),
         recorded=tuple(recorded),
-        lost=frozenset(intents.open_of(db, turn)) if row.attempts > 1 else frozenset(),
+        lost=frozenset(intents.open_of(db, turn)),
     )
 
 

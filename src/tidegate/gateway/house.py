@@ -20,7 +20,7 @@ from anyio import to_thread
 
 from tidegate import commands
 from tidegate.errors import Misconfigured, TidegateError
-from tidegate.gateway import exposure, readiness, welcome, workspaces
+from tidegate.gateway import exposure, readiness, welcome
 from tidegate.gateway import home as home_folder
 from tidegate.gateway.allocator import trim
 from tidegate.gateway.ceiling import Ceiling
@@ -94,7 +94,6 @@ class House:
             ("log", self._open_log),
             ("store", self._open_store),
             ("key", self._ensure_key),
-            ("workspaces", self._make_workspaces),
             ("models", self._open_models),
             ("sessions", self._open_sessions),
             ("web", self._open_web),
@@ -212,8 +211,10 @@ class House:
     async def _open_log(self) -> None:
         self._redactor = Redactor()
         self._undo_log = configure_logging(self._config.log, self._redactor, sys.stderr)
-        if (warning := exposure.warning(self._config.server, self._socket)) is not None:
+        for warning in self._ready.warnings:
             self._say(f"WARNING {warning}")
+        if (exposed := exposure.warning(self._config.server, self._socket)) is not None:
+            self._say(f"WARNING {exposed}")
 
     async def _open_store(self) -> None:
         limits = self._config.limits
@@ -235,11 +236,6 @@ class House:
         if (warning := await home_folder.ensure_key(self._store, self.home)) is not None:
             self._say(f"WARNING {warning}")
 
-    async def _make_workspaces(self) -> None:
-        made = await to_thread.run_sync(lambda: tuple(workspaces.make(self._config)))
-        for warning in (*self._ready.warnings, *made):
-            self._say(f"WARNING {warning}")
-
     async def _open_models(self) -> None:
         limits = self._config.limits
         self._clients = await self._scope.enter(
@@ -257,9 +253,17 @@ class House:
         )
 
     async def _open_sessions(self) -> None:
+        reference = self._config.web.search_key
         self._sessions = Sessions(
-            self._scope.child("sessions"), self._store, self._config, self._models, self._ready.tools
+            self._scope.child("sessions"),
+            self._store,
+            self._config,
+            self._models,
+            self._ready.tools,
+            environment=os.environ,
+            search_key=None if reference is None else self._ready.secrets[reference],
         )
+        await self._scope.enter(self._sessions.web)
         resumed = await self._sessions.recover()
         if resumed:
             self._log.info("turns go on", count=resumed)

@@ -1,7 +1,7 @@
 """Whether a gateway could start with this configuration: one answer for the start, `config check` and `doctor`.
 
-Guarantee: what `examine` accepts, the house does not refuse later for its secrets or toolsets, since the house takes
-them from here. All faults are told together, each with the full path of the file; nothing is made or changed.
+Guarantee: what `examine` accepts, the house does not refuse later for its secrets, toolsets or rules: the first two it
+takes from here. All faults are told together, each with the full path of the file; nothing is made or changed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from tidegate.config import FILE_NAME, Config, is_reference, load
 from tidegate.errors import Misconfigured
+from tidegate.gateway import rules
 from tidegate.gateway.unready import Unready
 from tidegate.security import Secret, resolve
-from tidegate.tools import ToolRegistry, builtin_toolsets
+from tidegate.tools import ToolRegistry, Toolset, builtin_toolsets, extensions
 
 
 class Ready(NamedTuple):
@@ -37,16 +38,31 @@ def examine(home: Path, environment: Mapping[str, str]) -> Ready:
     config = settings(home)
     errors: list[str] = []
     secrets = _secrets(config, environment, errors)
-    tools = ToolRegistry(builtin_toolsets())
+    tools = ToolRegistry(_toolsets(config, errors))
     for name, agent in config.agents.items():
         try:
             tools.resolve(agent.tools, where=f"{FILE_NAME}: [agents.{name}] tools")
-            config.workspace(name)
+            config.project(name)
         except Misconfigured as error:
             errors.append(error.message if error.message.startswith(FILE_NAME) else _of_workspace(name, error.message))
+    errors += rules.unreadable(config)
     if errors:
         raise Unready(tuple(with_path(home, error) for error in errors), config)
-    return Ready(config, secrets, tools, tuple(_missing_folders(config)))
+    return Ready(config, secrets, tools, (*_missing_folders(config), *_pointless_rules(config, tools)))
+
+
+def _toolsets(config: Config, errors: list[str]) -> dict[str, Toolset]:
+    """Those that come with the gateway, and of the user's own those that an agent names."""
+    found = builtin_toolsets()
+    for name in dict.fromkeys(name for agent in config.agents.values() for name in agent.tools):
+        if name in found:
+            continue
+        try:
+            if (own := extensions.find(name, config.home / "tools")) is not None:
+                found[name] = own
+        except Misconfigured as error:
+            errors.append(error.message)
+    return found
 
 
 def with_path(home: Path, message: str) -> str:
@@ -60,17 +76,19 @@ def with_path(home: Path, message: str) -> str:
 
 
 def _secrets(config: Config, environment: Mapping[str, str], errors: list[str]) -> dict[str, Secret]:
-    """What the models' settings refer to, and nothing else of the environment."""
-    found: dict[str, Secret] = {}
+    """What the settings refer to, and nothing else of the environment."""
+    named = {"[web] search_key": config.web.search_key}
     for name, model in config.models.items():
-        named = {"key": model.key, **{f"headers.{header}": value for header, value in model.headers.items()}}
-        for setting, reference in named.items():
-            if reference is None or not is_reference(reference):
-                continue
-            try:
-                found[reference] = resolve(reference, environment, config.home)
-            except Misconfigured as error:
-                errors.append(f"{FILE_NAME}: [models.{name}] {setting} = {error.message}")
+        named[f"[models.{name}] key"] = model.key
+        named |= {f"[models.{name}] headers.{header}": value for header, value in model.headers.items()}
+    found: dict[str, Secret] = {}
+    for setting, reference in named.items():
+        if reference is None or not is_reference(reference):
+            continue
+        try:
+            found[reference] = resolve(reference, environment, config.home)
+        except Misconfigured as error:
+            errors.append(f"{FILE_NAME}: {setting} = {error.message}")
     return found
 
 
@@ -78,9 +96,15 @@ def _of_workspace(agent: str, reason: str) -> str:
     return f"{FILE_NAME}: [agents.{agent}] workspace: {reason}"
 
 
-def _missing_folders(config: Config) -> Iterator[str]:
+def _pointless_rules(config: Config, tools: ToolRegistry) -> Iterator[str]:
     for name, agent in config.agents.items():
-        folder = config.workspace(name)
-        if agent.workspace is not None and not folder.is_dir():
+        for warning in rules.pointless(name, agent, tools.resolve(agent.tools)):
+            yield with_path(config.home, warning)
+
+
+def _missing_folders(config: Config) -> Iterator[str]:
+    for name in config.agents:
+        folder = config.project(name)
+        if folder is not None and not folder.is_dir():
             reason = f"the folder {folder} does not exist; make it, or the agent's file tools will fail"
             yield with_path(config.home, _of_workspace(name, reason))

@@ -11,7 +11,7 @@ from tidegate.lifetimes.flight import Flight
 from tidegate.lifetimes.gather import gather
 from tidegate.lifetimes.ledger import Account, Hold, Holding, Ledger
 from tidegate.lifetimes.present import Dropped, Presence, PresenceStats, Present, Resident
-from tidegate.lifetimes.scope import Scope, ScopeClosed
+from tidegate.lifetimes.scope import Scope, ScopeClosed, outlast
 
 __all__ = [
     "Account",
@@ -30,4 +30,5 @@ __all__ = [
     "ScopeClosed",
     "gather",
     "is_cancelled",
+    "outlast",
 ]

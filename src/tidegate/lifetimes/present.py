@@ -1,11 +1,12 @@
 """Presence: the one map keyed by session, and the residents that hang on its records.
 
 Guarantee: a session has at most one record, and has one only while something of it is present (a turn running or
-waiting, a resident, a construction, a reason to stay). A resident is reused while its signature is equal, is built once
-however many ask for it, and leaves by one path, `unload`. Residents are bounded by number and by bytes; the least
-recently used goes first, and one whose turn is running is never released before that turn ends, not even when it was
-replaced meanwhile. Releasing happens in tasks of the scope, beside every turn; a failure there is reported with the
-session's name. Presence owns the records and the residents; `turn`, `waiting` and `held` on them are the engine's.
+waiting, a resident, a construction, a workspace in use, a reason to stay). A resident is reused while its signature is
+equal, is built once however many ask for it, and leaves by one path, `unload`. Residents are bounded by number and by
+bytes; the least recently used goes first, and one whose turn is running is never released before that turn ends, not
+even when it was replaced meanwhile. Releasing happens in tasks of the scope, beside every turn; a failure there is
+reported with the session's name. Presence owns the records and the residents; `turn`, `waiting` and `held` on them are
+the engine's, `workspace` is that of the room of workspaces.
 """
 
 import asyncio

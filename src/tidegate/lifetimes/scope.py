@@ -196,7 +196,7 @@ class Scope:
         begun = self._begin(None)
         if self._end is None:
             return
-        cancelled = await _outlast(self._end)
+        cancelled = await outlast(self._end)
         errors = self._errors if begun else []
         if cancelled is not None:
             for error in errors:
@@ -228,7 +228,7 @@ class Scope:
         for child in reversed(list(self._children)):
             begun = child._begin(deadline)
             if child._end is not None:
-                await _outlast(child._end)
+                await outlast(child._end)
                 if begun:
                     self._errors.extend(child._errors)
         await self._end_tasks(deadline)
@@ -336,7 +336,7 @@ async def _awaited(waiting: Awaitable[object]) -> object:
     return await waiting
 
 
-async def _outlast(end: asyncio.Task[None]) -> asyncio.CancelledError | None:
+async def outlast(end: asyncio.Task[Any]) -> asyncio.CancelledError | None:
     """Wait for `end`, through any cancellation of the waiting task, and hand that cancellation back."""
     cancelled: asyncio.CancelledError | None = None
     with anyio.CancelScope(shield=True):

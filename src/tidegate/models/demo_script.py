@@ -21,6 +21,8 @@ HELP = (
     "I am the demo model that is built into Tidegate: a small program, not a language model. You can try:\n"
     "- what time is it (in Europe/Paris)\n"
     "- read file notes.txt (from line 200)\n"
+    "- run ls -l\n"
+    "- ask me Tea or coffee? tea, coffee\n"
     "- say something nice\n"
     "- count to 50\n"
     "- what did I say\n"
@@ -106,7 +108,9 @@ read_request = msgspec.json.Decoder(Request).decode
 
 
 def reply(request: Request) -> Reply:
-    asked = max((place for place, message in enumerate(request.messages) if message.role == "user"), default=-1)
+    # A message that is nothing but notes and pictures is not the user's.
+    said_by_user = (message.role == "user" and message.text.strip() for message in request.messages)
+    asked = max((place for place, said in enumerate(said_by_user) if said), default=-1)
     if asked < 0:
         return Reply(text=GREETING)
     said = request.messages[asked].text.strip()
@@ -143,6 +147,15 @@ def _tools(said: str, request: Request) -> Reply | None:
         if found[2]:
             arguments["offset"] = max(0, int(found[2]) - 1)
         wanted = [("read_file", msgspec.json.encode(arguments).decode())]
+    elif found := re.match(r"(?is)(?:run |\$ )\s*(\S.*)$", said):
+        if not any(tool.function.name == "terminal" for tool in request.tools):
+            return Reply(text="I would run that, but this agent has no terminal tool.")
+        wanted = [("terminal", msgspec.json.encode({"command": found[1]}).decode())]
+    elif found := re.match(r"(?i)ask me (\S[^?]*\?)\s*(.*)$", said):
+        if not any(tool.function.name == "ask_user" for tool in request.tools):
+            return Reply(text="I would ask you, but this agent has no ask_user tool.")
+        choices = [choice.strip() for choice in found[2].split(",") if choice.strip()]
+        wanted = [("ask_user", msgspec.json.encode({"question": found[1], "choices": choices}).decode())]
     elif re.match(r"(?i)(?:call|loop) ", said):
         pieces = re.split(r"\s*;\s*(?:call )?", said.partition(" ")[2])
         for piece in pieces:

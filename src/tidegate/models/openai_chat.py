@@ -106,6 +106,7 @@ class OpenAIChat:
         on_reset: Callable[[str], None],
     ) -> Message:
         body = self.wire.body(self._model, prefix, history, call, stream=True)
+        history = ()  # it may hold pictures that were loaded for this request alone
         attempt = 0
         restarted = False
         while True:

@@ -4,13 +4,14 @@ The way of a message: `Sessions.accept` (inbox, one transaction) → the session
 `Runner` → its answer in the store, fetched by whoever asked. Ends, expiry and recovery run from the store.
 """
 
-from tidegate.sessions.channels import Channel, Channels
+from tidegate.sessions.channels import CHANNELS, Channel, Channels
 from tidegate.sessions.chores import Chore
 from tidegate.sessions.door import Sessions
 from tidegate.sessions.ending import EndHook
 from tidegate.sessions.views import AgentView, QuestionView, SessionView, SettingView
 
 __all__ = [
+    "CHANNELS",
     "AgentView",
     "Channel",
     "Channels",

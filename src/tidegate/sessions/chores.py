@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tidegate.sessions.recovery import recover
 from tidegate.store import approvals, maintenance, receipts, search
 from tidegate.values import Frozen
+from tidegate.workspaces import RECONCILE_SECONDS, TIDY_SECONDS
 
 if TYPE_CHECKING:
     from tidegate.sessions.door import Sessions
@@ -26,6 +27,10 @@ BATCHES = 200
 
 VACUUM_PAGES = 256
 """Free pages given back to the disk in one batch."""
+
+
+SPOOL_SECONDS = 600.0
+"""Between two looks for files that no session owns."""
 
 
 class Chore(Frozen, frozen=True):
@@ -77,5 +82,8 @@ def chores(door: "Sessions") -> list[Chore]:
         Chore(name="recover", interval=60.0, run=lambda: recover(door, older=STRANDED_SECONDS)),
         Chore(name="index", interval=5.0, run=index),
         Chore(name="questions", interval=10.0, run=close_late_questions),
+        Chore(name="workspaces", interval=RECONCILE_SECONDS, run=door.workspaces.reconcile),
+        Chore(name="folders", interval=TIDY_SECONDS, run=door.workspaces.tidy),
+        Chore(name="spool", interval=SPOOL_SECONDS, run=door.spool.sweep),
         Chore(name="tidy", interval=300.0, run=tidy),
     ]

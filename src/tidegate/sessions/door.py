@@ -7,6 +7,7 @@ names a session or a turn checks it against the caller's principal; what a princ
 The door owns the engine, the presence of sessions and their endings, all inside the scope that it was given.
 """
 
+import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any
@@ -18,11 +19,11 @@ from tidegate.engine import EmbeddedEngine, TurnLog
 from tidegate.errors import Busy, NotFound, Refused, Stopping, TooLarge
 from tidegate.lifetimes import CacheStats, Ledger, Presence, Scope
 from tidegate.models import Models
-from tidegate.security import Principal
+from tidegate.security import Principal, Secret
 from tidegate.sessions import queries, watching
 from tidegate.sessions.admission import Admission, admit
 from tidegate.sessions.budget import DayBudget
-from tidegate.sessions.channels import Channels
+from tidegate.sessions.channels import PROCESS, Channels
 from tidegate.sessions.chores import Chore, chores
 from tidegate.sessions.ending import EndHook, Endings
 from tidegate.sessions.questions import Questions
@@ -30,9 +31,10 @@ from tidegate.sessions.recovery import recover
 from tidegate.sessions.runner import Runner
 from tidegate.sessions.views import AgentView, SessionView
 from tidegate.spool import Spool
-from tidegate.store import SessionRow, Store, settings, turns
-from tidegate.tools import ToolRegistry
-from tidegate.values import Accepted, Event, Inbound, Outcome, new_id
+from tidegate.store import ProcessRow, SessionRow, Store, sessions, settings, turns
+from tidegate.tools import ToolRegistry, WebAccess
+from tidegate.values import Accepted, Event, Inbound, Message, Outcome, Receipt, new_id
+from tidegate.workspaces import Workspaces
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -49,7 +51,11 @@ class Sessions:
         clock: Callable[[], float] = time.time,
         hooks: Mapping[str, EndHook] | None = None,
         channels: Channels | None = None,
+        environment: Mapping[str, str] | None = None,
+        search_key: Secret | None = None,
     ) -> None:
+        """`environment` is the process's own, of which commands may see what the settings name; `search_key` is the
+        search engine's. Whoever owns the process enters `web`, or it stays shut."""
         limits = config.limits
         self.store = store
         self.config = config
@@ -70,6 +76,7 @@ class Sessions:
             excerpt_lines=limits.tool_output_lines,
             quota=limits.spool_bytes,
             clock=clock,
+            cores=frozenset(os.sched_getaffinity(0)),
         )
         self.questions = Questions(
             store,
@@ -78,7 +85,29 @@ class Sessions:
             clock=clock,
             signal=lambda turn: self.engine.signal(turn),
         )
-        self.runner = Runner(store, config, models, tools, self.presence, self.budget, self.spool, self.questions)
+        self.workspaces = Workspaces(
+            scope,
+            store,
+            self.presence,
+            self.spool,
+            config,
+            clock=clock,
+            finished=self._process_finished,
+            environment=environment or {},
+        )
+        self.web = WebAccess(config.web, workers=self.spool.workers, key=search_key)
+        self.runner = Runner(
+            store,
+            config,
+            models,
+            tools,
+            self.presence,
+            self.budget,
+            self.spool,
+            self.questions,
+            self.workspaces,
+            self.web,
+        )
         self.engine = EmbeddedEngine(
             scope,
             store,
@@ -88,7 +117,9 @@ class Sessions:
             turn_seconds=limits.turn_seconds,
             clock=clock,
         )
-        self.endings = Endings(store, self.presence, self.engine, hooks or {}, clock)
+        self.endings = Endings(
+            store, self.presence, self.engine, {"workspace": self._end_workspace, **(hooks or {})}, clock, self._forget
+        )
         self._scope = scope
         self._models = models
         self._open = True
@@ -300,9 +331,34 @@ class Sessions:
         """Take up what the last process left: its count of the day, its turns, and, beside everything else, what it
         owes to sessions that have ended; how many turns go on."""
         await self.budget.load(self.store)
+        await self.workspaces.start()
         resumed = await recover(self)
         self._scope.start(self.endings.finish, name="what ended sessions are owed")
         return resumed
+
+    async def _process_finished(self, process: ProcessRow, text: str) -> None:
+        """A background process that was to be told of has ended: its session is told as by a message."""
+        session: SessionRow | None = await self.store.read(sessions.get, process.session)
+        if session is None or session.ended is not None or session.agent not in self.config.agents:
+            return
+        told = Inbound(
+            principal=session.principal,
+            channel=PROCESS,
+            agent=session.agent,
+            session=session.id,
+            messages=(Message(role="user", aside=text),),
+            receipts=(Receipt(source=f"channel:{PROCESS}", key=process.id, digest=b""),),
+        )
+        await self.accept(told)
+
+    async def _end_workspace(self, session: SessionRow) -> None:
+        """What ran for the session ends with it. Asked again it does nothing, and there is nothing to write down."""
+        await self.workspaces.end(session.id)
+
+    async def _forget(self, session: str) -> None:
+        """The rows of a session are gone: so is what lay on disk for it."""
+        await self.workspaces.discard(session)
+        await self.spool.remove(session)
 
     async def drain(self, within: float) -> None:
         """Accept nothing more; let turns finish within the budget, else park them for the next start."""
@@ -350,6 +406,7 @@ class Sessions:
                 "over_cap_mid_turn": presence.over_cap_mid_turn,
                 "unloads": presence.unloads,
             },
+            "workspaces": self.workspaces.status(),
             "questions": {"waiting": self.questions.waiting},
             "budget": dict(self.budget.status()),
         }

@@ -49,12 +49,15 @@ class Endings:
         engine: EmbeddedEngine,
         hooks: Mapping[str, EndHook],
         clock: Callable[[], float],
+        gone: Callable[[str], Awaitable[None]],
     ) -> None:
+        """`gone` is told of each session whose rows were deleted; what a crash keeps from it, the sweeps find."""
         self._store = store
         self._presence = presence
         self._engine = engine
         self._hooks = hooks
         self._clock = clock
+        self._gone = gone
 
     async def end(self, session: str, reason: str) -> bool:
         """Whether this call ended it."""
@@ -75,7 +78,9 @@ class Endings:
         owed = await self._store.read(endings.owed, session)
         if owed:
             log.warning("a session is deleted as soon as nothing of it is owed", session=session, owed=owed)
-        return not owed
+            return False
+        await self._gone(session)
+        return True
 
     async def finish(self, session: str | None = None) -> int:
         """Do what is still owed to ended sessions: to one after its end, to all after the start and on the timer; how
@@ -139,6 +144,7 @@ class Endings:
             found = await self._store.read(sessions.ended_before, before, BATCH)
             for session in found:
                 total += await maintenance.delete_session(self._store, session)
+                await self._gone(session)
             if len(found) < BATCH:
                 break
         return total

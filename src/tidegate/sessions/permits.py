@@ -72,7 +72,7 @@ class TurnPermits:
             effect=tool.effect,
             arguments=_arguments(call),
             channel=self._taken.turn.channel,
-            sandboxed=tool.effect == "execute" and await self._workspace.sandboxed(),
+            contained=tool.contained and (tool.effect != "execute" or await self._workspace.sandboxed()),
         )
         verdict = decide(policy.rules, policy.mode, action)
         if verdict.decision == "allow":

@@ -7,8 +7,9 @@ override never changes the agent's own configuration.
 
 import hashlib
 from collections.abc import Iterator
-from pathlib import Path
+from functools import partial
 
+import anyio
 import msgspec
 
 from tidegate.agent import Bounds, Conversation, Hands, Purse, freeze, in_call_order, run
@@ -23,9 +24,9 @@ from tidegate.sessions.permits import TurnPermits, policies
 from tidegate.sessions.questions import Questions
 from tidegate.spool import Spool
 from tidegate.store import SessionRow, Setting, Store, messages, sessions
-from tidegate.tools import ToolContext, ToolRegistry, Toolset
+from tidegate.tools import ToolContext, ToolRegistry, Toolset, WebAccess
 from tidegate.values import Call, Message, Notice, Outcome
-from tidegate.workspaces import Workspace
+from tidegate.workspaces import Workspaces
 
 PREFIXES_KEPT = 256
 """Encoded prefixes held for sharing: sessions of one agent have the same one, so few are ever in use."""
@@ -51,6 +52,8 @@ class Runner:
         day: DayBudget,
         spool: Spool,
         questions: Questions,
+        workspaces: Workspaces,
+        web: WebAccess,
     ) -> None:
         self._store = store
         self._config = config
@@ -60,12 +63,13 @@ class Runner:
         self._day = day
         self._spool = spool
         self._questions = questions
+        self._workspaces = workspaces
+        self._web = web
         self._policies = policies(config)
         self.prefixes: BoundedCache[tuple[bytes, bytes], Encoded] = BoundedCache(
             "prefixes", cap=PREFIXES_KEPT, max_bytes=PREFIX_BYTES, weigh=prefix_bytes
         )
         self._beginnings: BoundedCache[tuple[str, bool], Fresh] = BoundedCache("beginnings", cap=PREFIXES_KEPT)
-        self._workspaces = {name: config.workspace(name) for name in config.agents}
         presence.ledger.view("model request", self._measure_requests)
         presence.ledger.view("prefix", self._measure_prefixes)
         limits = config.limits
@@ -93,8 +97,9 @@ class Runner:
             channel=taken.turn.channel,
             agent=session.agent,
             turn=journal.id,
-            workspace=_Folder(self._workspaces[session.agent]),
+            workspace=self._workspaces.of(session.id, session.agent, journal.id),
             spool=self._spool.of(session.id, journal.id),
+            web=self._web,
         )
         permits = TurnPermits(self._questions, self._policies[session.agent], taken, context.workspace)
         hands = Hands(journal, conversation.tools, context, permits, parallel=self._config.limits.tools_parallel)
@@ -103,6 +108,14 @@ class Runner:
         finally:
             if session.kind == "ephemeral":
                 await conversation.release()
+                if hands.used:
+                    await self._leave_nothing(session.id)
+
+    async def _leave_nothing(self, session: str) -> None:
+        """What the tools of a one-shot call made goes with it; what a crash leaves is found by its sweep."""
+        with anyio.CancelScope(shield=True):
+            await self._workspaces.discard(session)
+            await self._spool.remove(session)
 
     def ended(self, session: str, outcome: Outcome, version: int) -> None:
         record = self._presence.get(session)
@@ -207,7 +220,13 @@ class Runner:
         if taken.turn.number > 1 or taken.session.parent is not None:
             past = in_call_order(await self._store.read(messages.history, taken.session.id, taken.turn.id))
         return Conversation(
-            model=model, lease=model.lease(), prefix=prefix, tools=tools, signature=signature, messages=past
+            model=model,
+            lease=model.lease(),
+            prefix=prefix,
+            tools=tools,
+            signature=signature,
+            messages=past,
+            load=partial(self._spool.load, taken.session.id),
         )
 
     async def _encoded(self, taken: Taken, model: Model) -> Encoded:
@@ -231,15 +250,3 @@ def _frozen(session: SessionRow) -> bytes:
     if session.prefix is None:
         raise StoreFailed(f"Session {session.id} has no frozen prompt; /reload gives it one.")
     return session.prefix
-
-
-class _Folder(Workspace):
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    @property
-    def folder(self) -> Path:
-        return self._folder
-
-    async def sandboxed(self) -> bool:
-        return False

@@ -5,20 +5,25 @@ another one gets; a tool is told who it works for by its context argument and by
 bounded by whoever shows it (`bound_text`), and says what was left out.
 """
 
-from tidegate.tools.bounds import bound_text
+from tidegate.spool import bound_text
+from tidegate.tools import extensions
+from tidegate.tools.egress import WebAccess
 from tidegate.tools.names import fit_name
 from tidegate.tools.registry import ToolRegistry, builtin_toolsets
-from tidegate.tools.tool import Effect, Tool, ToolContext, tool
+from tidegate.tools.tool import Effect, Result, Tool, ToolContext, tool
 from tidegate.tools.toolset import Toolset
 
 __all__ = [
     "Effect",
+    "Result",
     "Tool",
     "ToolContext",
     "ToolRegistry",
     "Toolset",
+    "WebAccess",
     "bound_text",
     "builtin_toolsets",
+    "extensions",
     "fit_name",
     "tool",
 ]

@@ -9,12 +9,22 @@ from types import MappingProxyType
 
 from tidegate.errors import Misconfigured
 from tidegate.lifetimes import BoundedCache, CacheStats
+from tidegate.tools.ask import ask_user
 from tidegate.tools.clock import clock
-from tidegate.tools.files import read_file
+from tidegate.tools.files import edit_file, list_files, read_file, search_files, write_file
+from tidegate.tools.output import output
+from tidegate.tools.process import process
+from tidegate.tools.terminal import terminal
 from tidegate.tools.toolset import Toolset
+from tidegate.tools.web import web_fetch, web_search
 
 RESOLVED = 8
 """Agents share few combinations of toolsets, and composing one is cheap."""
+
+
+READS_THE_REST = "output"
+SPOOLING = frozenset({"files", "terminal", "web"})
+"""Toolsets whose results may be too long to be shown whole: with them comes the tool that reads the rest."""
 
 
 class ToolRegistry:
@@ -42,11 +52,14 @@ class ToolRegistry:
                 hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(self.names) or 'none'}"
                 raise Misconfigured(f"{where} names no toolset: there is no {name!r}; {hint}")
         try:
-            resolved = Toolset.compose(*(self._toolsets[name] for name in key))
+            resolved = Toolset.compose(*(self._toolsets[name] for name in (*key, *self._implied(key))))
         except Misconfigured as error:
             raise Misconfigured(f"{where}: {error.message}") from None
         self._resolved.put(key, resolved)
         return resolved
+
+    def _implied(self, names: Iterable[str]) -> tuple[str, ...]:
+        return (READS_THE_REST,) if SPOOLING.intersection(names) and READS_THE_REST in self._toolsets else ()
 
     def stats(self) -> CacheStats:
         return self._resolved.stats()
@@ -54,4 +67,11 @@ class ToolRegistry:
 
 def builtin_toolsets() -> dict[str, Toolset]:
     """The toolsets that come with the gateway. The dictionary is the caller's own."""
-    return {"clock": Toolset((clock,)), "files": Toolset((read_file,))}
+    return {
+        "ask": Toolset((ask_user,)),
+        "clock": Toolset((clock,)),
+        "files": Toolset((read_file, write_file, edit_file, list_files, search_files)),
+        "output": Toolset((output,)),
+        "terminal": Toolset((terminal, process)),
+        "web": Toolset((web_fetch, web_search)),
+    }

@@ -7,14 +7,16 @@ the context that it is called with. Its deadline is kept by whoever runs it.
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal, get_type_hints
 
 import msgspec
 
 from tidegate.errors import ToolFailed
-from tidegate.values import Frozen, ToolDefinition
+from tidegate.spool import SessionSpool
+from tidegate.tools.egress import WebAccess
+from tidegate.values import Frozen, Media, ToolDefinition
+from tidegate.workspaces import Workspace
 
 Effect = Literal["read", "write", "execute", "network"]
 """What a call may change: nothing, files, anything on the machine, something elsewhere."""
@@ -34,24 +36,55 @@ _TYPE_NAMES = {
 }
 
 
+Ask = Callable[[str, Sequence[str]], Awaitable[str]]
+"""Puts a question with choices to the person and waits, however long, for the answer."""
+
+
+class Result(Frozen, frozen=True):
+    """What a call came to. A tool that has only a text to say may return just that."""
+
+    text: str
+    media: tuple[Media, ...] = ()
+    failed: bool = False
+
+
+async def _ask_nobody(question: str, choices: Sequence[str]) -> str:
+    raise ToolFailed("There is nobody to ask.")
+
+
+def _tell_nobody(text: str) -> None:
+    """What is put out is not watched."""
+
+
 class ToolContext(Frozen, frozen=True):
-    """Whom a call works for. `workspace` is the folder that file tools see."""
+    """Whom a call works for, and what it may use: all that a tool knows of the world. `step` and `call` name the very
+    call; `progress` tells whoever watches what it has put out so far."""
 
     session: str
     principal: str
     channel: str
     agent: str
     turn: str
-    workspace: Path
+    workspace: Workspace
+    spool: SessionSpool
+    step: str = ""
+    call: str = ""
+    ask: Ask = _ask_nobody
+    progress: Callable[[str], None] = _tell_nobody
+    web: WebAccess = msgspec.field(default_factory=WebAccess)
+    """One that was not opened refuses, and says so."""
 
 
-Run = Callable[[ToolContext, str], Awaitable[str]]
+Run = Callable[[ToolContext, str], Awaitable[str | Result]]
 
 
 class Tool(Frozen, frozen=True):
     """A tool that an agent can call. `run` takes the context and the model's own argument text (JSON).
 
-    `parallel` allows it to run beside other calls of the same step; `timeout` is in seconds; `owner` is who
+    `parallel` allows it to run beside other calls of the same step; `repeatable` allows it to be run again when a crash
+    has left it unknown whether it ran; `timeout` is in seconds, None for a tool that keeps its own time; `output_bytes`
+    is for a tool of which a model is shown less than of others; `contained` says that it changes nothing outside the
+    session's workspace, and executes nothing outside its sandbox, so that it need not be approved; `owner` is who
     contributes it, for messages about conflicts.
     """
 
@@ -59,17 +92,15 @@ class Tool(Frozen, frozen=True):
     effect: Effect
     run: Run
     parallel: bool = False
-    timeout: float = 60.0
+    repeatable: bool = False
+    timeout: float | None = 60.0
+    output_bytes: int | None = None
+    contained: bool = False
     owner: str = "built-in"
 
     @property
     def name(self) -> str:
         return self.definition.name
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether it may be run again when it is not known if it ran."""
-        return self.effect == "read"
 
     def same_as(self, other: "Tool") -> bool:
         """Whether both are the same tool, whoever contributes it."""
@@ -77,15 +108,24 @@ class Tool(Frozen, frozen=True):
 
 
 def tool(
-    *, effect: Effect, timeout: float = 60.0, parallel: bool = False, owner: str = "built-in", name: str | None = None
-) -> Callable[[Callable[..., Awaitable[str]]], Tool]:
-    """Makes a `Tool` of `async def f(ctx, *, argument: type = default, …) -> str`.
+    *,
+    effect: Effect,
+    timeout: float | None = 60.0,
+    parallel: bool = False,
+    repeatable: bool | None = None,
+    output_bytes: int | None = None,
+    contained: bool = False,
+    owner: str = "built-in",
+    name: str | None = None,
+) -> Callable[[Callable[..., Awaitable[str | Result]]], Tool]:
+    """Makes a `Tool` of `async def f(ctx, *, argument: type = default, …) -> str`, or `-> Result`. What only reads may
+    be run again unless `repeatable` says otherwise.
 
     The first paragraph of its docstring is the description that models see; an argument is described by
     `Annotated[type, msgspec.Meta(description=…)]`, whose other constraints are checked as well.
     """
 
-    def make(function: Callable[..., Awaitable[str]]) -> Tool:
+    def make(function: Callable[..., Awaitable[str | Result]]) -> Tool:
         called = name or function.__name__
         description = inspect.cleandoc(function.__doc__ or "").split("\n\n", 1)[0].replace("\n", " ")
         if not description:
@@ -94,7 +134,7 @@ def tool(
         decoder = msgspec.json.Decoder(arguments, strict=False)
         names = tuple(field.encode_name for field in msgspec.structs.fields(arguments))
 
-        async def run(ctx: ToolContext, text: str) -> str:
+        async def run(ctx: ToolContext, text: str) -> str | Result:
             try:
                 # Some models send nothing at all for a call without arguments.
                 given = decoder.decode(text if text.strip() else "{}")
@@ -104,13 +144,21 @@ def tool(
 
         definition = ToolDefinition(name=called, description=description, parameters=_schema(arguments))
         return Tool(
-            definition=definition, effect=effect, run=run, parallel=parallel, timeout=float(timeout), owner=owner
+            definition=definition,
+            effect=effect,
+            run=run,
+            parallel=parallel,
+            repeatable=effect == "read" if repeatable is None else repeatable,
+            timeout=timeout,
+            output_bytes=output_bytes,
+            contained=contained,
+            owner=owner,
         )
 
     return make
 
 
-def _arguments_type(called: str, function: Callable[..., Awaitable[str]]) -> type[msgspec.Struct]:
+def _arguments_type(called: str, function: Callable[..., Awaitable[str | Result]]) -> type[msgspec.Struct]:
     hints = get_type_hints(function, include_extras=True)
     _context, *parameters = inspect.signature(function).parameters.values()
     fields: list[tuple[str, Any, Any]] = []

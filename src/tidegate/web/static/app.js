@@ -6,6 +6,7 @@ import { get, post } from "./api.js";
 import { Composer } from "./composer.js";
 import { Conversation } from "./conversation.js";
 import { List } from "./list.js";
+import { goToQuestion } from "./questions.js";
 import { Sidebar, titleOf } from "./sidebar.js";
 import { SignIn, signIn, takeCode } from "./signin.js";
 import { Transcript } from "./transcript.js";
@@ -172,6 +173,7 @@ function pressed(event) {
   const isNew = (letter === "k" && (event.ctrlKey || event.metaKey) && !event.shiftKey) || (event.code === "KeyN" && event.altKey);
   if (isNew) startNew();
   else if (event.code === "KeyS" && event.altKey) startSearch();
+  else if (event.code === "KeyQ" && event.altKey) goToQuestion();
   else if (event.altKey && event.key === "ArrowUp") neighbour(-1);
   else if (event.altKey && event.key === "ArrowDown") neighbour(1);
   else if (event.key === "Escape" && drawer.value) drawer.value = false;
@@ -207,7 +209,8 @@ function Room({ conversation }) {
   const view = conversation.view.value;
   const session = list.sessions.value.find((other) => other.id === id) ?? view;
   const title = session ? titleOf(session) : id ? "Conversation" : "New conversation";
-  document.title = id ? `${title} · Tidegate` : "Tidegate";
+  const asking = list.asking.value.size; // conversations that wait for an answer, so that a hidden page shows it
+  document.title = `${asking ? `(${asking}) ` : ""}${id ? `${title} · Tidegate` : "Tidegate"}`;
   const options = { agent: agent.value };
   const answering = id ? (view ?? session) : agents.value.find(({ name }) => name === agent.value);
   const waiting = Math.max(0, (session?.waiting ?? 0) - conversation.record.value.pending.length);

@@ -14,7 +14,11 @@ const ASK_AFTER = 1_000; // milliseconds until a sent message's turn is asked af
 const ASK_EVERY = 15_000; // … the pause doubles up to this
 const HIDDEN_FOR = 60_000; // a hidden, idle page gives its connection back: a browser has only six for one address
 
+const TELLING = new Set(["turn_started", "turn_ended", "asked", "answered"]); // what the list shows of a conversation
+
 const COMMAND = /^\/\p{L}+(?:\s|$)/u; // a slash and a word, as the gateway sees it: `/usr/bin` is a path, not a command
+
+const questionPath = (id) => `/api/approvals/${encodeURIComponent(id)}`;
 
 export class Conversation {
   /** `id` is null for one that has not begun; `on` is told of what concerns the page around it. */
@@ -166,6 +170,7 @@ export class Conversation {
     });
     const turns = new Set([unsettled, ...this.record.value.pending.map((item) => item.turn)]);
     for (const turn of turns) if (turn) this.#settle(turn);
+    for (const question of this.record.value.asked) this.#ask(question.id);
     this.on.changed();
   }
 
@@ -205,7 +210,7 @@ export class Conversation {
           this.#flush();
           this.change((record) => known.apply(record, event));
           if (event.type === "turn_started") this.told = event.turn;
-          if (event.type === "turn_started" || event.type === "turn_ended") this.on.changed();
+          if (TELLING.has(event.type)) this.on.changed();
         }
       }
     });
@@ -331,6 +336,29 @@ export class Conversation {
     }
     if (session) await this.reload();
     this.note("reply", text);
+  }
+
+  /** Answers what the agent asks. Whoever was first, the question is closed then; resolves to whether it is. */
+  async answer(id, decision, text = "") {
+    try {
+      await post(questionPath(id), { decision, text });
+    } catch (error) {
+      this.#failed(error);
+      if (error.status !== 404 && error.status !== 409) return false;
+    }
+    this.change((record) => known.apply(record, { type: "answered", id }));
+    this.on.changed();
+    return true;
+  }
+
+  /** A question may have been answered elsewhere while nobody listened. */
+  async #ask(id) {
+    try {
+      if ((await get(questionPath(id))).state === "open") return;
+    } catch (error) {
+      if (error.status !== 404) return; // the next opening asks again
+    }
+    if (!this.closed) this.change((record) => known.apply(record, { type: "answered", id }));
   }
 
   async stop() {

@@ -26,6 +26,7 @@ export class List {
     this.query = signal("");
     this.found = signal(null); // null: nothing is searched for
     this.foundAll = signal(true);
+    this.asking = signal(new Set()); // ids of conversations that wait for an answer, listed or not
   }
 
   /** What a person sees, in its order. */
@@ -42,6 +43,7 @@ export class List {
     this.#wanted = false;
     batch(() => {
       this.sessions.value = this.over.value = [];
+      this.asking.value = new Set();
       this.query.value = "";
       this.found.value = null;
     });
@@ -77,12 +79,13 @@ export class List {
     const asked = (this.#asked += 1);
     const query = this.query.value.trim();
     try {
-      const wanted = [page(this.#limit), this.#overLimit && page(this.#overLimit, "&ended=true"), query && search(query)];
-      const [live, over, found] = await Promise.all(wanted);
+      const wanted = [page(this.#limit), get("/api/approvals"), this.#overLimit && page(this.#overLimit, "&ended=true"), query && search(query)];
+      const [live, open, over, found] = await Promise.all(wanted);
       if (asked !== this.#asked) return;
       this.#wanted = false;
       batch(() => {
         this.sessions.value = live.sessions;
+        this.asking.value = new Set(open.approvals.map(({ session }) => session));
         this.hasMore.value = live.next !== null;
         this.over.value = over ? over.sessions : [];
         this.overHasMore.value = Boolean(over?.next);

@@ -1,11 +1,14 @@
 // What the page knows of one conversation, as one immutable value, and how each event changes it. Guarantee: applying
-// the same events twice, as happens when a stream is taken up again, shows everything once; the number of rows, notes
-// and pending messages kept is bounded. Nothing here touches the network or the document.
+// the same events twice, as happens when a stream is taken up again, shows everything once; the number of rows, notes,
+// questions and pending messages kept is bounded, and so is what is kept of a running tool's output. Nothing here
+// touches the network or the document.
 
 export const PAGE = 200; // rows asked for at a time
 export const MOST_ROWS = 400; // rows kept and drawn; older ones are fetched again when asked for
 const MOST_NOTES = 50;
 const MOST_ENDED = 50;
+const MOST_ASKED = 50;
+const MOST_PROGRESS = 8_000; // characters of what a running tool puts out: the last ones
 
 export const EMPTY = Object.freeze({
   rows: [], // {seq, message}, ascending
@@ -13,7 +16,8 @@ export const EMPTY = Object.freeze({
   later: false, // rows after the last one exist: the window was moved back
   draft: "", // text of the model answer that is in flight
   reset: "", // why the draft was begun again
-  live: {}, // call id → {name, arguments, state, excerpt}: tools of the running step
+  live: {}, // call id → {name, arguments, state, excerpt, progress}: tools of the running step
+  asked: [], // {id, turn, kind, summary, choices, expires}: what waits for a person's answer, the oldest first
   notes: [], // {id, after, kind, text, retry, turn}: what is told beside the transcript; `turn` is whose it is, if any
   pending: [], // {key, text, since, turn, how, ahead, state, error}: sent, not yet a row; `since` is the row before it
   running: null, // id of the running turn
@@ -97,9 +101,20 @@ function settled(item, turn) {
   return item.how === "steered" ? [{ ...item, turn: null, how: "queued", ahead: 1 }] : [];
 }
 
+/** Adds a question once; told again, it changes nothing. */
+function withAsked(record, { id, turn, kind, summary, choices = [], expires = null }) {
+  if (record.asked.length >= MOST_ASKED || record.asked.some((question) => question.id === id)) return record;
+  return { ...record, asked: [...record.asked, { id, turn, kind, summary, choices, expires }] };
+}
+
+function withoutAsked(record, isOver) {
+  const asked = record.asked.filter((question) => !isOver(question));
+  return asked.length === record.asked.length ? record : { ...record, asked };
+}
+
 function turnEnded(record, outcome) {
   const { turn, state, error } = outcome;
-  let next = record;
+  let next = withoutAsked(record, (question) => question.turn === turn);
   if (next.running === turn) {
     if (state !== "answered" && next.draft) {
       next = withNote(next, { id: `${turn}:draft`, kind: "unfinished", text: next.draft, turn });
@@ -131,10 +146,20 @@ export function apply(record, event) {
     case "message":
       return added(record, { seq: event.seq, message: event.message });
     case "tool_started": {
-      const tool = { name: event.name, arguments: event.arguments, state: "running", excerpt: "" };
+      const tool = { name: event.name, arguments: event.arguments, state: "running", excerpt: "", progress: "" };
       // A tool starts when the answer that asked for it is a row: what is left of a draft was that answer, told again.
       return { ...record, draft: "", live: { ...record.live, [event.call_id]: tool } };
     }
+    case "tool_progress": {
+      const before = record.live[event.call_id];
+      if (before?.state !== "running") return record;
+      const progress = (before.progress + event.text).slice(-MOST_PROGRESS);
+      return { ...record, live: { ...record.live, [event.call_id]: { ...before, progress } } };
+    }
+    case "asked":
+      return withAsked(record, event);
+    case "answered":
+      return withoutAsked(record, (question) => question.id === event.id);
     case "tool_ended": {
       const before = record.live[event.call_id] ?? { name: event.name, arguments: "" };
       const tool = { ...before, state: event.failed ? "failed" : "done", excerpt: event.excerpt };

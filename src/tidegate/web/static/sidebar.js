@@ -1,5 +1,5 @@
-// Draws the list of conversations. Guarantee: it shows what `list.js` holds, newest first, and marks what runs; it holds
-// nothing of its own.
+// Draws the list of conversations. Guarantee: it shows what `list.js` holds, newest first, and marks what runs and what
+// waits for an answer; it holds nothing of its own.
 
 import { MOST } from "./list.js";
 import { html } from "./ui.js";
@@ -20,12 +20,18 @@ export function ago(then, now = Date.now() / 1000) {
 
 export const titleOf = (session) => session.title || session.name || "Untitled conversation";
 
-function Entry({ session, isCurrent, onOpen }) {
+function Side({ session, isAsking }) {
+  if (isAsking) return html`<span class="asking" title="It waits for your answer">?<span class="unseen"> waits for your answer</span></span>`;
+  if (session.running) return html`<span class="running" title="An answer is being written"><span class="unseen">running</span></span>`;
+  return ago(session.active);
+}
+
+function Entry({ session, isCurrent, isAsking, onOpen }) {
   return html`<li>
     <a href=${`#/${session.id}`} aria-current=${isCurrent ? "page" : null} data-running=${session.running ? "yes" : null} data-ended=${session.ended ? "yes" : null}
       onClick=${(event) => { event.preventDefault(); onOpen(session.id); }}>
       <span class="entry-title">${titleOf(session)}</span>
-      <span class="entry-side">${session.running ? html`<span class="running" title="An answer is being written"><span class="unseen">running</span></span>` : ago(session.active)}</span>
+      <span class="entry-side"><${Side} session=${session} isAsking=${isAsking} /></span>
     </a></li>`;
 }
 
@@ -46,7 +52,8 @@ function More({ sessions, onMore }) {
 }
 
 export function Sidebar({ list, current, onOpen, onNew, onSearched, onSignOut }) {
-  const entry = (session) => html`<${Entry} key=${session.id} session=${session} isCurrent=${session.id === current} onOpen=${onOpen} />`;
+  const entry = (session) => html`<${Entry} key=${session.id} session=${session} isCurrent=${session.id === current}
+    isAsking=${list.asking.value.has(session.id)} onOpen=${onOpen} />`;
   const found = list.found.value;
   const sessions = list.sessions.value;
   const over = list.over.value;

@@ -3,6 +3,7 @@
 // unless he was at the end, where new text keeps him.
 
 import { Markdown } from "./markdown.js";
+import { Question } from "./questions.js";
 import { acknowledgement } from "./record.js";
 import { html, memo, useEffect, useLayoutEffect, useRef, useState } from "./ui.js";
 
@@ -46,6 +47,15 @@ function pretty(text) {
 
 const STATES = { running: "running", done: "done", failed: "failed", none: "no result" };
 
+/** What a running tool puts out, its newest lines in sight. */
+function Progress({ text }) {
+  const box = useRef(null);
+  useLayoutEffect(() => {
+    box.current.scrollTop = box.current.scrollHeight;
+  }, [text]);
+  return html`<pre class="progress" ref=${box} tabindex="0" aria-label="Output so far">${text}</pre>`;
+}
+
 const Tool = memo(({ call, result, live }) => {
   const state = result ? (result.failed ? "failed" : "done") : (live?.state ?? "none");
   const excerpt = result?.text ?? live?.excerpt ?? "";
@@ -55,7 +65,8 @@ const Tool = memo(({ call, result, live }) => {
       <span class="tool-state">${STATES[state]}</span></summary>
     ${call.arguments && call.arguments !== "{}" && html`<pre tabindex="0">${call.arguments}</pre>`}
     ${excerpt && html`<${Long} text=${excerpt} draw=${(text) => html`<pre tabindex="0">${text}</pre>`} />`}
-  </details>`;
+  </details>
+  ${state === "running" && live.progress && html`<${Progress} text=${live.progress} />`}`;
 });
 
 // -- rows -----------------------------------------------------------------------------------------------------------
@@ -143,7 +154,7 @@ function Draft({ record }) {
     ${reset && html`<p class="note">Begun again: ${reset}</p>`}
     ${cut && html`<p class="note">The beginning is shown when the answer is complete.</p>`}
     ${draft && html`<${Markdown} text=${cut ? draft.slice(-DRAFT_TAIL) : draft} />`}
-    ${!draft && !busyTool && html`<p class="waiting"><span class="unseen">Waiting for the answer</span><i></i><i></i><i></i></p>`}
+    ${!draft && !busyTool && !record.asked.length && html`<p class="waiting"><span class="unseen">Waiting for the answer</span><i></i><i></i><i></i></p>`}
   </article>`;
 }
 
@@ -162,6 +173,10 @@ function Announcer({ record }) {
       setSaid(answer ? `Answer: ${answer.slice(0, LONGEST_ANNOUNCED)}` : "Done.");
     }
   }, [record.running, last?.seq]);
+  const asked = record.asked[0];
+  useEffect(() => {
+    if (asked) setSaid(`The agent asks: ${asked.summary.slice(0, LONGEST_ANNOUNCED)}. Alt Q goes there.`);
+  }, [asked?.id]);
   return html`<div class="unseen" aria-live="polite" id="announcer">${said}</div>`;
 }
 
@@ -236,14 +251,16 @@ export function Transcript({ conversation, onCommand, onAgain, empty }) {
   const now = record.pending.filter((item) => !record.running || item.turn === record.running || item.turn === null);
   const queued = record.pending.filter((item) => !now.includes(item));
   const pending = (item) => html`<${Pending} key=${item.key} item=${item} onAgain=${onAgain} onDiscard=${(key) => conversation.discard(key)} />`;
-  const isEmpty = !record.rows.length && !record.pending.length && !record.notes.length && !record.running && !loading;
+  const answer = (...given) => conversation.answer(...given);
+  const question = (asked) => html`<${Question} key=${asked.id} question=${asked} onAnswer=${answer} />`;
+  const isEmpty = !record.rows.length && !record.pending.length && !record.notes.length && !record.asked.length && !record.running && !loading;
   return html`<div class="transcript-frame">
     <div class="transcript" ref=${box} onScroll=${scrolled} role="log" aria-live="off" aria-label="Conversation" tabindex="0">
       <div class="column">
         ${record.earlier && html`<button type="button" class="quiet more" disabled=${loading} onClick=${earlier}>Show earlier messages</button>`}
         ${isEmpty && empty}
         ${timeline(record, results, () => onCommand("/retry"))}
-        ${!record.later && [...now.map(pending), html`<${Draft} key="draft" record=${record} />`, ...queued.map(pending)]}
+        ${!record.later && [...now.map(pending), html`<${Draft} key="draft" record=${record} />`, ...record.asked.map(question), ...queued.map(pending)]}
         ${loading && !record.rows.length && html`<p class="note">Loading…</p>`}
       </div>
     </div>

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.tools import bound_text
+from tidegate.spool import bound_text
 
 NOTICE = re.compile(r"^\[… (\d+) of (\d+) bytes left out, (\d+) of (\d+) lines; (.*) …\]$", re.MULTILINE)
 

@@ -1,0 +1,64 @@
+"""`tidegate approvals`: what agents ask, and the answers, from outside a conversation."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from tidegate.cli.options import home_option, json_option
+from tidegate.cli.output import plain, print_json
+
+
+@click.group("approvals")
+def command() -> None:
+    """List or answer what agents wait for: approvals and questions."""
+
+
+@command.command("list")
+@click.option("--session", help="Only of the conversation of this id.")
+@click.option("--limit", type=click.IntRange(1, 500), default=200, show_default=True)
+@home_option
+@json_option
+def list_(session: str | None, limit: int, home: Path, as_json: bool) -> None:
+    """List what waits for your answer, in full, the oldest first."""
+    from tidegate.cli.api import Api
+    from tidegate.cli.asked import described, heading
+    from tidegate.gateway import hint
+
+    found = Api(home).call("GET", "/api/approvals", query={"session": session, "limit": limit})
+    if as_json:
+        print_json(found["approvals"])
+    elif not found["approvals"]:
+        print("Nothing waits for an answer.")
+    else:
+        for question in found["approvals"]:
+            print(heading(question))
+            print("\n".join(f"    {line}" for line in described(question)))
+        print(f"Answer with {hint(home, 'approvals answer ID ANSWER')}: approve, deny [REASON], or what was asked for.")
+    if found["more"]:
+        print(f"There are more than {limit}: answer some, or raise --limit.", file=sys.stderr)
+
+
+@command.command("answer")
+@click.argument("id")
+@click.argument("words", nargs=-1, required=True)
+@home_option
+@json_option
+def answer(id: str, words: tuple[str, ...], home: Path, as_json: bool) -> None:
+    """Answer what `tidegate approvals list` shows under ID: `approve`, `deny [REASON]`, or the answer to a question
+    (one of its choices or its number, where it has some)."""
+    from tidegate.cli.api import Api
+    from tidegate.cli.asked import answer_of
+
+    api = Api(home)
+    path = api.approval(id)
+    question = api.call("GET", path)
+    said = answer_of(question, " ".join(words))
+    if said is None:
+        raise click.UsageError("This is an approval: say approve, or deny and why." if question["kind"] == "approval"
+                               else "Say what the answer is.")  # fmt: skip
+    answered = api.call("POST", path, said)
+    if as_json:
+        print_json(answered)
+    else:
+        print(f"{answered['state'].capitalize()}{': ' + plain(answered['answer']) if answered['answer'] else '.'}")

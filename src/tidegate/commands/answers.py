@@ -1,0 +1,106 @@
+"""Commands that answer what an agent asks: approve, deny, answer.
+
+An id may be left out where only one thing waits: in this conversation or, before there is one, in all of them.
+"""
+
+import re
+from typing import Literal
+
+from tidegate.commands.registry import Command, Context, Reply
+from tidegate.errors import Conflict, NotFound, Refused
+from tidegate.sessions import QuestionView
+
+LISTED = 10
+"""Of several things that wait, as many are named."""
+
+LINE_CHARACTERS = 80
+"""Of each of them."""
+
+_ID = re.compile(r"(ap_\w+)(?:\s+|$)")
+
+
+async def approve(context: Context, words: str) -> Reply:
+    id, rest = _split(words)
+    if rest:
+        raise Refused("Say /approve, or /approve ID; only a denial takes words.", code="bad_argument")
+    return await _answer(context, id, "approved", "", "Approved")
+
+
+async def deny(context: Context, words: str) -> Reply:
+    id, reason = _split(words)
+    return await _answer(context, id, "denied", reason, "Denied")
+
+
+async def answer(context: Context, words: str) -> Reply:
+    id, text = _split(words)
+    if not text:
+        raise Refused("Say the answer too: /answer TEXT, or its number.", code="missing_argument")
+    return await _answer(context, id, "answered", text, "Answered")
+
+
+async def _answer(
+    context: Context, id: str, decision: Literal["approved", "denied", "answered"], text: str, done: str
+) -> Reply:
+    question = await _find(context, id, "question" if decision == "answered" else "approval")
+    answered = await context.door.questions.answer(question.id, context.principal, decision, text)
+    here = answered.session == context.session
+    what = answered.answer if decision == "answered" else first_line(answered)
+    return Reply(text=f"{done}: {what}", session=context.session, turn=answered.turn if here else None)
+
+
+async def _find(context: Context, id: str, kind: Literal["approval", "question"]) -> QuestionView:
+    """The one that is meant. Of several, or of another kind, which there are is said."""
+    questions = context.door.questions
+    if id:
+        return await questions.get(id, context.principal)
+    found = await questions.open_for(context.principal, session=context.session)
+    fitting = [question for question in found if question.kind == kind]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        raise Conflict(f"Several wait: say which one.\n{listing(fitting)}", code="several_questions")
+    if found:
+        raise Conflict(f"Nothing of that kind waits here, but this does.\n{listing(found)}", code="answer_unfit")
+    elsewhere = await questions.open_for(context.principal, limit=LISTED) if context.session else []
+    if elsewhere:
+        raise NotFound(f"Nothing waits here, but elsewhere.\n{listing(elsewhere)}", code="question_not_found")
+    raise NotFound("Nothing waits for an answer.", code="question_not_found")
+
+
+def listing(questions: list[QuestionView]) -> str:
+    lines = [f"{_COMMANDS[question.kind]} {question.id}  {first_line(question)}" for question in questions[:LISTED]]
+    return "\n".join([*lines, *(["…"] if len(questions) > LISTED else [])])
+
+
+def first_line(question: QuestionView) -> str:
+    line = " ".join(question.summary.split())
+    return line if len(line) <= LINE_CHARACTERS else line[: LINE_CHARACTERS - 1] + "…"
+
+
+def _split(words: str) -> tuple[str, str]:
+    found = _ID.match(words)
+    return (found[1], words[found.end() :]) if found else ("", words)
+
+
+_COMMANDS = {"approval": "/approve", "question": "/answer"}
+
+COMMANDS = (
+    Command(
+        name="approve",
+        arguments="[ID]",
+        help="Let the agent do what it asks leave for.",
+        handler=approve,
+    ),
+    Command(
+        name="deny",
+        arguments="[ID] [REASON]",
+        help="Refuse what the agent asks leave for; it is told the reason and goes on.",
+        handler=deny,
+    ),
+    Command(
+        name="answer",
+        arguments="[ID] TEXT|NUMBER",
+        help="Answer a question of the agent's, by one of its choices or freely where it has none.",
+        handler=answer,
+    ),
+)

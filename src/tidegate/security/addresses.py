@@ -1,0 +1,108 @@
+"""Which addresses are public: reachable by anybody, and so no way into what only this machine or its network can reach.
+
+Guarantee: pure, and by the number of the address alone, however it is written. What is not known to be public is not;
+an IPv6 address that carries an IPv4 one is judged by what would be reached. The tables are our own, so that a newer or
+older Python judges the same.
+"""
+
+import ipaddress
+from collections.abc import Iterable, Sequence
+from types import MappingProxyType
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+_V4 = MappingProxyType(
+    {
+        ipaddress.IPv4Network(network): kind
+        for network, kind in {
+            "0.0.0.0/8": "unspecified",
+            "10.0.0.0/8": "private",
+            "100.64.0.0/10": "shared by a carrier's customers",  # one cloud's metadata is here
+            "127.0.0.0/8": "loopback",
+            "168.63.129.16/32": "metadata",  # public by its number, and a cloud's own in each of its machines
+            "169.254.0.0/16": "link-local or metadata",
+            "172.16.0.0/12": "private",
+            "192.0.0.0/24": "reserved",  # one cloud's metadata is here
+            "192.0.2.0/24": "for documentation",
+            "192.88.99.0/24": "reserved",
+            "192.168.0.0/16": "private",
+            "198.18.0.0/15": "for benchmarks",
+            "198.51.100.0/24": "for documentation",
+            "203.0.113.0/24": "for documentation",
+            "224.0.0.0/4": "multicast",
+            "240.0.0.0/4": "reserved",
+        }.items()
+    }
+)
+
+_GLOBAL = ipaddress.IPv6Network("2000::/3")
+"""All that is handed out to the public; the rest is for machines, links, sites and groups."""
+
+_V6 = MappingProxyType(
+    {
+        ipaddress.IPv6Network(network): kind
+        for network, kind in {
+            "::/128": "unspecified",
+            "::1/128": "loopback",
+            "::/96": "an IPv4 address in disguise",
+            "64:ff9b:1::/48": "translated by this network",
+            "fc00::/7": "private",
+            "fe80::/10": "link-local",
+            "fec0::/10": "private",
+            "ff00::/8": "multicast",
+            "2001::/32": "a tunnel (Teredo)",
+            "2001::/23": "reserved",
+            "2001:db8::/32": "for documentation",
+            "2002::/16": "a tunnel (6to4)",
+            "3fff::/20": "for documentation",
+        }.items()
+    }
+)
+"""In this order: the first that fits names the kind."""
+
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+"""Where networks without IPv4 see the public IPv4 addresses: the last 32 bits are the address that is reached."""
+
+_ISATAP = frozenset({0x0000_5EFE, 0x0200_5EFE})
+"""The upper half of an interface's part that stands for a tunnel to the IPv4 address in its lower half."""
+
+
+def networks(texts: Iterable[str]) -> tuple[Network, ...]:
+    """Addresses and networks as they stand in the configuration. ValueError for what is neither."""
+    return tuple(ipaddress.ip_network(text) for text in texts)
+
+
+def refusal(text: str, allowed: Sequence[Network] = ()) -> str:
+    """What kind of address this is, if it is neither public nor in `allowed`; empty when it may be reached. What is no
+    address in its usual form is refused: whoever would resolve it might find another one than was judged here."""
+    if "%" in text:
+        return "bound to a link"
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return "no address"
+    reached = _unmapped(address)
+    if any(reached.version == network.version and reached in network for network in allowed):
+        return ""
+    return _kind(reached)
+
+
+def _unmapped(address: Address) -> Address:
+    """A mapped address is an IPv4 one to the kernel."""
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    return address
+
+
+def _kind(address: Address) -> str:
+    if isinstance(address, ipaddress.IPv4Address):
+        return next((kind for network, kind in _V4.items() if address in network), "")
+    if address in _NAT64:
+        return _kind(ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF))
+    for network, kind in _V6.items():
+        if address in network:
+            return kind
+    if address not in _GLOBAL:
+        return "reserved"
+    return "a tunnel (ISATAP)" if int(address) >> 32 & 0xFFFF_FFFF in _ISATAP else ""

@@ -1,0 +1,12 @@
+"""The spool: long results and media on disk, and the excerpts that stand for them.
+
+Guarantee: what a model is shown is bounded, what was left out can be read for as long as the transcript names it, and
+memory never holds more of it than the excerpt.
+"""
+
+from tidegate.spool.excerpts import bound_text
+from tidegate.spool.recorder import Recorder
+from tidegate.spool.spool import SessionSpool, Spool, SpoolStats
+from tidegate.spool.workers import Workers
+
+__all__ = ["Recorder", "SessionSpool", "Spool", "SpoolStats", "Workers", "bound_text"]

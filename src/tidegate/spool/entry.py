@@ -1,0 +1,123 @@
+"""One result on its way into the spool: its file, then its row.
+
+Guarantee: it is kept whole or not at all. A row is written only when the file is complete; what the disk refuses, or
+the session's quota has no room for, leaves no file and says why in `lost`, and whoever writes goes on. Cancelled at any
+point, it leaves nothing, or a file that the sweep finds. Owned by whoever writes it, who ends it with `keep` or `drop`.
+"""
+
+import asyncio
+from typing import Protocol
+
+import structlog
+from anyio import CancelScope, to_thread
+
+from tidegate.errors import TidegateError
+from tidegate.spool.sink import Sink
+
+log = structlog.stdlib.get_logger(__name__)
+
+QUOTA = "this conversation has used up its limits.spool_bytes"
+
+
+class Place(Protocol):
+    """Where an entry goes: the session's folder, and what is left of its quota."""
+
+    async def begin(self) -> tuple[str, Sink, int]:
+        """A new id, its file, and the bytes that it may take. From now on the sweep leaves it alone."""
+        ...
+
+    async def keep(self, id: str, bytes: int, lines: int, media_type: str) -> str:
+        """Writes down that it is there; why that could not be, or nothing."""
+        ...
+
+    def refuse(self) -> None:
+        """Counts one that was not kept."""
+        ...
+
+    def leave(self, id: str) -> None:
+        """It is no longer written to."""
+        ...
+
+
+class Entry:
+    """`id` is its name once it is kept; `lost` says why it was not."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._sink: Sink | None = None
+        self._name = ""
+        self._room = 0
+        self.id = ""
+        self.lost = ""
+
+    async def begin(self) -> None:
+        self._name, self._sink, self._room = await self._place.begin()
+        try:
+            await to_thread.run_sync(self._sink.open)
+        except OSError as error:
+            await self._refuse(error)
+
+    async def put(self, data: bytes | bytearray) -> None:
+        if self._sink is None:
+            return
+        self._room -= len(data)
+        if self._room < 0:
+            await self._lose(QUOTA)
+            return
+        try:
+            await to_thread.run_sync(self._sink.write, data)
+        except OSError as error:
+            await self._refuse(error)
+
+    async def keep(self, *, bytes: int, lines: int = 0, media_type: str = "text/plain") -> None:
+        if self._sink is None:
+            return
+        try:
+            await to_thread.run_sync(self._sink.close)
+        except OSError as error:
+            await self._refuse(error)
+            return
+        # From here on the row may be committed although we are cancelled, so the file has to stay; if it is not, the
+        # sweep finds a file without a row.
+        sink, self._sink = self._sink, None
+        why = ""
+        try:
+            why = await self._place.keep(self._name, bytes, lines, media_type)
+            self._sink = sink if why else None
+        except TidegateError:
+            self._sink = sink
+            raise
+        finally:
+            if self._sink is None:
+                self._place.leave(self._name)
+        if why:
+            await self._lose(why)
+        else:
+            self.id = self._name
+
+    async def drop(self) -> None:
+        """The file, if it is still ours. It goes before the caller does, however often that is cancelled."""
+        sink, self._sink = self._sink, None
+        interrupted: asyncio.CancelledError | None = None
+        while sink is not None:
+            try:
+                with CancelScope(shield=True):
+                    await to_thread.run_sync(sink.drop)
+            except asyncio.CancelledError as error:  # then the thread may not have begun
+                interrupted = error
+                continue
+            except OSError as error:
+                log.warning("a file of the spool is left to the sweep", id=self._name, error=error.strerror)
+            self._place.leave(self._name)
+            break
+        if interrupted is not None:
+            raise interrupted
+
+    async def _refuse(self, error: OSError) -> None:
+        log.warning("a result is not kept: the disk refuses", error=error.strerror)
+        await self._lose(f"the disk refused it ({error.strerror})")
+
+    async def _lose(self, why: str) -> None:
+        self.lost = why
+        self._place.refuse()
+        await self.drop()

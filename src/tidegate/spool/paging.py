@@ -1,0 +1,100 @@
+"""A page of a spooled result.
+
+Guarantee: every byte of the file is on some page, and each page says how to get the next: by lines, or by bytes within
+a line that is longer than a page. A page is bounded in bytes and lines; to find it, at most a chunk is in memory.
+"""
+
+import os
+from pathlib import Path
+
+from anyio import from_thread
+
+from tidegate.errors import ToolFailed
+from tidegate.spool.excerpts import clean
+from tidegate.values import Frozen
+
+CHUNK = 256 * 1024
+
+
+class Wanted(Frozen, frozen=True):
+    """Which part: `lines` lines, after `offset` lines or, if given, from the byte `byte` on; at most `max_bytes`."""
+
+    offset: int
+    lines: int
+    byte: int | None
+    max_bytes: int
+
+
+def read_page(path: Path, total_lines: int, wanted: Wanted) -> str:
+    """Blocks: for a thread that anyio started. FileNotFoundError when it is gone."""
+    with path.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        if wanted.byte is None:
+            start = _seek(file.fileno(), wanted.offset, total_lines)
+        elif wanted.byte < size:
+            start = wanted.byte
+        else:
+            raise ToolFailed(f"The byte {wanted.byte} is past the end: it has {size} bytes.")
+        # One more than fits, to tell whether something follows.
+        data = os.pread(file.fileno(), wanted.max_bytes + 1, start)
+    end, lines = _cut(data, wanted.lines, wanted.max_bytes)
+    text = clean(data[:end]).decode()
+    place = _place(wanted, start, start + end, size, lines, total_lines, whole=data[:end].endswith(b"\n"))
+    return f"{text}{'' if text.endswith(chr(10)) else chr(10)}[{place}]"
+
+
+def _seek(fd: int, offset: int, total_lines: int) -> int:
+    """Where the line after `offset` lines begins."""
+    if offset == 0:
+        return 0
+    if offset >= total_lines:
+        raise ToolFailed(f"The offset {offset} is past the end: it has {total_lines} lines.")
+    passed = place = 0
+    while chunk := os.pread(fd, CHUNK, place):
+        from_thread.check_cancelled()
+        breaks = chunk.count(b"\n")
+        if passed + breaks >= offset:
+            start = 0
+            while passed < offset:
+                start = chunk.index(b"\n", start) + 1
+                passed += 1
+            return place + start
+        passed += breaks
+        place += len(chunk)
+    raise ToolFailed(f"The offset {offset} is past the end.")
+
+
+def _cut(data: bytes, lines: int, most: int) -> tuple[int, int]:
+    """Where the page ends, and how many lines it has: whole ones, or the beginning of one that is too long."""
+    end = count = 0
+    while count < lines:
+        following = data.find(b"\n", end) + 1
+        if following == 0:
+            if len(data) <= most and end < len(data):
+                return len(data), count + 1
+            break
+        if following > most:
+            break
+        end, count = following, count + 1
+    if end or not data:
+        return end, count
+    end = min(most, len(data))
+    for _ in range(3):  # no character in two; what is no text has no characters
+        if end < len(data) and end > 1 and data[end] & 0xC0 == 0x80:
+            end -= 1
+    return end, 1
+
+
+def _place(wanted: Wanted, start: int, end: int, size: int, lines: int, total_lines: int, *, whole: bool) -> str:
+    if wanted.byte is not None:
+        where = f"bytes {start} to {end} of {size}"
+    else:
+        first, last = wanted.offset + 1, wanted.offset + lines
+        where = f"line {first} of {total_lines}" if lines == 1 else f"lines {first} to {last} of {total_lines}"
+    if end >= size:
+        return f"{where}; it ends here"
+    if wanted.byte is not None:
+        return f"{where}; go on with byte={end}"
+    if not whole:
+        return f"{where}, which is longer than a page; go on in it with byte={end}"
+    return f"{where}; go on with offset={wanted.offset + lines}"

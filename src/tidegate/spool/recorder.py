@@ -1,0 +1,90 @@
+"""Output recorded as it streams in.
+
+Guarantee: whatever the length of the output, memory holds its beginning, its end and one buffer; the whole goes to the
+session's spool as soon as it is longer than what a model is shown, byte for byte. At the threshold it is inline, one
+byte above it is spooled. If the disk refuses or the session's quota is used up, the excerpt is kept and says so, and
+whoever records goes on. A recorder that is left without `finish` leaves nothing behind. How the output was cut into
+pieces makes no difference to any of it.
+"""
+
+from types import TracebackType
+
+from tidegate.spool.entry import Entry, Place
+from tidegate.spool.excerpts import clean, excerpt
+
+BUFFER_BYTES = 256 * 1024
+"""Written at once: few enough to hold, many enough that a gigabyte costs four thousand writes."""
+
+
+class Recorder:
+    """One output. `bytes` and `lines` count all of it."""
+
+    def __init__(self, place: Place, *, max_bytes: int, max_lines: int) -> None:
+        self._entry = Entry(place)
+        self._max_bytes = max_bytes
+        self._max_lines = max_lines
+        self._inline = True
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._buffer = bytearray()
+        self._breaks = 0
+        self._open_line = False
+        self.bytes = 0
+
+    @property
+    def lines(self) -> int:
+        return self._breaks + self._open_line
+
+    @property
+    def spooled(self) -> str:
+        """The id of the whole, once it is finished; empty when it is inline or was not kept."""
+        return self._entry.id
+
+    async def __aenter__(self) -> "Recorder":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._entry.drop()
+
+    async def write(self, data: bytes) -> None:
+        if not data:
+            return
+        self.bytes += len(data)
+        self._breaks += data.count(b"\n")
+        self._open_line = not data.endswith(b"\n")
+        if self._inline:
+            if self.bytes <= self._max_bytes and self.lines <= self._max_lines:
+                self._head += data
+                return
+            self._inline = False
+            self._tail += self._head
+            self._buffer += self._head
+            await self._entry.begin()
+        self._head += data[: self._max_bytes - len(self._head)]
+        self._tail += data[-self._max_bytes :]
+        del self._tail[: -self._max_bytes]
+        if len(self._buffer) + len(data) < BUFFER_BYTES:
+            self._buffer += data
+        else:
+            await self._flush()
+            await self._entry.put(data)
+
+    async def finish(self) -> str:
+        """The excerpt that a model is shown; with the name under which the whole can be had, when that is longer."""
+        if self._inline:
+            return clean(bytes(self._head)).decode()
+        await self._flush()
+        await self._entry.keep(bytes=self.bytes, lines=self.lines)
+        if self._entry.lost:
+            hint = f"the rest was not kept: {self._entry.lost}"
+        else:
+            hint = f"the whole is {self._entry.id}, read it with the tool output"
+        head, tail = clean(bytes(self._head)), clean(bytes(self._tail))
+        return excerpt(head, tail, self.bytes, self.lines, self._max_bytes, self._max_lines, hint=hint)
+
+    async def _flush(self) -> None:
+        data, self._buffer = self._buffer, bytearray()
+        if data:
+            await self._entry.put(data)

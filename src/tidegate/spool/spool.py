@@ -1,0 +1,300 @@
+"""The spool: what is too long to be shown whole, on disk, a folder per session.
+
+Guarantee: a session's spool dies with its transcript and not before; nothing that a live transcript names is deleted.
+What no session owns is swept at start and on the timer. Files are the gateway's alone (0600, in folders 0700), named by
+ids of ours. The spool owns the folder that it was given; opening it makes nothing.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+from anyio import to_thread
+
+from tidegate.errors import StoreFull, ToolFailed
+from tidegate.spool import sweeping
+from tidegate.spool.entry import QUOTA
+from tidegate.spool.excerpts import count_lines
+from tidegate.spool.media import SHOWN_BYTES, Pictures
+from tidegate.spool.paging import Wanted, read_page
+from tidegate.spool.recorder import Recorder
+from tidegate.spool.search import Query, search
+from tidegate.spool.sink import Sink
+from tidegate.spool.workers import Workers
+from tidegate.store import Db, SpooledRow, Store, processes, sessions, spooled
+from tidegate.values import Frozen, Media, new_id
+
+RESERVE = 512
+"""Bytes and, of lines, a few, that whoever shows an excerpt has for a line of its own."""
+
+RESERVED_LINES = 4
+
+YOUNG_SECONDS = 600.0
+"""What was written so recently is left alone by the sweep: somebody may be about to write its row."""
+
+BATCH = 200
+"""Names that the store is asked about at once."""
+
+_ID = re.compile(r"sp_\w{1,64}")
+
+
+class SpoolStats(Frozen, frozen=True):
+    """For status and metrics; all but `writing` count since the start. `swept_at` is the time of the last sweep, and
+    0.0 before the first."""
+
+    writing: int
+    kept: int
+    kept_bytes: int
+    refused: int
+    swept: int
+    swept_at: float
+
+
+class Spool:
+    """`cores` are those that the gateway was given, for the children that scale and search."""
+
+    def __init__(
+        self,
+        root: Path,
+        store: Store,
+        *,
+        excerpt_bytes: int,
+        excerpt_lines: int,
+        quota: int,
+        clock: Callable[[], float] = time.time,
+        cores: frozenset[int] | None = None,
+    ) -> None:
+        self.root = root
+        self.excerpt_bytes = excerpt_bytes
+        self.excerpt_lines = excerpt_lines
+        self.quota = quota
+        self.store = store
+        self.clock = clock
+        self.workers = Workers(cores)
+        self.pictures = Pictures(self.workers)
+        self.writing: set[str] = set()
+        """Ids whose files are being written: they have no row yet, and are no orphans."""
+        self.kept = self.kept_bytes = self.refused = 0
+        self._swept = 0
+        self._swept_at = 0.0
+
+    def of(self, session: str, turn: str | None) -> "SessionSpool":
+        return SessionSpool(self, session, turn)
+
+    def file(self, session: str, id: str) -> Path:
+        """Where it lies. Both names are ids of ours, which hold no separator."""
+        return self.root / session / id
+
+    async def load(self, session: str, id: str) -> bytes:
+        """A picture, to be sent with a request and let go. OSError when it cannot be read."""
+        if not _ID.fullmatch(id):
+            raise FileNotFoundError(id)
+        return await to_thread.run_sync(_read_whole, self.file(session, id), SHOWN_BYTES)
+
+    async def remove(self, session: str) -> None:
+        """Everything of a session that is no more."""
+        await to_thread.run_sync(sweeping.remove_folder, self.root / session)
+
+    async def sweep(self) -> int:
+        """Removes what belongs to no session, and in the sessions' folders what has no row; how many files and folders.
+        After the first time it looks only into folders in which something came or went since."""
+        begun = self.clock()
+        since, before = self._swept_at - 2 * YOUNG_SECONDS, begun - YOUNG_SECONDS
+        found = await to_thread.run_sync(sweeping.folders, self.root)
+        removed = 0
+        for names in _batches(found):
+            known = await self.store.read(sessions.existing, names)
+            for name in names:
+                if name in known:
+                    removed += await self._sweep_files(name, before) if found[name] >= since else 0
+                elif found[name] < before:
+                    removed += await to_thread.run_sync(sweeping.remove_folder, self.root / name)
+        self._swept += removed
+        self._swept_at = begun
+        return removed
+
+    async def _sweep_files(self, session: str, before: float) -> int:
+        """The rows are read after the files were listed and after who is writing was asked: a file that got its row
+        meanwhile has it by then."""
+        found = await to_thread.run_sync(sweeping.files, self.root / session, before)
+        orphans: list[str] = []
+        for names in _batches([name for name, id in found.items() if id not in self.writing]):
+            known = await self.store.read(_known, [found[name] for name in names])
+            orphans += [name for name in names if found[name] not in known]
+        return await to_thread.run_sync(sweeping.remove_files, self.root / session, orphans) if orphans else 0
+
+    def stats(self) -> SpoolStats:
+        return SpoolStats(
+            writing=len(self.writing),
+            kept=self.kept,
+            kept_bytes=self.kept_bytes,
+            refused=self.refused,
+            swept=self._swept,
+            swept_at=self._swept_at,
+        )
+
+
+class SessionSpool:
+    """One session's part of it, for one turn: a handle that owns nothing."""
+
+    def __init__(self, spool: Spool, session: str, turn: str | None) -> None:
+        self._spool = spool
+        self.session = session
+        self.turn = turn
+
+    # -- in --
+
+    def record(self, name: str, *, max_bytes: int | None = None, reserve: int = RESERVE) -> Recorder:
+        """For output that streams. `name` says what it is the output of; `max_bytes` is for who shows less, and
+        `reserve` bytes of that are left for what is said beside it."""
+        limit = max_bytes or self._spool.excerpt_bytes
+        lines = self._spool.excerpt_lines
+        return Recorder(
+            _Place(self._spool, self.session, self.turn, name),
+            max_bytes=max(limit - reserve, limit // 2),
+            max_lines=max(lines - RESERVED_LINES, lines // 2),
+        )
+
+    async def text(self, name: str, text: str, *, max_bytes: int | None = None) -> str:
+        """The text itself when it may be shown whole, else its excerpt, and the whole in the spool."""
+        limit = max_bytes or self._spool.excerpt_bytes
+        data = text.encode("utf-8", "replace")
+        if len(data) <= limit and count_lines(data) <= self._spool.excerpt_lines:
+            return data.decode()
+        place = _Place(self._spool, self.session, self.turn, name)
+        async with Recorder(place, max_bytes=limit, max_lines=self._spool.excerpt_lines) as recorder:
+            await recorder.write(data)
+            return await recorder.finish()
+
+    async def media(self, name: str, source: bytes | int) -> Media:
+        """A picture as a model may be shown it. `source` is all of it, or a descriptor of its file, which stays the
+        caller's. ToolFailed says why it cannot be shown."""
+        place = _Place(self._spool, self.session, self.turn, name)
+        return await self._spool.pictures.media(name, source, place)
+
+    # -- out --
+
+    async def row(self, id: str) -> SpooledRow:
+        """What is known of a spooled result of this session."""
+        found: SpooledRow | None = await self._spool.store.read(spooled.get, id, self.session)
+        if found is None:
+            raise ToolFailed(f"There is no result {id[:60]!r} in this conversation.")
+        return found
+
+    async def page(self, id: str, *, offset: int = 0, lines: int = 200, byte: int | None = None) -> str:
+        """Some of its lines, after `offset` lines or from a byte on, and a last line that says how to go on."""
+        row = await self._text(id)
+        wanted = Wanted(offset=offset, lines=min(lines, self._lines), byte=byte, max_bytes=self._bytes)
+        path = self._spool.file(self.session, row.id)
+        try:
+            return await to_thread.run_sync(read_page, path, row.lines, wanted)
+        except FileNotFoundError:
+            raise _gone(row) from None
+
+    async def search(
+        self, id: str, pattern: str, *, limit: int = 50, regex: bool = False, offset: int = 0, byte: int = 0
+    ) -> str:
+        """Places in it where `pattern` stands, each with its line and byte, and a last line that says how to go on."""
+        row = await self._text(id)
+        query = Query(
+            pattern=pattern,
+            regex=regex,
+            offset=offset,
+            byte=byte,
+            limit=limit,
+            max_bytes=self._bytes,
+            max_lines=self._lines,
+        )
+        try:
+            return await search(self._spool.workers, self._spool.file(self.session, row.id), query)
+        except FileNotFoundError:
+            raise _gone(row) from None
+
+    async def _text(self, id: str) -> SpooledRow:
+        row = await self.row(id)
+        if row.kind != "text":
+            raise ToolFailed(f"{row.id} is a picture ({row.media_type}), which was shown with its result.")
+        return row
+
+    @property
+    def _bytes(self) -> int:
+        """Of a page, so that with the line about its place it is shown whole."""
+        return max(self._spool.excerpt_bytes - RESERVE, self._spool.excerpt_bytes // 2)
+
+    @property
+    def _lines(self) -> int:
+        return max(self._spool.excerpt_lines - RESERVED_LINES, 1)
+
+
+class _Place:
+    """Where one result of a session goes."""
+
+    def __init__(self, spool: Spool, session: str, turn: str | None, name: str) -> None:
+        self._spool = spool
+        self._session = session
+        self._turn = turn
+        self._name = name
+
+    async def begin(self) -> tuple[str, Sink, int]:
+        used: int = await self._spool.store.read(spooled.total, self._session)
+        id = new_id("sp")
+        self._spool.writing.add(id)
+        return id, Sink(self._spool.file(self._session, id)), self._spool.quota - used
+
+    async def keep(self, id: str, bytes: int, lines: int, media_type: str) -> str:
+        try:
+            if not await self._spool.store.write(self._add, id, bytes, lines, media_type):
+                return QUOTA
+        except StoreFull as error:
+            return error.message
+        self._spool.kept += 1
+        self._spool.kept_bytes += bytes
+        return ""
+
+    def refuse(self) -> None:
+        self._spool.refused += 1
+
+    def leave(self, id: str) -> None:
+        self._spool.writing.discard(id)
+
+    def _add(self, db: Db, id: str, bytes: int, lines: int, media_type: str) -> bool:
+        """False if others have used up the quota meanwhile."""
+        if spooled.total(db, self._session) + bytes > self._spool.quota:
+            return False
+        spooled.add(
+            db,
+            id=id,
+            session=self._session,
+            turn=self._turn,
+            kind="text" if media_type == "text/plain" else "media",
+            bytes=bytes,
+            lines=lines,
+            media_type=media_type,
+            name=self._name,
+            now=self._spool.clock(),
+        )
+        return True
+
+
+def _known(db: Db, ids: Sequence[str]) -> set[str]:
+    return spooled.existing(db, ids) | processes.existing(db, ids)
+
+
+def _batches(names: Iterable[str]) -> Iterator[list[str]]:
+    rest = iter(names)
+    while batch := list(islice(rest, BATCH)):
+        yield batch
+
+
+def _read_whole(path: Path, most: int) -> bytes:
+    with path.open("rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(f"{path.name} is longer than {most} bytes")
+    return data
+
+
+def _gone(row: SpooledRow) -> ToolFailed:
+    return ToolFailed(f"The file of {row.id} is no longer there; run what made it again.")

@@ -1,0 +1,68 @@
+"""Finding what nobody owns in the folder of the spool, and removing it. All of it blocks: for threads.
+
+Guarantee: only what has a name of ours is looked at, so that what an operator or a file system keeps here stays. What
+cannot be removed is logged and left to the next sweep. No link is followed.
+"""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import structlog
+
+log = structlog.stdlib.get_logger(__name__)
+
+_FOLDER = re.compile(r"s_\w+")
+_FILE = re.compile(r"((?:sp|pr)_\w+)(?:\.\w+)*")
+"""Results by their own id; the output of a process by that of the process."""
+
+
+def folders(root: Path) -> dict[str, float]:
+    """Sessions that have a folder, each with the time at which something came or went in it."""
+    found: dict[str, float] = {}
+    try:
+        with os.scandir(root) as entries:
+            for entry in entries:
+                if _FOLDER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+                    found[entry.name] = entry.stat(follow_symlinks=False).st_mtime
+    except FileNotFoundError:  # nothing was spooled yet
+        return {}
+    return found
+
+
+def files(folder: Path, before: float) -> dict[str, str]:
+    """Files in it that were last written before that time, each with the id that it belongs to."""
+    found: dict[str, str] = {}
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                named = _FILE.fullmatch(entry.name)
+                if named is not None and entry.stat(follow_symlinks=False).st_mtime < before:
+                    found[entry.name] = named[1]
+    except FileNotFoundError:  # its session was deleted meanwhile
+        return {}
+    return found
+
+
+def remove_files(folder: Path, names: list[str]) -> int:
+    removed = 0
+    for name in names:
+        try:
+            (folder / name).unlink()
+            removed += 1
+        except OSError as error:
+            log.warning("a file of the spool cannot be removed", file=str(folder / name), error=error.strerror)
+    return removed
+
+
+def remove_folder(folder: Path) -> bool:
+    """Whether it is gone."""
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        log.warning("a folder of the spool cannot be removed", folder=str(folder), error=error.strerror)
+        return False
+    return True

@@ -1,0 +1,147 @@
+"""What an edit changed, as a unified diff.
+
+Guarantee: applied to the old text it gives the new one. It is made from the places that were replaced, not by
+comparing the two: its cost grows with the text and not with its square, and its memory with what was changed and not
+with the text.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+CONTEXT = 3
+SHOWN_LINES = 120
+SHOWN_CHARACTERS = 500
+"""Of a diff that is shown to a model, and of one line of it: what it replaced it knows."""
+
+NO_BREAK = "\\ No newline at end of file"
+
+
+class Span(NamedTuple):
+    start: int
+    end: int
+
+
+class _Block(NamedTuple):
+    """Whole lines of a text, from one place to another, and those that come instead."""
+
+    start: int
+    end: int
+    old: list[str]
+    new: list[str]
+
+
+def unified(text: str, spans: Sequence[Span], new: str) -> Iterator[str]:
+    """The lines of the diff between `text` and the same with `new` in each of `spans`, which are in order and apart."""
+    counted = line = shift = 0
+    for blocks in _hunks(text, spans, new):
+        start, end = _back(text, blocks[0].start), _forth(text, blocks[-1].end)
+        line, counted = line + text.count("\n", counted, start), start
+        body: list[str] = []
+        place = start
+        for block in blocks:
+            body += [f" {kept}" for kept in _lines(text[place : block.start])]
+            body += [f"-{gone}" for gone in block.old] + [f"+{come}" for come in block.new]
+            place = block.end
+        body += [f" {kept}" for kept in _lines(text[place:end])]
+        before, after = (sum(entry[0] in marks for entry in body) for marks in (" -", " +"))
+        yield f"@@ -{_range(line, before)} +{_range(line + shift, after)} @@"
+        for entry in body:
+            if entry.endswith("\n"):
+                yield entry[:-1]
+            else:
+                yield from (entry, NO_BREAK)
+        shift += after - before
+
+
+def bounded(lines: Iterable[str]) -> str:
+    """As much of a diff as is shown."""
+    shown: list[str] = []
+    left = 0
+    for line in lines:
+        if len(shown) < SHOWN_LINES:
+            shown.append(line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]}…")
+        else:
+            left += 1
+    if left:
+        shown.append(f"[… {left} more lines of the difference left out …]")
+    return "\n".join(shown)
+
+
+def _lines(text: str) -> list[str]:
+    """With their line feeds, and divided at nothing else."""
+    lines = [f"{line}\n" for line in text.split("\n")]
+    last = lines.pop()[:-1]
+    return [*lines, last] if last else lines
+
+
+def _line_end(text: str, place: int) -> int:
+    """Behind the line that a place is in."""
+    return text.find("\n", place) + 1 or len(text)
+
+
+def _back(text: str, place: int) -> int:
+    """The beginning of the line some lines before one that begins at a place."""
+    for _ in range(CONTEXT):
+        place = text.rfind("\n", 0, max(0, place - 1)) + 1
+    return place
+
+
+def _forth(text: str, place: int) -> int:
+    """The end of the line some lines behind one that ends at a place."""
+    for _ in range(CONTEXT):
+        place = _line_end(text, place)
+    return place
+
+
+def _range(start: int, length: int) -> str:
+    # An empty range is named by the line before it.
+    return f"{start + (length > 0)},{length}"
+
+
+def _hunks(text: str, spans: Sequence[Span], new: str) -> Iterator[list[_Block]]:
+    """Blocks so near to each other that the lines around them would meet."""
+    hunk: list[_Block] = []
+    for block in _blocks(text, spans, new):
+        if hunk and text.count("\n", hunk[-1].end, block.start) > 2 * CONTEXT:
+            yield hunk
+            hunk = []
+        hunk.append(block)
+    if hunk:
+        yield hunk
+
+
+def _blocks(text: str, spans: Sequence[Span], new: str) -> Iterator[_Block]:
+    """The lines that the spans touch, and what becomes of them."""
+    index = 0
+    while index < len(spans):
+        start = place = text.rfind("\n", 0, spans[index].start) + 1
+        end = _line_end(text, start)
+        pieces: list[str] = []
+        while True:
+            # All spans that begin in these lines, which they may make more.
+            while index < len(spans) and spans[index].start < end:
+                pieces += (text[place : spans[index].start], new)
+                place = spans[index].end
+                end = max(end, _line_end(text, place - 1))
+                index += 1
+            rest = text[place:end]
+            # A line whose end was replaced goes on in the next one.
+            if end == len(text) or (rest or new).endswith("\n"):
+                break
+            end = _line_end(text, end)
+        block = _trimmed(start, end, _lines(text[start:end]), _lines("".join((*pieces, rest))))
+        if block.old or block.new:
+            yield block
+
+
+def _trimmed(start: int, end: int, old: Sequence[str], new: Sequence[str]) -> _Block:
+    """Without lines at both ends that are the same."""
+    head = 0
+    while head < min(len(old), len(new)) and old[head] == new[head]:
+        head += 1
+    tail = 0
+    while tail < min(len(old), len(new)) - head and old[-1 - tail] == new[-1 - tail]:
+        tail += 1
+    start += sum(map(len, old[:head]))
+    end -= sum(map(len, old[len(old) - tail :]))
+    return _Block(start, end, list(old[head : len(old) - tail]), list(new[head : len(new) - tail]))

@@ -1,0 +1,80 @@
+"""The tool `read_file`: a text file page by page, or a picture.
+
+Guarantee: a page is whole lines, says which ones when it is not all, and stays below what a model is shown of a result.
+A picture goes to the model as one, within the bounds that hold for every picture; all else is named and not shown.
+"""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from tidegate.errors import ToolFailed
+from tidegate.spool import SessionSpool
+from tidegate.tools.files.arguments import FilePath
+from tidegate.tools.tool import Result, ToolContext, tool
+from tidegate.workspaces.files import Files, Lines, shown
+
+PAGE_LINES = 300
+PAGE_BYTES = 12 * 1024
+"""A page with the line about its place stays below the default limits of a tool's output, which would cut it."""
+
+_PICTURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a")
+
+
+@tool(effect="read", timeout=60, parallel=True)
+async def read_file(
+    ctx: ToolContext,
+    *,
+    path: FilePath,
+    offset: Annotated[int, Meta(ge=0, description="How many lines to skip.")] = 0,
+    lines: Annotated[int, Meta(ge=1, le=PAGE_LINES, description="How many lines to return.")] = 200,
+) -> Result:
+    """Reads a UTF-8 text file of the workspace, a page of lines at a time, or shows a picture (PNG, JPEG, GIF or
+    WebP)."""
+    return await read(await ctx.workspace.files(), ctx.spool, path, offset, lines)
+
+
+async def read(files: Files, spool: SessionSpool, path: str, offset: int = 0, lines: int = 200) -> Result:
+    page = await files.lines(path, offset=offset, lines=lines, max_bytes=PAGE_BYTES)
+    if _is_picture(page.head):
+        return await _picture(files, spool, path)
+    if not page.data:
+        if page.first == 0:
+            return Result(text="[the file is empty]")
+        raise ToolFailed(f"Offset {offset} is past the end: {shown(path)} has {page.first} lines.")
+    try:
+        text = page.data.decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise ToolFailed(
+            f"{shown(path)} is binary or not UTF-8 text ({page.size} bytes) and cannot be shown; "
+            "a command in the terminal may tell what it holds."
+        )
+    return Result(text=text + _place(page, text))
+
+
+async def _picture(files: Files, spool: SessionSpool, path: str) -> Result:
+    async with files.opened(path) as fd:
+        media = await spool.media(path, fd)
+    note = f", {media.note}" if media.note else ""
+    return Result(text=f"[{shown(path)}: {media.media_type}, {media.width} x {media.height}{note}]", media=(media,))
+
+
+def _is_picture(head: bytes) -> bool:
+    return head.startswith(_PICTURES) or (head.startswith(b"RIFF") and head[8:12] == b"WEBP")
+
+
+def _place(page: Lines, text: str) -> str:
+    """The line that says which part of the file this is; none when it is all of it."""
+    if page.first == 0 and not page.more and not page.cut:
+        return ""
+    if page.cut:
+        place = (
+            f"line {page.after} is longer than a page, this is its beginning; what follows is at offset={page.after}"
+        )
+    elif page.more:
+        place = f"lines {page.first + 1} to {page.after}; more follow, go on with offset={page.after}"
+    else:
+        place = f"lines {page.first + 1} to {page.after}; the file ends here"
+    return f"{'' if text.endswith(chr(10)) else chr(10)}[{place}]"

@@ -1,0 +1,94 @@
+"""The tool `search_files`: lines that fit a pattern.
+
+Guarantee: lines stand under their file with their numbers, in a fixed order; whatever was not searched is mentioned.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from msgspec import Meta
+
+from tidegate.tools.files.arguments import GlobText, Hidden
+from tidegate.tools.files.listing import left_out
+from tidegate.tools.tool import ToolContext, tool
+from tidegate.workspaces.files import Choice, Files, Found, Hit, Line, Query, printable, read_pattern
+
+MOST = 200
+MOST_AROUND = 10
+
+
+@tool(effect="read", timeout=60, parallel=True)
+async def search_files(
+    ctx: ToolContext,
+    *,
+    pattern: Annotated[
+        str,
+        Meta(
+            description="A regular expression that fits within one line; without looking around and back references; "
+            "\\w, \\d, \\s and \\b know ASCII only."
+        ),
+    ],
+    path: Annotated[str, Meta(description="Folder or file to search, relative to the workspace.")] = ".",
+    glob: GlobText = "",
+    literal: Annotated[bool, Meta(description="Take the pattern as plain text.")] = False,
+    ignore_case: Annotated[bool, Meta(description="Take small and capital letters as the same.")] = False,
+    context: Annotated[int, Meta(ge=0, le=MOST_AROUND, description="Lines to show before and after each.")] = 0,
+    limit: Annotated[int, Meta(ge=1, le=MOST, description="How many fitting lines to return.")] = 50,
+    hidden: Hidden = False,
+) -> str:
+    """Searches text files of the workspace for lines that fit a pattern. Binary files and links are left out."""
+    query = Query(
+        pattern=read_pattern(pattern, literal=literal, ignore_case=ignore_case),
+        choice=Choice(glob=glob, hidden=hidden),
+        context=context,
+        limit=limit,
+    )
+    return await searched(await ctx.workspace.files(), path, query)
+
+
+async def searched(files: Files, path: str, query: Query) -> str:
+    found = await files.search(path, query)
+    return "\n".join([*_lines(found, query), *_notes(found), *left_out(found.left_out)])
+
+
+def _lines(found: Found, query: Query) -> Iterator[str]:
+    for hit in found.hits:
+        yield printable(hit.path)
+        if hit.changed:
+            yield "[it was changed while it was searched: search again]"
+        yield from _of(hit, query)
+        yield ""
+
+
+def _of(hit: Hit, query: Query) -> Iterator[str]:
+    last = 0
+    for line in hit.lines:
+        if query.context and last and line.number > last + 1:
+            yield "--"
+        yield _line(line)
+        last = line.number
+
+
+def _line(line: Line) -> str:
+    text = f"{'…' if line.before else ''}{line.text}{'…' if line.after else ''}"
+    return f"{line.number}{':' if line.found else '-'} {text}"
+
+
+def _notes(found: Found) -> Iterator[str]:
+    lines = sum(line.found for hit in found.hits for line in hit.lines)
+    if found.more:
+        yield f"[the first {_some(lines, 'line')}; there are more: narrow the search, or raise limit (at most {MOST})]"
+    elif not found.hits:
+        yield f"[nothing found in {_some(found.files, 'file')}]"
+    else:
+        yield f"[{_some(lines, 'line')} in {len(found.hits)} of {_some(found.files, 'file')}]"
+    if found.stopped:
+        yield f"[not all was searched: {found.stopped}]"
+    if found.large:
+        yield f"[left out for {'its' if found.large == 1 else 'their'} size: {_some(found.large, 'file')}]"
+    if found.binary:
+        yield f"[left out as binary: {_some(found.binary, 'file')}]"
+
+
+def _some(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,140 @@
+"""The tool `process`: long-running commands by name.
+
+Guarantee: starting what runs already starts nothing; whatever is shown is bounded and says how to go on. A process ends
+with the conversation, never with a turn, and its end is told: to who waits for it, by a new turn, or with the next
+message.
+"""
+
+import time
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from tidegate.errors import ToolFailed
+from tidegate.tools.tool import Result, ToolContext, tool
+from tidegate.workspaces import Page, ProcessView
+
+SHOWN_BYTES = 8 * 1024
+"""Of a process's output at once; below what a model is shown of a result."""
+
+FIRST_SECONDS = 0.5
+"""How long a start waits to see whether the process ends at once: most mistakes do."""
+
+DEFAULT_SECONDS = 60.0
+LONGEST_SECONDS = 600.0
+"""Of one wait. A turn that only waits is better ended: `notify` begins a new one."""
+
+COMMAND_CHARACTERS = 120
+"""Of a command that are shown in a list."""
+
+Action = Literal["start", "list", "output", "write", "wait", "stop"]
+
+
+@tool(effect="execute", timeout=None, contained=True)
+async def process(
+    ctx: ToolContext,
+    *,
+    action: Annotated[Action, Meta(description="What to do.")],
+    name: Annotated[str, Meta(description="The process's name, which you choose; needed for all but list.")] = "",
+    command: Annotated[str, Meta(description="start: what to run, in bash, where the terminal's shell is.")] = "",
+    restart: Annotated[bool, Meta(description="start: start it again if the gateway was restarted.")] = False,
+    notify: Annotated[bool, Meta(description="start: tell me with a new message when it has ended.")] = False,
+    since: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="output, wait: the byte from which to read; by default the last output."),
+    ] = None,
+    input: Annotated[str, Meta(description="write: text for its standard input; end a line with a line break.")] = "",
+    close: Annotated[bool, Meta(description="write: end its input after that.")] = False,
+    pattern: Annotated[
+        str, Meta(description="wait: return as soon as a line fits this extended regular expression; empty: its end.")
+    ] = "",
+    timeout: Annotated[
+        float, Meta(gt=0, le=LONGEST_SECONDS, description="wait: for how many seconds at most.")
+    ] = DEFAULT_SECONDS,
+) -> Result:
+    """Runs commands in the background under names: start one (nothing happens if it runs already), list them, read
+    output, write to one, wait for a line of its output or for its end, stop it. They go on between messages and end
+    with the conversation."""
+    if action == "list":
+        return Result(text=_listed(await ctx.workspace.list()))
+    if not name:
+        raise ToolFailed(f"process: {action} needs the name of a process")
+    if action == "start":
+        return await _start(ctx, name, command, restart=restart, notify=notify)
+    if action == "output":
+        return Result(text=_shown(await ctx.workspace.output(name, since=since, limit=SHOWN_BYTES)))
+    if action == "write":
+        await ctx.workspace.write(name, input.encode(), close=close)
+        return Result(text=f"[{len(input.encode())} bytes were written{', and its input is ended' if close else ''}]")
+    if action == "wait":
+        return await _wait(ctx, name, pattern, timeout, since)
+    view = await ctx.workspace.stop(name)
+    page = await ctx.workspace.output(name, limit=SHOWN_BYTES)
+    return Result(text=f"[{name} was stopped{_code(view)}]\n{_shown(page)}")
+
+
+async def _start(ctx: ToolContext, name: str, command: str, *, restart: bool, notify: bool) -> Result:
+    view = await ctx.workspace.start(name, command, restart=restart, notify=notify)
+    if not view.new:
+        other = "" if view.command == command else f", with another command: {_brief(view.command)}"
+        return Result(text=f"[{name} runs already{other}]", failed=bool(other))
+    waited = await ctx.workspace.wait(name, pattern=None, timeout=FIRST_SECONDS)
+    page = await ctx.workspace.output(name, since=0, limit=SHOWN_BYTES)
+    if waited.process.live:
+        return Result(text=f"[{name} runs]\n{_shown(page)}")
+    return Result(text=f"[{name} has ended at once{_code(waited.process)}]\n{_shown(page)}", failed=True)
+
+
+async def _wait(ctx: ToolContext, name: str, pattern: str, timeout: float, since: int | None) -> Result:
+    waited = await ctx.workspace.wait(name, pattern=pattern or None, timeout=timeout, since=since or 0)
+    page = await ctx.workspace.output(name, since=since, limit=SHOWN_BYTES)
+    if waited.matched is not None:
+        return Result(text=f"[{name} has put out: {waited.matched[:COMMAND_CHARACTERS]}]\n{_shown(page)}")
+    if not waited.process.live:
+        return Result(text=f"[{name} has ended{_code(waited.process)}]\n{_shown(page)}", failed=bool(pattern))
+    return Result(text=f"[{timeout:g} s are over; {name} still runs]\n{_shown(page)}", failed=True)
+
+
+def _listed(views: tuple[ProcessView, ...]) -> str:
+    if not views:
+        return "[there are no processes]"
+    return "\n".join(
+        f"{view.name}: {_state(view)}, {view.bytes} bytes of output{_marks(view)}, {_brief(view.command)}"
+        for view in views
+    )
+
+
+def _state(view: ProcessView) -> str:
+    if view.ended is None:
+        return f"runs for {_span(time.time() - view.started)}"
+    how = {"exited": "has ended", "ended": "was ended", "lost": "went with the gateway or its sandbox"}[view.state]
+    return f"{how}{_code(view)} after {_span(view.ended - view.started)}"
+
+
+def _marks(view: ProcessView) -> str:
+    return "".join(f", {mark}" for mark, is_set in (("restart", view.restart), ("notify", view.notify)) if is_set)
+
+
+def _code(view: ProcessView) -> str:
+    if view.exit_code is None:
+        return ""
+    return f" by signal {-view.exit_code}" if view.exit_code < 0 else f" with exit code {view.exit_code}"
+
+
+def _span(seconds: float) -> str:
+    whole = max(0, int(seconds))
+    if whole < 120:
+        return f"{whole} s"
+    return f"{whole // 60} min" if whole < 7200 else f"{whole // 3600} h"
+
+
+def _brief(command: str) -> str:
+    line = " ".join(command.split())
+    return line if len(line) <= COMMAND_CHARACTERS else f"{line[:COMMAND_CHARACTERS]}…"
+
+
+def _shown(page: Page) -> str:
+    gone = f"[{page.dropped} bytes before this are not shown]\n" if page.dropped else ""
+    return (
+        f"{gone}{page.text}{'' if page.text.endswith(chr(10)) or not page.text else chr(10)}[next: since={page.next}]"
+    )

@@ -1,0 +1,194 @@
+"""Search engines: what each is asked, and what its answer means.
+
+Guarantee: pure. A request holds all that is sent; an answer becomes results with an http address each and texts of
+bounded length, or a sentence why not. A key stands in a header, never in an address or a message.
+"""
+
+import html
+import re
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from tidegate.config import WebSettings
+from tidegate.errors import ToolFailed
+from tidegate.security import Secret
+
+TITLE_CHARACTERS = 200
+TEXT_CHARACTERS = 600
+ADDRESS_CHARACTERS = 1000
+"""Of one result; a longer address is left out with its result, since half of one leads nowhere."""
+
+MOST = 20
+"""Results of one search: what every engine gives at once."""
+
+BRAVE = "https://api.search.brave.com/res/v1"
+TAVILY = "https://api.tavily.com"
+
+_TAG = re.compile(r"</?[a-zA-Z][^<>]{0,100}>")
+_Answer = TypeVar("_Answer")
+_NO_PARAMS: Mapping[str, str] = MappingProxyType({})
+
+
+class Hit(NamedTuple):
+    title: str
+    url: str
+    text: str
+
+
+class Request(NamedTuple):
+    method: str
+    url: str
+    params: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: bytes | None = None
+
+
+class Engine(Protocol):
+    name: str
+
+    def request(self, query: str, count: int) -> Request: ...
+    def complaint(self, status: int) -> str:
+        """What an answer that is no success means, as the end of a sentence."""
+        ...
+
+    def hits(self, answer: bytes) -> tuple[Hit, ...]: ...
+
+
+def engine(settings: WebSettings, key: Secret | None) -> Engine | None:
+    """The one that is configured."""
+    if settings.search == "none":
+        return None
+    kinds: Mapping[str, type[SearXNG] | type[Brave] | type[Tavily]]
+    kinds = {"searxng": SearXNG, "brave": Brave, "tavily": Tavily}
+    return kinds[settings.search](settings.search_url, key)
+
+
+class _Result(msgspec.Struct, frozen=True):
+    """What the three call by the same names, or by nearly the same."""
+
+    url: str = ""
+    title: str | None = None
+    content: str | None = None
+    description: str | None = None
+
+
+class _Results(msgspec.Struct, frozen=True):
+    results: list[_Result]
+
+
+class _BraveAnswer(msgspec.Struct, frozen=True):
+    web: _Results | None = None
+
+
+class SearXNG:
+    name = "searxng"
+
+    def __init__(self, base: str, key: Secret | None) -> None:
+        self._base, self._key = base, key
+
+    def request(self, query: str, count: int) -> Request:
+        headers = {"Accept": "application/json"}
+        if self._key is not None:  # of a proxy in front of it
+            headers["Authorization"] = f"Bearer {self._key.reveal()}"
+        return Request("GET", f"{self._base}/search", {"q": query, "format": "json"}, headers)
+
+    def complaint(self, status: int) -> str:
+        if status == 403:
+            return "it refuses (403); its operator must add json to search.formats in its settings.yml"
+        return _complaint(status)
+
+    def hits(self, answer: bytes) -> tuple[Hit, ...]:
+        return _hits(_decoded(answer, _Results, self.name).results)
+
+
+class Brave:
+    name = "brave"
+
+    def __init__(self, base: str, key: Secret | None) -> None:
+        self._base, self._key = base or BRAVE, key
+
+    def request(self, query: str, count: int) -> Request:
+        headers = {"Accept": "application/json", "X-Subscription-Token": _revealed(self._key)}
+        params = {"q": query, "count": str(count), "result_filter": "web", "text_decorations": "false"}
+        return Request("GET", f"{self._base}/web/search", params, headers)
+
+    def complaint(self, status: int) -> str:
+        if status == 422:
+            return "it does not take this query, or the key (422); make it simpler, or the operator looks at search_key"
+        return _complaint(status)
+
+    def hits(self, answer: bytes) -> tuple[Hit, ...]:
+        web = _decoded(answer, _BraveAnswer, self.name).web
+        return () if web is None else _hits(web.results)
+
+
+class Tavily:
+    name = "tavily"
+
+    def __init__(self, base: str, key: Secret | None) -> None:
+        self._base, self._key = base or TAVILY, key
+
+    def request(self, query: str, count: int) -> Request:
+        headers = {
+            "Accept": "application/json",
+            "Content-Type": "application/json",
+            "Authorization": f"Bearer {_revealed(self._key)}",
+        }
+        body = msgspec.json.encode({"query": query, "max_results": count})
+        return Request("POST", f"{self._base}/search", _NO_PARAMS, headers, body)
+
+    def complaint(self, status: int) -> str:
+        if status in (432, 433):
+            return f"the plan's limit is used up ({status}); the operator can raise it"
+        return _complaint(status)
+
+    def hits(self, answer: bytes) -> tuple[Hit, ...]:
+        return _hits(_decoded(answer, _Results, self.name).results)
+
+
+def _revealed(key: Secret | None) -> str:
+    if key is None:
+        raise ToolFailed("The search engine needs a key: the operator names one by search_key in the table [web].")
+    return key.reveal()
+
+
+def _complaint(status: int) -> str:
+    if status in (401, 403):
+        return f"the key was refused ({status}); the operator must look at search_key in the table [web]"
+    if status in (400, 422):
+        return f"it does not take this query ({status}); make it shorter or simpler"
+    if status == 429:
+        return "it was asked too often (429); try again later"
+    if 300 <= status < 400:
+        return f"it is at another address ({status}); the operator must correct search_url in the table [web]"
+    return f"it answered {status}; try again later"
+
+
+def _decoded(answer: bytes, kind: type[_Answer], name: str) -> _Answer:
+    try:
+        return msgspec.json.decode(answer, type=kind)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        raise ToolFailed(f"The search with {name} failed: its answer is not of the form that is expected.") from None
+
+
+def _hits(results: Iterable[_Result]) -> tuple[Hit, ...]:
+    return tuple(
+        Hit(
+            _plain(result.title or "", TITLE_CHARACTERS) or result.url,
+            result.url,
+            _plain(result.content or result.description or "", TEXT_CHARACTERS),
+        )
+        for result in results
+        if result.url.startswith(("http://", "https://"))
+        and len(result.url) <= ADDRESS_CHARACTERS
+        and result.url.isprintable()
+    )
+
+
+def _plain(text: str, most: int) -> str:
+    """On one line, without mark-up."""
+    line = " ".join(html.unescape(_TAG.sub("", text)).split())
+    return line if len(line) <= most else f"{line[:most]}…"

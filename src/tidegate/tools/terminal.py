@@ -1,0 +1,68 @@
+"""The tool `terminal`: commands in the session's own shell.
+
+Guarantee: a command ends with its time, with the turn that it belongs to, and by itself, and never leaves anything
+running; whoever watches sees its output as it comes, the model its beginning and end with the way to the rest. What
+is not as it seems (a timeout, processes that were ended with it, a shell that was not kept) is said in a line of its
+own.
+"""
+
+import codecs
+from typing import Annotated
+
+from msgspec import Meta
+
+from tidegate.tools.tool import Result, ToolContext, tool
+from tidegate.workspaces import Finished
+
+DEFAULT_SECONDS = 120.0
+"""Enough for most builds and tests; what takes longer is better started in the background."""
+
+
+@tool(effect="execute", timeout=None, contained=True)
+async def terminal(
+    ctx: ToolContext,
+    *,
+    command: Annotated[str, Meta(description="What to run, in bash.")],
+    timeout: Annotated[float, Meta(gt=0, description="Seconds after which it is ended.")] = DEFAULT_SECONDS,
+    pty: Annotated[bool, Meta(description="Give it a terminal, for programs that insist on one.")] = False,
+) -> Result:
+    """Runs a command in this conversation's shell and returns its output. Working directory, exported variables and
+    functions stay for the next command. It gets no input; what it leaves running in the background is ended, so use
+    the tool process for servers and other long-running commands."""
+    seconds = min(timeout, ctx.workspace.command_seconds)
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    async with ctx.spool.record("terminal") as recorder:
+
+        async def sink(data: bytes) -> None:
+            await recorder.write(data)
+            if text := decoder.decode(data):
+                ctx.progress(text)
+
+        finished = await ctx.workspace.run(command, timeout=seconds, sink=sink, pty=pty)
+        printed = await recorder.finish()
+    lines = "".join(f"\n[{line}]" for line in _remarks(finished, seconds))
+    text = f"{printed.rstrip()}{lines}".strip() or "[no output]"
+    return Result(text=text, failed=finished.timed_out or finished.code != 0)
+
+
+def _remarks(finished: Finished, seconds: float) -> list[str]:
+    """What is to be said beside the output."""
+    remarks = []
+    if finished.timed_out:
+        remarks.append(
+            f"it took longer than {seconds:g} s and was ended; give it a longer timeout, or start it with the tool "
+            "process"
+        )
+    elif finished.code and finished.code < 0:
+        remarks.append(f"it was ended by signal {-finished.code}")
+    elif finished.code:
+        remarks.append(f"exit code {finished.code}")
+    if left := finished.left_behind:
+        remarks.append(
+            f"{left} process{'es' * (left != 1)} that it had left running in the background "
+            f"{'were' if left != 1 else 'was'} ended; use the tool process for what is to go on running"
+        )
+    if finished.note:
+        remarks.append(finished.note.rstrip("."))
+    return remarks

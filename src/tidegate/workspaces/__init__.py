@@ -1,0 +1,24 @@
+"""Workspaces: where the agents' commands run, one place per session.
+
+Guarantee: what runs for a session is in its box, is written down before it is started, and is gone when the session has
+ended or the gateway has; unloading a session touches none of it. The gateway's own environment and secrets are in none.
+"""
+
+from tidegate.workspaces.files import Files, LocalFiles, Mount
+from tidegate.workspaces.views import Finished, Page, ProcessView, Waited
+from tidegate.workspaces.workspace import Workspace
+from tidegate.workspaces.workspaces import RECONCILE_SECONDS, TIDY_SECONDS, Workspaces
+
+__all__ = [
+    "RECONCILE_SECONDS",
+    "TIDY_SECONDS",
+    "Files",
+    "Finished",
+    "LocalFiles",
+    "Mount",
+    "Page",
+    "ProcessView",
+    "Waited",
+    "Workspace",
+    "Workspaces",
+]

@@ -1,0 +1,448 @@
+"""The backend `bubblewrap`: one sandbox per session, made by the kernel's namespaces.
+
+Guarantee: a command sees a read-only system, its session's folder under /workspace, a home and a /tmp of the session's
+own and the processes of its session, and nothing else of the machine; it has no capability and can get none. Everything
+in a sandbox ends with it, and the sandbox ends with the gateway, however that dies: the kernel ends a namespace with
+its first process, and that one ends with the gateway, by a signal and by the end of its input.
+
+A sandbox is one `bwrap` that does nothing but hold its namespaces; each command enters them. So a session's commands
+share /tmp and see each other, a background process outlives the command that started it, and a command has its own
+streams and exit code like any child. All that is on disk, so that a sandbox may be closed and made again when nothing
+runs in it.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+import msgspec
+from anyio import CancelScope, to_thread
+
+from tidegate.errors import ToolFailed
+from tidegate.workspaces import script
+from tidegate.workspaces.children import ChildProcess, Spawner, find
+from tidegate.workspaces.files import Files, LocalFiles, Mount
+from tidegate.workspaces.interface import MARK, BoxSpec, Enforcement, Load, OpenBox
+from tidegate.workspaces.proc import ProcessTable
+
+INNER = "/workspace"
+HOME = "/home/agent"
+OPEN_SECONDS = 10.0
+"""A sandbox is there within milliseconds; a machine that needs longer than this has another problem."""
+
+SHARED_MEMORY_BYTES = 64 * 1024 * 1024
+"""Of /dev/shm and /run each, which lie in memory and are no process's own."""
+
+CROWDED = (
+    "All that ran in the workspace was ended, because a command made more processes than could be ended one by one."
+)
+
+_LOOK_SECONDS = 0.02  # between two looks at whether a killed process is gone
+_LOOKS = 25  # until a sandbox in which something cannot be ended is ended itself
+_NOTHING = 0  # the signal that only asks whether there is somebody
+_NS_GET_USERNS = 0xB701  # the user namespace that owns a namespace (ioctl_ns(2))
+_HOLD = "echo $$; exec cat >/dev/null"  # its line says that all is mounted, and its number; the end of input ends it
+_FIRST = "1"  # the number of a namespace's first process in it
+_USER = 1000  # whoever the gateway is, the sandbox's user is nobody in particular
+_PASSWD = f"agent:x:{_USER}:{_USER}:agent:{HOME}:/bin/bash\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n"
+_GROUP = f"agent:x:{_USER}:\nnogroup:x:65534:\n"
+
+_NO_NESTING = ("--unshare-user", "--disable-userns")  # inside, nobody can make namespaces and rule in them
+
+_SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_ETC = (
+    "alternatives", "ca-certificates", "ca-certificates.conf", "crypto-policies", "debian_version", "fonts", "gai.conf",
+    "host.conf", "hosts", "java", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "locale.alias", "locale.conf",
+    "localtime", "magic", "mime.types", "nsswitch.conf", "os-release", "pki/ca-trust", "pki/tls/certs",
+    "pki/tls/openssl.cnf", "protocols", "python3", "resolv.conf", "services", "shells", "ssl/certs", "ssl/openssl.cnf",
+    "terminfo", "timezone",
+)  # fmt: skip
+"""Of /etc: what programs need to run. None of it holds a secret, which cannot be said of what a machine adds."""
+
+
+class _Programs(NamedTuple):
+    bwrap: str
+    nsenter: str
+    setpriv: str
+    prlimit: str
+    bash: str
+
+
+class Bubblewrap:
+    name = "bubblewrap"
+    sandboxed = True
+
+    def __init__(self, spawner: Spawner) -> None:
+        self._spawner = spawner
+        self._nesting: tuple[str, ...] = _NO_NESTING
+
+    @property
+    def enforced(self) -> Mapping[str, Enforcement]:
+        """The kernel counts no processes of the superuser's, though it is nobody inside."""
+        return MappingProxyType(
+            {
+                "memory_bytes": "polled",
+                "processes": "polled" if os.geteuid() == 0 else "rlimit",
+                "disk_bytes": "polled",
+                "file_bytes": "rlimit",
+                "cpu_seconds": "rlimit",
+            }
+        )
+
+    def inner(self, folder: Path) -> str:
+        return INNER
+
+    def files(self, spec: BoxSpec, box: OpenBox) -> Files:
+        """They lie on this machine: nothing has to be entered to read them."""
+        seen = [Mount(inner=str(folder), folder=folder, writable=False) for folder in spec.read_only]
+        return LocalFiles(
+            (
+                Mount(inner=INNER, folder=spec.folder),
+                Mount(inner=HOME, folder=spec.home),
+                Mount(inner="/tmp", folder=spec.temporary),
+                *seen,
+            ),
+            self._spawner,
+        )
+
+    async def check(self) -> str | None:
+        why = await self._try(_NO_NESTING)
+        if why is not None:
+            # What is older than this option is still a wall, though with more of the kernel to be reached through it.
+            why = await self._try(())
+            self._nesting = ()
+        return why
+
+    async def _try(self, nesting: tuple[str, ...]) -> str | None:
+        try:
+            programs = _programs()
+            arguments = [programs.bwrap, *_isolation(network=False), *nesting, *await to_thread.run_sync(_system)]
+            child = await self._spawner.spawn([*arguments, "--", programs.bash, "-c", ":"], {})
+        except ToolFailed as error:
+            return error.message
+        except OSError as error:
+            return f"bwrap cannot be started here ({error.strerror})."
+        try:
+            async with asyncio.timeout(OPEN_SECONDS):
+                code = await child.wait()
+                said = (await child.read_state()).decode(errors="replace").strip()
+        except TimeoutError:
+            return "bwrap does not come to an end here."
+        finally:
+            await _gone(child)
+        return None if code == 0 else f"bwrap does not work here: {said or f'exit code {code}'}."
+
+    async def open(self, spec: BoxSpec) -> "Sandbox":
+        programs = _programs()
+        arguments = [programs.bwrap, *_isolation(network=spec.network), *self._nesting]
+        arguments += await to_thread.run_sync(_system)
+        arguments += ["--bind", str(spec.temporary), "/tmp", "--bind", str(spec.temporary), "/var/tmp"]
+        arguments += ["--bind", str(spec.home), HOME, "--bind", str(spec.folder), INNER, "--chdir", INNER]
+        for folder in spec.read_only:
+            arguments += ["--ro-bind-try", str(folder), str(folder)]
+        arguments += ["--ro-bind-data", "4", "/etc/passwd", "--ro-bind-data", "5", "/etc/group"]
+        # Last, since it closes what all of this is mounted in: that lies in memory, which nobody counts.
+        arguments += ["--remount-ro", "/", "--info-fd", "3", "--", programs.bash, "-c", _HOLD]
+        try:
+            return await self._started(programs, spec, arguments)
+        except OSError as error:
+            raise ToolFailed(f"The sandbox cannot be started ({error.strerror}).") from None
+
+    async def _started(self, programs: "_Programs", spec: BoxSpec, arguments: list[str]) -> "Sandbox":
+        with contextlib.ExitStack() as opened:
+            told, tell = os.pipe()
+            opened.callback(os.close, told)
+            with contextlib.ExitStack() as given:
+                passing = {tell: 3}
+                given.callback(os.close, tell)
+                for text, number in ((_PASSWD, 4), (_GROUP, 5)):
+                    fd = _holding(text)
+                    passing[fd] = number
+                    given.callback(os.close, fd)
+                child = await self._spawner.spawn(arguments, {"PATH": "/usr/bin:/bin"}, passing=passing)
+            try:
+                held = await _standing(child)
+                # Written before what it has just said, in one piece or more, and far less than a pipe holds.
+                first = int(msgspec.json.decode(os.read(told, 4096))["child-pid"])
+                return Sandbox(self._spawner, programs, spec, child, first, frozenset((_FIRST, held)))
+            except BaseException:
+                await _gone(child)
+                raise
+
+
+class Sandbox:
+    """One session's. It owns the `bwrap` that holds the namespaces, and the descriptors by which they are entered."""
+
+    def __init__(
+        self,
+        spawner: Spawner,
+        programs: _Programs,
+        spec: BoxSpec,
+        child: ChildProcess,
+        first: int,
+        own: frozenset[str],
+    ) -> None:
+        """`first` is its first process, as we see it; `own` are those that belong to the sandbox itself."""
+        self._spawner = spawner
+        self._programs = programs
+        self._spec = spec
+        self._holder = child
+        self._first = first
+        self._own = own
+        self._commands: set[Command] = set()
+        self._door = asyncio.Lock()
+        self._closed = False
+        self.why = ""
+        with contextlib.ExitStack() as opened:
+            self._user = _namespace(first, "user")
+            opened.callback(os.close, self._user)
+            self._owner = _owner(first)
+            opened.callback(os.close, self._owner)
+            self._table = ProcessTable(f"/proc/{first}/root/proc")
+            opened.callback(self._table.close)
+            self._release = opened.pop_all()
+
+    @property
+    def alive(self) -> bool:
+        return self._holder.running and not self._closed
+
+    @property
+    def pid(self) -> int | None:
+        return self._holder.pid
+
+    async def spawn(self, text: bytes, mark: str) -> "Command":
+        if not self.alive:
+            raise ToolFailed("The sandbox is gone.")
+        programs, limits = self._programs, self._spec.limits
+        enter = [programs.nsenter, "--user=/proc/self/fd/3", "--preserve-credentials", "-t", str(self._first)]
+        enter += ["-m", "-p", "-n", "-i", "-u", f"-W{INNER}", "--"]
+        if os.fstat(self._owner).st_ino != os.fstat(self._user).st_ino:
+            # Where bwrap needs two user namespaces, one within the other, both are entered, in order.
+            enter += [programs.nsenter, "--user=/proc/self/fd/4", "--preserve-credentials", "--"]
+        # What is reserved and not used does not count as data: programs reserve more than any machine has.
+        confine = [programs.prlimit, f"--data={limits.memory_bytes}", f"--nproc={limits.processes}"]
+        confine += [f"--fsize={limits.file_bytes}", f"--cpu={int(limits.cpu_seconds)}", "--core=0", "--"]
+        confine += [programs.setpriv, "--no-new-privs"]
+        # The descriptors of the namespaces are for entering only: what runs inside does not get them.
+        confine += ["bash", "-c", 'exec 3<&- 4<&-; exec "$@"', "bash"]
+        environment = {
+            "HOME": HOME,
+            "PATH": f"{HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin",
+            "SHELL": "/bin/bash",
+            "USER": "agent",
+            **self._spec.environment,
+            MARK: mark,
+        }
+        async with self._door:
+            if not self.alive:
+                raise ToolFailed("The sandbox is gone.")
+            try:
+                child = await self._spawner.spawn(
+                    [*enter, *confine, *script.ENTRY], environment, passing={self._owner: 3, self._user: 4}
+                )
+            except OSError as error:
+                raise ToolFailed(f"The command cannot be started ({error.strerror}).") from None
+            command = Command(self, child, mark)
+            self._commands.add(command)
+        try:
+            await child.write(text)
+        except BaseException:
+            try:
+                with CancelScope(shield=True):
+                    await command.end(0)
+            finally:
+                command.close()
+            raise
+        return command
+
+    async def load(self) -> Load:
+        return await to_thread.run_sync(self._table.load, self._spec.limits)
+
+    async def wait(self) -> None:
+        await self._holder.wait()
+
+    async def close(self) -> None:
+        """The kernel kills all that is in the namespace when its first process is killed."""
+        if self._closed:
+            await self._holder.wait()
+            return
+        self._closed = True
+        try:
+            if self._holder.running:
+                # Its parent has not been reaped, and it is reaped by that one alone: the number is still its own.
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._first, signal.SIGKILL)
+            await self._holder.end(0)
+            for command in tuple(self._commands):
+                await command.reaped()
+        finally:
+            self._holder.close()
+            await to_thread.run_sync(self._release.close)
+
+    async def signal(self, command: "Command", number: int) -> int:
+        """To all that came of a command; to how many. What carries its mark no more can be told from what others have
+        started only while there are no others, and while none comes."""
+        async with self._door:
+            if not self.alive:
+                return 0
+            mark = None if self._commands <= {command} else command.mark
+            reached = await to_thread.run_sync(self._signal, number, mark)
+        if reached is None:  # where the kernel does not count processes, only the end of all ends a crowd of them
+            await self.give_up()
+        return reached or 0
+
+    def _signal(self, number: int, mark: str | None) -> int | None:
+        if self._table.is_crowded(self._spec.limits.processes):
+            return None
+        return self._table.signal(number, besides=self._own, mark=mark)
+
+    async def give_up(self) -> None:
+        """What cannot be ended otherwise ends with the sandbox."""
+        self.why = CROWDED
+        await self.close()
+
+    def forget(self, command: "Command") -> None:
+        self._commands.discard(command)
+
+
+class Command:
+    """A command inside a sandbox. It ends with everything that came of it."""
+
+    def __init__(self, sandbox: Sandbox, child: ChildProcess, mark: str) -> None:
+        self._sandbox = sandbox
+        self._child = child
+        self.mark = mark
+        self.pid: int | None = child.pid
+        self.write = child.write
+        self.close_input = child.close_input
+        self.read = child.read
+        self.read_state = child.read_state
+        self.wait = child.wait
+        self.close = child.close
+
+    async def reaped(self) -> None:
+        """The sandbox is gone, and it was in it."""
+        await self._child.end(0)
+
+    async def end(self, grace: float) -> int:
+        by_itself = not self._child.running
+        left = 0
+        try:
+            if grace > 0:
+                left = await self._send(signal.SIGTERM)
+                await self._send(signal.SIGCONT)  # one that was stopped could not hear it
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(grace):
+                        await self._child.wait()
+                        await self._vanished()
+            killed = await self._kill()
+            return max(left, killed) if by_itself else 0
+        finally:
+            self._sandbox.forget(self)
+
+    async def _vanished(self) -> None:
+        """Until nothing of it is left; the kernel tells nobody of what is not his child."""
+        left = 1
+        while left:
+            await asyncio.sleep(_LOOK_SECONDS)
+            left = await self._send(_NOTHING)
+
+    async def _kill(self) -> int:
+        """All that is left of it; how many at the first look."""
+        await self._child.end(0)
+        first = found = await self._send(signal.SIGKILL)
+        for _ in range(_LOOKS):
+            if not found:
+                return first
+            await asyncio.sleep(_LOOK_SECONDS)
+            found = await self._send(signal.SIGKILL)
+        await self._sandbox.give_up()
+        return first
+
+    async def _send(self, number: int) -> int:
+        return await self._sandbox.signal(self, number)
+
+
+async def _gone(child: ChildProcess) -> None:
+    """It is killed at once; its end is waited for unless the caller is cancelled again."""
+    try:
+        with CancelScope(shield=True):
+            await child.end(0)
+    finally:
+        child.close()
+
+
+def _owner(first: int) -> int:
+    """The user namespace in which the sandbox was made."""
+    mount = _namespace(first, "mnt")
+    try:
+        return fcntl.ioctl(mount, _NS_GET_USERNS)
+    finally:
+        os.close(mount)
+
+
+def _namespace(pid: int, kind: str) -> int:
+    return os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)  # house: allow it is in the kernel's memory
+
+
+def _holding(text: str) -> int:
+    """A pipe from which this text, which is shorter than a pipe is long, can be read."""
+    out, into = os.pipe()
+    try:
+        os.write(into, text.encode())
+    finally:
+        os.close(into)
+    return out
+
+
+async def _standing(child: ChildProcess) -> str:
+    """Waits until the sandbox stands; the number, inside, of what holds it."""
+    try:
+        async with asyncio.timeout(OPEN_SECONDS):
+            held = (await child.read()).decode(errors="replace").strip()
+            if not held:
+                said = (await child.read_state()).decode(errors="replace").strip()
+                raise ToolFailed(f"The sandbox cannot be started: {said or 'bwrap gave no reason'}.")
+    except TimeoutError:
+        raise ToolFailed(f"The sandbox was not there within {OPEN_SECONDS:g} s.") from None
+    child.close_output()  # it says no more, and a descriptor for each session is a descriptor
+    return held
+
+
+def _programs() -> _Programs:
+    found = {name: find(name) for name in _Programs._fields}
+    missing = [name for name, path in found.items() if path is None]
+    if missing:
+        package = "bubblewrap" if missing == ["bwrap"] else "bubblewrap and util-linux"
+        raise ToolFailed(
+            f"{missing[0]} is not installed here: install {package}, or choose another workspaces.backend."
+        )
+    return _Programs(**{name: str(path) for name, path in found.items()})
+
+
+def _isolation(*, network: bool) -> list[str]:
+    options = ["--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"]
+    options += ["--uid", str(_USER), "--gid", str(_USER), "--hostname", "workspace"]
+    return [*options, "--share-net"] if network else options
+
+
+def _system() -> list[str]:
+    """The read-only system. Links of the root (merged /usr) stay links."""
+    options: list[str] = []
+    for name in _SYSTEM:
+        place = Path("/", name)
+        if place.is_symlink():
+            options += ["--symlink", str(place.readlink()), str(place)]
+        elif place.is_dir():
+            options += ["--ro-bind", str(place), str(place)]
+    for name in _ETC:
+        options += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+    size = ["--size", str(SHARED_MEMORY_BYTES)]
+    options += ["--proc", "/proc", "--dev", "/dev", *size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
+    return [*options, *size, "--tmpfs", "/run"]

@@ -1,0 +1,44 @@
+"""The files of a workspace: reading, writing, listing and searching them, and nothing beside them.
+
+Guarantee: `Files` is all that tools know. `LocalFiles` keeps to its mounts whatever becomes of paths, folders and links
+while it works.
+"""
+
+from tidegate.workspaces.files.local import LocalFiles
+from tidegate.workspaces.files.mounts import Mount, printable, shown
+from tidegate.workspaces.files.patterns import Pattern, read_pattern
+from tidegate.workspaces.files.values import (
+    HEAVY,
+    Choice,
+    Entry,
+    Files,
+    Found,
+    Hit,
+    Line,
+    Lines,
+    Listing,
+    Loaded,
+    Query,
+    Written,
+)
+
+__all__ = [
+    "HEAVY",
+    "Choice",
+    "Entry",
+    "Files",
+    "Found",
+    "Hit",
+    "Line",
+    "Lines",
+    "Listing",
+    "Loaded",
+    "LocalFiles",
+    "Mount",
+    "Pattern",
+    "Query",
+    "Written",
+    "printable",
+    "read_pattern",
+    "shown",
+]

@@ -1,0 +1,241 @@
+"""Paths walked by descriptor, from the folder of a mount downwards.
+
+Guarantee: what `at` yields lies below the folder of a mount, whatever is exchanged for a link while it is walked. Every
+step opens one name in a folder that is held open, as a bare reference (`O_PATH`) that never follows a link, and looks
+at what was opened, not at its name; `..` goes back to the folder that the walk came from. A link is read and its text
+walked in the same way, so that links which stay inside are followed and others refused. Nothing but regular files is
+ever opened in earnest, and that through the reference, so that no pipe can be waited for and no device touched. All
+descriptors are closed at the end of the block. These functions block: they are for worker threads.
+
+(A hard link is the file itself, and is read as one. The folder of a mount may be a link: the operator named it.)
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tidegate.errors import ToolFailed
+from tidegate.values import Frozen
+
+LONGEST_PATH = 4096
+DEEPEST = 128
+"""Each level of a path is a descriptor while it is walked."""
+
+MOST_LINKS = 40
+"""As many as the kernel follows."""
+
+SHOWN_PATH = 200
+_REFERENCE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Mount(Frozen, frozen=True):
+    """A folder of this machine and the path under which commands see it."""
+
+    inner: str
+    folder: Path
+    writable: bool = True
+
+
+@dataclass
+class Spot:
+    """Where a path led. `fd` refers to what is there, -1 when nothing is; then `parent` refers to the folder in which
+    `name` could be made. All of them are closed by whoever yielded this."""
+
+    path: str
+    mount: Mount
+    parent: int
+    name: str
+    fd: int = -1
+    mode: int = 0
+
+    @property
+    def is_folder(self) -> bool:
+        return self.fd >= 0 and stat.S_ISDIR(self.mode)
+
+
+def shown(path: str) -> str:
+    """A path as it stands in a sentence: in quotes, on one line, not too long."""
+    return f'"{printable(path if len(path) <= SHOWN_PATH else path[:SHOWN_PATH] + "…")}"'
+
+
+def printable(text: str) -> str:
+    """With control characters and bytes that are no UTF-8 written out, so that a name cannot pretend to be two."""
+    if text.isprintable():
+        return text
+    return "".join(character if character.isprintable() else _written_out(character) for character in text)
+
+
+def _written_out(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else repr(character)[1:-1]
+
+
+def joined(folder: str, path: str) -> str:
+    """The path of what is below a folder, as short as it can be given."""
+    start = "/".join(_parts(folder))
+    return f"{'/' if folder.startswith('/') else ''}{start}{'/' if start else ''}{path}"
+
+
+@contextmanager
+def at(mounts: Sequence[Mount], path: str, *, make: bool = False) -> Iterator[Spot]:
+    """The place that a path names. With `make`, folders on the way to it are made where they are missing."""
+    if not path or "\0" in path or len(path) > LONGEST_PATH:
+        raise ToolFailed("The path must name a file or folder of the workspace.")
+    walk = _Walk(mounts, path, make)
+    try:
+        yield walk.run()
+    finally:
+        walk.close()
+
+
+def open_file(spot: Spot) -> int:
+    """A descriptor for reading the regular file at a spot, which is the caller's to close."""
+    if spot.fd < 0:
+        raise ToolFailed(f"There is no file {shown(spot.path)}; list_files shows what is there.")
+    if stat.S_ISDIR(spot.mode):
+        raise ToolFailed(f"{shown(spot.path)} is a folder, not a file; list_files shows what is in it.")
+    if not stat.S_ISREG(spot.mode):
+        raise ToolFailed(f"{shown(spot.path)} is a device, pipe or socket, not a file; choose a file.")
+    try:
+        return reopened(spot.fd)
+    except OSError as error:
+        raise ToolFailed(f"{shown(spot.path)} cannot be opened ({error.strerror}).") from None
+
+
+def refer(name: str, folder: int) -> tuple[int, os.stat_result]:
+    """A reference to what a name in a folder is, and its state; the caller closes it. It is never what a link leads
+    to."""
+    fd = os.open(name, _REFERENCE, dir_fd=folder)
+    try:
+        return fd, os.fstat(fd)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def reopened(reference: int) -> int:
+    """A descriptor for reading what a reference to a regular file refers to."""
+    return os.open(f"/proc/self/fd/{reference}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+
+
+def link_target(reference: int) -> str:
+    return os.readlink("", dir_fd=reference)
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part not in ("", ".")]
+
+
+@dataclass
+class _Walk:
+    mounts: Sequence[Mount]
+    path: str
+    make: bool
+    _folders: list[int] = field(default_factory=list)
+    _links: int = 0
+    _mount: Mount = field(init=False)
+
+    def run(self) -> Spot:
+        rest = self._start(self.path) if self.path.startswith("/") else self._enter(self.mounts[0], _parts(self.path))
+        rest.reverse()
+        while rest:
+            name = rest.pop()
+            if name == "..":
+                if len(self._folders) == 1:
+                    raise ToolFailed(f"{shown(self.path)} leads out of the workspace; choose a path inside it.")
+                os.close(self._folders.pop())
+                continue
+            try:
+                fd, status = refer(name, self._folders[-1])
+            except FileNotFoundError:
+                if not rest:
+                    return Spot(self.path, self._mount, self._folders[-1], name)
+                self._missing(name)
+                rest.append(name)
+                continue
+            except (OSError, ValueError) as error:
+                raise ToolFailed(_reason(error, self.path)) from None
+            self._folders.append(fd)
+            if stat.S_ISLNK(status.st_mode):
+                rest += reversed(self._follow())
+            elif not stat.S_ISDIR(status.st_mode):
+                if rest:
+                    raise ToolFailed(f"{shown(self.path)} leads through something that is not a folder.")
+                return Spot(self.path, self._mount, self._folders[-2], name, fd, status.st_mode)
+            elif len(self._folders) > DEEPEST:
+                raise ToolFailed(f"{shown(self.path)} has more than {DEEPEST} levels, which is too deep.")
+        top = self._folders[-1]
+        return Spot(self.path, self._mount, top, "", top, stat.S_IFDIR)
+
+    def close(self) -> None:
+        while self._folders:
+            os.close(self._folders.pop())
+
+    def _start(self, path: str) -> list[str]:
+        """Enters the mount that an absolute path, or a link's text, lies in; what is left of it."""
+        parts = _parts(path)
+        best: tuple[int, Mount] | None = None
+        for mount in self.mounts:
+            inner = _parts(mount.inner)
+            if parts[: len(inner)] == inner and (best is None or len(inner) > best[0]):
+                best = len(inner), mount
+        if best is None:
+            through = "leads through a symbolic link" if self._links else "is"
+            raise ToolFailed(
+                f"{shown(self.path)} {through} outside the workspace; "
+                f"choose a path relative to it, or below {', '.join(mount.inner for mount in self.mounts)}."
+            )
+        return self._enter(best[1], parts[best[0] :])
+
+    def _enter(self, mount: Mount, rest: list[str]) -> list[str]:
+        self.close()
+        self._mount = mount
+        try:
+            self._folders.append(os.open(mount.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+        except OSError as error:
+            raise ToolFailed(
+                f"The folder {shown(mount.inner)} cannot be opened ({error.strerror}); the operator must make it."
+            ) from None
+        return rest
+
+    def _follow(self) -> list[str]:
+        """The steps that the link on top stands for."""
+        self._links += 1
+        if self._links > MOST_LINKS:
+            raise ToolFailed(f"{shown(self.path)} leads through too many symbolic links, or in a circle.")
+        link = self._folders.pop()
+        try:
+            target = link_target(link)
+        except OSError as error:
+            raise ToolFailed(_reason(error, self.path)) from None
+        finally:
+            os.close(link)
+        return self._start(target) if target.startswith("/") else _parts(target)
+
+    def _missing(self, name: str) -> None:
+        """Makes a folder on the way, or says that it is missing."""
+        if not self.make:
+            raise ToolFailed(f"There is no {shown(self.path)}; list_files shows what is there.")
+        refuse_read_only(self.path, self._mount)
+        try:
+            os.mkdir(name, dir_fd=self._folders[-1])
+        except FileExistsError:
+            return  # somebody else has just made it
+        except OSError as error:
+            raise ToolFailed(_reason(error, self.path)) from None
+
+
+def refuse_read_only(path: str, mount: Mount) -> None:
+    if not mount.writable:
+        raise ToolFailed(f"{shown(path)} is in {shown(mount.inner)}, which is read-only; write elsewhere.")
+
+
+def _reason(error: OSError | ValueError, path: str) -> str:
+    code = error.errno if isinstance(error, OSError) else None
+    if code == errno.ENOTDIR:
+        return f"{shown(path)} leads through something that is not a folder."
+    return f"{shown(path)} cannot be opened ({os.strerror(code) if code else 'the path is not valid'})."

@@ -1,0 +1,123 @@
+"""What is below a folder, name by name.
+
+Guarantee: names come in the order of their bytes, a folder before what is in it, the same every time. No link is
+followed: each folder is opened by its name in one that is held open. At most `DEEPEST` descriptors are open and at
+most `FOLDER_ENTRIES` names of a folder in memory; what is left out for a bound is said. It blocks: it is for worker
+threads, and ends when whoever waits for it is cancelled.
+"""
+
+import os
+from collections.abc import Generator, Iterator
+from typing import NamedTuple
+
+from anyio import from_thread
+
+from tidegate.workspaces.files.mounts import DEEPEST
+from tidegate.workspaces.files.values import HEAVY, Choice, Kind
+
+FOLDER_ENTRIES = 20_000
+"""To be put in order, the names of a folder must be in memory."""
+
+MOST_ENTRIES = 100_000
+"""Looked at in one walk: about a second, on an ordinary disk."""
+
+NAMED_LEFT_OUT = 10
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READING = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+class Step(NamedTuple):
+    """One name. `folder` is the descriptor of the folder that it is in, for as long as nobody asks for the next."""
+
+    path: str
+    folder: int
+    name: str
+    kind: Kind
+
+
+class Walk:
+    """One walk. `left_out` and `stopped` are known when it has ended."""
+
+    def __init__(self, choice: Choice, *, recursive: bool) -> None:
+        self._choice = choice
+        self._recursive = recursive
+        self._looked_at = 0
+        self.left_out: list[str] = []
+        self.stopped = ""
+
+    def steps(self, folder: int) -> Generator[Step]:
+        """To be closed by whoever does not take all of them."""
+        open_folders: list[tuple[int, str, Iterator[tuple[str, Kind]]]] = [(folder, "", self._names(folder))]
+        try:
+            while open_folders:
+                fd, before, names = open_folders[-1]
+                for name, kind in names:
+                    path = before + name
+                    if self._is_left_out(name, kind):
+                        self._note(path)
+                        continue
+                    yield Step(path, fd, name, kind)
+                    if kind == "folder" and self._recursive and (inner := self._entered(fd, name, path)) is not None:
+                        open_folders.append((inner, path + "/", self._names(inner)))
+                        break
+                else:
+                    open_folders.pop()
+                    if fd != folder:
+                        os.close(fd)
+        finally:
+            for fd, _before, _names in open_folders:
+                if fd != folder:
+                    os.close(fd)
+
+    def _entered(self, folder: int, name: str, path: str) -> int | None:
+        from_thread.check_cancelled()
+        if self._looked_at > MOST_ENTRIES:
+            return None
+        if path.count("/") + 1 >= DEEPEST:
+            self.stopped = f"folders more than {DEEPEST} levels deep were left out"
+            return None
+        try:
+            return os.open(name, _FOLDER, dir_fd=folder)
+        except OSError:  # it is gone, or is another thing now
+            return None
+
+    def _names(self, folder: int) -> Iterator[tuple[str, Kind]]:
+        found: list[tuple[bytes, str, Kind]] = []
+        try:
+            reading = os.open(".", _READING, dir_fd=folder)
+        except OSError as error:
+            self.stopped = f"some folders cannot be read ({error.strerror})"
+            return
+        try:
+            with os.scandir(reading) as entries:
+                for entry in entries:
+                    self._looked_at += 1
+                    if self._looked_at > MOST_ENTRIES:
+                        self.stopped = f"only the first {MOST_ENTRIES} names were looked at"
+                        break
+                    if len(found) == FOLDER_ENTRIES:
+                        self.stopped = f"of folders with more than {FOLDER_ENTRIES} names only so many were looked at"
+                        break
+                    found.append((os.fsencode(entry.name), entry.name, _kind(entry)))
+        finally:
+            os.close(reading)
+        found.sort()
+        for _bytes, name, kind in found:
+            yield name, kind
+
+    def _is_left_out(self, name: str, kind: Kind) -> bool:
+        return not self._choice.hidden and (name.startswith(".") or (kind == "folder" and name in HEAVY))
+
+    def _note(self, path: str) -> None:
+        if len(self.left_out) < NAMED_LEFT_OUT:
+            self.left_out.append(path)
+        elif len(self.left_out) == NAMED_LEFT_OUT:
+            self.left_out.append("…")
+
+
+def _kind(entry: os.DirEntry[str]) -> Kind:
+    if entry.is_symlink():
+        return "link"
+    if entry.is_dir(follow_symlinks=False):
+        return "folder"
+    return "file" if entry.is_file(follow_symlinks=False) else "other"

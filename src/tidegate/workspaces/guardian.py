@@ -1,0 +1,369 @@
+"""The guardian of one command: a program of its own, which ends everything that came of the command.
+
+    python -I -S guardian.py DESCRIPTOR
+
+Guarantee: it is over when nothing of the command runs any more, whatever that did: processes that leave their group,
+their session or their environment behind stay below the guardian, since the kernel gives it every orphan (a subreaper).
+It ends them when the command itself has ended, when it is told to (SIGTERM asks everything below it to end, SIGUSR1
+kills it), and when whoever started it is gone. At its end it says how the command ended and how many processes that had
+left behind. It is a process between the gateway and the command, and holds no secret of either.
+
+What it is to start comes by the descriptor, its length before it; there also goes what it says, and when the other end
+of it is closed, its owner is gone. On another machine (`away`) its streams stand for that descriptor, and a keeper for
+the gateway: a guardian whose keeper is gone is alone, too.
+
+It imports nothing of ours and little else: it starts in a few milliseconds, and can be sent to a machine that has
+nothing but Python 3.9.
+"""
+
+import contextlib
+import ctypes
+import math
+import os
+import resource
+import select
+import signal
+import sys
+import time
+
+LEFT_SECONDS = 0.3
+"""For what a command left behind, between being asked to end and being killed."""
+
+ORPHANED_SECONDS = 1.0
+"""The same for everything, when the owner is gone."""
+
+KILLED_SECONDS = 5.0
+"""Within which what was killed is gone. What is not, such as another user's, is beyond us."""
+
+UP, OVER = b"\0up ", b"\0over "
+"""What is said: what it is known as and the command's number at the start; the command's exit code, and how many
+processes it left behind, at the end."""
+
+_ROUND_SECONDS = 0.02  # between two looks for what is to be killed
+_PR_SET_CHILD_SUBREAPER = 36
+_FRAME_BYTES = 4 * 1024 * 1024
+_TOLD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD)
+_DEAF = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)  # whoever owns it ends it, not whoever is at a terminal
+_FILE_BYTES = 4 * 1024 * 1024  # the longest is an environment, of which the kernel gives no more
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+# -- what is to be started, as it is sent ------------------------------------------------------------------------------
+
+
+def packed(fields: list[str]) -> bytes:
+    data = "\0".join(fields).encode("utf-8", "surrogateescape")
+    return b"%d\n%s" % (len(data), data)
+
+
+def task(
+    command: list[str], environment: dict[str, str], limits: tuple[int, int, int], folder: str, keeper: str = ""
+) -> bytes:
+    """What a guardian is told. `limits` are bytes of memory, bytes of a file and seconds of processor time, of each
+    process; `keeper` is what that is known as, if there is one."""
+    variables = [f"{name}={value}" for name, value in environment.items()]
+    return packed([folder, keeper, *map(str, limits), str(len(variables)), *variables, *command])
+
+
+def received(source: int) -> list[str]:
+    """The fields that were packed; none when whoever was to send them is gone."""
+    length = b""
+    while not length.endswith(b"\n"):
+        byte = os.read(source, 1)
+        if not byte:
+            return []
+        length += byte
+    left = int(length)
+    if left > _FRAME_BYTES:
+        return []
+    data = b""
+    while len(data) < left:
+        piece = os.read(source, left - len(data))
+        if not piece:
+            return []
+        data += piece
+    return data.decode("utf-8", "surrogateescape").split("\0")
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+def _stat(pid: int) -> tuple[str, int, int] | None:
+    """State, parent and time of start; None when there is none."""
+    fields = _contents(f"/proc/{pid}/stat").rpartition(b") ")[2].split()
+    return (fields[0].decode(), int(fields[1]), int(fields[19])) if len(fields) > 19 else None
+
+
+def _numbers(folder: str) -> list[int]:
+    """The names in a folder of the kernel's that are numbers: of processes, of descriptors."""
+    with os.scandir(folder) as entries:
+        return [int(entry.name) for entry in entries if entry.name.isdecimal()]
+
+
+def known_as(pid: int) -> str:
+    """What tells a process from a later one with the same number; empty when there is none."""
+    found = _stat(pid)
+    return f"{pid}:{found[2]}" if found else ""
+
+
+def below(roots: list[int]) -> dict[int, int]:
+    """Everything alive below these processes, with the time of its start. What only waits to be reaped is not alive,
+    but may have children that are."""
+    children: dict[int, list[tuple[int, str, int]]] = {}
+    for pid in _numbers("/proc"):
+        found = _stat(pid)
+        if found is not None:
+            children.setdefault(found[1], []).append((pid, found[0], found[2]))
+    alive: dict[int, int] = {}
+    waiting = list(roots)
+    while waiting:
+        for pid, state, start in children.pop(waiting.pop(), []):
+            waiting.append(pid)
+            if state not in "ZX":
+                alive[pid] = start
+    return alive
+
+
+def send(number: int, processes: dict[int, int]) -> None:
+    """A signal to these very processes, and to no later ones that have their numbers."""
+    for pid, start in processes.items():
+        with contextlib.suppress(OSError):
+            reference = os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                found = _stat(pid)
+                if found is not None and found[2] == start:
+                    signal.pidfd_send_signal(reference, number)
+            finally:
+                os.close(reference)
+
+
+def marked(variable: str) -> dict[int, int]:
+    """Everything that has a variable of this text in its environment, with the time of its start."""
+    found: dict[int, int] = {}
+    for pid in _numbers("/proc"):
+        state = _stat(pid)
+        if state is not None and f"\0{variable}\0".encode() in b"\0" + _contents(f"/proc/{pid}/environ"):
+            found[pid] = state[2]
+    return found
+
+
+def sweep(variable: str) -> bool:
+    """Kills everything that has this variable: what can be done where a guardian was itself killed. Whether nothing is
+    left."""
+    until = time.monotonic() + KILLED_SECONDS
+    while time.monotonic() < until:
+        found = marked(variable)
+        if not found:
+            return True
+        send(signal.SIGKILL, found)
+        time.sleep(_ROUND_SECONDS)
+    return False
+
+
+def load(roots: list[int], most: int) -> tuple[int, int]:
+    """How many processes are below these, and the bytes of memory that they use. What several share counts for each,
+    unless that makes it more than `most`: then it is divided among them, which takes a closer look."""
+    found = below(roots)
+    used = sum(map(_own_bytes, found))
+    return len(found), used if used <= most else sum(map(_shared_bytes, found))
+
+
+def _own_bytes(pid: int) -> int:
+    fields = _contents(f"/proc/{pid}/statm").split()
+    return max(0, int(fields[1]) - int(fields[2])) * _PAGE if len(fields) > 2 else 0
+
+
+def _shared_bytes(pid: int) -> int:
+    for line in _contents(f"/proc/{pid}/smaps_rollup").splitlines():
+        if line.startswith(b"Pss:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _contents(path: str) -> bytes:
+    """Of a file of the kernel's; nothing when the process is gone."""
+    data = b""
+    try:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            while len(data) < _FILE_BYTES:
+                piece = os.read(fd, _FILE_BYTES - len(data))
+                if not piece:
+                    break
+                data += piece
+        finally:
+            os.close(fd)
+    except OSError:
+        return b""
+    return data
+
+
+# -- the guardian ------------------------------------------------------------------------------------------------------
+
+
+class Guardian:
+    """`owner` is a descriptor that hangs up when the owner is gone; what is said goes to `report`."""
+
+    def __init__(self, report: int, owner: int, keeper: str) -> None:
+        self._report = report
+        self._owner = owner
+        self._keeper = keeper
+        self._signals: set[int] = set()
+        self._main = 0
+        self._code: int | None = None
+        self._left = 0
+        self._asked = False
+        self._alone = False
+        self._left_alone = False
+        self._until = math.inf
+        """When what is below is killed."""
+        self._poll = select.poll()
+        self._woken = -1
+
+    def start(self, command: list[str], environment: dict[str, str], limits: list[int], folder: str) -> None:
+        if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl")
+        self._listen()
+        # What is sent to the command before it runs must neither be lost nor be taken for ours.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD)
+        self._main = os.fork()
+        if self._main == 0:
+            _become(command, environment, limits, folder)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        _say(self._report, UP + b"%s %d\n" % (known_as(os.getpid()).encode(), self._main))
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for fd in range(3):
+            os.dup2(nothing, fd)
+        os.close(nothing)
+
+    def _listen(self) -> None:
+        self._woken, waking = os.pipe()
+        for fd in (self._woken, waking):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
+        for number in _DEAF:
+            signal.signal(number, signal.SIG_IGN)
+        for number in _TOLD:
+            signal.signal(number, lambda given, _frame: self._signals.add(given))
+        self._poll.register(self._woken, select.POLLIN)
+        self._poll.register(self._owner, 0)  # nothing but its end
+        if self._keeper:
+            pid = int(self._keeper.partition(":")[0])
+            with contextlib.suppress(ProcessLookupError):
+                self._poll.register(os.pidfd_open(pid), select.POLLIN)
+            self._alone = known_as(pid) != self._keeper
+
+    def run(self) -> None:
+        """Until nothing is below, or nothing that could be ended."""
+        while self._reap() and self._decide():
+            self._wait()
+        code = -signal.SIGKILL if self._code is None else self._code
+        _say(self._report, OVER + b"%d %d\n" % (code, self._left))
+
+    def _reap(self) -> bool:
+        """Whether anything is left."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if pid == self._main:
+                self._code = os.waitstatus_to_exitcode(status)
+
+    def _decide(self) -> bool:
+        """What becomes of what is left; false when nothing more can be done."""
+        now = time.monotonic()
+        told, self._signals = self._signals, set()
+        if signal.SIGUSR1 in told:
+            self._asked, self._until = True, min(self._until, now)
+        elif signal.SIGTERM in told:
+            self._ask()
+        if self._code is not None and not self._asked:
+            self._left = self._ask()
+            self._until = now + LEFT_SECONDS
+        if self._alone and not self._left_alone:
+            self._left_alone = True
+            self._ask()
+            self._until = min(self._until, now + ORPHANED_SECONDS)
+        if now < self._until:
+            return True
+        send(signal.SIGKILL, below([os.getpid()]))
+        return now < self._until + KILLED_SECONDS
+
+    def _ask(self) -> int:
+        """Everything to end; how many it is."""
+        self._asked = True
+        found = below([os.getpid()])
+        send(signal.SIGTERM, found)
+        send(signal.SIGCONT, found)  # one that was stopped could not hear it
+        return len(found)
+
+    def _wait(self) -> None:
+        """For a signal, the end of a child, that of the owner, or the time to do something."""
+        left = self._until - time.monotonic()
+        if left <= 0:
+            left = _ROUND_SECONDS
+        for fd, _event in self._poll.poll(None if left == math.inf else left * 1000):
+            if fd == self._woken:
+                os.read(fd, 4096)
+            else:
+                self._poll.unregister(fd)
+                self._alone = True
+
+
+def _become(command: list[str], environment: dict[str, str], limits: list[int], folder: str) -> None:
+    """The command, in a session of its own. Never returns."""
+    try:
+        os.setsid()
+        kinds = (resource.RLIMIT_DATA, resource.RLIMIT_FSIZE, resource.RLIMIT_CPU, resource.RLIMIT_CORE)
+        for kind, wanted in zip(kinds, (*limits, 0)):  # noqa: B905 older versions do not know `strict`
+            most = resource.getrlimit(kind)[1]
+            value = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+            resource.setrlimit(kind, (value, value))
+        if folder:
+            os.chdir(folder)
+        signal.set_wakeup_fd(-1)
+        for number in (*_TOLD, *_DEAF, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        for fd in _numbers("/proc/self/fd"):
+            if fd > 2:
+                with contextlib.suppress(OSError):  # the one that the folder was read by
+                    os.set_inheritable(fd, False)  # also what the gateway was given by whoever started it
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.execvpe(command[0], command, environment)
+    except OSError as error:
+        _say(2, f"{command[0]} cannot be started ({error.strerror}).\n".encode())
+    finally:
+        os._exit(127)
+
+
+def _say(fd: int, text: bytes) -> None:
+    with contextlib.suppress(OSError):  # nobody listens
+        os.write(fd, text)
+
+
+def guard(source: int, report: int, owner: int) -> None:
+    fields = received(source)
+    if not fields:
+        return
+    folder, keeper, *numbers = fields[:6]
+    limits = [int(number) for number in numbers[:3]]
+    variables = int(numbers[3])
+    environment = dict(field.split("=", 1) for field in fields[6 : 6 + variables])
+    for fd in (report, owner):
+        os.set_inheritable(fd, False)
+    guardian = Guardian(report, owner, keeper)
+    guardian.start(fields[6 + variables :], environment, limits, folder)
+    guardian.run()
+
+
+def guard_away() -> None:
+    """By its three streams: what it says is the beginning and the end of the state channel."""
+    report = os.dup(2)
+    guard(0, report, report)
+
+
+if __name__ == "__main__":
+    guard(*3 * [int(sys.argv[1])])

@@ -1,0 +1,163 @@
+"""What a backend is: a way to keep the commands of one session together, and apart from everything else.
+
+Guarantee: the rest of the room knows no backend but through these few names. A `Box` is one session's sandbox,
+connection or guardian; closing it ends everything that runs in it. A command is a script for bash and three streams:
+script in, output out, and the *state channel*, by which the wrapper tells what it saved. That is all that a namespace,
+a process group, an ssh connection and a container have in common, and all that is needed.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Literal, Protocol, runtime_checkable
+
+from tidegate.values import Frozen
+from tidegate.workspaces.files import Files
+
+Enforcement = Literal["cgroup", "namespace", "rlimit", "polled", "none"]
+
+MARK = "TIDEGATE_MARK"
+"""The variable by which the processes of one command are found again, also those that left its group."""
+
+
+class BoxLimits(Frozen, frozen=True):
+    """What the commands of one session may use together; `cpu_seconds` and `file_bytes` hold for each process."""
+
+    memory_bytes: int
+    processes: int
+    disk_bytes: int
+    file_bytes: int
+    cpu_seconds: float
+
+
+class BoxSpec(Frozen, frozen=True):
+    """What a box is made from. `folder` is where the session works; `private` is the gateway's own folder for the
+    session's home and temporary files, so that neither clutters a project nor is lost with the box. All that a command
+    finds in its environment is `environment` and what the backend adds to tell where things are."""
+
+    session: str
+    folder: Path
+    private: Path
+    limits: BoxLimits
+    network: bool = False
+    environment: Mapping[str, str] = {}
+    read_only: tuple[Path, ...] = ()
+
+    @property
+    def home(self) -> Path:
+        return self.private / "home"
+
+    @property
+    def temporary(self) -> Path:
+        return self.private / "tmp"
+
+
+class Load(Frozen, frozen=True):
+    """What the processes of a box use now."""
+
+    processes: int = 0
+    memory_bytes: int = 0
+
+
+class Child(Protocol):
+    """A command that was started. It is over when `wait` returns; its streams may be read until `close`."""
+
+    @property
+    def pid(self) -> int | None:
+        """On this machine, where it has one; it leads a process group."""
+        ...
+
+    async def write(self, data: bytes) -> None:
+        """To what the command reads, behind the script. Raises ToolFailed when it no longer reads."""
+        ...
+
+    def close_input(self) -> None: ...
+
+    async def read(self) -> bytes:
+        """Some output; empty at its end."""
+        ...
+
+    async def read_state(self) -> bytes:
+        """Some of the state channel; empty at its end."""
+        ...
+
+    async def wait(self) -> int:
+        """The exit code, negative for a signal."""
+        ...
+
+    async def end(self, grace: float) -> int:
+        """Ends its whole tree, also when the command itself is over: asked first, killed after `grace` seconds.
+        Returns when nothing of it runs; what it had put out can still be read. How many processes it was that the
+        command had left behind. May be called again."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of its streams. May be called again."""
+        ...
+
+
+class Box(Protocol):
+    @property
+    def alive(self) -> bool:
+        """Whether commands can still be started in it. One that was removed from outside is not."""
+        ...
+
+    @property
+    def pid(self) -> int | None: ...
+
+    why: str
+    """Why it closed itself, in a sentence; empty when it did not."""
+
+    async def spawn(self, script: bytes, mark: str) -> Child:
+        """Starts bash on a script. Whatever comes of it carries the mark."""
+        ...
+
+    async def load(self) -> Load: ...
+
+    async def wait(self) -> None:
+        """Until it is no longer alive."""
+        ...
+
+    async def close(self) -> None:
+        """Everything that runs in it is gone when this returns. May be called again."""
+        ...
+
+
+OpenBox = Callable[[], Awaitable[Box]]
+
+
+class Backend(Protocol):
+    name: str
+    sandboxed: bool
+    """Whether a command can reach nothing but its folders: what approvals go by."""
+
+    @property
+    def enforced(self) -> Mapping[str, Enforcement]:
+        """How each limit is kept, by the name of its setting."""
+        ...
+
+    def inner(self, folder: Path) -> str:
+        """The path of the session's folder as commands see it."""
+        ...
+
+    def files(self, spec: BoxSpec, box: OpenBox) -> Files:
+        """The files that the commands of such a box see. Opens nothing; `box` opens the session's."""
+        ...
+
+    async def check(self) -> str | None:
+        """Why it does not work here, in one sentence; None when it does."""
+        ...
+
+    async def open(self, spec: BoxSpec) -> Box:
+        """The folders of `spec` are there. Raises ToolFailed when it cannot be opened."""
+        ...
+
+
+@runtime_checkable
+class Elsewhere(Protocol):
+    """Of a backend whose sessions have their folders on another machine: none of them is made, measured or removed
+    here."""
+
+    async def put_away(self, session: str, *, keep: bool, age: float) -> None:
+        """The folders of an ended session go to the trash there, or are removed if they are not to be kept; what has
+        been in that trash for `age` seconds is removed. Raises ToolFailed when that cannot be done now."""
+        ...

@@ -1,0 +1,244 @@
+"""The backend `local`: commands on this machine, as the gateway's own user.
+
+Guarantee: each command is the child of a guardian of its own, from which nothing that comes of it can get away: it is
+ended as a whole when the command has ended, when it is told to, and when the gateway is gone, however that died. No
+process is there while nothing runs. A command has the session's folder for its work, a home and a folder for temporary
+files of the session's own, and nothing of the gateway's environment; but there is no wall: it can reach whatever the
+gateway's user can, the gateway included. So this backend is never chosen by itself.
+"""
+
+import asyncio
+import contextlib
+import os
+import pwd
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import structlog
+from anyio import CancelScope, to_thread
+
+from tidegate.errors import ToolFailed
+from tidegate.lifetimes import gather
+from tidegate.workspaces import guardian, script
+from tidegate.workspaces.children import KILLED_SECONDS, ChildProcess, Spawner, find
+from tidegate.workspaces.files import Files, LocalFiles, Mount
+from tidegate.workspaces.interface import MARK, BoxSpec, Enforcement, Load, OpenBox
+
+log = structlog.stdlib.get_logger(__name__)
+
+SPEC_BYTES = 64 * 1024
+"""Of what a guardian is told before it starts: mostly the environment. A socket takes so much at once."""
+
+START_SECONDS = 10.0
+"""A guardian is there within some dozen milliseconds; a machine that needs longer than this has another problem."""
+
+_SAID_BYTES = 256  # more than a guardian ever says
+_SOCKET = 3  # its number in the guardian
+
+
+class Local:
+    name = "local"
+    sandboxed = False
+
+    def __init__(self, spawner: Spawner) -> None:
+        self._spawner = spawner
+
+    @property
+    def enforced(self) -> Mapping[str, Enforcement]:
+        """The kernel counts the processes of a user, not those of a session."""
+        return MappingProxyType(
+            {
+                "memory_bytes": "polled",
+                "processes": "polled",
+                "disk_bytes": "polled",
+                "file_bytes": "rlimit",
+                "cpu_seconds": "rlimit",
+            }
+        )
+
+    def inner(self, folder: Path) -> str:
+        return str(folder)
+
+    def files(self, spec: BoxSpec, box: OpenBox) -> Files:
+        own = [Mount(inner=str(folder), folder=folder) for folder in (spec.folder, spec.home, spec.temporary)]
+        seen = [Mount(inner=str(folder), folder=folder, writable=False) for folder in spec.read_only]
+        return LocalFiles((*own, *seen), self._spawner)
+
+    async def check(self) -> str | None:
+        if find("bash") is None:
+            return "bash is not installed here: install it, or choose another workspaces.backend."
+        return None
+
+    async def open(self, spec: BoxSpec) -> "Quarters":
+        return Quarters(self._spawner, spec)
+
+
+class Quarters:
+    """One session's: what runs for it now. It owns the guardians."""
+
+    def __init__(self, spawner: Spawner, spec: BoxSpec) -> None:
+        self._spawner = spawner
+        self._spec = spec
+        self._commands: set[Command] = set()
+        self._closed = asyncio.Event()
+        self.why = ""
+
+    @property
+    def alive(self) -> bool:
+        return not self._closed.is_set()
+
+    @property
+    def pid(self) -> int | None:
+        return None
+
+    async def spawn(self, text: bytes, mark: str) -> "Command":
+        told = self._told(mark)
+        ours, theirs = socket.socketpair()
+        try:
+            child = await self._spawner.spawn(
+                [sys.executable, "-I", "-S", "-B", guardian.__file__, str(_SOCKET)],
+                {},
+                passing={theirs.fileno(): _SOCKET},
+            )
+        except OSError as error:
+            ours.close()
+            raise ToolFailed(f"The command cannot be started ({error.strerror}).") from None
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        command = Command(self, child, ours, mark)
+        self._commands.add(command)
+        try:
+            if not self.alive:
+                raise ToolFailed("The workspace is closed.")
+            await command.start(told)
+            await child.write(text)
+        except BaseException:
+            with CancelScope(shield=True):
+                await command.end(0)
+            command.close()
+            raise
+        return command
+
+    def _told(self, mark: str) -> bytes:
+        """The guardian itself does not carry the mark: whoever ends by it would end what is to do so."""
+        spec, user = self._spec, pwd.getpwuid(os.geteuid()).pw_name
+        environment = {
+            "HOME": str(spec.home),
+            "LOGNAME": user,
+            "PATH": f"{spec.home}/.local/bin:/usr/local/bin:/usr/bin:/bin",
+            "SHELL": "/bin/bash",
+            "TMPDIR": str(spec.temporary),
+            "USER": user,
+            **spec.environment,
+            MARK: mark,
+        }
+        limits = (spec.limits.memory_bytes, spec.limits.file_bytes, int(spec.limits.cpu_seconds))
+        told = guardian.task(list(script.ENTRY), environment, limits, str(spec.folder))
+        if len(told) > SPEC_BYTES:
+            raise ToolFailed(f"The environment has more than {SPEC_BYTES} bytes; let workspaces.environment name less.")
+        return told
+
+    async def load(self) -> Load:
+        guardians = [command.guardian for command in self._commands]
+        if not guardians:
+            return Load()
+        processes, used = await to_thread.run_sync(guardian.load, guardians, self._spec.limits.memory_bytes)
+        return Load(processes=processes, memory_bytes=used)
+
+    async def wait(self) -> None:
+        await self._closed.wait()
+
+    async def close(self) -> None:
+        self._closed.set()
+        await gather([command.end(0) for command in tuple(self._commands)])
+
+    def forget(self, command: "Command") -> None:
+        self._commands.discard(command)
+
+
+class Command:
+    """A command and its guardian, which is over when nothing of the command runs any more. `pid` is the command's own:
+    whoever kills that one leaves the rest to the guardian."""
+
+    def __init__(self, quarters: Quarters, child: ChildProcess, guard: socket.socket, mark: str) -> None:
+        self._quarters = quarters
+        self._child = child
+        self._guard = guard
+        self._guard.setblocking(False)
+        self._mark = mark
+        self._said = b""
+        self.guardian = child.pid
+        self.pid: int | None = None
+        self.write = child.write
+        self.close_input = child.close_input
+        self.read = child.read
+        self.read_state = child.read_state
+
+    async def start(self, told: bytes) -> None:
+        """The socket is new and empty, and takes all that is to be told."""
+        try:
+            self._guard.send(told)
+            async with asyncio.timeout(START_SECONDS):
+                said = await asyncio.get_running_loop().sock_recv(self._guard, _SAID_BYTES)
+        except (OSError, TimeoutError):
+            said = b""
+        if not said.startswith(guardian.UP):
+            raise ToolFailed("The command cannot be started: its guardian does not come up.")
+        self.pid = int(said.split()[2])
+        self._said = said
+
+    async def wait(self) -> int:
+        code = await self._child.wait()
+        told = self._report()
+        return told[0] if told else code
+
+    async def end(self, grace: float) -> int:
+        try:
+            if grace > 0:
+                self._signal(signal.SIGTERM)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(grace):
+                        await self._child.wait()
+            self._signal(signal.SIGUSR1)
+            try:
+                async with asyncio.timeout(KILLED_SECONDS):
+                    await self._child.wait()
+            except TimeoutError:
+                log.error("what came of a command cannot be ended", guardian=self.guardian)
+                await self._child.end(0)
+            told = self._report()
+            if told is None and not await to_thread.run_sync(guardian.sweep, f"{MARK}={self._mark}"):
+                log.error("what came of a command cannot be ended", mark=self._mark)
+            return told[1] if told else 0
+        finally:
+            if not self._child.running:
+                self._quarters.forget(self)
+                self._guard.close()
+
+    def close(self) -> None:
+        """A guardian that still runs ends everything at this."""
+        self._child.close()
+        self._guard.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To the guardian alone. It is not reaped before its end is known here, so the number is its own."""
+        if self._child.running:
+            os.kill(self.guardian, number)
+
+    def _report(self) -> tuple[int, int] | None:
+        """The code and how many were left, as the guardian said at its end; None when it could not say so."""
+        if self._guard.fileno() >= 0:
+            with contextlib.suppress(BlockingIOError, ConnectionError):
+                self._said += self._guard.recv(_SAID_BYTES)
+        _, found, end = self._said.partition(guardian.OVER)
+        if not found:
+            return None
+        code, left = end.split()
+        return int(code), int(left)

@@ -1,0 +1,33 @@
+"""Programs of ours for machines that have nothing of ours.
+
+Guarantee: what is sent is the text of the very modules that run here, so that there is one of each; they import each
+other by their own names. Nothing is written on the other machine. `BOOTSTRAP` is what is started there: it takes one
+program from its input, and not a byte more, and becomes it.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+BOOTSTRAP = (
+    "exec python3 -I -S -c 'import os,sys;r=lambda n:os.read(0,n)or sys.exit(1);"
+    'n=int(b"".join(iter(lambda:r(1),b"\\n")));s=[b""];exec("while len(s[0])<n:s[0]+=r(n-len(s[0]))");exec(s[0])\''
+)
+"""A command for any shell: one line, and no quote within the quotes."""
+
+_BECOME = """
+import __future__, sys
+for name, text in {modules!r}:
+    module = sys.modules[name] = type(sys)(name)
+    # Older versions cannot evaluate what is written in annotations.
+    exec(compile(text, name, "exec", __future__.annotations.compiler_flag), module.__dict__)
+sys.modules[{main!r}].{entry}()
+"""
+
+
+def program(modules: Sequence[str], entry: str) -> bytes:
+    """What `BOOTSTRAP` takes to become these modules, each of which may import those before it, and to call `entry` of
+    the last. It reads files: for a thread."""
+    texts = [(name, Path(sys.modules[name].__file__ or "").read_text(encoding="utf-8")) for name in modules]
+    data = _BECOME.format(modules=texts, main=modules[-1], entry=entry).encode()
+    return b"%d\n%s" % (len(data), data)

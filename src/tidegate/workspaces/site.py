@@ -1,0 +1,232 @@
+"""What is present of one session's workspace: its box, and what runs in it.
+
+Guarantee: a session has one box at a time, opened when the first command needs it, once however many ask; one that was
+removed from outside is noticed, made again at the next need, and the agent is told. What uses more than its limits is
+ended as a whole, and the agent is told which limit it was. `close` ends everything. The site owns the box, the running
+processes; it hangs on the session's record and nowhere else.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import structlog
+from anyio import to_thread
+
+from tidegate.errors import ToolFailed
+from tidegate.lifetimes import Flight, Scope
+from tidegate.workspaces.folders import used_bytes
+from tidegate.workspaces.interface import Backend, Box, BoxLimits, BoxSpec, Child, Elsewhere, Load
+
+if TYPE_CHECKING:
+    from tidegate.workspaces.processes import Running
+
+log = structlog.stdlib.get_logger(__name__)
+
+CLOSE_SECONDS = 5.0
+"""Within which what was watching the processes of a closed box has seen their ends."""
+
+MEASURE_AGAIN = 30.0
+"""Times that a measurement of the disk took, until the next: so that it takes at most some percent of the time."""
+
+LEAST_SECONDS = 10.0
+"""Between two measurements of a workspace's disk."""
+
+ENOUGH = 4
+"""Times the limit, beyond which it is not measured how much larger a workspace is."""
+
+BOX_SECONDS = 0.5
+"""Within which a box is seen to be gone after what ran in it was killed with it."""
+
+_KILLED = (-9, 137)  # as a process says it, and as a shell says it of one
+
+OUTSIDE = (
+    "The sandbox of this conversation's commands was ended from outside. It is made again with the next command; "
+    "files are as they were, what ran in it is gone."
+)
+GONE = "The workspace is closed: its conversation has ended."
+
+Tell = Callable[[str, str], Awaitable[None]]
+"""Writes down, for a session, what its agent is to be told."""
+
+
+class Site:
+    def __init__(
+        self,
+        spec: BoxSpec,
+        backend: Backend,
+        scope: Scope,
+        *,
+        prepare: Callable[[], Awaitable[None]],
+        tell: Tell,
+        project: bool = False,
+    ) -> None:
+        self.spec = spec
+        self.backend = backend
+        self.project = project
+        self.scope = scope
+        self.running: dict[str, Running] = {}
+        self.box: Box | None = None
+        self.why = ""
+        """Why everything that ran here was ended by us, the last time."""
+        self.closed = False
+        self.leaving = False
+        """The gateway stops: what ends now has not ended by itself, and the next start tells so."""
+        self.used = time.monotonic()
+        self._users = 0
+        self._opening: Flight[Box] | None = None
+        self._prepare = prepare
+        self._tell = tell
+        self._disk: int | None = None
+        self._measured = (0.0, 0.0)
+
+    @property
+    def session(self) -> str:
+        return self.spec.session
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs here, and nobody is about to run something."""
+        return not self.running and not self._users
+
+    def fits(self, spec: BoxSpec, backend: Backend) -> bool:
+        return not self.closed and self.backend is backend and self.spec == spec
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """As long as somebody works with it, it is not idle."""
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
+            self.used = time.monotonic()
+
+    # -- the box --
+
+    async def enter(self) -> Box:
+        """The session's box: the one that is there, or else a new one."""
+        while True:
+            if self.closed:
+                raise ToolFailed(self.why or GONE)
+            if self.box is not None and self.box.alive:
+                return self.box
+            if self._opening is None:
+                self._opening = Flight()
+                try:
+                    return await self._opening.lead(self._open)
+                finally:
+                    self._opening = None
+            await self._opening.join()
+
+    async def spawn(self, text: bytes, mark: str) -> tuple[Box, Child]:
+        """A command in the session's box. If that goes at this very moment, it is made again, once."""
+        box = await self.enter()
+        try:
+            return box, await box.spawn(text, mark)
+        except ToolFailed:
+            if box.alive or self.closed:
+                raise
+        box = await self.enter()
+        return box, await box.spawn(text, mark)
+
+    async def _open(self) -> Box:
+        await self.mourn()
+        await self._prepare()
+        box = await self.backend.open(self.spec)
+        if self.closed:
+            await box.close()
+            raise ToolFailed(self.why or GONE)
+        self.box, self.why = box, ""
+        return box
+
+    async def mourn(self) -> None:
+        """Take note of a box that has gone without us."""
+        box = self.box
+        if box is None or box.alive:
+            return
+        self.box = None
+        await box.close()
+        if not self.leaving:
+            log.warning("a box is gone", session=self.session, reason=box.why or "it was ended from outside")
+            await self._tell(self.session, box.why or OUTSIDE)
+
+    async def lost(self, box: Box, code: int) -> bool:
+        """Whether something that has just ended in this box with that code did so because the box was removed."""
+        if code not in _KILLED or self.box is not box:
+            return False
+        try:
+            async with asyncio.timeout(BOX_SECONDS):
+                await box.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    # -- limits --
+
+    async def look(self) -> None:
+        """End everything here if it uses more than it may."""
+        box = self.box
+        if box is None or not box.alive:
+            return
+        limits = self.spec.limits
+        reason = _over(await box.load(), limits) or await self._over_disk()
+        if reason and self.box is box:
+            await self.end_all(reason)
+
+    async def end_all(self, reason: str) -> None:
+        box, self.box = self.box, None
+        if box is None:
+            return
+        names = ", ".join(sorted(self.running))
+        self.why = f"Everything that ran in the workspace was ended, because {reason}."
+        await box.close()
+        log.warning("what ran in a workspace was ended", session=self.session, reason=reason, processes=names)
+        await self._tell(self.session, f"{self.why}{f' Among it: {names}.' if names else ''}")
+
+    async def _over_disk(self) -> str:
+        """A project of the user's is as large as it is; and who is removing files is let go on."""
+        at, took = self._measured
+        if isinstance(self.backend, Elsewhere):
+            return ""
+        if self.project or self.idle or time.monotonic() < at + max(LEAST_SECONDS, MEASURE_AGAIN * took):
+            return ""
+        begun, most = time.monotonic(), self.spec.limits.disk_bytes
+        used = await to_thread.run_sync(used_bytes, (self.spec.folder, self.spec.private), ENOUGH * most)
+        before, self._disk = self._disk, used
+        self._measured = (time.monotonic(), time.monotonic() - begun)
+        if used <= most or before is None or used < before:
+            return ""
+        return f"its files take more than {_amount(most)} (workspaces.disk_bytes); remove what is not needed"
+
+    # -- the end --
+
+    async def close(self) -> None:
+        """Everything that runs here is gone when this returns."""
+        self.closed = True
+        if self._opening is not None:
+            await self._opening.over()
+        box, self.box = self.box, None
+        if box is not None:
+            await box.close()
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                for running in tuple(self.running.values()):
+                    await running.over.wait()
+        except TimeoutError:
+            log.error("the end of a process was not seen", session=self.session, processes=sorted(self.running))
+
+
+def _over(load: Load, limits: BoxLimits) -> str:
+    if load.memory_bytes > limits.memory_bytes:
+        used = _amount(load.memory_bytes)
+        return f"it used {used} of memory, more than {_amount(limits.memory_bytes)} (workspaces.memory_bytes)"
+    if load.processes > limits.processes:
+        return f"it had {load.processes} processes, more than {limits.processes} (workspaces.processes)"
+    return ""
+
+
+def _amount(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

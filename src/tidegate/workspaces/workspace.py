@@ -1,0 +1,167 @@
+"""A session's workspace, as its tools see it.
+
+Guarantee: what a tool can do is here, and all of it is the session's own: no method takes another session's name. A
+handle is made for a turn, costs nothing and owns nothing; the folder is made, and the box opened, when something first
+needs it. Cancelling `run` ends the command and all that came of it within a second. What cannot be done is a
+`ToolFailed` in one sentence.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tidegate.errors import ToolFailed
+from tidegate.store import Db, workspaces
+from tidegate.values import new_id
+from tidegate.workspaces import script
+from tidegate.workspaces.files import Files
+from tidegate.workspaces.interface import Box
+from tidegate.workspaces.looking import Lookout, view
+from tidegate.workspaces.running import Conducted, Sink, conduct
+from tidegate.workspaces.site import OUTSIDE, Site
+from tidegate.workspaces.views import Finished, Page, ProcessView, Waited
+
+if TYPE_CHECKING:
+    from tidegate.workspaces.workspaces import Workspaces
+
+COMMAND_BYTES = 1024 * 1024
+"""Of one command. What is longer belongs into a file."""
+
+_TOO_LONG = (
+    f"The shell's variables and functions take more than {script.STATE_BYTES // 1024} KiB and were not kept: "
+    "the next command starts with those from before this one."
+)
+_REPLACED = (
+    "The command replaced or killed its shell: the next one starts in the directory and with the variables from before."
+)
+
+
+class Workspace:
+    def __init__(self, owner: "Workspaces", session: str, agent: str, turn: str) -> None:
+        self._owner = owner
+        self.session = session
+        self.agent = agent
+        self.turn = turn
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the session's folder is on this machine, or will be."""
+        return self._owner.place(self.session, self.agent).folder
+
+    @property
+    def command_seconds(self) -> float:
+        """How long a command in the terminal may take at most (`workspaces.command_seconds`)."""
+        return self._owner.settings.command_seconds
+
+    async def sandboxed(self) -> bool:
+        """Whether commands can reach nothing but the workspace: what approvals go by."""
+        return (await self._owner.backend()).sandboxed
+
+    async def files(self) -> Files:
+        """The session's files; the folder is made when there is none yet."""
+        backend, spec = await self._owner.spec(self.session, self.agent)
+        await self._owner.prepare(spec, backend, self.agent)
+        return backend.files(spec, self._box)
+
+    async def _box(self) -> Box:
+        async with self._owner.at_work(self.session, self.agent) as site:
+            return await site.enter()
+
+    # -- commands --
+
+    async def run(self, command: str, *, timeout: float, sink: Sink, pty: bool = False) -> Finished:
+        """Run a command in the session's shell. Its output goes to `sink` as it comes."""
+        text = _checked(command)
+        async with self._owner.at_work(self.session, self.agent) as site:
+            await site.enter()  # first, since one of another backend forgets the shell that was saved elsewhere
+            shell = await self._owner.store.read(workspaces.shell, self.session)
+            mark, inner = new_id("c"), site.backend.inner(site.spec.folder)
+            box, child = await site.spawn(script.command(text, mark=mark, folder=inner, shell=shell, pty=pty), mark)
+            done = await conduct(child, sink, scope=site.scope, timeout=timeout, look=site.look)
+            notes = await self._keep_shell(site, box, done, shell)
+        left = max(done.left, script.read_state(done.state).left)
+        return Finished(code=done.code, timed_out=done.code is None, left_behind=left, note=" ".join(notes))
+
+    async def _keep_shell(self, site: Site, box: Box, done: Conducted, before: bytes | None) -> list[str]:
+        """Save what the shell is like now; what the caller should know of that."""
+        saved = script.read_state(done.state)
+        if saved.shell is not None:
+            if saved.shell != before:
+                await self._owner.store.write(_save_shell, self.session, saved.shell)
+            return []
+        if saved.too_long:
+            return [_TOO_LONG]
+        if site.box is not box:
+            return [site.why or box.why or OUTSIDE]
+        if done.code is None:
+            return []
+        return [box.why or OUTSIDE if await site.lost(box, done.code) else _REPLACED]
+
+    # -- background processes --
+
+    async def start(self, name: str, command: str, *, restart: bool = False, notify: bool = False) -> ProcessView:
+        """Start a process under a name, or find it running."""
+        text = _checked(command)
+        async with self._owner.at_work(self.session, self.agent) as site:
+            row = await self._owner.processes.start(site, name, text, restart=restart, notify=notify)
+            return await self._lookout().view(name, new=False) if row is None else view(row, 0)
+
+    async def list(self) -> tuple[ProcessView, ...]:
+        """The session's processes, the latest first, with the last ones that have ended."""
+        return await self._lookout().list()
+
+    async def output(self, name: str, *, since: int | None = None, limit: int) -> Page:
+        """At most `limit` bytes of what it has put out from the offset `since` on; with None, the last of it."""
+        return await self._lookout().output(name, since, limit)
+
+    async def write(self, name: str, data: bytes, *, close: bool = False) -> None:
+        """To what the process reads; `close` ends its input after that."""
+        running = await self._lookout().running(name)
+        await self._owner.processes.write(running, data, close=close)
+
+    async def wait(self, name: str, *, pattern: str | None, timeout: float, since: int = 0) -> Waited:
+        """Until a line of its output from `since` on fits the extended regular expression, or it has ended."""
+        await self._lookout().row(name)
+        if pattern is None:
+            return await self._wait(name, None, timeout, since, None)
+        async with self._owner.at_work(self.session, self.agent) as site:
+            return await self._wait(name, pattern, timeout, since, site)
+
+    async def _wait(self, name: str, pattern: str | None, timeout: float, since: int, place: Site | None) -> Waited:
+        lookout, site = self._lookout(), self._owner.present(self.session)
+        running = None if site is None else site.running.get(name)
+        if running is not None:
+            running.waited_for += 1
+        try:
+            async with asyncio.timeout(timeout):
+                matched = await lookout.until(name, pattern, since, place)
+        except TimeoutError:
+            matched = None
+        finally:
+            if running is not None:
+                running.waited_for -= 1
+        return Waited(await lookout.view(name), matched)
+
+    async def stop(self, name: str) -> ProcessView:
+        """End it, with everything that came of it; it is asked first."""
+        lookout = self._lookout()
+        await self._owner.processes.stop(await lookout.running(name))
+        return await lookout.view(name)
+
+    def _lookout(self) -> Lookout:
+        owner = self._owner
+        return Lookout(owner.store, self.session, owner.present(self.session), owner.processes.log_of)
+
+
+def _checked(command: str) -> str:
+    if not command.strip():
+        raise ToolFailed("There is no command: say what to run.")
+    if "\0" in command:
+        raise ToolFailed("The command holds a zero byte, which no shell takes.")
+    if len(command.encode("utf-8", "replace")) > COMMAND_BYTES:
+        raise ToolFailed(f"The command is longer than {COMMAND_BYTES} bytes: write it to a file and run that.")
+    return command
+
+
+def _save_shell(db: Db, session: str, shell: bytes) -> bool:
+    return workspaces.save_shell(db, session, shell)

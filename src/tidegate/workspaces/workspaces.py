@@ -1,0 +1,421 @@
+"""The workspaces of all sessions: who has one, what runs in it, and what is left when it is over.
+
+Guarantee: what runs for a session runs in its box and is gone when the session has ended or the gateway has; unloading
+a session touches none of it. What a session has is written down before it is made, so that whatever a crash leaves is
+known and ended or removed by `start`, `reconcile` and `tidy`, each of which looks at what is and mends it. A folder of
+the user's own is never moved or removed. The room owns the boxes and processes, through the sites that hang on the
+records of present sessions, and the folders below the home; commands get nothing of the gateway's environment that the
+settings do not name.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import structlog
+from anyio import CancelScope, to_thread
+
+from tidegate.config import Config, WorkspaceSettings
+from tidegate.errors import Refused, ToolFailed
+from tidegate.lifetimes import Holding, Presence, Scope, gather
+from tidegate.spool import Spool
+from tidegate.store import Db, ProcessRow, Store, WorkspaceRow, notices, processes, workspaces
+from tidegate.workspaces.children import Spawner
+from tidegate.workspaces.choosing import Choice, NoCommands
+from tidegate.workspaces.folders import Folders
+from tidegate.workspaces.folders import remove as remove_folder
+from tidegate.workspaces.interface import Backend, BoxLimits, BoxSpec, Elsewhere
+from tidegate.workspaces.proc import start_ticks
+from tidegate.workspaces.processes import OnFinished, Processes
+from tidegate.workspaces.site import Site
+from tidegate.workspaces.workspace import Workspace
+
+log = structlog.stdlib.get_logger(__name__)
+
+RECONCILE_SECONDS = 5.0
+"""Between two looks at what is alive and what it uses."""
+
+TIDY_SECONDS = 300.0
+"""Between two looks at the folders and at rows that nothing is behind."""
+
+IDLE_SECONDS = 60.0
+"""A box in which nothing runs is closed after this: to make it again takes some milliseconds and loses nothing."""
+
+IDLE_BOXES = 64
+"""Boxes in which nothing runs that are kept; beyond that the longest unused are closed earlier."""
+
+AT_ONCE = 8
+"""Boxes that are looked at, closed or started side by side."""
+
+BATCH = 200
+"""Rows that are taken from the store at once."""
+
+BATCHES = 100
+"""Batches in one run: more than there is, and an end to it."""
+
+STRANDED_SECONDS = 60.0
+"""After which a row of a process that nobody runs is a mistake: between the two lie milliseconds."""
+
+_DEFAULTS = MappingProxyType({"LANG": "C.UTF-8", "PAGER": "cat", "TERM": "dumb"})
+"""What commands find where nothing else is said: text in any language, and nobody who would turn pages."""
+
+_BOX_FDS = 5  # its namespaces, its processes, the end of its input, and the watch on its life
+_PROCESS_FDS = 4  # of one process: input, output, log, and the watch on its life
+
+
+class Place(NamedTuple):
+    """Where a session works. A `project` is a folder of the user's own."""
+
+    folder: Path
+    project: bool
+
+
+class Workspaces:
+    def __init__(
+        self,
+        scope: Scope,
+        store: Store,
+        presence: Presence,
+        spool: Spool,
+        config: Config,
+        *,
+        clock: Callable[[], float] = time.time,
+        finished: OnFinished,
+        environment: Mapping[str, str],
+        backends: Callable[[str], Backend] | None = None,
+    ) -> None:
+        """`environment` is the gateway's own, of which commands see what the settings name."""
+        self.store = store
+        self.settings: WorkspaceSettings = config.workspaces
+        self.folders = Folders(config.home)
+        self.processes = Processes(store, spool, config.workspaces, clock, finished)
+        self._scope = scope
+        self._presence = presence
+        self._config = config
+        self._clock = clock
+        self._environment = {name: environment[name] for name in self.settings.environment if name in environment}
+        self._choice = Choice(self.settings, Spawner(frozenset(os.sched_getaffinity(0))), backends)
+        presence.ledger.view("workspace", self._measure)
+        scope.on_close(self._close, name="workspaces")
+
+    # -- handles --
+
+    def of(self, session: str, agent: str, turn: str) -> Workspace:
+        return Workspace(self, session, agent, turn)
+
+    async def backend(self) -> Backend:
+        return await self._choice.backend()
+
+    def place(self, session: str, agent: str) -> Place:
+        """Where sessions of an agent work. One whose agent is no longer configured has its own folder."""
+        project = self._config.project(agent) if agent in self._config.agents else None
+        return Place(self.folders.of(session), False) if project is None else Place(project, True)
+
+    async def spec(self, session: str, agent: str) -> tuple[Backend, BoxSpec]:
+        return await self.backend(), self._spec(session, self.place(session, agent).folder)
+
+    def _spec(self, session: str, folder: Path) -> BoxSpec:
+        settings = self.settings
+        return BoxSpec(
+            session=session,
+            folder=folder,
+            private=self.folders.private(session),
+            network=settings.network,
+            environment={**_DEFAULTS, **self._environment},
+            read_only=tuple(self._config.path(name) for name in settings.read_only),
+            limits=BoxLimits(
+                memory_bytes=settings.memory_bytes,
+                processes=settings.processes,
+                disk_bytes=settings.disk_bytes,
+                file_bytes=settings.file_bytes,
+                cpu_seconds=settings.cpu_seconds,
+            ),
+        )
+
+    # -- what is present --
+
+    def present(self, session: str) -> Site | None:
+        record = self._presence.get(session)
+        site = None if record is None else record.workspace
+        return site if isinstance(site, Site) and not site.closed else None
+
+    def _sites(self) -> list[Site]:
+        return [record.workspace for record in self._presence if isinstance(record.workspace, Site)]
+
+    async def _occupy(self, spec: BoxSpec, backend: Backend, agent: str) -> Site:
+        """What is present there. What was made for another backend or folder is closed."""
+        if isinstance(backend, NoCommands):
+            raise ToolFailed(backend.why)
+        there = self.present(spec.session)
+        if there is not None and there.fits(spec, backend):
+            return there
+        if not self._scope.open:
+            raise ToolFailed("The gateway is stopping: no command is started any more.")
+        site = Site(
+            spec,
+            backend,
+            self._scope,
+            prepare=lambda: self.prepare(spec, backend, agent),
+            tell=self._tell,
+            project=self._is_project(spec),
+        )
+        self._presence.lodge(spec.session, site)
+        if there is not None:
+            names = ", ".join(sorted(there.running))
+            await there.close()
+            await self._tell(
+                spec.session,
+                "Commands run in another place from now on."
+                + (f" What ran in the old one was ended: {names}." if names else ""),
+            )
+        return site
+
+    def _is_project(self, spec: BoxSpec) -> bool:
+        return spec.folder != self.folders.of(spec.session)
+
+    async def prepare(self, spec: BoxSpec, backend: Backend, agent: str) -> None:
+        """The folders are there, and it is written down whose they are."""
+        project = self._is_project(spec)
+        wanted = WorkspaceRow(spec.session, backend.name, str(spec.folder), project, "live", None)
+        row = await self.store.read(workspaces.get, spec.session)
+        if row != wanted:
+            try:
+                await self.store.write(_claim, wanted)
+            except Refused as error:
+                raise ToolFailed(error.message) from None
+        try:
+            await to_thread.run_sync(self._make, spec, project and not isinstance(backend, Elsewhere), agent)
+        except OSError as error:
+            raise ToolFailed(f"The workspace's folder cannot be made ({error.strerror}).") from None
+
+    def _make(self, spec: BoxSpec, project: bool, agent: str) -> None:
+        if project and not spec.folder.is_dir():
+            raise ToolFailed(
+                f"The folder {spec.folder}, which the agent's workspace is set to, is not there: make it, or change "
+                "the setting."
+            )
+        settings = self._config.agents.get(agent)
+        model = None if settings is None else self._config.models.get(settings.model)
+        self.folders.make(spec, notes=model is not None and model.api == "demo")
+
+    @asynccontextmanager
+    async def at_work(self, session: str, agent: str) -> AsyncIterator[Site]:
+        """What is present of the session's workspace, for as long as somebody works in it."""
+        backend, spec = await self.spec(session, agent)
+        site = await self._occupy(spec, backend, agent)
+        try:
+            with site.in_use():
+                yield site
+        finally:
+            if site.box is None and site.idle:  # it never came to that, or is over: nothing is present
+                with CancelScope(shield=True):
+                    await self._vacate(site)
+
+    async def _vacate(self, site: Site) -> None:
+        """It is not present any more; what is new of the session meanwhile stays."""
+        site.closed = True
+        if (record := self._presence.get(site.session)) is not None and record.workspace is site:
+            self._presence.vacate(site.session)
+        await site.close()
+
+    async def _tell(self, session: str, text: str) -> None:
+        await self.store.write(notices.add, session, text, self._clock())
+
+    # -- start and stop of the gateway --
+
+    async def start(self) -> None:
+        """Take note of what the last process left: its processes are gone, and those marked `restart` begin again."""
+        last = ""
+        for _ in range(BATCHES):
+            rows: list[ProcessRow] = await self.store.read(processes.live, after=last, limit=BATCH)
+            for row in rows:
+                await to_thread.run_sync(_end_leftover, row)
+                await self.processes.lose(row)
+            if len(rows) < BATCH:
+                break
+            last = rows[-1].id
+        self._scope.start(self._restart, name="restart of processes")
+
+    async def _restart(self) -> None:
+        last = ""
+        for _ in range(BATCHES):
+            rows: list[ProcessRow] = await self.store.read(processes.restartable, after=last, limit=BATCH)
+            await _side_by_side([self._restart_one(row) for row in rows])
+            if len(rows) < BATCH:
+                break
+            last = rows[-1].id
+
+    async def _restart_one(self, row: ProcessRow) -> None:
+        place: WorkspaceRow | None = await self.store.read(workspaces.get, row.session)
+        if place is None or place.state != "live":
+            return
+        try:
+            site = await self._occupy(self._spec(row.session, Path(place.folder)), await self.backend(), "")
+            with site.in_use():
+                await self.processes.again(site, row)
+        except ToolFailed as error:
+            await self._tell(row.session, f"The process {row.name!r} could not be started again: {error.message}")
+
+    async def _close(self) -> None:
+        """Everything ends; the rows stay as they are, so that the next start finds what was lost, as after a kill."""
+        sites = self._sites()
+        for site in sites:
+            site.leaving = True
+        await _side_by_side([self._vacate(site) for site in sites])
+
+    # -- the end of a session --
+
+    async def end(self, session: str) -> None:
+        """Everything that ran for it is gone, and its folder, if it was ours, is in the trash. May be asked again."""
+        row = await self._let_go(session)
+        if row is not None:
+            # Whatever the row says of its folder, only what has the session's name is moved: no project has.
+            await to_thread.run_sync(self.folders.throw_away, session)
+            await self._put_away(row, keep=True)
+
+    async def discard(self, session: str) -> None:
+        """The same, and nothing of it is kept: for what is deleted, also when its rows have gone before."""
+        row = await self._let_go(session)
+        await to_thread.run_sync(self.folders.remove, session)
+        if row is not None:
+            await self._put_away(row, keep=False)
+            await self.store.write(workspaces.remove, session)
+
+    async def _put_away(self, row: WorkspaceRow, *, keep: bool) -> None:
+        """What the session has on another machine; as long as that is away, it stays there."""
+        backend = await self.backend()
+        if isinstance(backend, Elsewhere) and backend.name == row.backend:
+            try:
+                await backend.put_away(row.session, keep=keep, age=self.settings.trash)
+            except ToolFailed as error:
+                log.warning("folders on another machine stay there", session=row.session, reason=error.message)
+
+    async def _let_go(self, session: str) -> WorkspaceRow | None:
+        """What runs there is gone when this returns; None when the session never had a workspace, as most."""
+        record = self._presence.get(session)
+        if record is not None and isinstance(record.workspace, Site):
+            await self._vacate(record.workspace)
+        row: WorkspaceRow | None = await self.store.read(workspaces.get, session)
+        if row is not None:
+            await self.processes.forget(session)
+        return row
+
+    # -- the timer --
+
+    async def reconcile(self) -> None:
+        """Compare what is alive with what should be: boxes that went without us, what uses more than its limits, and
+        boxes in which nothing has run for a while."""
+        sites = self._sites()
+        await _side_by_side([self._look(site) for site in sites])
+        idle = sorted((site for site in sites if site.idle and not site.closed), key=lambda site: site.used)
+        too_many = len(idle) - IDLE_BOXES
+        late = time.monotonic() - IDLE_SECONDS
+        await _side_by_side(
+            [self._vacate(site) for rank, site in enumerate(idle) if rank < too_many or site.used < late]
+        )
+
+    async def _look(self, site: Site) -> None:
+        try:
+            await site.mourn()
+            await site.look()
+        except Exception:
+            log.exception("a workspace could not be looked after; that is tried again", session=site.session)
+
+    async def tidy(self) -> None:
+        """Folders that nobody owns, folders whose time in the trash is over, and rows that nothing is behind."""
+        self._choice.reconsider()
+        await self._tidy_rows()
+        for row in await self.store.read(workspaces.due_for_removal, self._clock() - self.settings.trash):
+            if await to_thread.run_sync(self._remove_all, row.session):
+                await self.store.write(workspaces.remove, row.session)
+        found = await to_thread.run_sync(self.folders.sessions)
+        names = list(found)
+        for start in range(0, len(names), BATCH):
+            known = await self.store.read(workspaces.existing, names[start : start + BATCH])
+            for name in names[start : start + BATCH]:
+                for path in found[name]:
+                    if name not in known or self.folders.is_rubbish(path):
+                        await to_thread.run_sync(_remove, path)
+
+    def _remove_all(self, session: str) -> bool:
+        try:
+            self.folders.remove(session)
+        except OSError as error:
+            log.warning("a folder in the trash cannot be removed", session=session, error=str(error))
+            return False
+        return True
+
+    async def _tidy_rows(self) -> None:
+        last, before = "", self._clock() - STRANDED_SECONDS
+        for _ in range(BATCHES):
+            rows: list[ProcessRow] = await self.store.read(processes.live, after=last, limit=BATCH)
+            for row in rows:
+                site = self.present(row.session)
+                if row.started < before and (site is None or row.name not in site.running):
+                    log.warning("a process that should run does not", session=row.session, process=row.id)
+                    await to_thread.run_sync(_end_leftover, row)
+                    await self.processes.lose(row)
+            if len(rows) < BATCH:
+                break
+            last = rows[-1].id
+
+    # -- for status and metrics --
+
+    def status(self) -> dict[str, Any]:
+        """What the operator is shown. The backend is found out when it is first needed."""
+        sites, backend = self._sites(), self._choice.known
+        return {
+            "backend": self.settings.backend if backend is None else backend.name,
+            "problem": backend.why if isinstance(backend, NoCommands) else "",
+            "sandboxed": backend is not None and backend.sandboxed,
+            "enforced": {} if backend is None else dict(backend.enforced),
+            "boxes": sum(site.box is not None for site in sites),
+            "processes": sum(len(site.running) for site in sites),
+        }
+
+    def _measure(self) -> Iterator[tuple[str, Holding]]:
+        for site in self._sites():
+            boxes, running = int(site.box is not None), len(site.running)
+            fds = boxes * _BOX_FDS + running * _PROCESS_FDS
+            yield f"session {site.session}", Holding(1, fds=fds, children=boxes + running)
+
+
+async def _side_by_side(jobs: list[Any]) -> None:
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def one(job: Any) -> None:
+        async with room:
+            await job
+
+    await gather([one(job) for job in jobs])
+
+
+def _claim(db: Db, row: WorkspaceRow) -> None:
+    """The session's workspace is this from now on. A shell that was saved elsewhere means nothing here."""
+    before = workspaces.get(db, row.session)
+    workspaces.put(db, session=row.session, backend=row.backend, folder=row.folder, project=row.project)
+    if before is not None and before.backend != row.backend:
+        workspaces.save_shell(db, row.session, b"")
+
+
+def _end_leftover(row: ProcessRow) -> None:
+    """What the last gateway left alive, if it did: known by its number and the time of its start together."""
+    if row.pid and row.start_ticks is not None and start_ticks(row.pid) == row.start_ticks:
+        log.warning("a process of the last gateway is still alive and is ended", process=row.id, pid=row.pid)
+        try:
+            os.killpg(row.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError) as error:
+            log.info("it has ended by itself", process=row.id, reason=str(error))
+
+
+def _remove(path: Path) -> None:
+    try:
+        remove_folder(path)
+    except OSError as error:
+        log.warning("a folder that nobody owns cannot be removed", folder=str(path), error=str(error))

@@ -1,0 +1,242 @@
+"""Pictures in a conversation: after the results that show them, loaded only for a request, the same when reloaded."""
+
+import base64
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bench.scripted_model import ScriptedModel
+from tests.models.support import PREFIX, Listener, configured
+from tidegate.agent import Conversation, in_call_order
+from tidegate.agent.conversation import LOADED_BYTES, PICTURE_TEXT_BYTES
+from tidegate.models import Model
+from tidegate.tools import Toolset
+from tidegate.values import Call, Media, Message, ToolCall
+
+pytestmark = pytest.mark.anyio
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+class Files:
+    """What lies in a spool, and how often it was asked for."""
+
+    def __init__(self, **given: bytes) -> None:
+        self.given = given
+        self.loaded: list[str] = []
+
+    async def load(self, id: str) -> bytes:
+        self.loaded.append(id)
+        if id not in self.given:
+            raise FileNotFoundError(2, "No such file", id)
+        return self.given[id]
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ScriptedModel]:
+    async with ScriptedModel() as server:
+        yield server
+
+
+@pytest.fixture
+async def model(server: ScriptedModel) -> AsyncIterator[Model]:
+    async with configured(server.base_url) as model:
+        yield model
+
+
+def conversation(model: Model, messages: Sequence[Message] = (), files: Files | None = None) -> Conversation:
+    given: dict[str, Any] = {} if files is None else {"load": files.load}
+    return Conversation(
+        model=model,
+        lease=model.lease(),
+        prefix=model.wire.encode_prefix(PREFIX),
+        tools=Toolset(),
+        signature=b"",
+        messages=messages,
+        **given,
+    )
+
+
+def spooled(id: str, note: str = "") -> Media:
+    return Media(media_type="image/png", spooled=id, width=20, height=10, note=note)
+
+
+def inline(data: bytes = PNG + b"small") -> Media:
+    return Media(media_type="image/png", data=data, width=2, height=1)
+
+
+def asked(*ids: str) -> Message:
+    calls = tuple(ToolCall(id=id, name="read_file", arguments="{}") for id in ids)
+    return Message(role="assistant", calls=calls, finish="tool_calls")
+
+
+def result(id: str, *media: Media) -> Message:
+    return Message(role="tool", call_id=id, name="read_file", text=f"result {id}", media=media)
+
+
+def user(text: str = "hello") -> Message:
+    return Message(role="user", text=text)
+
+
+async def sent(server: ScriptedModel, held: Conversation) -> list[dict[str, Any]]:
+    """The messages that the model gets, as a strict server took them."""
+    listener = Listener()
+    await held.ask(Call(), on_text=listener.pieces.append, on_reset=listener.reset)
+    assert server.stats()["refused"] == 0
+    messages: list[dict[str, Any]] = server.recorded[-1].decoded()["messages"][1:]
+    return messages
+
+
+def pictures(message: dict[str, Any]) -> list[bytes]:
+    parts = message["content"] if isinstance(message["content"], list) else []
+    urls = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
+    return [base64.b64decode(url.partition(",")[2]) for url in urls]
+
+
+async def test_pictures_follow_the_last_result_of_their_step(server: ScriptedModel, model: Model) -> None:
+    """D3: in one message, in the order of the calls; the results themselves are text."""
+    files = Files(sp_1=PNG + b"one", sp_2=PNG + b"two")
+    held = conversation(model, [user()], files)
+    held.extend(
+        [
+            asked("a", "b", "c"),
+            result("a", spooled("sp_1", "scaled from 60 x 30")),
+            result("b"),
+            result("c", inline(), spooled("sp_2")),
+        ]
+    )
+    held.append(user("and now?"))
+    messages = await sent(server, held)
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool", "tool", "user", "user"]
+    assert [message["content"] for message in messages[2:5]] == ["result a", "result b", "result c"]
+    assert pictures(messages[5]) == [PNG + b"one", PNG + b"small", PNG + b"two"]
+    told = messages[5]["content"][0]["text"]
+    assert told.startswith("[Note from the gateway")
+    assert "read_file (20 x 10, scaled from 60 x 30); read_file (2 x 1); read_file (20 x 10)." in told
+    await held.release()
+
+
+async def test_pictures_are_loaded_only_while_a_request_is_written(server: ScriptedModel, model: Model) -> None:
+    """D3: nothing of them is held between requests, and while one is under way it is accounted for."""
+    files = Files(sp_1=PNG + bytes(1_000_000))
+    held = conversation(model, [user(), asked("a"), result("a", spooled("sp_1"))], files)
+    before = held.weight
+    assert files.loaded == [] and before < 4000
+    during: list[int] = []
+    for _ in range(2):
+        await held.ask(Call(), on_text=lambda _text: during.append(held.asked_bytes), on_reset=lambda _why: None)
+    assert files.loaded == ["sp_1", "sp_1"]
+    assert min(during) > 1_300_000 and held.asked_bytes == 0
+    assert held.weight == before
+    assert all(len(msgspec.json.encode(kept)) < 1000 for kept in held.history if isinstance(kept, Message))
+    await held.release()
+
+
+steps = st.lists(
+    st.tuples(
+        st.lists(
+            st.lists(st.sampled_from([inline(), spooled("sp_1"), spooled("sp_2"), spooled("sp_gone")]), max_size=3),
+            min_size=1,
+            max_size=3,
+        ),
+        st.permutations(range(3)),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(steps)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_reloaded_from_the_store_a_conversation_sends_the_same_bytes_and_only_grows(given: list[Any]) -> None:
+    """B4, D3, S32: live and reloaded at every step, whatever order the results were committed in."""
+    async with ScriptedModel() as server, configured(server.base_url) as model:
+        files = Files(sp_1=PNG + b"one", sp_2=PNG + b"two")
+        live = conversation(model, [], files)
+        rows: list[Message] = []
+        bodies: list[bytes] = []
+        ids = itertools.count()
+        for shown, order, noted in given:
+            names = [f"c{next(ids)}" for _ in shown]
+            results = [result(name, *media) for name, media in zip(names, shown, strict=True)]
+            step = [user(f"step {len(bodies)}"), asked(*names)]
+            note = [Message(role="user", aside="a note")] if noted else []
+            live.extend([*step, *results, *note])
+            rows += [*step, *(results[place] for place in order if place < len(results)), *note]
+            await sent(server, live)
+            bodies.append(server.recorded[-1].body)
+            stored = [msgspec.json.decode(msgspec.json.encode(row), type=Message) for row in rows]
+            reloaded = conversation(model, in_call_order(stored), files)
+            await sent(server, reloaded)
+            assert server.recorded[-1].body == bodies[-1]
+            await reloaded.release()
+        for before, after in itertools.pairwise(bodies):
+            assert after.startswith(before.removesuffix(b"]}"))
+        await live.release()
+
+
+async def test_a_picture_that_is_gone_is_told_in_words(server: ScriptedModel, model: Model) -> None:
+    """D3, D5: the conversation goes on."""
+    files = Files(sp_1=PNG + b"one")
+    held = conversation(model, [user(), asked("a"), result("a", spooled("sp_gone"), spooled("sp_1"))], files)
+    *_, shown = await sent(server, held)
+    assert pictures(shown) == [PNG + b"one"]
+    assert "Picture 1 is no longer there." in shown["content"][0]["text"]
+    await held.release()
+
+
+async def test_too_many_pictures_are_left_out_from_the_end_on(server: ScriptedModel, model: Model) -> None:
+    """D7, S32: a request is bounded, and begins as the one before."""
+    files = Files(sp_1=PNG + bytes(LOADED_BYTES // 5))
+    held = conversation(model, [user()], files)
+    bodies: list[bytes] = []
+    for place in range(7):
+        held.extend([asked(f"c{place}"), result(f"c{place}", spooled("sp_1"))])
+        messages = await sent(server, held)
+        bodies.append(server.recorded[-1].body)
+    assert sum(len(pictures(message)) for message in messages) == 4
+    assert "left out" in messages[-1]["content"][0]["text"]
+    for before, after in itertools.pairwise(bodies):
+        assert after.startswith(before.removesuffix(b"]}"))
+    await held.release()
+
+
+async def test_a_users_own_pictures_go_with_his_words(server: ScriptedModel, model: Model) -> None:
+    """D3: inline or spooled."""
+    files = Files(sp_1=PNG + b"one")
+    said = Message(role="user", text="look at this", media=(inline(), spooled("sp_1")))
+    held = conversation(model, [said, Message(role="user", text="and this", media=(inline(),))], files)
+    messages = await sent(server, held)
+    assert [pictures(message) for message in messages] == [[PNG + b"small", PNG + b"one"], [PNG + b"small"]]
+    assert messages[0]["content"][0]["text"] == "look at this"
+    await held.release()
+
+
+async def test_what_a_result_owes_is_shown_although_another_result_is_missing(model: Model) -> None:
+    """D3: nothing is lost, and nothing is shown twice."""
+    held = conversation(model, [user(), asked("a", "b"), result("a", inline()), user("go on"), asked("c"), result("c")])
+    kinds = [msgspec.json.decode(kept)["role"] for kept in held.history if isinstance(kept, bytes)]
+    assert kinds == ["user", "assistant", "tool", "user", "user", "assistant", "tool"]
+    await held.release()
+
+
+async def test_without_a_loader_a_spooled_picture_fails_clearly(server: ScriptedModel, model: Model) -> None:
+    held = conversation(model, [user(), asked("a"), result("a", spooled("sp_1"))])
+    with pytest.raises(RuntimeError, match="sp_1 cannot be loaded: this conversation was given no loader"):
+        await sent(server, held)
+    await held.release()
+
+
+async def test_an_estimate_counts_a_picture_by_what_it_costs_and_not_by_its_bytes(model: Model) -> None:
+    """D7: a large picture must not use up the day's budget when a provider does not count."""
+    plain = conversation(model, [user(), asked("a"), result("a")])
+    shown = conversation(model, [user(), asked("a"), result("a", inline(PNG + bytes(200_000)), spooled("sp_1"))])
+    more = shown.estimated_bytes - plain.estimated_bytes
+    assert 2 * PICTURE_TEXT_BYTES < more < 2 * PICTURE_TEXT_BYTES + 1000
+    await plain.release()
+    await shown.release()

@@ -1,0 +1,231 @@
+"""What an agent asks, at a terminal and from outside it."""
+
+import json
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.terminal import CTRL_C, at_terminal
+from tests.gateway.running import WAIT, Gateway, gateway, tidegate
+
+CAREFUL = """
+[models.main]
+api = "demo"
+[agents.main]
+model = "main"
+tools = ["clock", "ask"]
+rules = ["ask clock zone=Europe/*"]
+"""
+CLOCK = 'call clock {"zone": "Europe/Paris"}'
+QUESTION = 'call ask_user {"question": "Which one?", "choices": ["red", "blue"]}'
+
+
+@pytest.fixture(scope="module")
+def careful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """A gateway whose agent asks before it looks at a European clock."""
+    home = tmp_path_factory.mktemp("careful") / "home"
+    home.mkdir(mode=0o700)
+    (home / "tidegate.toml").write_text(CAREFUL)
+    with gateway(home) as running:
+        yield running
+
+
+def waiting(running: Gateway, session: str | None = None) -> list[dict[str, Any]]:
+    query = f"?session={session}" if session else ""
+    return list(running.call("GET", f"/api/approvals{query}")["approvals"])
+
+
+def begin(running: Gateway, text: str) -> dict[str, Any]:
+    """A turn of a terminal that waits; what it asks."""
+    accepted = running.call("POST", "/api/messages", {"text": text, "channel": "terminal"})
+    return asked(running, accepted["session"])
+
+
+def asked(running: Gateway, session: str | None = None) -> dict[str, Any]:
+    deadline = time.monotonic() + WAIT
+    while not (found := waiting(running, session)):
+        assert time.monotonic() < deadline
+    return found[0]
+
+
+def answer_of(running: Gateway, turn: str) -> str:
+    deadline = time.monotonic() + WAIT
+    while (outcome := running.call("GET", f"/api/turns/{turn}"))["state"] == "running":
+        assert time.monotonic() < deadline
+    return str(outcome["text"])
+
+
+def test_a_person_is_asked_at_the_terminal(careful: Gateway) -> None:
+    """S29: shown whole; what is no answer is asked again; a denial takes a reason, a choice its number."""
+    with at_terminal(careful.home, "--new") as (terminal, process):
+        terminal.until("> ")
+        terminal.type(f"{CLOCK}\r")
+        shown = terminal.until("denies \\? ")
+        assert "asks for your approval" in shown and re.search(r"clock\s+zone: Europe/Paris", shown)
+        terminal.type("perhaps\r")
+        terminal.until("That is no answer")
+        terminal.until("denies \\? ")
+        terminal.type("/status\r")
+        terminal.until("asked +/approve ap_")
+        terminal.until("denies \\? ")
+        terminal.type("y\r")
+        terminal.until("The clock says")
+        terminal.until("> ")
+        terminal.type(f"{CLOCK}\r")
+        terminal.until("denies \\? ")
+        terminal.type("n not on a Friday\r")
+        terminal.until("The clock says: Not run: the person denied it, and said: not on a Friday")
+        terminal.until("> ")
+        terminal.type(f"{QUESTION}\r")
+        assert re.search(r"Which one\?\s+1\. red\s+2\. blue", terminal.until("1 to 2 answers \\? "))
+        terminal.type("3\r")
+        terminal.until("one of these")
+        terminal.until("answers \\? ")
+        terminal.type("2\r")
+        terminal.until("ask_user gave me this:\\s+blue")
+        terminal.until("> ")
+        assert terminal.leave(process) == 0
+    assert waiting(careful) == []
+
+
+def test_an_answer_from_elsewhere_ends_the_asking(careful: Gateway) -> None:
+    """S29: whichever client is first; the terminal says so and goes on."""
+    with at_terminal(careful.home, "--new") as (terminal, process):
+        terminal.until("> ")
+        terminal.type(f"{CLOCK}\r")
+        terminal.until("denies \\? ")
+        (question,) = waiting(careful)
+        careful.call("POST", f"/api/approvals/{question['id']}", {"decision": "approved"})
+        terminal.until("answered elsewhere: approved")
+        terminal.until("The clock says")
+        terminal.until("> ")
+        assert terminal.leave(process) == 0
+
+
+def test_ctrl_c_and_stop_cancel_what_is_asked(careful: Gateway) -> None:
+    """S30: the asking ends with the turn, and the conversation goes on."""
+    with at_terminal(careful.home, "--new") as (terminal, process):
+        terminal.until("> ")
+        for stop in (CTRL_C, "/stop\r"):
+            terminal.type(f"{CLOCK}\r")
+            terminal.until("denies \\? ")
+            terminal.type(stop)
+            terminal.until("[Ss]topped")
+            terminal.until("\n> ")
+        terminal.type("say still here\r")
+        terminal.until("still here[^>]*still here")
+        terminal.until("> ")
+        assert terminal.leave(process) == 0
+    assert waiting(careful) == []
+
+
+def test_who_joins_a_conversation_that_waits_is_asked(careful: Gateway) -> None:
+    """S29: at once, and follows the turn to its answer; leaving leaves the question open."""
+    question = begin(careful, CLOCK)
+    for leaves in (True, False):
+        with at_terminal(careful.home, "--session", question["session"]) as (terminal, process):
+            terminal.until("denies \\? ")
+            if leaves:
+                assert terminal.leave(process) == 0
+                assert [row["id"] for row in waiting(careful)] == [question["id"]]
+                continue
+            terminal.type("yes\r")
+            terminal.until("The clock says")
+            terminal.until("> ")
+            assert terminal.leave(process) == 0
+
+
+def test_the_commands_answer_from_another_conversation(careful: Gateway) -> None:
+    """S29: by the id."""
+    question = begin(careful, QUESTION)
+    with at_terminal(careful.home, "--new") as (terminal, process):
+        terminal.until("> ")
+        terminal.type(f"/answer {question['id']} red\r")
+        terminal.until("Answered: red")
+        terminal.until("> ")
+        assert terminal.leave(process) == 0
+    assert "red" in answer_of(careful, question["turn"])
+
+
+def test_who_waits_behind_a_question_can_answer_it(careful: Gateway) -> None:
+    """S29: a message that is queued behind a turn that asks brings its question here."""
+    question = begin(careful, CLOCK)
+    behind = careful.call(
+        "POST", "/api/messages", {"text": "say behind", "session": question["session"], "channel": "terminal"}
+    )
+    assert behind["how"] == "queued"
+    with at_terminal(careful.home, "--session", question["session"]) as (terminal, process):
+        terminal.until("denies \\? ")
+        terminal.type("n\r")
+        terminal.until("> ")
+        assert terminal.leave(process) == 0
+    assert answer_of(careful, behind["turn"]) == "behind"
+
+
+def test_approvals_are_listed_and_answered_from_outside(careful: Gateway) -> None:
+    """S29: in full, for people and for programs; the wrong words are refused with the right ones."""
+    run = tidegate("approvals", "list", home=careful.home)
+    assert (run.returncode, run.stdout) == (0, "Nothing waits for an answer.\n")
+    approval, question = begin(careful, CLOCK), begin(careful, QUESTION)
+    text = tidegate("approvals", "list", home=careful.home).stdout
+    assert f"{approval['id']}: an approval of conversation {approval['session']}" in text
+    assert "    clock\n    zone: Europe/Paris\n" in text and "    1. red\n    2. blue\n" in text
+    listed = json.loads(tidegate("approvals", "list", "--json", home=careful.home).stdout)
+    assert listed == [approval, question]
+    only = tidegate("approvals", "list", "--session", question["session"], "--json", home=careful.home)
+    assert json.loads(only.stdout) == [question]
+    bounded = tidegate("approvals", "list", "--limit", "1", home=careful.home)
+    assert "more than 1" in bounded.stderr
+
+    def answer(id: str, *words: str) -> Any:
+        return tidegate("approvals", "answer", id, *words, home=careful.home)
+
+    assert answer(approval["id"], "perhaps").returncode == 2
+    assert "one of these" in answer(question["id"], "green").stderr
+    missing = answer("ap_none", "approve")
+    assert missing.returncode == 1 and "approvals list" in missing.stderr
+    assert "There is no question 'a/b'" in answer("a/b", "approve").stderr
+    denied = answer(approval["id"], "deny", "not", "now")
+    assert (denied.returncode, denied.stdout) == (0, "Denied: not now\n")
+    assert "closed already" in answer(approval["id"], "approve").stderr
+    taken = json.loads(answer(question["id"], "1", "--json").stdout)
+    assert (taken["state"], taken["answer"]) == ("answered", "red")
+    assert "not now" in answer_of(careful, approval["turn"]) and "red" in answer_of(careful, question["turn"])
+
+
+def test_a_pipe_is_nobody(careful: Gateway) -> None:
+    """X11: what would need a person is not run, and a script does not hang."""
+    run = tidegate("chat", home=careful.home, input=f"{CLOCK}\n{QUESTION}\n")
+    assert run.returncode == 0
+    assert "nobody can be asked" in run.stdout and "Nobody was asked" in run.stdout
+    assert waiting(careful) == []
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_question_outlives_the_gateway_and_the_terminal_goes_on(tmp_path: Path, how: signal.Signals) -> None:
+    """S29, S31: asked, stopped or killed, started again, answered in the terminal that was left open."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    (home / "tidegate.toml").write_text(CAREFUL)
+    with gateway(home) as first, at_terminal(home, "--new") as (terminal, process):
+        terminal.until("> ")
+        terminal.type(f"{CLOCK}\r")
+        terminal.until("denies \\? ")
+        first.signal(how)
+        first.wait()
+        terminal.type("y\r")
+        terminal.until("No gateway runs|does not answer")
+        with gateway(home) as second:
+            question = asked(second)
+            terminal.until("denies \\? ")
+            terminal.type("y\r")
+            terminal.until("The clock says")
+            rows = second.call("GET", f"/api/sessions/{question['session']}/messages?after=0")["messages"]
+            assert [row["message"]["role"] for row in rows] == ["user", "assistant", "tool", "assistant"]
+            terminal.until("> ")
+            assert terminal.leave(process) == 0

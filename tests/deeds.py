@@ -1,0 +1,114 @@
+"""Tools that need a person's leave, and turns that wait for it: for the tests of approvals in every room."""
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from bench.scripted_model import ScriptedModel
+from tests.core import WAIT, Core, core, settings
+from tidegate.tools import ToolContext, Toolset, tool
+from tidegate.values import Answered, Asked, Event
+
+ALL = '"clock", "deeds", "ask"'
+
+
+class Deeds:
+    """Tools that do something, and what was done: it outlives a core, as the world does."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.started = anyio.Event()
+        self.goes_on = anyio.Event()
+
+    def toolset(self) -> Toolset:
+        @tool(effect="execute", parallel=True)
+        async def push(ctx: ToolContext, *, what: str, force: bool = False) -> str:
+            """Pushes something."""
+            self.done.append(what)
+            return f"pushed {what}"
+
+        @tool(effect="write", contained=True)
+        async def note(ctx: ToolContext, *, what: str) -> str:
+            """Writes a note."""
+            self.done.append(what)
+            return "noted"
+
+        @tool(effect="execute", contained=True)
+        async def build(ctx: ToolContext, *, what: str) -> str:
+            """Builds something in the session's box."""
+            self.done.append(what)
+            return f"built {what}"
+
+        @tool(effect="execute", parallel=True, timeout=None)
+        async def linger(ctx: ToolContext, *, what: str, then: str = "") -> str:
+            """Takes its time, and may then have a question."""
+            self.done.append(what)
+            self.started.set()
+            await self.goes_on.wait()
+            return await ctx.ask(then, ()) if then else "lingered"
+
+        @tool(effect="read", timeout=None)
+        async def insist(ctx: ToolContext, *, times: int) -> str:
+            """Asks the same again and again."""
+            return ", ".join([await ctx.ask("Sure?", ("yes", "no")) for _ in range(times)])
+
+        return Toolset((push, note, build, linger, insist))
+
+
+def configured(
+    model: ScriptedModel, extra: str = "", *, mode: str = "balanced", rules: Sequence[str] = (), agent: str = ""
+) -> str:
+    text = settings(model, extra, tools=ALL)
+    return text.replace('approvals = "autonomous"', f'approvals = "{mode}"\nrules = {json.dumps(list(rules))}\n{agent}')
+
+
+def asking(
+    home: Path, model: ScriptedModel, deeds: Deeds, extra: str = "", *, config: str = "", **options: Any
+) -> AbstractAsyncContextManager[Core]:
+    toolsets = {"deeds": deeds.toolset()}
+    return core(home, model=model, toml=config or configured(model, extra), toolsets=toolsets, **options)
+
+
+async def ask(
+    house: Core, text: str = '[tool push {"what": "a"}] [say done]', **fields: Any
+) -> tuple[str, list[Asked]]:
+    """A turn that waits for a person; what it asks."""
+    accepted = await house.accept(text, **{"channel": "page", **fields})
+    return accepted.turn, await asked(house, accepted.turn)
+
+
+async def asked(house: Core, turn: str, count: int = 1) -> list[Asked]:
+    """What the turn asks, once it has asked so much and waits for the answers."""
+    log = house.door.live(turn)
+    assert log is not None, "the turn has ended"
+    found: list[Asked] = []
+    with anyio.fail_after(WAIT):
+        async with aclosing(log.read()) as batches:
+            async for batch in batches:
+                found += [event for event in batch if isinstance(event, Asked)]
+                if len(found) >= count:
+                    break
+    assert len(found) >= count, f"the turn ended and had asked {found}"
+    live = house.door.engine.running(log.session)
+    assert live is not None
+    await until(lambda: live.away == _open(log.events))
+    return found
+
+
+def _open(events: Sequence[Event]) -> int:
+    return sum(isinstance(event, Asked) - isinstance(event, Answered) for event in events)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    with anyio.fail_after(WAIT):
+        while not holds():
+            await anyio.sleep(0.001)
+
+
+def results(house: Core) -> list[str]:
+    """The tool results that the model was last sent."""
+    return [message["content"] for message in house.requests()[-1]["messages"] if message["role"] == "tool"]

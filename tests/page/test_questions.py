@@ -1,0 +1,342 @@
+"""What an agent asks, on the page: cards that stay until they are answered, here or anywhere."""
+
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+
+from tests.page import browser as chromium
+from tests.page.browser import Visit
+from tests.page.conftest import address_of_conversation, answers, leave, say, send
+from tests.page.gateway import Gateway
+
+CAREFUL = """
+[models.main]
+api = "demo"
+[agents.main]
+model = "main"
+tools = ["clock", "ask", "terminal"]
+rules = ["ask clock zone=Europe/*"]
+workspace = "project"
+[workspaces]
+backend = "local"
+"""
+CLOCK = 'call clock {"zone": "Europe/Paris"}'
+BOTH = 'call clock {"zone": "Europe/Paris"}; clock {"zone": "Europe/Oslo"}'
+CHOICES = "ask me Tea or coffee? tea, coffee"
+
+
+@pytest.fixture(scope="module")
+def careful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """A gateway whose agent asks before it looks at a European clock."""
+    gateway = started(tmp_path_factory.mktemp("careful"))
+    yield gateway
+    gateway.stop()
+
+
+def started(home: Path) -> Gateway:
+    (home / "tidegate.toml").write_text(CAREFUL)
+    (home / "project").mkdir()
+    gateway = Gateway(home)
+    try:
+        gateway.start()
+    except BaseException:
+        gateway.stop()
+        raise
+    return gateway
+
+
+@pytest.fixture
+def profile(browser: Browser, careful: Gateway) -> Iterator[BrowserContext]:
+    """One person's browser, signed in."""
+    visit = chromium.visit(browser)
+    visit.page.goto(careful.new_link())
+    expect(visit.page.locator("#composer")).to_be_visible()
+    visit.page.close()
+    yield visit.context
+    visit.context.close()
+
+
+@pytest.fixture
+def new_page(profile: BrowserContext, careful: Gateway) -> Iterator[Callable[..., Visit]]:
+    visits: list[Visit] = []
+
+    def make(address: str = "/") -> Visit:
+        visits.append(Visit(profile))
+        visits[-1].page.goto(careful.origin + address)
+        expect(visits[-1].page.locator("#composer")).to_be_visible()
+        return visits[-1]
+
+    yield make
+    for visit in visits:
+        leave(visit, careful.origin)
+
+
+@pytest.fixture
+def page(new_page: Callable[..., Visit]) -> Page:
+    return new_page().page
+
+
+def waiting(gateway: Gateway) -> list[dict[str, Any]]:
+    return list(gateway.call("GET", "/api/approvals")["approvals"])
+
+
+def test_an_approval_is_a_card_with_what_would_be_done(page: Page) -> None:
+    """S29: it is shown whole; approving it lets the turn go on, and the card goes."""
+    send(page, CLOCK)
+    card = page.locator(".question")
+    expect(card.locator("pre")).to_have_text("clock\nzone: Europe/Paris", use_inner_text=True)
+    expect(card).to_contain_text("asks for your approval")
+    expect(page.locator("#stop")).to_be_visible()
+    expect(page.locator("#announcer")).to_contain_text("The agent asks")
+    expect(page.locator(".entries a[aria-current] .asking")).to_be_visible()
+    expect(page).to_have_title(re.compile(r"^\(1\) "))
+    card.get_by_role("button", name="Approve").click()
+    expect(card).to_have_count(0)
+    expect(page.locator(".answer .markdown").last).to_contain_text("The clock says")
+    expect(page.locator("#composer")).to_be_focused()
+    expect(page.locator(".asking")).to_have_count(0)
+    expect(page).to_have_title(re.compile(r"^[^(]"))
+
+
+def test_a_denial_may_say_why(page: Page) -> None:
+    """S29: the agent is told, and goes on."""
+    send(page, CLOCK)
+    card = page.locator(".question")
+    card.get_by_label("Why not, if you like").fill("not on a Friday")
+    card.get_by_role("button", name="Deny").click()
+    expect(page.locator(".answer .markdown").last).to_contain_text("denied it, and said: not on a Friday")
+    expect(page.locator("details.tool")).to_have_attribute("data-state", "failed")
+
+
+def test_a_question_is_answered_by_a_button_or_in_words(page: Page) -> None:
+    """S29: as the demo model's own examples say it; an empty answer is none."""
+    send(page, CHOICES)
+    expect(page.locator(".question pre")).to_have_text("Tea or coffee?")
+    page.locator(".question").get_by_role("button", name="coffee").click()
+    expect(page.locator(".answer .markdown").last).to_contain_text("coffee")
+    send(page, "ask me What is your name?")
+    card = page.locator(".question")
+    card.get_by_role("button", name="Answer").click()
+    expect(card.get_by_label("Your answer")).to_be_focused()
+    card.get_by_label("Your answer").fill("Ada <b>")
+    card.get_by_label("Your answer").press("Enter")
+    expect(page.locator(".answer .markdown").last).to_contain_text("Ada <b>")
+
+
+def test_everything_can_be_answered_by_keyboard_and_nothing_by_accident(page: Page) -> None:
+    """X14: keys count while the card has the focus, and only there; Escape in it stops nothing."""
+    keys = page.keyboard
+    send(page, CLOCK)
+    card = page.locator(".question")
+    expect(card).to_be_visible()
+    expect(page.locator("#composer")).to_be_focused()
+    keys.type("yny")
+    expect(page.locator("#composer")).to_have_value("yny")
+    keys.press("Alt+q")
+    expect(card).to_be_focused()
+    keys.press("Escape")
+    expect(page.locator("#composer")).to_be_focused()
+    keys.press("Alt+q")
+    keys.press("Tab")
+    keys.press("Tab")
+    expect(card.get_by_label("Why not, if you like")).to_be_focused()
+    keys.type("y")
+    expect(card).to_be_visible()
+    keys.press("Alt+q")
+    keys.press("y")
+    expect(page.locator(".answer .markdown").last).to_contain_text("The clock says")
+    page.locator("#composer").fill("")
+    send(page, CHOICES)
+    expect(page.locator(".question")).to_be_visible()
+    keys.press("Alt+q")
+    keys.press("3")
+    keys.press("n")
+    keys.press("1")
+    expect(page.locator(".answer .markdown").last).to_contain_text("tea")
+    send(page, CLOCK)
+    expect(page.locator(".question")).to_be_visible()
+    keys.press("Alt+q")
+    keys.press("n")
+    expect(page.locator(".answer .markdown").last).to_contain_text("denied")
+
+
+def test_two_calls_side_by_side_are_two_cards(page: Page) -> None:
+    """X14: each is its own."""
+    send(page, BOTH)
+    cards = page.locator(".question")
+    expect(cards).to_have_count(2)
+    oslo = cards.filter(has_text="Oslo")
+    oslo.get_by_role("button", name="Deny").click()
+    expect(cards).to_have_count(1)
+    cards.filter(has_text="Paris").get_by_role("button", name="Approve").click()
+    expect(page.locator(".answer .markdown").last).to_contain_text("Not run: the person denied it")
+    states = [tool.get_attribute("data-state") for tool in page.locator("details.tool").all()]
+    assert sorted(str(state) for state in states) == ["done", "failed"]
+
+
+def test_a_reload_and_a_second_browser_show_what_waits(page: Page, new_page: Callable[..., Visit]) -> None:
+    """S29: whoever comes later sees it; an answer anywhere closes it everywhere."""
+    send(page, CLOCK)
+    expect(page.locator(".question")).to_be_visible()
+    address_of_conversation(page)
+    page.reload()
+    expect(page.locator(".question")).to_have_count(1)
+    other = new_page("/" + page.url.partition("/#")[2].join(("#", ""))).page
+    expect(other.locator(".question")).to_have_count(1)
+    elsewhere = new_page().page
+    expect(elsewhere.locator(".entries .asking")).to_have_count(1)
+    other.locator(".question").get_by_role("button", name="Approve").click()
+    for seen in (page, other):
+        expect(seen.locator(".question")).to_have_count(0)
+        expect(seen.locator(".answer .markdown").last).to_contain_text("The clock says")
+
+
+def test_a_command_answers_too_and_a_plain_message_does_not(page: Page, careful: Gateway) -> None:
+    """S29, S13: what is said meanwhile is queued, and says so."""
+    send(page, CLOCK)
+    expect(page.locator(".question")).to_be_visible()
+    send(page, "say yes")
+    expect(page.locator(".pending .ack")).to_contain_text("Queued")
+    assert len(waiting(careful)) == 1
+    send(page, "/approve")
+    expect(page.locator(".note.reply")).to_contain_text("Approved: clock")
+    expect(page.locator(".question")).to_have_count(0)
+    expect(page.locator(".answer:not(.draft) .markdown").last).to_have_text("yes")
+
+
+def test_a_stop_takes_the_card_away(page: Page, careful: Gateway) -> None:
+    """S30: and the conversation goes on."""
+    send(page, CLOCK)
+    expect(page.locator(".question")).to_be_visible()
+    page.locator("#stop").click()
+    expect(page.locator(".question")).to_have_count(0)
+    assert waiting(careful) == []
+    say(page, "say still here")
+    assert answers(page)[-1] == "still here"
+
+
+def test_a_question_outlives_the_gateway(browser: Browser, tmp_path: Path) -> None:
+    """S29, S31, F4: killed in mid-question, the page comes back with the same card, and the tool runs once; what was
+    answered while the page was away is gone when it is back."""
+    gateway = started(tmp_path)
+    visit = chromium.visit(browser)
+    page = visit.page
+    try:
+        page.goto(gateway.link)
+        for how in (signal.SIGKILL, signal.SIGTERM):
+            send(page, CLOCK)
+            card = page.locator(".question")
+            expect(card).to_be_visible()
+            gateway.stop(how)
+            expect(page.locator(".banner .note")).to_contain_text("taken up again by itself")
+            gateway.start()
+            expect(page.locator(".banner .note")).to_have_count(0)
+            expect(card).to_have_count(1)
+            card.get_by_role("button", name="Approve").click()
+            expect(card).to_have_count(0)
+            expect(page.locator("#stop")).to_have_count(0)
+            expect(page.locator(".answer .markdown").last).to_contain_text("The clock says")
+        expect(page.locator("details.tool[data-state=done]")).to_have_count(2)
+        send(page, CLOCK)
+        expect(card).to_be_visible()
+        gateway.stop(signal.SIGKILL)
+        page.route("**/events", lambda route: route.abort())
+        gateway.start()
+        (question,) = waiting(gateway)
+        gateway.call("POST", f"/api/approvals/{question['id']}", {"decision": "denied", "text": "from elsewhere"})
+        while gateway.call("GET", f"/api/turns/{question['turn']}")["state"] == "running":
+            pass
+        page.unroute("**/events")
+        expect(card).to_have_count(0)
+        expect(page.locator(".answer .markdown").last).to_contain_text("from elsewhere")
+        visit.forgive("net::ERR")
+        leave(visit, gateway.origin)
+    finally:
+        visit.context.close()
+        gateway.stop()
+
+
+def test_with_the_defaults_a_visitor_is_asked_only_what_he_wants_to_be_asked(visit: Visit) -> None:
+    """X11: nothing is configured: reading, writing in the workspace and questions work, and nothing needs leave."""
+    page = visit.page
+    send(page, "ask me Tea or coffee? tea, coffee")
+    page.locator(".question").get_by_role("button", name="tea").click()
+    expect(page.locator(".answer .markdown").last).to_contain_text("tea")
+    say(page, 'call write_file {"path": "note.txt", "content": "hello"}')
+    expect(page.locator("details.tool").last).to_have_attribute("data-state", "done")
+    expect(page.locator(".question")).to_have_count(0)
+
+
+# -- the record ------------------------------------------------------------------------------------------------------
+
+WALK = """async (events) => {
+    const known = await import('/static/record.js');
+    let record = known.EMPTY;
+    for (const event of events) record = event === 'reopened' ? known.reopened(record) : known.apply(record, event);
+    return record;
+}"""
+STARTED = {"type": "turn_started", "turn": "t_1"}
+TOOL = {"type": "tool_started", "call_id": "c", "name": "build", "arguments": "{}"}
+
+
+def asked(id: str, turn: str = "t_1") -> dict[str, Any]:
+    return {"type": "asked", "id": id, "turn": turn, "kind": "approval", "tool": "build", "summary": id}
+
+
+def ended(turn: str) -> dict[str, Any]:
+    return {"type": "turn_ended", "outcome": {"turn": turn, "session": "s", "state": "answered"}}
+
+
+def test_a_question_is_shown_once_however_often_it_is_told(page_of_record: Page) -> None:
+    """S29: before its turn, in its place, and again; it goes with its answer or with its own turn."""
+    told = [asked("a"), STARTED, asked("a"), asked("b"), "reopened", asked("a"), STARTED, asked("a"), asked("b")]
+
+    def walk(events: list[Any]) -> list[str]:
+        return [question["id"] for question in page_of_record.evaluate(WALK, events)["asked"]]
+
+    assert walk(told) == ["a", "b"]
+    assert walk([*told, {"type": "answered", "id": "a", "state": "approved"}]) == ["b"]
+    assert walk([*told, ended("t_0")]) == ["a", "b"]
+    assert walk([*told, ended("t_1")]) == []
+    assert len(walk([STARTED, *(asked(f"q{number}") for number in range(200))])) == 50
+
+
+def test_what_a_tool_puts_out_is_kept_to_its_end_and_bounded(page_of_record: Page) -> None:
+    """D7: the newest part of it, while it runs, and once when it is told again."""
+
+    def live(events: list[Any]) -> Any:
+        return page_of_record.evaluate(WALK, events)["live"]["c"]
+
+    def piece(text: str) -> dict[str, Any]:
+        return {"type": "tool_progress", "call_id": "c", "name": "build", "text": text}
+
+    told = [STARTED, TOOL, piece("one\n"), piece("two\n")]
+    assert live(told)["progress"] == "one\ntwo\n"
+    assert live([*told, "reopened", *told])["progress"] == "one\ntwo\n"
+    long = live([*told, *(piece("x" * 5000) for _ in range(10)), piece("end")])["progress"]
+    assert len(long) == 8000 and long.endswith("xend")
+    over = {"type": "tool_ended", "call_id": "c", "name": "build", "excerpt": "built"}
+    assert live([*told, over, piece("late")])["progress"] == "one\ntwo\n"
+
+
+def test_a_running_command_shows_what_it_puts_out(page: Page, careful: Gateway) -> None:
+    """D6, X11: without a sandbox it asks first; then its output is in a box under its line, the end of it in sight, and
+    gone when the command has ended."""
+    send(page, "run seq 200; until [ -e go ]; do sleep 0.1; done; echo built")
+    card = page.locator(".question")
+    expect(card.locator("pre")).to_contain_text("command: seq 200; until")
+    card.get_by_role("button", name="Approve").click()
+    box = page.locator(".progress")
+    expect(box).to_contain_text("200")
+    assert box.evaluate("e => e.scrollHeight > e.clientHeight && e.scrollTop + e.clientHeight > e.scrollHeight - 30")
+    page.reload()
+    expect(box).to_contain_text("200")
+    (careful.home / "project" / "go").touch()
+    expect(box).to_have_count(0)
+    expect(page.locator("details.tool")).to_have_attribute("data-state", "done")
+    expect(page.locator(".answer .markdown").last).to_contain_text("built")

@@ -1,0 +1,231 @@
+"""Pictures: within what a model takes, inline or spooled, and never through the gateway's memory."""
+
+import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio import to_thread
+from PIL import Image
+
+from tests.spool.making import ID, SESSION, WAIT, files, in_child, spool_of
+from tests.spool.pictures import bomb, noise, plain, saved
+from tidegate.errors import ToolFailed
+from tidegate.spool import SessionSpool, Spool
+from tidegate.spool.media import INLINE_BYTES, SHOWN_BYTES, SIDE, SOURCE_BYTES
+from tidegate.store import Store, spooled
+from tidegate.values import Media
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def spool(store: Store, tmp_path: Path) -> Spool:
+    return spool_of(tmp_path / "spool", store, quota=50_000_000)
+
+
+@contextmanager
+def described(path: Path, data: bytes, size: int | None = None) -> Iterator[int]:
+    path.write_bytes(data)
+    if size is not None:
+        os.truncate(path, size)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+async def content(spool: Spool, media: Media) -> bytes:
+    return media.data or await spool.load(SESSION, media.spooled)
+
+
+async def decoded(spool: Spool, media: Media) -> Image.Image:
+    image = Image.open(io.BytesIO(await content(spool, media)))
+    image.load()
+    assert image.size == (media.width, media.height)
+    assert Image.MIME[image.format or ""] == media.media_type
+    return image
+
+
+async def test_a_small_picture_goes_as_it_is(mine: SessionSpool, spool: Spool) -> None:
+    """D2: each of the four kinds, inline, byte for byte."""
+    for format in ("PNG", "JPEG", "GIF", "WEBP"):
+        data = saved(plain(60, 40), format)
+        media = await mine.media("a picture", data)
+        assert media == Media(media_type=f"image/{format.lower()}", data=data, width=60, height=40)
+    assert not spool.root.exists()
+
+
+async def test_at_the_threshold_a_picture_is_inline_and_one_byte_more_is_spooled(
+    mine: SessionSpool, spool: Spool, store: Store
+) -> None:
+    """D2: 256 KiB are held with the message, and no more."""
+    data = saved(plain(60, 40), "PNG")
+    at = data + bytes(INLINE_BYTES - len(data))
+    assert (await mine.media("at", at)).data == at
+    assert not spool.root.exists()
+    media = await mine.media("above", at + b"\0")
+    assert (media.data, await content(spool, media)) == (b"", at + b"\0")
+    row = await store.read(spooled.get, media.spooled, SESSION)
+    assert row is not None
+    assert (row.kind, row.media_type, row.bytes, row.name) == ("media", "image/png", INLINE_BYTES + 1, "above")
+    with pytest.raises(ToolFailed, match="is a picture"):
+        await mine.page(media.spooled)
+
+
+async def test_a_large_picture_is_scaled_and_says_so(mine: SessionSpool, spool: Spool) -> None:
+    """D2: at most 2,000 pixels a side, in proportion; drawings stay without loss."""
+    media = await mine.media("wide", saved(plain(6000, 4000), "PNG"))
+    assert (media.width, media.height, media.note, media.media_type) == (
+        2000,
+        1333,
+        "scaled from 6000 x 4000",
+        "image/png",
+    )
+    await decoded(spool, media)
+    media = await mine.media("photo", saved(plain(1000, 5000), "JPEG"))
+    assert (media.width, media.height, media.media_type) == (400, 2000, "image/jpeg")
+    await decoded(spool, media)
+    exact = saved(plain(SIDE, SIDE), "PNG")
+    assert (await mine.media("exact", exact)).data == exact
+
+
+async def test_a_heavy_picture_is_made_light_enough(mine: SessionSpool, spool: Spool) -> None:
+    """D2: at most 4.5 MB go to a model."""
+    data = saved(noise(1500, 1500), "PNG")
+    assert len(data) > SHOWN_BYTES
+    media = await mine.media("noise", data)
+    assert INLINE_BYTES < len(await content(spool, media)) <= SHOWN_BYTES
+    await decoded(spool, media)
+
+
+async def test_a_picture_that_lies_on_its_side_or_moves_is_shown_upright_and_still(
+    mine: SessionSpool, spool: Spool
+) -> None:
+    """D2: what a provider would show wrongly or refuse."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    media = await mine.media("turned", saved(plain(60, 40), "JPEG", exif=exif))
+    assert (await decoded(spool, media)).size == (40, 60)
+    assert media.note == ""
+    frames = saved(plain(30, 20), "GIF", save_all=True, append_images=[noise(30, 20), noise(30, 20, seed=2)])
+    media = await mine.media("moving", frames)
+    assert (media.media_type, media.note) == ("image/png", "the first picture of an animation")
+    media = await mine.media("print", saved(plain(60, 40).convert("CMYK"), "JPEG"))
+    assert (await decoded(spool, media)).mode == "RGB"
+    clear = Image.new("RGBA", (3000, 10), (255, 0, 0, 0))
+    assert (await decoded(spool, await mine.media("clear", saved(clear, "PNG")))).getextrema()[3] == (0, 0)
+
+
+async def test_a_bomb_is_refused_before_it_is_decoded(mine: SessionSpool, spool: Spool) -> None:
+    """D7: by the size in its header; one that keeps within it is decoded in bounded memory."""
+    data = bomb(30_000, 30_000)
+    assert len(data) < 1_000_000
+    with pytest.raises(ToolFailed, match="has 30000 x 30000 pixels, more than the 50000000"):
+        await mine.media("bomb", data)
+    with anyio.fail_after(WAIT):
+        media = await mine.media("large", bomb(7000, 7000))
+        assert (media.width, media.height) == (SIDE, SIDE)
+        media = await mine.media("larger", saved(plain(7000, 7000, mode="RGBA"), "PNG", compress_level=1))
+        assert (media.width, media.height) == (SIDE, SIDE)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "is no PNG, JPEG, GIF or WebP picture"),
+        (b"hello", "is no PNG, JPEG, GIF or WebP picture"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "is no PNG, JPEG, GIF or WebP picture"),
+        (saved(noise(300, 300), "PNG")[:5000], "is damaged"),
+        (saved(noise(300, 300), "JPEG")[:2000], "is damaged"),
+        (saved(noise(300, 300), "WEBP")[:2000], "is damaged"),
+    ],
+)
+async def test_what_is_no_picture_or_damaged_is_said_to_be(mine: SessionSpool, data: bytes, why: str) -> None:
+    """D8: a provider would refuse it, and with it every later request of the conversation."""
+    with pytest.raises(ToolFailed, match=f'^The picture "a/b.png" cannot be shown: it {why}') as failure:
+        await mine.media("a/b.png", data)
+    assert failure.value.message.endswith(".")
+
+
+async def test_a_local_file_and_bytes_from_a_server_obey_the_same_limits(
+    mine: SessionSpool, spool: Spool, tmp_path: Path
+) -> None:
+    """D8: the same picture by a descriptor."""
+    for data in (saved(plain(60, 40), "GIF"), saved(plain(3000, 30), "PNG")):
+        with described(tmp_path / "file", data) as fd:
+            assert await mine.media("x", fd) == await mine.media("x", data)
+            os.lseek(fd, 10, os.SEEK_SET)
+            assert await mine.media("x", fd) == await mine.media("x", data)
+    with described(tmp_path / "file", bomb(30_000, 30_000)) as fd, pytest.raises(ToolFailed, match="pixels"):
+        await mine.media("x", fd)
+    with (
+        described(tmp_path / "file", b"", SOURCE_BYTES + 1) as fd,
+        pytest.raises(ToolFailed, match="its file is larger"),
+    ):
+        await mine.media("x", fd)
+
+
+async def test_over_the_quota_a_picture_is_shown_small(store: Store, tmp_path: Path) -> None:
+    """D4, D5: it goes with its message, and says why it is small; so too when the disk refuses."""
+    data = saved(noise(900, 900), "PNG")
+    full = spool_of(tmp_path / "spool", store, quota=100_000)
+    media = await full.of(SESSION, None).media("noise", data)
+    assert 0 < len(media.data) <= INLINE_BYTES and not media.spooled
+    assert media.note.endswith("small, since this conversation has used up its limits.spool_bytes")
+    await decoded(full, media)
+    (tmp_path / "file").write_text("in the way")
+    refusing = spool_of(tmp_path / "file", store)
+    media = await refusing.of(SESSION, None).media("noise", data)
+    assert 0 < len(media.data) <= INLINE_BYTES and "small, since the disk refused it" in media.note
+    assert files(full) == {}
+
+
+async def test_without_pillow_what_fits_goes_as_it_is_and_the_rest_says_what_to_do(
+    mine: SessionSpool, spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D2: the extra is optional."""
+    monkeypatch.setattr("tidegate.spool.media._pillow", lambda: "")
+    data = saved(noise(600, 600), "PNG")
+    media = await mine.media("fits", data)
+    assert await content(spool, media) == data
+    with pytest.raises(ToolFailed, match=r"3000 x 30 pixels .* if the operator installed tidegate\[images\]"):
+        await mine.media("wide", saved(plain(3000, 30), "PNG"))
+
+
+async def test_a_picture_that_takes_too_long_is_given_up(mine: SessionSpool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """D7, L15: the child is gone."""
+    monkeypatch.setattr("tidegate.spool.media.SECONDS", 0.01)
+    with pytest.raises(ToolFailed, match=r"takes longer than 0.01 s"):
+        await mine.media("slow", saved(noise(600, 600), "PNG"))
+
+
+async def test_many_at_once_are_worked_two_at_a_time_and_leave_nothing(mine: SessionSpool, spool: Spool) -> None:
+    """D7, L15: memory of children is bounded too; a stop in the middle leaves no child, file or descriptor."""
+    data = saved(noise(700, 700), "PNG")
+    kept: list[Media] = []
+
+    async def one() -> None:
+        kept.append(await mine.media("noise", data))
+
+    with anyio.fail_after(WAIT):
+        async with anyio.create_task_group() as group:
+            for _ in range(6):
+                group.start_soon(one)
+    assert sorted(files(spool)) == sorted(media.spooled for media in kept)
+    with anyio.move_on_after(0.05):
+        async with anyio.create_task_group() as group:
+            for _ in range(6):
+                group.start_soon(one)
+    assert spool.stats().writing == 0
+
+
+async def test_a_picture_of_a_hundred_megabytes_moves_memory_by_no_more_than_its_bound(tmp_path: Path) -> None:
+    """D7: from a file; a child reads it."""
+    found = await to_thread.run_sync(lambda: in_child("picture", str(tmp_path)))
+    assert ID.match(found["spooled"])
+    assert int(found["grown"]) <= 8 * 1024 * 1024

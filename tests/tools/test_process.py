@@ -1,0 +1,96 @@
+"""The tool `process`, over real processes."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.tools.test_terminal import Hands
+from tests.workspaces.making import alive, room, token
+from tidegate.errors import ToolFailed
+from tidegate.tools import Result
+from tidegate.tools.process import process
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def hands(tmp_path: Path) -> AsyncIterator[Hands]:
+    async with room(tmp_path / "home") as rooms:
+        yield Hands(rooms, await rooms.new_session())
+
+
+async def call(hands: Hands, action: str, **arguments: Any) -> Result:
+    result = await process.run(hands.context(), msgspec.json.encode({"action": action, **arguments}).decode())
+    assert isinstance(result, Result)
+    return result
+
+
+async def test_a_server_is_started_once_watched_and_stopped(hands: Hands) -> None:
+    """S09: start, list, output since, write, wait, stop."""
+    mark = token()
+    serve = f"echo listening; while read line; do echo got $line; done; sleep {mark}"
+    assert (
+        await call(hands, "start", name="server", command=serve)
+    ).text == "[server runs]\nlistening\n[next: since=10]"
+    again = await call(hands, "start", name="server", command=serve)
+    assert (again.text, again.failed) == ("[server runs already]", False)
+    other = await call(hands, "start", name="server", command="sleep 5")
+    assert other.failed and "with another command: echo listening" in other.text
+    assert (await call(hands, "write", name="server", input="hello\n")).text == "[6 bytes were written]"
+    waited = await call(hands, "wait", name="server", pattern="got (hello|bye)", since=10)
+    assert waited.text == "[server has put out: got hello]\ngot hello\n[next: since=20]"
+    listed = (await call(hands, "list")).text
+    assert listed.startswith("server: runs for ") and "20 bytes of output" in listed
+    await call(hands, "write", name="server", input="", close=True)
+    stopped = await call(hands, "stop", name="server")
+    assert stopped.text.startswith("[server was stopped") and alive(mark) == []
+    assert "was ended" in (await call(hands, "list")).text
+    assert (await call(hands, "output", name="server", since=20)).text == "[next: since=20]"
+
+
+async def test_what_ends_at_once_is_said_at_once(hands: Hands) -> None:
+    result = await call(hands, "start", name="typo", command="no-such-program")
+    assert result.failed and "has ended at once with exit code 127" in result.text
+    assert "no-such-program: command not found" in result.text
+
+
+async def test_waiting_says_how_it_ended(hands: Hands) -> None:
+    await call(hands, "start", name="slow", command="sleep 1000")
+    late = await call(hands, "wait", name="slow", timeout=0.2)
+    assert late.failed and late.text == "[0.2 s are over; slow still runs]\n[next: since=0]"
+    await call(hands, "start", name="job", command="read x; exit 4")
+    await call(hands, "write", name="job", input="", close=True)
+    over = await call(hands, "wait", name="job", pattern="never")
+    assert over.failed and over.text.startswith("[job has ended with exit code 4]")
+
+
+async def test_much_output_is_shown_from_its_end_and_can_be_paged(hands: Hands) -> None:
+    """D1."""
+    await call(hands, "start", name="much", command="seq 10000")
+    await call(hands, "wait", name="much")
+    last = (await call(hands, "output", name="much")).text
+    assert "bytes before this are not shown" in last and "\n10000\n[next: since=48894]" in last
+    first = (await call(hands, "output", name="much", since=0)).text
+    assert first.startswith("1\n2\n3\n") and "[next: since=8192]" in first
+
+
+async def test_an_empty_list_says_so(hands: Hands) -> None:
+    assert (await call(hands, "list")).text == "[there are no processes]"
+
+
+@pytest.mark.parametrize(
+    ("action", "arguments", "why"),
+    [
+        ("start", {}, "needs the name"),
+        ("start", {"name": "x"}, "no command"),
+        ("stop", {"name": "x"}, "no process named 'x'"),
+        ("wait", {"name": "x", "timeout": 10_000}, "timeout"),
+        ("dance", {"name": "x"}, "action"),
+    ],
+)
+async def test_what_cannot_be_done_is_said(hands: Hands, action: str, arguments: dict[str, Any], why: str) -> None:
+    with pytest.raises(ToolFailed, match=why):
+        await call(hands, action, **arguments)

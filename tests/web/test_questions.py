@@ -1,0 +1,185 @@
+"""Approvals and questions over HTTP: listed, answered once, and nobody's but his who may answer."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.deeds import Deeds, configured
+from tests.house import WAIT, House, house
+from tests.web.asking import call, chat
+
+pytestmark = pytest.mark.anyio
+
+PUSH = '[tool push {"what": "a"}] [say done]'
+QUESTION = '[tool ask_user {"question": "Which?", "choices": ["red", "blue"]}] [say thanks]'
+
+
+@pytest.fixture
+def deeds() -> Deeds:
+    return Deeds()
+
+
+@pytest.fixture
+async def careful(home: Path, model: ScriptedModel, deeds: Deeds) -> AsyncIterator[House]:
+    """A gateway whose agent asks before it executes something."""
+    async with house(home, toml=configured(model), model=model, toolsets={"deeds": deeds.toolset()}) as running:
+        yield running
+
+
+async def begin(h: House, text: str, key: str | None = None, **fields: Any) -> tuple[str, str, Any]:
+    """A turn that waits: its session, its id, and what it asks."""
+    sent = {"text": text, "channel": "page", **fields}
+    accepted = (await call(h, "POST", "/api/messages", json=sent, key=key)).json
+    with anyio.fail_after(WAIT):
+        while not (found := (await waiting(h, key, session=accepted["session"]))["approvals"]):
+            await anyio.sleep(0.01)
+    return accepted["session"], accepted["turn"], found[0]
+
+
+async def waiting(h: House, key: str | None = None, **query: str) -> Any:
+    reply = await call(h, "GET", "/api/approvals", params=query, key=key)
+    assert reply.status == 200, reply.body
+    return reply.json
+
+
+async def answer(h: House, id: str, key: str | None = None, **body: Any) -> Any:
+    return await call(h, "POST", f"/api/approvals/{id}", json=body, key=key)
+
+
+async def outcome(h: House, turn: str) -> str:
+    with anyio.fail_after(WAIT):
+        return (await h.door.wait(turn)).text
+
+
+async def test_an_approval_is_listed_and_answered(careful: House, deeds: Deeds) -> None:
+    """S29: with what is to be run in full; the same answer again is the same, another is refused."""
+    session, turn, row = await begin(careful, PUSH)
+    assert (row["session"], row["turn"], row["kind"], row["tool"]) == (session, turn, "approval", "push")
+    assert row["summary"] == "push\nwhat: a" and row["state"] == "open" and row["expires"] > row["asked"]
+    assert (await waiting(careful)) == {"approvals": [row], "more": False}
+    assert (await call(careful, "GET", f"/api/approvals/{row['id']}")).json == row
+    first = await answer(careful, row["id"], decision="approved")
+    assert (first.status, first.json["state"]) == (200, "approved")
+    assert await outcome(careful, turn) == "done" and deeds.done == ["a"]
+    assert (await answer(careful, row["id"], decision="approved")).json == first.json
+    closed = await answer(careful, row["id"], decision="denied", text="no")
+    assert (closed.status, closed.error["code"]) == (409, "question_closed")
+    assert await waiting(careful) == {"approvals": [], "more": False}
+    assert [found["state"] for found in (await waiting(careful, session=session, closed="true"))["approvals"]] == [
+        "approved"
+    ]
+
+
+async def test_a_question_is_answered_by_a_choice_or_its_number(careful: House) -> None:
+    """S29: anything else is refused with what there is."""
+    _, turn, row = await begin(careful, QUESTION)
+    assert row["choices"] == ["red", "blue"] and row["summary"] == "Which?"
+    for body, param in (
+        ({"decision": "approved"}, "decision"),
+        ({"decision": "answered"}, "text"),
+        ({"decision": "answered", "text": "green"}, "text"),
+        ({"decision": "answered", "text": "3"}, "text"),
+        ({"decision": "answered", "text": "x" * 16_001}, "text"),
+        ({"decision": "maybe"}, "decision"),
+        ({}, "decision"),
+    ):
+        refused = await answer(careful, row["id"], **body)
+        assert (refused.status, refused.error["param"]) == (400, param), body
+    taken = await answer(careful, row["id"], decision="answered", text="2")
+    assert (taken.json["state"], taken.json["answer"]) == ("answered", "blue")
+    assert await outcome(careful, turn) == "thanks"
+
+
+async def test_what_is_somebody_elses_is_not_there(careful: House, deeds: Deeds) -> None:
+    """X14, X06: 404 and the same words as for what does not exist, for the owner of the gateway too; never 403."""
+    anna, bert = await careful.add_key("anna"), await careful.add_key("bert")
+    session, turn, row = await begin(careful, PUSH, anna)
+    for stranger in (bert, None):
+        for id in (row["id"], "ap_" + "0" * 32):
+            for method, options in (("GET", {}), ("POST", {"json": {"decision": "approved"}})):
+                refused = await call(careful, method, f"/api/approvals/{id}", key=stranger, **options)
+                assert (refused.status, refused.error["code"]) == (404, "question_not_found")
+                assert refused.error["message"] == f"There is no question {id!r} that you may answer."
+        assert await waiting(careful, stranger) == {"approvals": [], "more": False}
+    hidden = await call(careful, "GET", "/api/approvals", params={"session": session}, key=bert)
+    assert (hidden.status, hidden.error["code"]) == (404, "session_not_found")
+    assert (await call(careful, "GET", "/api/approvals", key="")).status == 401
+    assert deeds.done == []
+    assert (await answer(careful, row["id"], anna, decision="denied")).status == 200
+    assert await outcome(careful, turn) == "done" and deeds.done == []
+
+
+async def test_a_list_is_bounded_and_says_that_there_is_more(careful: House) -> None:
+    """L24: oldest first."""
+    rows = [(await begin(careful, PUSH))[2] for _ in range(3)]
+    found = await waiting(careful, limit="2")
+    assert [row["id"] for row in found["approvals"]] == [row["id"] for row in rows[:2]] and found["more"]
+    for query in ({"limit": "0"}, {"limit": "501"}, {"closed": "true"}):
+        assert (await call(careful, "GET", "/api/approvals", params=query)).status == 400
+    for row in rows:
+        await answer(careful, row["id"], decision="denied")
+
+
+async def test_a_stop_closes_what_waits(careful: House, deeds: Deeds) -> None:
+    """S30: an answer that comes too late says what happened."""
+    session, turn, row = await begin(careful, PUSH)
+    assert (await call(careful, "POST", f"/api/sessions/{session}/stop")).json["stopped"] == turn
+    await outcome(careful, turn)
+    late = await answer(careful, row["id"], decision="approved")
+    assert late.status == 409 and "cancelled" in late.error["message"] and deeds.done == []
+
+
+async def test_commands_answer_in_mid_turn(careful: House, deeds: Deeds) -> None:
+    """S29, V19: the reply names the turn that goes on."""
+    session, turn, _ = await begin(careful, PUSH)
+    said = await call(careful, "POST", "/api/messages", json={"text": "/approve", "session": session})
+    assert said.status == 200 and said.json["reply"]["turn"] == turn
+    assert await outcome(careful, turn) == "done" and deeds.done == ["a"]
+    refused = await call(careful, "POST", "/api/messages", json={"text": "/approve", "session": session})
+    assert (refused.status, refused.error["code"]) == (404, "question_not_found")
+
+
+async def test_a_stream_that_is_opened_later_begins_with_what_waits(careful: House) -> None:
+    """S29: a second browser, a reload, another device."""
+    session, turn, row = await begin(careful, PUSH)
+    with anyio.fail_after(WAIT):
+        async with careful.client.get(f"/api/sessions/{session}/events") as stream:
+            events: list[dict[str, Any]] = []
+            async for line in stream.content:
+                if not line.startswith(b"data:"):
+                    continue
+                events.append(msgspec.json.decode(line[5:]))
+                if len(events) == 1:
+                    assert (events[0]["type"], events[0]["id"], events[0]["turn"]) == ("asked", row["id"], turn)
+                    await answer(careful, row["id"], decision="approved")
+                if events[-1]["type"] == "turn_ended":
+                    break
+    assert [event["state"] for event in events if event["type"] == "answered"] == ["approved"]
+
+
+async def test_nobody_waits_over_the_openai_api(careful: House, deeds: Deeds) -> None:
+    """X11: a program is told at once, and a named session of its own keeps nothing open."""
+    for session in (None, "named"):
+        assert (await chat(careful, PUSH, session=session)).text == "done"
+        assert (await chat(careful, PUSH, session=session, stream=True)).streamed == "done"
+    assert deeds.done == [] and (await waiting(careful))["approvals"] == []
+
+
+async def test_status_and_metrics_say_how_many_wait(careful: House) -> None:
+    """L31: turns that ask have no place among those that run."""
+    _, turn, row = await begin(careful, PUSH)
+    with anyio.fail_after(WAIT):
+        while careful.door.engine.away == 0:
+            await anyio.sleep(0.01)
+    status = (await call(careful, "GET", "/api/status")).json
+    assert status["questions"] == {"waiting": 1} and status["turns"]["asking"] == 1 and status["turns"]["running"] == 0
+    metrics = (await call(careful, "GET", "/metrics")).body.decode()
+    assert "tidegate_questions_waiting 1.0" in metrics and 'tidegate_turns{state="asking"} 1.0' in metrics
+    await answer(careful, row["id"], decision="denied")
+    await outcome(careful, turn)
+    assert "tidegate_questions_waiting 0.0" in (await call(careful, "GET", "/metrics")).body.decode()

@@ -1,0 +1,363 @@
+"""What every backend does alike. A backend's own tests take `Conformance` in, with a fixture `place` of theirs."""
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import os
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from tests.workspaces.making import WAIT, alive, until
+from tidegate.errors import ToolFailed
+from tidegate.lifetimes import gather
+from tidegate.values import new_id
+from tidegate.workspaces import script
+from tidegate.workspaces.children import Spawner
+from tidegate.workspaces.interface import Backend, Box, BoxLimits, BoxSpec, Child
+from tidegate.workspaces.running import conduct
+
+MIB = 1 << 20
+_numbers = itertools.count(900_000 + os.getpid())
+
+
+def token() -> str:
+    """A number of seconds that nobody else sleeps: by it a process is found again."""
+    return str(next(_numbers) * 1000 + 33)
+
+
+@dataclass
+class Ran:
+    code: int | None
+    output: str
+    left: int
+
+
+@dataclass
+class Place:
+    """A box of a backend, and the shell as its last command left it."""
+
+    backend: Backend
+    spec: BoxSpec
+    box: Box
+    shell: bytes | None = None
+
+    async def spawn(self, text: str) -> Child:
+        mark = new_id("c")
+        return await self.box.spawn(self._script(text, mark), mark)
+
+    async def run(self, text: str) -> Ran:
+        printed = bytearray()
+
+        async def sink(data: bytes) -> None:
+            printed.extend(data)
+
+        with anyio.fail_after(WAIT):
+            done = await conduct(await self.spawn(text), sink)
+        saved = script.read_state(done.state)
+        if saved.shell is not None:
+            self.shell = saved.shell
+        return Ran(done.code, printed.decode(), done.left + saved.left)
+
+    async def said(self, text: str) -> str:
+        """What a command that succeeds prints."""
+        ran = await self.run(text)
+        assert ran.code == 0, ran
+        return ran.output.strip()
+
+    async def start(self, text: str) -> Child:
+        """A process that goes on, and reads."""
+        mark = new_id("pr")
+        inner = self.backend.inner(self.spec.folder)
+        return await self.box.spawn(script.background(text, mark=mark, folder=inner, shell=self.shell), mark)
+
+    def _script(self, text: str, mark: str) -> bytes:
+        inner = self.backend.inner(self.spec.folder)
+        return script.command(text, mark=mark, folder=inner, shell=self.shell)
+
+
+def spawner() -> Spawner:
+    return Spawner(frozenset(os.sched_getaffinity(0)))
+
+
+def spec_of(home: Path, **settings: Any) -> BoxSpec:
+    """With the folders that a backend finds made."""
+    limits = {"memory_bytes": 1024 * MIB, "processes": 200, "disk_bytes": 64 * MIB, "file_bytes": 2 * MIB}
+    session = new_id("s")
+    spec = BoxSpec(
+        session=session,
+        folder=home / session,
+        private=home / f"{session}.private",
+        limits=BoxLimits(**limits, cpu_seconds=100),
+        **{"environment": {"LANG": "C.UTF-8", "TERM": "dumb"}, **settings},
+    )
+    for folder in (spec.folder, spec.private, spec.home, spec.temporary):
+        folder.mkdir(mode=0o700)
+    return spec
+
+
+@contextlib.asynccontextmanager
+async def opened(backend: Backend, spec: BoxSpec) -> AsyncIterator[Place]:
+    with anyio.fail_after(WAIT):
+        box = await backend.open(spec)
+    try:
+        yield Place(backend, spec, box)
+    finally:
+        with anyio.fail_after(WAIT):
+            await box.close()
+
+
+async def output_of(child: Child) -> str:
+    """All that it still puts out."""
+    data = b""
+    with anyio.fail_after(WAIT):
+        while piece := await child.read():
+            data += piece
+    return data.decode()
+
+
+class Conformance:
+    # -- how a command ends --
+
+    @pytest.mark.parametrize("code", [0, 1, 7, 137, 255])
+    async def test_the_exit_code_is_the_commands(self, place: Place, code: int) -> None:
+        assert (await place.run(f"exit {code}")).code == code
+        assert (await place.run(f"(exit {code})")).code == code
+
+    async def test_the_end_by_a_signal_is_told_from_an_exit_code(self, place: Place) -> None:
+        assert (await place.run("kill -9 $$")).code == -9
+        assert (await place.run("kill -TERM $$")).code == -15
+
+    async def test_a_process_that_goes_on_tells_its_own_end(self, place: Place) -> None:
+        child = await place.start("exec sh -c 'kill -USR2 $$'")
+        with anyio.fail_after(WAIT):
+            assert await child.wait() == -12
+            assert await child.end(0) == 0
+        child.close()
+
+    # -- the shell --
+
+    async def test_directory_variables_and_functions_are_as_the_last_command_left_them(self, place: Place) -> None:
+        """B2, V11: the shell is kept outside of the box."""
+        await place.run("mkdir -p 'a b'; cd 'a b'; export NAME='x  y'; greet() { echo hello $1; }")
+        assert await place.said('basename "$PWD"; echo "$NAME"; greet you') == "a b\nx  y\nhello you"
+
+    async def test_commands_start_in_the_folder_of_the_session(self, place: Place) -> None:
+        await place.run("echo here > file")
+        place.shell = None
+        assert await place.said("cat file") == "here"
+
+    async def test_input_is_at_its_end(self, place: Place) -> None:
+        assert await place.said("read answer || echo nobody answers; cat; test -t 0 || echo none") == (
+            "nobody answers\nnone"
+        )
+
+    async def test_a_home_and_a_place_for_temporary_files_are_there(self, place: Place) -> None:
+        assert await place.said(
+            'cd; echo 1 > x; file=$(mktemp); echo 2 > "$file"; cat ~/x "$file"; pwd >/dev/null'
+        ) == ("1\n2")
+
+    async def test_nothing_but_what_is_allowed_is_in_the_environment(
+        self, place: Place, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """X18: what the gateway itself has there is not for commands."""
+        monkeypatch.setenv("TIDEGATE_SECRET", "hidden")
+        names = set((await place.said("env | sed 's/=.*//'")).split())
+        assert names <= {
+            *("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER"),
+            *("OLDPWD", "PWD", "SHLVL", "TIDEGATE_MARK", "_"),
+        }
+        assert {"HOME", "LANG", "PATH", "TERM", "TIDEGATE_MARK", "USER"} <= names
+
+    async def test_nothing_but_its_streams_is_open_to_a_command(self, place: Place) -> None:
+        assert (
+            await place.said("ls /proc/self/fd | tr '\\n' ' '") == "0 1 2 3 9"
+        )  # 3 is that folder, 9 the state channel
+
+    # -- streams --
+
+    async def test_output_and_errors_come_in_their_order(self, place: Place) -> None:
+        words = [f"echo {number}{' >&2' if number % 3 == 0 else ''}" for number in range(50)]
+        assert (await place.said("; ".join(words))).split() == [str(number) for number in range(50)]
+
+    async def test_five_megabytes_come_whole(self, place: Place) -> None:
+        digest, size = hashlib.sha256(), 0
+
+        async def sink(data: bytes) -> None:
+            nonlocal size
+            digest.update(data)
+            size += len(data)
+
+        with anyio.fail_after(WAIT):
+            child = await place.spawn("yes 0123456789abcdef | head -c 5242880")
+            assert (await conduct(child, sink)).code == 0
+        expected = (b"0123456789abcdef\n" * (5 * MIB // 17 + 1))[: 5 * MIB]
+        assert (size, digest.hexdigest()) == (5 * MIB, hashlib.sha256(expected).hexdigest())
+
+    async def test_a_process_reads_what_is_written_to_it_until_that_is_closed(self, place: Place) -> None:
+        child = await place.start('while read -r line; do echo "<$line>"; done; echo end')
+        await child.write(b"one\n")
+        with anyio.fail_after(WAIT):
+            assert await child.read() == b"<one>\n"
+        await child.write(b"two\n")
+        child.close_input()
+        assert await output_of(child) == "<two>\nend\n"
+        with anyio.fail_after(WAIT):
+            assert await child.wait() == 0
+            await child.end(0)
+        child.close()
+
+    async def test_commands_side_by_side_have_each_its_own_streams(self, place: Place) -> None:
+        async def one(number: int) -> str:
+            return await place.said(f"for i in 1 2 3; do echo {number}; sleep 0.01; done; exit 0")
+
+        assert await gather([one(number) for number in range(4)]) == [f"{n}\n{n}\n{n}" for n in range(4)]
+
+    # -- the end of everything --
+
+    async def test_what_a_command_leaves_running_is_ended_and_counted(self, place: Place) -> None:
+        """L14, P12: with the command, also what has left its group and its session."""
+        mark = token()
+        ran = await place.run(
+            f"sleep {mark} & (setsid sleep {mark} &); (nohup setsid sleep {mark} >/dev/null 2>&1 &); :"
+        )
+        assert (ran.code, ran.left) == (0, 3)
+        assert not alive(mark)
+
+    async def test_what_has_thrown_away_its_environment_is_ended_as_well(self, place: Place) -> None:
+        """L14, P12: a mark is not all that it is known by."""
+        mark = token()
+        ran = await place.run(f"(setsid env -i sleep {mark} >/dev/null 2>&1 </dev/null &); echo started")
+        assert (ran.code, ran.output, ran.left) == (0, "started\n", 1)
+        assert not alive(mark)
+
+    async def test_what_a_process_leaves_behind_is_ended_when_it_ends(self, place: Place) -> None:
+        mark = token()
+        child = await place.start(f"(setsid sleep {mark} &); exit 4")
+        with anyio.fail_after(WAIT):
+            assert await child.wait() == 4
+            assert await child.end(0.3) == 1
+        assert not alive(mark)
+        child.close()
+
+    async def test_the_end_takes_the_whole_tree(self, place: Place) -> None:
+        """L14, P12: children, grandchildren in sessions of their own, and those without a parent."""
+        mark = token()
+        child = await place.start(f"(setsid sh -c 'sleep {mark} & sleep {mark}' &); sleep {mark}")
+        await until(lambda: len(alive(f"sleep\0{mark}")) == 3)
+        with anyio.fail_after(WAIT):
+            assert await child.end(0.2) == 0
+        assert not alive(mark)
+        child.close()
+
+    async def test_who_is_asked_to_end_can_still_say_something(self, place: Place) -> None:
+        child = await place.start("trap 'echo bye; exit 3' TERM; echo up; while :; do sleep 0.02; done")
+        with anyio.fail_after(WAIT):
+            assert await child.read() == b"up\n"
+            assert await child.end(WAIT) == 0
+            assert await child.wait() == 3
+        said = await output_of(child)
+        assert said.endswith("bye\n"), said  # a shell may name what it was waiting for
+        child.close()
+
+    async def test_who_does_not_listen_is_killed(self, place: Place) -> None:
+        mark = token()
+        child = await place.start(f"trap '' TERM; echo up; sleep {mark}; sleep {mark}")
+        with anyio.fail_after(WAIT):
+            assert await child.read() == b"up\n"
+            await child.end(0.05)
+            assert await child.wait() == -9
+        assert not alive(mark)
+        await child.end(0)
+        child.close()
+
+    async def test_one_who_was_stopped_ends_as_well(self, place: Place) -> None:
+        mark = token()
+        child = await place.start(f"sleep {mark} & kill -STOP $!; echo up; kill -STOP $$")
+        with anyio.fail_after(WAIT):
+            assert await child.read() == b"up\n"
+            await child.end(0.1)
+        assert not alive(mark)
+        child.close()
+
+    async def test_the_end_of_one_command_is_not_that_of_another(self, place: Place) -> None:
+        mark, other = token(), token()
+        first = await place.start(f"(setsid sleep {mark} &); sleep {mark}")
+        second = await place.start(f"(setsid sleep {other} &); sleep {other}")
+        await until(lambda: len(alive(f"sleep\0{mark}")) == 2 and len(alive(f"sleep\0{other}")) == 2)
+        with anyio.fail_after(WAIT):
+            await first.end(0)
+        assert not alive(mark) and len(alive(f"sleep\0{other}")) == 2
+        with anyio.fail_after(WAIT):
+            await second.end(0)
+        assert not alive(other)
+        first.close()
+        second.close()
+
+    async def test_who_no_longer_waits_ends_the_command(self, place: Place) -> None:
+        mark = token()
+        child = await place.spawn(f"(setsid sleep {mark} &); echo up; sleep {mark}")
+        started = asyncio.Event()
+
+        async def sink(data: bytes) -> None:
+            started.set()
+
+        with anyio.fail_after(WAIT):
+            async with anyio.create_task_group() as group:
+                group.start_soon(conduct, child, sink)
+                await started.wait()
+                group.cancel_scope.cancel()
+        assert not alive(mark)
+
+    async def test_closing_leaves_nothing(self, place: Place) -> None:
+        """L14, B3: and can be asked for again."""
+        mark = token()
+        children = [await place.start(f"(setsid sleep {mark} &); trap '' TERM; sleep {mark}") for _ in range(2)]
+        await until(lambda: len(alive(f"sleep\0{mark}")) == 4)
+        assert place.box.alive
+        with anyio.fail_after(WAIT):
+            await place.box.close()
+            await place.box.wait()
+            await place.box.close()
+        assert not place.box.alive and not alive(mark)
+        with pytest.raises(ToolFailed):
+            await place.start("true")
+        for child in children:
+            with anyio.fail_after(WAIT):
+                assert await child.wait() < 0
+                await child.end(0)
+            child.close()
+
+    # -- marks, limits and what is used --
+
+    async def test_everything_that_comes_of_a_command_carries_its_mark(self, place: Place) -> None:
+        child = await place.box.spawn(place._script("sh -c 'env; :' | grep MARK", "mark-77"), "mark-77")
+        assert await output_of(child) == "TIDEGATE_MARK=mark-77\n"
+        with anyio.fail_after(WAIT):
+            await child.end(0)
+        child.close()
+
+    async def test_what_runs_is_counted(self, place: Place) -> None:
+        before = await place.box.load()
+        mark = token()
+        child = await place.start(f"sleep {mark} & (setsid sleep {mark} &); echo up; sleep {mark}")
+        await until(lambda: len(alive(f"sleep\0{mark}")) == 3)
+        load = await place.box.load()
+        assert load.processes == before.processes + 4 and load.memory_bytes > before.memory_bytes
+        with anyio.fail_after(WAIT):
+            await child.end(0)
+        assert (await place.box.load()).processes == before.processes
+        child.close()
+
+    async def test_a_file_does_not_get_larger_than_it_may(self, place: Place) -> None:
+        assert place.backend.enforced["file_bytes"] == "rlimit"
+        assert (await place.run(f"head -c {3 * MIB} /dev/zero > large")).code not in (0, None)
+        assert await place.said("stat -c %s large") == str(2 * MIB)
+
+    async def test_each_process_has_its_bounds(self, place: Place) -> None:
+        assert await place.said("ulimit -t; ulimit -c; ulimit -d") == f"100\n0\n{1024 * 1024}"

@@ -1,0 +1,22 @@
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.workspaces.making import Room, room
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+@pytest.fixture
+async def rooms(home: Path) -> AsyncIterator[Room]:
+    async with room(home) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def session(rooms: Room) -> str:
+    return await rooms.new_session()

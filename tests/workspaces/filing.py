@@ -1,0 +1,73 @@
+"""A workspace of files for tests, with something outside it that must not be seen."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+
+from tidegate.workspaces import LocalFiles, Mount
+from tidegate.workspaces.children import Spawner
+from tidegate.workspaces.files import replacing
+
+SECRET = "outside-secret"
+INNER = "/workspace"
+
+
+class Yard:
+    """`work` is the workspace, `shared` a folder that may only be read, `outside` neither."""
+
+    def __init__(self, root: Path) -> None:
+        self.work = root / "work"
+        self.shared = root / "shared"
+        self.outside = root / "outside"
+        for folder in (self.work, self.shared, self.outside):
+            folder.mkdir()
+        (self.outside / "secret").write_text(f"{SECRET}\n")
+
+    def files(self, *, ripgrep: bool = True) -> LocalFiles:
+        mounts = (
+            Mount(inner=INNER, folder=self.work),
+            Mount(inner="/shared", folder=self.shared, writable=False),
+        )
+        return LocalFiles(mounts, Spawner(frozenset(os.sched_getaffinity(0))), ripgrep=ripgrep)
+
+    def put(self, tree: dict[str, str | bytes]) -> None:
+        for path, content in tree.items():
+            file = self.work / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    @contextmanager
+    def flipping(self) -> Iterator[None]:
+        """The folder `flip` is exchanged all the time for a link out of the workspace, and back."""
+        (self.work / "flop").symlink_to(self.outside)
+        fd = os.open(self.work, os.O_PATH)
+        try:
+            with meanwhile(lambda: replacing._exchange(fd, "flip", "flop")):
+                yield
+        finally:
+            os.close(fd)
+
+
+@contextmanager
+def meanwhile(act: Callable[[], None]) -> Iterator[None]:
+    """Does something again and again in a thread of its own, until the block is over."""
+    stop = Event()
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            while not stop.is_set():
+                act()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(30)
+    assert not failed, failed

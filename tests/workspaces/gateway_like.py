@@ -1,0 +1,65 @@
+"""A process like a gateway, to be killed: `python -m tests.workspaces.gateway_like HOME TOKEN [UID]`.
+
+It opens a room, starts a background process and a command, both of which sleep TOKEN seconds in trees of their own,
+says `ready` and waits. With a UID it does all of it first as it was started, so that nothing has to be read from the
+disk any more, and then becomes that user and does it again.
+"""
+
+import asyncio
+import ctypes
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.workspaces.making import alive, room
+
+_PR_SET_DUMPABLE = 4
+
+
+async def live(home: Path, token: str, *, ready: bool) -> None:
+    async with room(home) as rooms:
+        session = await rooms.new_session()
+        tree = (
+            f"(setsid env -i sleep {token} &); (setsid bash -c 'trap \"\" TERM; sleep {token}; :' &); sleep {token}; :"
+        )
+        await rooms.of(session).start("server", tree)
+        command = asyncio.ensure_future(rooms.run(session, tree))
+        while len(alive(f"sleep\0{token}")) < 6:
+            await asyncio.sleep(0.01)
+        if ready:
+            print(f"ready {os.geteuid()} {session}", flush=True)
+            await asyncio.sleep(3600)
+        command.cancel()
+        await asyncio.gather(command, return_exceptions=True)
+        assert await rooms.said(session, "cd /tmp; id -un; pwd") == "agent\n/tmp"
+        await rooms.said(
+            session, "cd; mkdir -p /workspace/a/b; touch /workspace/a/b/c; chmod 000 /workspace/a/b /workspace/a"
+        )
+        await rooms.said(session, "chmod 555 /workspace /tmp")
+        await rooms.end(session)
+        assert alive(token) == []
+        assert [entry.name for entry in (home / "trash").iterdir()].count(session) == 1
+        await rooms.workspaces.discard(session)
+        assert list((home / "trash").iterdir()) == list((home / "workspaces").iterdir()) == []
+
+
+def become(user: int) -> None:
+    os.setgroups([])
+    os.setgid(user)
+    os.setuid(user)
+    # As a process has it that was this user's from its beginning.
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+
+
+def main(home: Path, token: str, user: str = "") -> None:
+    if user:
+        with tempfile.TemporaryDirectory(dir="/tmp") as own:
+            asyncio.run(live(Path(own) / "home", f"{token}0", ready=False))
+        become(int(user))
+        asyncio.run(live(home / "second", f"{token}1", ready=False))
+    asyncio.run(live(home / "home", token, ready=True))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -1,0 +1,171 @@
+"""A room of workspaces over a real store, in real sandboxes. Entered again over the same home, it is the room of the
+gateway after a restart."""
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from tests.store.making import new_session
+from tidegate.config import AgentSettings, Config, ModelSettings, WorkspaceSettings
+from tidegate.lifetimes import Ledger, Presence, Scope
+from tidegate.spool import Spool
+from tidegate.store import ProcessRow, Store, notices, sessions
+from tidegate.values import new_id
+from tidegate.workspaces import Finished, Workspace, Workspaces
+from tidegate.workspaces.interface import Backend
+from tidegate.workspaces.site import Site
+
+WAIT = 30
+"""Seconds before a test that waits for something gives up; nothing asserts on how long it took."""
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Room:
+    """`finished` is what the ends of processes with `notify` were told with."""
+
+    def __init__(self, home: Path, store: Store, presence: Presence, spool: Spool, clock: Clock) -> None:
+        self.home = home
+        self.store = store
+        self.presence = presence
+        self.spool = spool
+        self.clock = clock
+        self.finished: list[tuple[str, str]] = []
+        self.ledger = presence.ledger
+        self.workspaces: Workspaces
+
+    async def new_session(self) -> str:
+        session = new_id("s")
+        await self.store.write(new_session, session)
+        return session
+
+    def of(self, session: str, agent: str = "main") -> Workspace:
+        return self.workspaces.of(session, agent, "t_1")
+
+    def site(self, session: str) -> Site | None:
+        return self.workspaces.present(session)
+
+    async def run(self, session: str, command: str, **options: Any) -> tuple[Finished, str]:
+        """A command, how it ended, and what it printed."""
+        printed = bytearray()
+
+        async def sink(data: bytes) -> None:
+            printed.extend(data)
+
+        with anyio.fail_after(WAIT):
+            done = await self.of(session, options.pop("agent", "main")).run(
+                command, **{"timeout": WAIT, "sink": sink, **options}
+            )
+        return done, printed.decode()
+
+    async def said(self, session: str, command: str, **options: Any) -> str:
+        """What a command that succeeds prints."""
+        done, printed = await self.run(session, command, **options)
+        assert done.code == 0, (done, printed)
+        return printed.strip()
+
+    async def told(self, session: str) -> str:
+        """What the agent is told with its next message."""
+        return await self.store.write(notices.take, session)
+
+    async def end(self, session: str) -> None:
+        """As the door does it: the end in the store, then what is owed to it."""
+        await self.store.write(_end, session)
+        self.presence.drop(session)
+        await self.workspaces.end(session)
+
+    async def keep(self, row: ProcessRow, text: str) -> None:
+        self.finished.append((row.name, text))
+
+
+def _end(db: Any, session: str) -> None:
+    sessions.end(db, session, reason="test", hooks=(), now=5.0)
+
+
+def config_of(home: Path, **settings: Any) -> Config:
+    return Config(
+        home=home,
+        models={
+            "main": ModelSettings(api="openai-chat", base_url="http://127.0.0.1:1/v1", model="m"),
+            "demo": ModelSettings(api="demo"),
+        },
+        agents={
+            "main": AgentSettings(),
+            "demo": AgentSettings(model="demo"),
+            "project": AgentSettings(workspace=str(home / "project")),
+        },
+        workspaces=WorkspaceSettings(**settings),
+    )
+
+
+@contextlib.asynccontextmanager
+async def room(
+    home: Path,
+    *,
+    backends: Callable[[str], Backend] | None = None,
+    environment: Mapping[str, str] | None = None,
+    clock: Clock | None = None,
+    **settings: Any,
+) -> AsyncIterator[Room]:
+    """`environment` is what the gateway itself has in its own."""
+    home.mkdir(mode=0o700, exist_ok=True)
+    clock = clock or Clock()
+    async with (
+        Store.open(home / "tidegate.db") as store,
+        Scope("process", account=Ledger().account("process"), on_error=_fail) as scope,
+    ):
+        presence = Presence(scope, resident_bytes=1 << 20)
+        spool = Spool(home / "spool", store, excerpt_bytes=4096, excerpt_lines=100, quota=1 << 30, clock=clock)
+        opened = Room(home, store, presence, spool, clock)
+        opened.workspaces = Workspaces(
+            scope.child("workspaces", on_error=_fail),
+            store,
+            presence,
+            spool,
+            config_of(home, **{"backend": "bubblewrap", **settings}),
+            clock=clock,
+            finished=opened.keep,
+            environment={"LANG": "C.UTF-8"} if environment is None else environment,
+            backends=backends,
+        )
+        await opened.workspaces.start()
+        yield opened
+
+
+def _fail(name: str, error: BaseException) -> None:
+    raise AssertionError(f"{name} failed") from error
+
+
+def token() -> str:
+    """A number of seconds that nobody else sleeps: by it a process is found again."""
+    return str(int.from_bytes(os.urandom(5), "big") + 10**12)
+
+
+def alive(token: str) -> list[int]:
+    """Processes of this machine, in whichever sandbox, whose command line holds this text."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            if token.encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found
+
+
+async def until(there: Callable[[], Any]) -> Any:
+    """Waits for something that happens elsewhere."""
+    with anyio.fail_after(WAIT):
+        while not (value := there()):
+            await anyio.sleep(0.01)
+        return value

@@ -1,0 +1,116 @@
+"""Children of the gateway: owned, reaped, ended as a group."""
+
+import asyncio
+import os
+import resource
+from pathlib import Path
+
+import anyio
+import pytest
+
+from tests.workspaces.making import WAIT, alive, token, until
+from tidegate.errors import ToolFailed
+from tidegate.workspaces.children import READ_BYTES, Spawner, find
+
+pytestmark = pytest.mark.anyio
+
+BASH = find("bash") or "/bin/bash"
+
+
+@pytest.fixture
+def spawner() -> Spawner:
+    return Spawner(frozenset(os.sched_getaffinity(0)))
+
+
+async def test_many_short_children_leave_no_zombie(spawner: Spawner) -> None:
+    """L15: every one is waited for, by descriptor."""
+
+    async def one() -> int:
+        child = await spawner.spawn([BASH, "-c", "exit 3"], {})
+        code = await child.wait()
+        await child.end(0)
+        child.close()
+        return code
+
+    with anyio.fail_after(WAIT):
+        for _ in range(10):
+            assert await asyncio.gather(*(one() for _ in range(20))) == [3] * 20
+    children = [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+    assert children == []
+
+
+async def test_its_streams_are_its_own_and_nothing_else_is(spawner: Spawner) -> None:
+    """L06, X15: of the gateway's descriptors a child has three, and what it was given besides."""
+    read, write = os.pipe()
+    os.write(write, b"given")
+    os.close(write)
+    try:
+        child = await spawner.spawn(
+            [BASH, "-c", "ls -l /proc/self/fd; cat <&7; echo said >&2; read x; echo $x; env"],
+            {"ONLY": "this"},
+            passing={read: 7},
+        )
+    finally:
+        os.close(read)
+    await child.write(b"heard\n")
+    child.close_input()
+    assert await child.wait() == 0
+    printed = (await child.read()).decode()
+    listed = [line.split(" -> ")[-1] for line in printed.partition("given")[0].splitlines()[1:]]
+    assert len(listed) == 5 and sum(target.startswith("pipe:") for target in listed) == 4
+    assert "given" in printed and "heard" in printed and "ONLY=this" in printed and "HOME=" not in printed
+    assert await child.read_state() == b"said\n"
+    child.close()
+
+
+async def test_output_that_nobody_takes_waits_where_it_is(spawner: Spawner) -> None:
+    """L21: the writer waits; memory holds two buffers at most."""
+    child = await spawner.spawn([BASH, "-c", "head -c 10000000 /dev/zero; echo done >&2"], {})
+    with anyio.move_on_after(0.3):
+        await child.wait()
+    assert child.running
+    total = 0
+    while data := await child.read():
+        assert len(data) <= 2 * READ_BYTES
+        total += len(data)
+    assert total == 10_000_000 and await child.wait() == 0
+    child.close()
+
+
+async def test_end_asks_the_group_and_kills_it_then(spawner: Spawner) -> None:
+    mark = token()
+    child = await spawner.spawn(
+        [BASH, "-c", f"trap 'echo asked' TERM; sleep {mark} & wait; trap '' TERM; sleep {mark}"], {}
+    )
+    await until(lambda: alive(f"sleep\0{mark}"))
+    await child.end(0.3)
+    assert await child.wait() == -9 and alive(mark) == []
+    assert await child.read() == b"asked\n"
+    child.close()
+    await child.end(0)
+    with pytest.raises(ToolFailed):
+        await child.write(b"x")
+
+
+async def test_a_program_that_is_not_there_leaves_nothing(spawner: Spawner) -> None:
+    for _ in range(50):
+        with pytest.raises(OSError):
+            await spawner.spawn(["/no/such/program"], {})
+
+
+async def test_without_descriptors_nothing_is_started_that_is_not_owned(spawner: Spawner) -> None:
+    """L09: whichever one is missing."""
+    mark = token()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
+    for room in range(1, 14):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + room, hard))
+        try:
+            child = await spawner.spawn(["/bin/sleep", mark], {})
+        except OSError:
+            continue
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        await child.end(0)
+        child.close()
+    await until(lambda: alive(mark) == [])

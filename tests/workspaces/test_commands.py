@@ -1,0 +1,222 @@
+"""Commands in the shell of a session: what they see, what lasts, and how they end."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import anyio
+import pytest
+
+from tests.workspaces.making import WAIT, Room, alive, room, token, until
+from tidegate.errors import ToolFailed
+
+pytestmark = pytest.mark.anyio
+
+# -- what lasts --------------------------------------------------------------------------------------------------------
+
+
+async def test_directory_variables_functions_and_aliases_last_from_command_to_command(
+    rooms: Room, session: str
+) -> None:
+    """B2: each command starts where the last one left the shell."""
+    await rooms.said(session, "mkdir -p deep/er; cd deep/er; export NAME='a  b'; greet() { echo hello $1; }")
+    await rooms.said(session, "alias twice='echo x; echo'; cd() { builtin cd \"$@\" && echo moved; }")
+    assert await rooms.said(session, 'pwd; echo "$NAME"; greet you; twice y; cd ..; pwd') == (
+        "/workspace/deep/er\na  b\nhello you\nx\ny\nmoved\n/workspace/deep"
+    )
+    assert await rooms.said(session, "cd - >/dev/null; pwd") == "/workspace/deep/er"
+
+
+async def test_the_shell_is_kept_when_the_command_fails_or_leaves_it(rooms: Room, session: str) -> None:
+    done, _ = await rooms.run(session, "cd /tmp; export A=1; exit 7")
+    assert done.code == 7
+    done, _ = await rooms.run(session, "set -e; export B=2; false; export C=3")
+    assert done.code == 1
+    done, printed = await rooms.run(session, "trap 'echo theirs' EXIT; export D=4")
+    assert (done.code, printed) == (0, "theirs\n")
+    assert await rooms.said(session, "echo $PWD $A $B $C $D; set -o | grep -c 'errexit.*on'; true") == "/tmp 1 2 4\n0"
+
+
+async def test_a_shell_outlives_its_sandbox_and_the_gateway(home: Path) -> None:
+    """B1, B2: the shell is a row, so a box that is closed and a gateway that is stopped lose nothing of it."""
+    async with room(home) as rooms:
+        session = await rooms.new_session()
+        await rooms.said(session, "cd /tmp; export X=kept; f() { echo function; }; echo file > /tmp/there")
+        site = rooms.site(session)
+        assert site is not None
+        await rooms.workspaces._vacate(site)
+        assert await rooms.said(session, "pwd; echo $X; f; cat there") == "/tmp\nkept\nfunction\nfile"
+    async with room(home) as rooms:
+        assert await rooms.said(session, "pwd; echo $X; f; cat there") == "/tmp\nkept\nfunction\nfile"
+
+
+async def test_a_directory_that_is_gone_leaves_the_next_command_in_the_workspace(rooms: Room, session: str) -> None:
+    await rooms.said(session, "mkdir gone; cd gone; rmdir ../gone")
+    assert await rooms.said(session, "pwd") == "/workspace"
+
+
+async def test_a_shell_that_is_too_large_is_not_kept_and_that_is_said(rooms: Room, session: str) -> None:
+    """L24: what is saved of a shell is bounded."""
+    await rooms.said(session, "export KEPT=1")
+    done, _ = await rooms.run(session, "for i in 1 2 3; do export V$i=$(head -c 100000 /dev/zero | tr '\\0' x); done")
+    assert "KiB and were not kept" in done.note
+    assert await rooms.said(session, "echo $KEPT ${#V1}") == "1 0"
+
+
+@pytest.mark.parametrize("command", ["exec true", "kill -9 $$", "printf 'cd /usr' >&9; exec true"])
+async def test_a_command_that_replaces_its_shell_changes_nothing_there_and_says_so(
+    rooms: Room, session: str, command: str
+) -> None:
+    await rooms.said(session, "cd /tmp")
+    done, _ = await rooms.run(session, command)
+    assert "replaced or killed its shell" in done.note
+    assert await rooms.said(session, "pwd") == "/tmp"
+
+
+async def test_a_shell_that_was_forged_keeps_no_later_command_from_running(rooms: Room, session: str) -> None:
+    """The state channel is the command's own to write to: the next one runs all the same."""
+    await rooms.run(session, 'printf "if \' broken\\n# saved\\nleft 0\\n" >&9; exec true')
+    done, printed = await rooms.run(session, "echo still here")
+    assert done.code == 0 and printed.endswith("still here\n")
+    assert await rooms.said(session, "echo again") == "again"
+
+
+# -- how a command runs ------------------------------------------------------------------------------------------------
+
+
+async def test_output_and_errors_come_in_their_order_with_the_exit_code(rooms: Room, session: str) -> None:
+    done, printed = await rooms.run(session, "echo one; echo two >&2; echo three; (exit 3)")
+    assert (done.code, printed, done.note, done.left_behind) == (3, "one\ntwo\nthree\n", "", 0)
+
+
+async def test_a_prompt_sees_the_end_of_its_input_instead_of_waiting(rooms: Room, session: str) -> None:
+    assert await rooms.said(session, "read answer || echo nobody answers; cat; test -t 0 || echo no terminal") == (
+        "nobody answers\nno terminal"
+    )
+
+
+async def test_a_terminal_is_there_for_who_asks_for_one(rooms: Room, session: str) -> None:
+    assert "/dev/pts/" in await rooms.said(session, "tty; stty size", pty=True)
+    done, _ = await rooms.run(session, "exit 9", pty=True)
+    assert done.code == 9
+
+
+async def test_a_long_command_and_any_text_arrive_as_they_are(rooms: Room, session: str) -> None:
+    text = "x" * 200_000
+    assert await rooms.said(session, f"cat <<'END' | wc -c\n{text}\nEND") == "200001"
+    assert await rooms.said(session, "echo \"äöü '$((1+1))' \\$HOME\"; # comment") == "äöü '2' $HOME"
+
+
+@pytest.mark.parametrize(("command", "why"), [("  ", "no command"), ("echo \0", "zero byte"), ("x" * 2**21, "longer")])
+async def test_a_command_that_cannot_be_run_is_refused_in_a_sentence(
+    rooms: Room, session: str, command: str, why: str
+) -> None:
+    with pytest.raises(ToolFailed, match=why):
+        await rooms.run(session, command)
+
+
+async def test_a_gigabyte_of_output_goes_through_without_being_held(rooms: Room, session: str) -> None:
+    """D7, L24: memory moves by less than 16 MiB, whatever a command prints."""
+    await rooms.said(session, "true")
+    before, most, total = _resident(), 0, 0
+
+    async def sink(data: bytes) -> None:
+        nonlocal most, total
+        total += len(data)
+        most = max(most, _resident()) if total % (1 << 24) < len(data) else most
+
+    done = await rooms.of(session).run("head -c 1073741824 /dev/zero", timeout=120, sink=sink)
+    assert (done.code, total) == (0, 1 << 30)
+    assert most - before < 16 << 20
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def test_a_sink_that_fails_ends_the_command(rooms: Room, session: str) -> None:
+    mark = token()
+
+    async def sink(data: bytes) -> None:
+        raise RuntimeError("no room")
+
+    with pytest.raises(RuntimeError, match="no room"):
+        await rooms.of(session).run(f"echo x; sleep {mark}", timeout=WAIT, sink=sink)
+    assert alive(mark) == []
+
+
+# -- how a command ends ------------------------------------------------------------------------------------------------
+
+
+async def test_a_command_whose_time_is_over_ends_with_its_whole_tree(rooms: Room, session: str) -> None:
+    """X-tree of L14: children, their children and who left the group; the shell is kept."""
+    mark = token()
+    tree = f"cd /tmp; (setsid bash -c 'trap \"\" TERM; sleep {mark}' &); (sleep {mark} & wait) & sleep {mark}"
+    done, _ = await rooms.run(session, tree, timeout=3)
+    assert done.timed_out and done.code is None
+    assert alive(mark) == []
+    assert await rooms.said(session, "pwd") == "/tmp"
+
+
+async def test_a_stopped_turn_takes_its_command_with_it(rooms: Room, session: str) -> None:
+    """L14: cancelled, a command is gone with its tree when the cancellation has come through."""
+    mark = token()
+    tree = f"(setsid bash -c 'trap \"\" TERM; while :; do sleep {mark}; done' &); trap '' TERM; sleep {mark}; sleep 9"
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(rooms.run(session, tree))
+        await until(lambda: len(alive(mark)) >= 3)
+        task.cancel()
+    assert alive(mark) == []
+    assert await rooms.said(session, "echo fine") == "fine"
+
+
+async def test_a_turn_that_is_stopped_twice_takes_its_command_with_it_all_the_same(rooms: Room, session: str) -> None:
+    """L14, L23: a stop, and the end of the turn's time right after it."""
+    mark = token()
+    tree = f"(setsid bash -c 'trap \"\" TERM; while :; do sleep {mark}; done' &); trap '' TERM; sleep {mark}; sleep 9"
+    for pause in (0, 1, 3, 10, 30):
+        task = asyncio.ensure_future(rooms.run(session, tree))
+        await until(lambda: len(alive(mark)) >= 3)
+        for _ in range(4):
+            task.cancel()
+            for _ in range(pause):
+                await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert alive(mark) == []
+
+
+@pytest.mark.parametrize(
+    "start",
+    ["sleep {0} &", "(setsid sleep {0} &)", "setsid nohup sleep {0} >/dev/null 2>&1 &", "(env -i setsid sleep {0} &)"],
+    ids=["a job", "out of the group", "without the streams", "without a mark"],
+)
+async def test_what_a_command_leaves_running_is_ended_and_counted(rooms: Room, session: str, start: str) -> None:
+    mark = token()
+    done, printed = await rooms.run(session, f"{start.format(mark)}\necho started")
+    assert (done.code, printed, done.left_behind) == (0, "started\n", 1)
+    assert alive(mark) == []
+
+
+async def test_a_crowd_of_processes_ends_with_its_box(home: Path) -> None:
+    """L14: what makes more processes than it may is ended as a whole, and told."""
+    mark = token()
+    async with room(home, processes=40) as rooms:
+        session = await rooms.new_session()
+        crowd = f"for i in $(seq 200); do (setsid env -i sleep {mark} &) ; done; sleep {mark}"
+        done, _ = await rooms.run(session, crowd)
+        assert done.code not in (0, None)
+        await until(lambda: alive(mark) == [])
+        assert await rooms.said(session, "echo fine") == "fine"
+        if os.geteuid() == 0:
+            assert "more than 40 (workspaces.processes)" in done.note
+            assert "workspaces.processes" in await rooms.told(session)
+
+
+async def test_nothing_waits_when_the_output_is_held_by_somebody_else(rooms: Room, session: str) -> None:
+    """A background process of another name is not what a command waits for."""
+    await rooms.of(session).start("other", "sleep 1000")
+    with anyio.fail_after(WAIT):
+        done, printed = await rooms.run(session, "echo quick")
+    assert (done.code, printed, done.left_behind) == (0, "quick\n", 0)
+    assert [process.state for process in await rooms.of(session).list()] == ["running"]

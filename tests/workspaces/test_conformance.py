@@ -1,0 +1,21 @@
+"""What every backend does alike, in the sandbox; the other backends have it among their own tests."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.workspaces.conformance import Conformance, Place, opened, spawner, spec_of
+from tidegate.workspaces.bubblewrap import Bubblewrap
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Place]:
+    async with opened(Bubblewrap(spawner()), spec_of(tmp_path)) as made:
+        yield made
+
+
+class TestBubblewrap(Conformance):
+    pass

@@ -1,0 +1,386 @@
+"""LocalFiles: what can be reached, and that it is never more than the mounts."""
+
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from tests.workspaces.filing import INNER, SECRET, Yard
+from tidegate.errors import ToolFailed
+from tidegate.workspaces import LocalFiles, Mount
+from tidegate.workspaces.children import Spawner
+from tidegate.workspaces.files import Choice, mounts, paging, walking
+from tidegate.workspaces.files import local as local_module
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def yard(tmp_path: Path) -> Yard:
+    yard = Yard(tmp_path)
+    yard.put({"sub/deep/note.txt": "inside\n"})
+    return yard
+
+
+async def read(files: LocalFiles, path: str, *, offset: int = 0, lines: int = 100, max_bytes: int = 12_000) -> str:
+    with anyio.fail_after(30):
+        return (await files.lines(path, offset=offset, lines=lines, max_bytes=max_bytes)).data.decode()
+
+
+async def refusal(files: LocalFiles, path: str, **arguments: Any) -> str:
+    with pytest.raises(ToolFailed) as caught:
+        await read(files, path, **arguments)
+    assert SECRET not in caught.value.message
+    assert "\n" not in caught.value.message and len(caught.value.message) < 500
+    return caught.value.message
+
+
+# -- paths --
+
+
+async def test_a_file_is_reached_by_every_path_that_commands_would_use(yard: Yard) -> None:
+    """Relative, with dots and doubled slashes, absolute as commands see it, and up and down again."""
+    files = yard.files()
+    for path in (
+        "sub/deep/note.txt",
+        "./sub//deep/./note.txt",
+        f"{INNER}/sub/deep/note.txt",
+        "sub/../sub/deep/note.txt",
+        "sub/deep/../deep/note.txt",
+        f"{INNER}/sub/deep/../../sub/deep/note.txt",
+    ):
+        assert await read(files, path) == "inside\n"
+    (yard.shared / "given").write_text("shared\n")
+    assert await read(files, "/shared/given") == "shared\n"
+
+
+async def test_the_longest_mount_is_the_one_that_counts(yard: Yard) -> None:
+    inside = yard.shared / "inside"
+    inside.mkdir()
+    (inside / "x").write_text("of the inner mount")
+    given = (Mount(inner=INNER, folder=yard.work), Mount(inner=f"{INNER}/given", folder=inside))
+    files = LocalFiles(given, Spawner(frozenset({0})))
+    assert await read(files, f"{INNER}/given/x") == "of the inner mount"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../outside/secret", "sub/../../outside/secret", "sub/deep/../../../outside/secret", "..", "../work/sub"],
+)
+async def test_two_dots_do_not_lead_out(yard: Yard, path: str) -> None:
+    """X07: nor do they after an absolute beginning."""
+    for given in (path, f"{INNER}/{path}", f"{INNER}/sub/../{path}"):
+        assert "leads out of the workspace" in await refusal(yard.files(), given)
+
+
+async def test_an_absolute_path_elsewhere_is_refused(yard: Yard) -> None:
+    """X07: also one that only shares a mount's beginning, and the machine's own path of the workspace."""
+    for path in ("/etc/passwd", "//etc/passwd", f"{INNER}-other/x", str(yard.work / "sub/deep/note.txt"), "/"):
+        message = await refusal(yard.files(), path)
+        assert "outside the workspace" in message and INNER in message
+
+
+async def test_links_that_stay_inside_are_followed(yard: Yard) -> None:
+    """To a file, to a folder, absolute as commands see it, over another link, and from one mount into another."""
+    links = {
+        "file": "sub/deep/note.txt",
+        "folder": "sub/deep",
+        "absolute": f"{INNER}/sub/deep/note.txt",
+        "chain": "file",
+        "sub/up": "../sub/deep",
+        "other": "/shared/given",
+    }
+    for name, target in links.items():
+        (yard.work / name).symlink_to(target)
+    (yard.shared / "given").write_text("shared\n")
+    files = yard.files()
+    for path in ("file", "folder/note.txt", "absolute", "chain", "sub/up/note.txt", "folder/../deep/note.txt"):
+        assert await read(files, path) == "inside\n"
+    assert await read(files, "other") == "shared\n"
+
+
+async def test_links_that_lead_out_are_refused_wherever_they_stand(yard: Yard) -> None:
+    """X07: to a file, to a folder, in the middle, absolute, relative, over a link that stays inside, or in a circle."""
+    links = {
+        "file": str(yard.outside / "secret"),
+        "relative": "../outside/secret",
+        "folder": str(yard.outside),
+        "sub/up": "../..",
+        "chain": "relative",
+        "root": "/",
+    }
+    for name, target in links.items():
+        (yard.work / name).symlink_to(target)
+    paths = ("file", "relative", "folder/secret", "sub/up/outside/secret", "chain", "root/etc/passwd")
+    for path in (*paths, f"{INNER}/file"):
+        assert "outside the workspace" in (said := await refusal(yard.files(), path)) or "leads out" in said
+    (yard.work / "loop").symlink_to("loop")
+    assert "in a circle" in await refusal(yard.files(), "loop")
+
+
+async def test_the_folder_of_a_mount_may_itself_be_a_link(yard: Yard) -> None:
+    """It is the operator who named it."""
+    alias = yard.work.parent / "alias"
+    alias.symlink_to(yard.work)
+    files = LocalFiles((Mount(inner=INNER, folder=alias),), Spawner(frozenset({0})))
+    assert await read(files, "sub/deep/note.txt") == "inside\n"
+
+
+async def test_what_cannot_be_reached_is_told_in_a_sentence(yard: Yard) -> None:
+    files = yard.files()
+    assert await refusal(files, "none") == 'There is no file "none"; list_files shows what is there.'
+    assert await refusal(files, "none/x") == 'There is no "none/x"; list_files shows what is there.'
+    assert "not a folder" in await refusal(files, "sub/deep/note.txt/more")
+    assert "is a folder" in await refusal(files, "sub")
+    assert "is a folder" in await refusal(files, ".")
+    assert "File name too long" in await refusal(files, "n" * 300)
+    for path in ("", "a\0b", "x/" * 4000):
+        assert "must name a file or folder" in await refusal(files, path)
+    assert '"a\\nb\\x1b[2J"' in await refusal(files, "a\nb\x1b[2J")
+    gone = LocalFiles((Mount(inner=INNER, folder=yard.work / "gone"),), Spawner(frozenset({0})))
+    assert "cannot be opened (No such file or directory); the operator must make it" in await refusal(gone, "x")
+
+
+async def test_a_path_has_a_greatest_depth(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each level is a descriptor while it is walked."""
+    monkeypatch.setattr(mounts, "DEEPEST", 3)
+    yard.put({"a/b/x": "at the limit", "a/b/c/x": "below it"})
+    assert await read(yard.files(), "a/b/x") == "at the limit"
+    assert "more than 3 levels" in await refusal(yard.files(), "a/b/c/x")
+
+
+async def test_what_is_not_a_file_is_named_and_never_waited_for(yard: Yard) -> None:
+    """A pipe without a writer, a socket, a device: none of them is opened."""
+    os.mkfifo(yard.work / "pipe")
+    listener = socket.socket(socket.AF_UNIX)
+    here = Path.cwd()
+    try:
+        os.chdir(yard.work)  # a socket's path is bounded at about a hundred characters
+        listener.bind("socket")
+    finally:
+        os.chdir(here)
+        listener.close()
+    for path in ("pipe", "socket"):
+        assert "device, pipe or socket" in await refusal(yard.files(), path)
+        with pytest.raises(ToolFailed, match="device, pipe or socket"):
+            await yard.files().load(path, limit=10)
+        with pytest.raises(ToolFailed, match="device, pipe or socket"):
+            await yard.files().write(path, b"x")
+    devices = LocalFiles((Mount(inner="/dev", folder=Path("/dev")),), Spawner(frozenset({0})))
+    assert "device, pipe or socket" in await refusal(devices, "/dev/null")
+
+
+# -- exchanges --
+
+
+@pytest.mark.parametrize("place", ["sub", "sub/deep", "sub/deep/secret"])
+async def test_an_exchange_in_the_very_moment_gains_nothing(
+    yard: Yard, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X07: what was opened is exchanged for a link out before the next step, and before it is read."""
+    (yard.outside / "deep").mkdir()
+    (yard.outside / "deep/secret").write_text(SECRET)
+    yard.put({"sub/deep/secret": "harmless"})
+    target = {"sub": yard.outside, "sub/deep": yard.outside / "deep", "sub/deep/secret": yard.outside / "secret"}[place]
+    real = os.fstat
+    exchanged: list[int] = []
+
+    def exchanging(fd: int) -> os.stat_result:
+        found = real(fd)
+        if Path(f"/proc/self/fd/{fd}").readlink() == yard.work / place and not exchanged:
+            exchanged.append(fd)
+            (yard.work / place).rename(yard.work / "moved")
+            (yard.work / place).symlink_to(target)
+        return found
+
+    monkeypatch.setattr(mounts.os, "fstat", exchanging)
+    assert await read(yard.files(), "sub/deep/secret") == "harmless"
+    assert exchanged
+
+
+async def test_a_folder_exchanged_before_it_is_entered_is_not_listed(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X07: it was a folder when its name was read, and is a link out when it is opened."""
+    real = walking.Walk._entered
+
+    def exchanging(walk: walking.Walk, folder: int, name: str, path: str) -> int | None:
+        if path == "sub":
+            (yard.work / "sub").rename(yard.work / "moved")
+            (yard.work / "sub").symlink_to(yard.outside)
+        return real(walk, folder, name, path)
+
+    monkeypatch.setattr(walking.Walk, "_entered", exchanging)
+    listing = await yard.files().list(".", Choice(), recursive=True, limit=100)
+    assert [entry.path for entry in listing.entries] == ["sub"]
+
+
+async def test_a_folder_exchanged_all_the_time_never_gives_what_is_outside(yard: Yard) -> None:
+    """X07: reading, loading and listing, without knowing the moment."""
+    yard.put({"flip/secret": "harmless"})
+    files = yard.files()
+    seen: set[str] = set()
+    with yard.flipping():
+        for _ in range(150):
+            with suppress(ToolFailed):
+                seen.add(await read(files, "flip/secret"))
+            with suppress(ToolFailed):
+                seen.add((await files.load("flip/secret", limit=100)).data.decode())
+            listing = await files.list(".", Choice(), recursive=True, limit=100)
+            assert {entry.size for entry in listing.entries if entry.path.endswith("/secret")} <= {len("harmless")}
+    assert seen == {"harmless"}
+
+
+async def test_a_folder_exchanged_all_the_time_never_lets_anything_be_written_outside(yard: Yard) -> None:
+    """X07: neither a file nor a folder."""
+    (yard.work / "flip").mkdir()
+    files = yard.files()
+    with yard.flipping():
+        for number in range(150):
+            with suppress(ToolFailed):
+                await files.write(f"flip/made{number % 5}/file", b"x")
+    assert sorted(path.name for path in yard.outside.rglob("*")) == ["secret"]
+
+
+# -- pages --
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 64])
+async def test_every_line_is_in_exactly_one_page(yard: Yard, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever lies on the boundary of two readings: a line break, an empty line, a character of four bytes."""
+    text = "\n\na\n🌊🌊\n" + "é" * 20 + "\n\n\nend"
+    yard.put({"text": text})
+    monkeypatch.setattr(paging, "CHUNK", chunk)
+    for count in (1, 2, 3, 50):
+        pages, offset = "", 0
+        while True:
+            page = await yard.files().lines("text", offset=offset, lines=count, max_bytes=1000)
+            assert page.first == offset and page.size == len(text.encode()) and text.encode().startswith(page.head)
+            pages += page.data.decode()
+            offset = page.after
+            if not page.more:
+                break
+        assert pages == text
+
+
+async def test_a_huge_file_costs_no_memory_and_is_not_read_whole(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sparse file of a terabyte: its first page is there, and the search for a far line ends."""
+    with (yard.work / "huge").open("wb") as file:
+        file.write(b"first\n" * 3000)
+        file.truncate(10**12)
+    assert await read(yard.files(), "huge", lines=2) == "first\nfirst\n"
+    monkeypatch.setattr(paging, "SCANNED_AT_MOST", 4 * 1024 * 1024)
+    assert "too far to be reached" in await refusal(yard.files(), "huge", offset=10**9)
+    with pytest.raises(ToolFailed, match="more than the 1000 that fit here"):
+        await yard.files().load("huge", limit=1000)
+
+
+async def test_a_long_reading_ends_when_it_is_cancelled(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L10: nobody waits for a page that nobody wants any more."""
+    with (yard.work / "huge").open("wb") as file:
+        file.truncate(10**12)
+    monkeypatch.setattr(paging, "SCANNED_AT_MOST", 10**13)
+    with anyio.fail_after(30):
+        with anyio.move_on_after(0.05) as scope:
+            await read(yard.files(), "huge", offset=1)
+        assert scope.cancelled_caught
+
+
+async def test_a_file_is_loaded_whole_up_to_exactly_its_limit(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_module, "CHUNK", 3)
+    yard.put({"ten": b"0123456789", "same": b"0123456789", "empty": b""})
+    files = yard.files()
+    loaded = await files.load("ten", limit=10)
+    assert loaded.data == b"0123456789" and loaded.version == (await files.load("same", limit=10)).version
+    assert (await files.load("empty", limit=0)).data == b""
+    with pytest.raises(ToolFailed, match='"ten" has 10 bytes, more than the 9'):
+        await files.load("ten", limit=9)
+
+
+async def test_an_opened_file_is_closed_with_its_block(yard: Yard) -> None:
+    async with yard.files().opened("sub/deep/note.txt") as fd:
+        assert os.read(fd, 100) == b"inside\n"
+    with pytest.raises(OSError):
+        os.fstat(fd)
+
+
+# -- listings --
+
+
+async def listed(yard: Yard, path: str = ".", *, glob: str = "", hidden: bool = False, deep: bool = False) -> list[str]:
+    listing = await yard.files().list(path, Choice(glob=glob, hidden=hidden), recursive=deep, limit=100)
+    return [entry.path for entry in listing.entries]
+
+
+async def test_a_listing_is_in_the_order_of_names_and_tells_kinds(yard: Yard) -> None:
+    """Links are told with their target and not followed."""
+    yard.put({"b.txt": "12345", "a b": "", "sub/z": "", "ü": ""})
+    os.mkfifo(yard.work / "pipe")
+    (yard.work / "link").symlink_to("../outside")
+    listing = await yard.files().list(".", Choice(), recursive=True, limit=100)
+    assert [tuple(entry) for entry in listing.entries] == [
+        ("a b", "file", 0, ""),
+        ("b.txt", "file", 5, ""),
+        ("link", "link", 0, "../outside"),
+        ("pipe", "other", 0, ""),
+        ("sub", "folder", 0, ""),
+        ("sub/deep", "folder", 0, ""),
+        ("sub/deep/note.txt", "file", 7, ""),
+        ("sub/z", "file", 0, ""),
+        ("ü", "file", 0, ""),
+    ]
+    assert await listed(yard, "sub") == ["sub/deep", "sub/z"]
+    assert await listed(yard, f"{INNER}/sub/", deep=True) == [
+        f"{INNER}/sub/deep",
+        f"{INNER}/sub/deep/note.txt",
+        f"{INNER}/sub/z",
+    ]
+
+
+async def test_hidden_names_and_heavy_folders_are_left_out_and_mentioned(yard: Yard) -> None:
+    yard.put({".git/config": "", "node_modules/x/y": "", "sub/.env": "", "sub/__pycache__/c": "", "a/node_modules": ""})
+    listing = await yard.files().list(".", Choice(), recursive=True, limit=100)
+    assert [entry.path for entry in listing.entries] == ["a", "a/node_modules", "sub", "sub/deep", "sub/deep/note.txt"]
+    assert listing.left_out == (".git", "node_modules", "sub/.env", "sub/__pycache__")
+    assert await listed(yard, ".git") == [".git/config"]
+    assert "node_modules/x/y" in await listed(yard, deep=True, hidden=True)
+
+
+async def test_a_listing_that_is_not_all_says_why(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    yard.put({f"many/{number:02}": "" for number in range(20)})
+    files = yard.files()
+    assert not (await files.list("many", Choice(), recursive=True, limit=20)).stopped
+    listing = await files.list("many", Choice(), recursive=True, limit=19)
+    assert len(listing.entries) == 19 and listing.stopped == "there are more than 19"
+    monkeypatch.setattr(walking, "FOLDER_ENTRIES", 5)
+    listing = await files.list("many", Choice(), recursive=True, limit=100)
+    assert len(listing.entries) == 5 and "of folders with more than 5 names" in listing.stopped
+    monkeypatch.setattr(walking, "MOST_ENTRIES", 3)
+    listing = await files.list(".", Choice(), recursive=True, limit=100)
+    assert listing.stopped == "only the first 3 names were looked at"
+
+
+async def test_a_listing_of_what_is_no_folder_is_refused(yard: Yard) -> None:
+    for path, said in (("none", "There is no folder"), ("sub/deep/note.txt", "is not a folder")):
+        with pytest.raises(ToolFailed, match=said):
+            await listed(yard, path)
+
+
+async def test_a_tree_deeper_than_descriptors_go_is_cut_and_said_to_be(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(walking, "DEEPEST", 2)
+    listing = await yard.files().list(".", Choice(), recursive=True, limit=100)
+    assert [entry.path for entry in listing.entries] == ["sub", "sub/deep"]
+    assert "more than 2 levels deep" in listing.stopped
+
+
+async def test_names_that_are_no_text_are_listed_and_hurt_nobody(yard: Yard) -> None:
+    Path(os.fsdecode(os.fsencode(yard.work) + b"/\xff\n")).write_bytes(b"x")
+    (path, *_rest) = reversed(await listed(yard))
+    assert mounts.printable(path) == "\\xff\\n"
+    assert await read(yard.files(), path) == "x"

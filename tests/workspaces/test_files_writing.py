@@ -1,0 +1,317 @@
+"""LocalFiles.write: whole or not at all, inside or not at all."""
+
+import errno
+import fcntl
+import os
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from anyio import from_thread
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.workspaces.filing import INNER, Yard, meanwhile
+from tidegate.errors import ToolFailed
+from tidegate.lifetimes import gather
+from tidegate.workspaces.files import Choice, replacing
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def yard(tmp_path: Path) -> Iterator[Yard]:
+    yard = Yard(tmp_path)
+    yield yard
+    assert not list(tmp_path.rglob(".tidegate-*")), "a temporary file was left"
+
+
+async def test_a_file_is_made_with_the_folders_on_its_way(yard: Yard) -> None:
+    files = yard.files()
+    assert (await files.write("a/b/c.txt", b"one")).replaced is None
+    assert (await files.write(f"{INNER}/a/b/c.txt", b"another")).replaced == 3
+    assert (yard.work / "a/b/c.txt").read_bytes() == b"another"
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(contents=st.lists(st.binary(max_size=2000), min_size=1, max_size=4), chunk=st.integers(1, 500))
+async def test_what_was_written_is_what_is_there(yard: Yard, contents: list[bytes], chunk: int) -> None:
+    """Any bytes, any length, over any other, in pieces of any size."""
+    files = yard.files()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replacing, "CHUNK", chunk)
+        for content in contents:
+            await files.write("file", content)
+            loaded = await files.load("file", limit=2000)
+            assert (loaded.data, loaded.version) == (content, replacing.version(content))
+    assert [path.name for path in yard.work.iterdir()] == ["file"]
+
+
+async def test_permissions_stay_and_special_bits_go(yard: Yard) -> None:
+    """A script that is edited can still be run; what would run as its owner no longer does."""
+    yard.put({"script": "old", "special": "old"})
+    (yard.work / "script").chmod(0o750)
+    (yard.work / "special").chmod(0o4755)
+    for name, mode in (("script", 0o750), ("special", 0o755)):
+        await yard.files().write(name, b"new")
+        assert stat.S_IMODE((yard.work / name).stat().st_mode) == mode
+    await yard.files().write("new", b"new")
+    before = os.umask(0)
+    os.umask(before)
+    assert stat.S_IMODE((yard.work / "new").stat().st_mode) == 0o666 & ~before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+async def test_the_owner_stays(yard: Yard) -> None:
+    yard.put({"theirs": "old"})
+    os.chown(yard.work / "theirs", 4321, 4322)
+    await yard.files().write("theirs", b"new")
+    status = (yard.work / "theirs").stat()
+    assert (status.st_uid, status.st_gid) == (4321, 4322)
+
+
+async def test_a_link_is_written_through_when_it_stays_inside(yard: Yard) -> None:
+    """Also one to a file that is not there yet; one that leads out is refused."""
+    yard.put({"real": "old"})
+    for name, target in (("link", "real"), ("dangling", "sub/new"), ("out", "../outside/secret")):
+        (yard.work / name).symlink_to(target)
+    files = yard.files()
+    await files.write("link", b"new")
+    await files.write("dangling", b"made")
+    assert (yard.work / "link").is_symlink() and (yard.work / "real").read_bytes() == b"new"
+    assert (yard.work / "sub/new").read_bytes() == b"made"
+    with pytest.raises(ToolFailed, match="leads out of the workspace"):
+        await files.write("out", b"x")
+    assert (yard.outside / "secret").read_bytes() != b"x"
+
+
+async def test_what_may_only_be_read_is_not_written(yard: Yard) -> None:
+    (yard.shared / "given").write_text("theirs")
+    (yard.work / "link").symlink_to("/shared/given")
+    for path in ("/shared/given", "/shared/new", "/shared/new/folder/file", "link"):
+        with pytest.raises(ToolFailed, match="is read-only; write elsewhere"):
+            await yard.files().write(path, b"x")
+    assert [path.name for path in yard.shared.rglob("*")] == ["given"]
+    assert (yard.shared / "given").read_text() == "theirs"
+
+
+async def test_what_is_no_place_for_a_file_is_refused(yard: Yard) -> None:
+    yard.put({"folder/file": ""})
+    for path, said in (
+        ("folder", "is a folder"),
+        (".", "is a folder"),
+        ("new/", "names a folder"),
+        ("folder/file/x", "not a folder"),
+        ("x" * 300, "File name too long"),
+        ("../x", "leads out"),
+    ):
+        with pytest.raises(ToolFailed, match=said):
+            await yard.files().write(path, b"x")
+
+
+@pytest.mark.parametrize("call", ["write", "rename", "fchmod"])
+async def test_a_disk_that_refuses_leaves_the_old_file_and_nothing_else(
+    yard: Yard, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D5: no room, wherever it is noticed."""
+    yard.put({"file": "old"})
+
+    def full(*_arguments: object, **_options: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(replacing.os, call, full)
+    with pytest.raises(ToolFailed, match="could not be written \\(No space left on device\\); nothing was changed"):
+        await yard.files().write("file", b"new")
+    monkeypatch.undo()
+    assert (yard.work / "file").read_text() == "old"
+
+
+async def test_whoever_reads_meanwhile_finds_one_content_or_the_other(yard: Yard) -> None:
+    """Never a part, and never nothing."""
+    contents = (b"a" * 300_000, b"b" * 500_000)
+    (yard.work / "file").write_bytes(contents[0])
+    seen: set[bytes] = set()
+    with meanwhile(lambda: seen.add((yard.work / "file").read_bytes())):
+        for number in range(40):
+            await yard.files().write("file", contents[number % 2])
+    assert seen <= set(contents)
+
+
+KILLED = """
+import anyio, os, sys
+from pathlib import Path
+from tidegate.workspaces import LocalFiles, Mount
+from tidegate.workspaces.children import Spawner
+
+async def main():
+    files = LocalFiles((Mount(inner="/workspace", folder=Path(sys.argv[1])),), Spawner(frozenset({0})))
+    while True:
+        for letter in (b"a", b"b"):
+            await files.write("file", letter * 3_000_000)
+            os.write(1, letter)
+
+anyio.run(main)
+"""
+
+
+def test_a_write_in_which_the_process_is_killed_leaves_a_whole_file(yard: Yard) -> None:
+    """F4: the old content or the new one; what is left beside it is named so that it can be known."""
+    for written in (1, 4, 10):
+        with subprocess.Popen([sys.executable, "-c", KILLED, str(yard.work)], stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None and len(child.stdout.read(written)) == written
+            child.kill()
+        content = (yard.work / "file").read_bytes()
+        assert len(content) == 3_000_000 and len(set(content)) == 1
+        for left in yard.work.glob(".tidegate-*.tmp"):
+            left.unlink()
+    assert [path.name for path in yard.work.iterdir()] == ["file"]
+
+
+async def test_a_cancelled_write_leaves_the_old_file(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L10: it ends in the middle of a long content."""
+    yard.put({"file": "old"})
+    monkeypatch.setattr(replacing, "CHUNK", 1)
+    with anyio.fail_after(30):
+        with anyio.move_on_after(0.05) as scope:
+            await yard.files().write("file", b"x" * 5_000_000)
+    assert scope.cancelled_caught
+    assert (yard.work / "file").read_text() == "old"
+
+
+# -- expected versions --
+
+
+async def test_an_expected_version_is_replaced_and_another_is_not(yard: Yard) -> None:
+    yard.put({"file": "one"})
+    (yard.work / "file").chmod(0o640)
+    files = yard.files()
+    loaded = await files.load("file", limit=10)
+    await files.write("file", b"two", expected=loaded.version)
+    assert (yard.work / "file").read_text() == "two"
+    assert stat.S_IMODE((yard.work / "file").stat().st_mode) == 0o640
+    with pytest.raises(ToolFailed, match="changed by someone else meanwhile; nothing was written: read it again"):
+        await files.write("file", b"three", expected=loaded.version)
+    assert (yard.work / "file").read_text() == "two"
+    (yard.work / "file").unlink()
+    with pytest.raises(ToolFailed, match="changed by someone else"):
+        await files.write("file", b"three", expected=loaded.version)
+    assert not list(yard.work.iterdir())
+
+
+@pytest.mark.parametrize("change", ["replace", "rewrite", "remove"])
+async def test_a_change_in_the_last_moment_is_kept(yard: Yard, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes after the version was looked at, and before the file is put in its place."""
+    yard.put({"file": "one"})
+    expected = (await yard.files().load("file", limit=10)).version
+    real = replacing._make
+
+    def interfering(*arguments: object) -> None:
+        real(*arguments)  # type: ignore[arg-type]
+        if change == "rewrite":
+            (yard.work / "file").write_text("six")
+        else:
+            (yard.work / "file").unlink()
+            if change == "replace":
+                (yard.work / "file").write_text("six")
+
+    monkeypatch.setattr(replacing, "_make", interfering)
+    with pytest.raises(ToolFailed, match="changed by someone else"):
+        await yard.files().write("file", b"two", expected=expected)
+    assert (not (yard.work / "file").exists()) if change == "remove" else (yard.work / "file").read_text() == "six"
+
+
+async def test_a_file_system_that_cannot_exchange_is_written_all_the_same(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yard.put({"file": "one"})
+    expected = (await yard.files().load("file", limit=10)).version
+
+    def unable(*_arguments: object) -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(replacing, "_exchange", unable)
+    await yard.files().write("file", b"two", expected=expected)
+    assert (yard.work / "file").read_text() == "two"
+
+
+async def test_of_writers_who_expect_the_same_one_wins_and_the_others_are_told(yard: Yard) -> None:
+    """Each adds one to a number that it has read: what was written is what was added."""
+    yard.put({"number": "0"})
+    added = 0
+
+    async def add() -> None:
+        nonlocal added
+        files = yard.files()
+        for _ in range(25):
+            loaded = await files.load("number", limit=10)
+            try:
+                await files.write("number", b"%d" % (int(loaded.data) + 1), expected=loaded.version)
+            except ToolFailed:
+                continue
+            added += 1
+
+    with anyio.fail_after(60):
+        await gather([add(), add()])
+    assert int((yard.work / "number").read_text()) == added
+    assert added >= 25
+    assert not (await yard.files().list(".", Choice(), recursive=True, limit=10)).left_out
+
+
+async def test_a_folder_that_somebody_keeps_locked_is_written_in_all_the_same(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command of the session could hold the lock for ever; it holds up nobody."""
+    monkeypatch.setattr(replacing, "LOCK_SECONDS", 0.05)
+    fd = os.open(yard.work, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        with anyio.fail_after(30):
+            await yard.files().write("file", b"new")
+    finally:
+        os.close(fd)
+    assert (yard.work / "file").read_bytes() == b"new"
+
+
+async def test_one_who_takes_his_file_back_does_not_take_anothers(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between an exchange that comes out wrong and its undoing nobody else of ours writes in the folder."""
+    yard.put({"file": "one"})
+    files = yard.files()
+    expected = (await files.load("file", limit=10)).version
+    swapped, written = anyio.Event(), threading.Event()
+    make, look = replacing._make, replacing._version_at
+    looks = 0
+
+    def interfering(*arguments: Any) -> None:
+        make(*arguments)
+        if not looks:
+            (yard.work / "file").unlink()
+            (yard.work / "file").write_text("six")
+
+    def waiting(reference: int) -> str:
+        nonlocal looks
+        looks += 1
+        if looks == 2:  # the exchange is done, and what came out is looked at
+            from_thread.run_sync(swapped.set)
+            written.wait(0.3)  # only one who need not wait for us is done by then
+        return look(reference)
+
+    async def take_back() -> None:
+        with pytest.raises(ToolFailed, match="changed by someone else"):
+            await files.write("file", b"two", expected=expected)
+
+    async def write() -> None:
+        await swapped.wait()
+        await files.write("file", b"ten")
+        written.set()
+
+    monkeypatch.setattr(replacing, "_make", interfering)
+    monkeypatch.setattr(replacing, "_version_at", waiting)
+    with anyio.fail_after(30):
+        await gather([take_back(), write()])
+    assert (yard.work / "file").read_text() == "ten"

@@ -1,0 +1,55 @@
+"""Globs: what they fit, and that none takes long."""
+
+import pytest
+
+from tidegate.errors import ToolFailed
+from tidegate.workspaces.files.globs import MOST_CHOICES, Glob
+
+
+@pytest.mark.parametrize(
+    ("glob", "fits", "fits_not"),
+    [
+        ("", ["a", "a/b.py"], []),
+        ("*.py", ["a.py", "a/b/c.py", ".py"], ["a.pyc", "py", "a.py/b"]),
+        ("a?c", ["abc", "x/aüc"], ["ac", "abbc", "a/c"]),
+        ("[!a-c]x", ["dx", "q/zx"], ["ax", "x"]),
+        ("[]x]", ["]", "x"], ["y"]),
+        ("src/*.py", ["src/a.py"], ["a.py", "src/b/a.py", "x/src/a.py"]),
+        ("/src/*.py", ["src/a.py"], ["x/src/a.py"]),
+        ("./src/*.py", ["src/a.py"], ["x/src/a.py"]),
+        ("**/*.py", ["a.py", "a/b/c.py"], ["a.txt"]),
+        ("src/**/x.py", ["src/x.py", "src/a/x.py", "src/a/b/x.py"], ["x.py", "src/x.py/y", "a/src/x.py"]),
+        ("src/**", ["src/a", "src/a/b"], ["src", "a/src/b"]),
+        ("src/", ["src/a", "src/a/b"], ["src"]),
+        ("**", ["a", "a/b"], []),
+        ("**/**/a", ["a", "b/a", "b/c/a"], ["b"]),
+        ("a/**/b/**/c", ["a/b/c", "a/x/b/y/z/c", "a/b/b/c"], ["a/c", "a/b"]),
+        ("*.{ts,tsx}", ["a.ts", "b/c.tsx"], ["a.t", "a.js"]),
+        ("{src,test}/{a,b}.py", ["src/a.py", "test/b.py"], ["src/c.py"]),
+        ("{a,b{c,d}}.x", ["a.x", "bc.x", "bd.x"], ["b.x", "bcd.x"]),
+        ("a{,.bak}", ["a", "a.bak"], ["a."]),
+        ("{a", ["{a"], ["a"]),
+        ("a}{b}", ["a}{b}"], ["ab"]),
+        ("weird\n*", ["weird\nname"], ["weird"]),
+    ],
+)
+def test_a_glob_fits_what_it_says(glob: str, fits: list[str], fits_not: list[str]) -> None:
+    given = Glob(glob)
+    assert [path for path in fits if not given.fits(path)] == []
+    assert [path for path in fits_not if given.fits(path)] == []
+
+
+def test_no_glob_takes_long() -> None:
+    """Stars that have many ways to fit: one that tried them all would still be at it when the sun has gone out."""
+    name = "a" * 255
+    deep = "/".join(["a"] * 100)
+    assert not Glob("*a" * 200 + "b").fits(name)
+    assert not Glob("**/a/" * 100 + "b").fits(deep)
+    assert not Glob("*" * 500 + "b").fits(name)
+
+
+def test_a_glob_too_large_is_refused() -> None:
+    assert Glob("{" + ",".join("ab" * (MOST_CHOICES // 2)) + "}").fits("a")
+    for glob in ("{a,b}" * 10, "x" * 1001, "a\0b"):
+        with pytest.raises(ToolFailed, match="The glob"):
+            Glob(glob)

@@ -1,0 +1,226 @@
+"""The guardian as the program it is, started by hand, and what it knows of processes."""
+
+import ast
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.workspaces.conformance import token
+from tests.workspaces.making import WAIT, alive, until
+from tidegate.workspaces import guardian, keeper, shipping
+
+pytestmark = pytest.mark.anyio
+
+LIMITS = (1 << 30, 1 << 20, 100)
+
+
+class Guarded:
+    """A guardian and its one command, whose output nobody wants."""
+
+    def __init__(self, command: str, *, keeper: str = "", told: bool = True) -> None:
+        self.ours, theirs = socket.socketpair()
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-S", guardian.__file__, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env={},
+        )  # fmt: skip
+        theirs.close()
+        self.ours.settimeout(WAIT)
+        if told:
+            self.ours.send(guardian.task(["/bin/sh", "-c", command], {"A": "1"}, LIMITS, "/", keeper))
+            self.started = self.ours.recv(100)
+
+    def over(self) -> tuple[int, int]:
+        """The command's code and how many it left, when the guardian has said so and ended."""
+        assert self.process.wait(WAIT) == 0
+        said = self.ours.recv(100)
+        assert said.startswith(guardian.OVER)
+        code, left = said.removeprefix(guardian.OVER).split()
+        return int(code), int(left)
+
+    def close(self) -> None:
+        self.ours.close()
+        self.process.wait(WAIT)
+
+
+@contextmanager
+def guarded(command: str, **options: str) -> Iterator[Guarded]:
+    made = Guarded(command, **options)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+# -- the end of a command ----------------------------------------------------------------------------------------------
+
+
+def test_it_says_how_the_command_ended_and_what_that_left_behind() -> None:
+    """P12: counted, asked and killed."""
+    with guarded("exit 3") as one:
+        assert one.over() == (3, 0)
+    with guarded("kill -SEGV $$") as one:
+        assert one.over() == (-signal.SIGSEGV, 0)
+    mark = token()
+    with guarded(f"trap '' TERM; (setsid env -i sleep {mark} &); sleep {mark} & exit 0") as one:
+        assert one.over() == (0, 2)
+    assert not alive(mark)
+
+
+async def test_what_it_is_told_reaches_everything_below_it() -> None:
+    mark = token()
+    with guarded(f"(setsid sleep {mark} &); (setsid sleep {mark} &); exec sleep {mark}") as one:
+        await until(lambda: len(alive(f"sleep\0{mark}")) == 3)
+        one.process.send_signal(signal.SIGTERM)
+        assert one.over() == (-signal.SIGTERM, 0)
+    assert not alive(mark)
+
+
+async def test_who_is_asked_has_time_until_it_is_killed() -> None:
+    mark = token()
+    with guarded(f"trap '' TERM; (setsid sleep {mark} &); sleep {mark}; sleep {mark}") as one:
+        await until(lambda: len(alive(f"sleep\0{mark}")) == 2)
+        one.process.send_signal(signal.SIGTERM)
+        one.process.send_signal(signal.SIGHUP)
+        one.process.send_signal(signal.SIGINT)
+        assert one.process.poll() is None and len(alive(f"sleep\0{mark}")) == 2
+        one.process.send_signal(signal.SIGUSR1)
+        assert one.over() == (-signal.SIGKILL, 0)
+    assert not alive(mark)
+
+
+@pytest.mark.parametrize("trap", ["", "trap '' TERM; "])
+async def test_it_ends_everything_when_its_owner_is_gone(trap: str) -> None:
+    """P12: whether that closes the descriptor or is killed is the same to it."""
+    mark = token()
+    one = Guarded(f"{trap}(setsid env -i sleep {mark} &); sleep {mark}")
+    await until(lambda: len(alive(f"sleep\0{mark}")) == 2)
+    one.ours.close()
+    assert one.process.wait(WAIT) == 0
+    assert not alive(mark)
+
+
+async def test_it_ends_everything_when_its_keeper_is_gone() -> None:
+    mark = token()
+    with subprocess.Popen(["sleep", token()]) as kept:
+        with guarded(f"(setsid sleep {mark} &); sleep {mark}", keeper=guardian.known_as(kept.pid)) as one:
+            await until(lambda: len(alive(f"sleep\0{mark}")) == 2)
+            kept.kill()
+            assert one.over()[0] == -signal.SIGTERM
+    assert not alive(mark)
+
+
+def test_a_keeper_that_is_another_by_now_is_none() -> None:
+    with guarded(f"sleep {token()}", keeper=f"{os.getpid()}:1") as one:
+        assert one.over()[0] == -signal.SIGTERM
+
+
+def test_one_whose_owner_is_gone_before_it_was_told_starts_nothing() -> None:
+    one = Guarded("", told=False)
+    one.ours.send(b"400\nhalf of it")
+    one.ours.close()
+    assert one.process.wait(WAIT) == 0
+
+
+async def test_there_are_no_zombies_below_it() -> None:
+    """L15: who loses its parent is its child, and is waited for."""
+    with guarded("for i in 1 2 3 4 5 6 7 8; do (sh -c 'exit 0' & exec true) & done; wait; echo $$; sleep 1000") as one:
+
+        def children() -> list[int]:
+            listed = Path(f"/proc/{one.process.pid}/task/{one.process.pid}/children").read_text().split()
+            return [int(pid) for pid in listed]
+
+        await until(lambda: len(children()) == 1)
+        one.process.send_signal(signal.SIGUSR1)
+        one.over()
+
+
+# -- what it is --------------------------------------------------------------------------------------------------------
+
+
+def test_it_is_small() -> None:
+    """A session with a process has one of these: what it has for itself is a few megabytes."""
+    with guarded("read -r line; sleep 1000") as one:
+        own = [
+            line for line in Path(f"/proc/{one.process.pid}/smaps_rollup").read_text().splitlines() if "Private" in line
+        ]
+        assert sum(int(line.split()[1]) for line in own) < 12 * 1024
+        one.process.send_signal(signal.SIGUSR1)
+        one.over()
+
+
+def test_it_holds_no_stream_of_the_command_and_the_command_none_of_it() -> None:
+    with guarded("exec sleep 1000") as one:
+        command = int(one.started.split()[2])
+        ours = {os.readlink(f"/proc/{one.process.pid}/fd/{fd}") for fd in range(3)}  # noqa: PTH115
+        assert ours == {os.devnull}
+        assert set(map(int, os.listdir(f"/proc/{command}/fd"))) <= {0, 1, 2}  # noqa: PTH208
+        one.process.send_signal(signal.SIGUSR1)
+        one.over()
+
+
+@pytest.mark.parametrize("module", [guardian, keeper])
+def test_what_is_sent_elsewhere_needs_nothing_but_an_old_python(module: object) -> None:
+    """Its grammar is that of 3.9, and what it imports is Python's own or is sent with it."""
+    text = Path(str(getattr(module, "__file__", ""))).read_text()
+    tree = ast.parse(text, feature_version=keeper.OLDEST_PYTHON)
+    names = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    names |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name for name in names if name.partition(".")[0] not in sys.stdlib_module_names} <= {guardian.__name__}
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_a_program_that_is_sent_takes_no_byte_that_is_not_its_own(shell: str) -> None:
+    task = guardian.task(["cat"], {}, LIMITS, "/")
+    sent = shipping.program((guardian.__name__,), "guard_away") + task + b"the rest\n"
+    ran = subprocess.run([shell, "-c", shipping.BOOTSTRAP], input=sent, capture_output=True, timeout=WAIT, check=False)
+    assert ran.stdout == b"the rest\n"
+    assert ran.stderr.startswith(guardian.UP) and ran.stderr.endswith(guardian.OVER + b"0 0\n")
+
+
+def test_a_program_that_comes_only_in_part_does_nothing() -> None:
+    sent = shipping.program((guardian.__name__,), "guard_away")[:-50]
+    ran = subprocess.run(["sh", "-c", shipping.BOOTSTRAP], input=sent, capture_output=True, timeout=WAIT, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (1, b"", b"")
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+async def test_everything_below_is_found_also_behind_one_that_is_not_yet_reaped() -> None:
+    mark = token()
+    with subprocess.Popen(["sh", "-c", f"sleep {mark} & exec sleep {mark}"]) as parent:
+        found = await until(lambda: len(below := guardian.below([os.getpid()])) == 2 and below)
+        assert set(found) == set(alive(f"sleep\0{mark}"))
+        assert guardian.load([os.getpid()], 1 << 40)[0] == 2
+        guardian.send(signal.SIGKILL, found)
+    for pid in found:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    await until(lambda: not alive(mark))
+
+
+async def test_a_signal_reaches_the_process_that_was_looked_at_or_none() -> None:
+    """Numbers come back: a process is known by the time of its start as well."""
+    with subprocess.Popen(["sleep", token()]) as process:
+        start = int(guardian.known_as(process.pid).partition(":")[2])
+        guardian.send(signal.SIGKILL, {process.pid: start + 1})
+        assert process.poll() is None
+        guardian.send(signal.SIGKILL, {process.pid: start})
+        assert process.wait(WAIT) == -signal.SIGKILL
+    assert guardian.known_as(process.pid) == ""
+
+
+async def test_a_sweep_ends_what_has_a_variable_and_nothing_else() -> None:
+    mark = token()
+    with subprocess.Popen(["sleep", mark], env={"M": mark}) as one, subprocess.Popen(["sleep", mark]) as other:
+        await until(lambda: one.pid in guardian.marked(f"M={mark}"))
+        assert guardian.sweep(f"M={mark}") and guardian.sweep(f"M={mark}")
+        assert one.wait(WAIT) == -signal.SIGKILL and other.poll() is None
+        other.kill()

@@ -1,0 +1,100 @@
+"""What a workspace may use, and what happens to what uses more."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.workspaces.making import Room, alive, room, token, until
+
+pytestmark = pytest.mark.anyio
+
+MIB = 1 << 20
+EAT = "dd if=/dev/zero bs={0} count=1 2>/dev/null | sleep 1000"
+"""Reads so much into its memory and then waits for somebody to take it."""
+
+
+async def memory(rooms: Room, session: str) -> int:
+    site = rooms.site(session)
+    return 0 if site is None or site.box is None else (await site.box.load()).memory_bytes
+
+
+async def test_what_takes_too_much_memory_together_is_ended_and_told(home: Path) -> None:
+    """L14, L24: each below what one process may have, together above what the session may."""
+    async with room(home, memory_bytes=100 * MIB) as rooms:
+        session = await rooms.new_session()
+        for number in range(1, 4):
+            await rooms.of(session).start(f"eater{number}", EAT.format(40 * MIB))
+            while await memory(rooms, session) < number * 40 * MIB:
+                await asyncio.sleep(0.01)
+            if number < 3:
+                await rooms.workspaces.reconcile()
+                assert len(rooms.site(session).running) == number  # type: ignore[union-attr]
+        await rooms.workspaces.reconcile()
+        await until(lambda: rooms.site(session).running == {})  # type: ignore[union-attr]
+        told = await rooms.told(session)
+        assert "workspaces.memory_bytes" in told and "eater1, eater2, eater3" in told
+        assert {view.state for view in await rooms.of(session).list()} == {"ended"}
+        assert await rooms.said(session, "echo fine") == "fine"
+
+
+async def test_memory_that_is_shared_counts_once(home: Path) -> None:
+    """L03: a process that has forked is not as large as all its children together."""
+    mark = token()
+    async with room(home, memory_bytes=200 * MIB) as rooms:
+        session = await rooms.new_session()
+        children = f"for i in 1 2 3 4; do (sleep {mark}; : $x) & done; wait"
+        await rooms.of(session).start("forker", f"printf -v x '%{60 * MIB}s' ' '; {children}")
+        await until(lambda: len(alive(f"sleep\0{mark}")) == 4)
+        await rooms.workspaces.reconcile()
+        assert set(rooms.site(session).running) == {"forker"}  # type: ignore[union-attr]
+        assert 50 * MIB < await memory(rooms, session) < 200 * MIB
+
+
+async def test_a_running_command_is_told_which_limit_it_was(home: Path) -> None:
+    async with room(home, memory_bytes=64 * MIB) as rooms:
+        session = await rooms.new_session()
+        eat = EAT.format(30 * MIB)
+        done, _ = await rooms.run(session, f"({eat}) & ({eat}) & ({eat}) & wait")
+        assert done.code != 0 and "workspaces.memory_bytes" in done.note
+
+
+async def test_too_many_processes_in_the_background_are_ended(home: Path) -> None:
+    """L14: where the kernel does not count them, the timer does."""
+    mark = token()
+    async with room(home, processes=30) as rooms:
+        session = await rooms.new_session()
+        await rooms.of(session).start("crowd", f"for i in $(seq 60); do sleep {mark} & done; wait")
+        await until(lambda: len(alive(f"sleep\0{mark}")) >= 25)
+        for _ in range(100):
+            await rooms.workspaces.reconcile()
+            if len(alive(f"sleep\0{mark}")) <= 30:
+                break
+        site = rooms.site(session)
+        assert site is None or site.box is None or (await site.box.load()).processes <= 30
+
+
+async def test_too_many_files_end_what_writes_them_and_let_who_removes_them(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L19: the disk of a workspace is bounded; it is looked at while something runs."""
+    monkeypatch.setattr("tidegate.workspaces.site.LEAST_SECONDS", 0)
+    monkeypatch.setattr("tidegate.workspaces.site.MEASURE_AGAIN", 0)
+    async with room(home, disk_bytes=4 * MIB) as rooms:
+        session = await rooms.new_session()
+        writer = "for i in $(seq 100); do head -c 1000000 /dev/zero > f$i; sleep 0.05; done; sleep 1000"
+        done, _ = await rooms.run(session, writer)
+        assert done.code != 0 and "workspaces.disk_bytes" in done.note
+        assert "workspaces.disk_bytes" in await rooms.told(session)
+        assert await rooms.said(session, "rm f*; sleep 1; echo removed") == "removed"
+
+
+async def test_a_project_is_as_large_as_it_is(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidegate.workspaces.site.LEAST_SECONDS", 0)
+    async with room(home, disk_bytes=MIB) as rooms:
+        (home / "project").mkdir()
+        (home / "project" / "large").write_bytes(b"x" * 3 * MIB)
+        session = await rooms.new_session()
+        await rooms.of(session, "project").start("server", "sleep 1000")
+        await rooms.workspaces.reconcile()
+        assert set(rooms.site(session).running) == {"server"}  # type: ignore[union-attr]

@@ -1,0 +1,189 @@
+"""Commands without a sandbox: what a guardian of their own keeps of the promises."""
+
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from tests.workspaces.conformance import Conformance, Place, opened, spawner, spec_of, token
+from tests.workspaces.making import WAIT, alive, until
+from tidegate.errors import ToolFailed
+from tidegate.workspaces.files import LocalFiles
+from tidegate.workspaces.local import Local
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Place]:
+    async with opened(Local(spawner()), spec_of(tmp_path)) as made:
+        yield made
+
+
+class TestLocal(Conformance):
+    pass
+
+
+def guardians() -> list[int]:
+    """Of this very process."""
+    return [pid for pid in alive("workspaces/guardian.py") if _parent(pid) == os.getpid()]
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
+    except OSError:
+        return 0
+
+
+async def test_it_says_that_it_is_no_sandbox(place: Place) -> None:
+    """X12: approvals go by it."""
+    assert not place.backend.sandboxed
+    assert place.backend.enforced["processes"] == "polled"
+    assert await place.backend.check() is None
+
+
+async def test_it_works_in_the_folder_itself_with_a_home_and_temporary_files_beside_it(place: Place) -> None:
+    spec = place.spec
+    assert await place.said("pwd; echo $HOME; echo $TMPDIR") == f"{spec.folder}\n{spec.home}\n{spec.temporary}"
+    await place.said("echo 1 > here; echo 2 > ~/there; echo 3 > $TMPDIR/then")
+    files = place.backend.files(spec, box=lambda: anyio.sleep(0, place.box))
+    assert isinstance(files, LocalFiles)
+    for path, content in (("here", b"1\n"), (f"{spec.home}/there", b"2\n"), (f"{spec.temporary}/then", b"3\n")):
+        assert (await files.load(path, limit=10)).data == content
+
+
+async def test_no_process_is_there_while_nothing_runs(place: Place) -> None:
+    assert place.box.alive and place.box.pid is None and not guardians()
+    child = await place.start("read -r line")
+    assert len(guardians()) == 1
+    child.close_input()
+    with anyio.fail_after(WAIT):
+        await child.wait()
+        await child.end(0)
+    child.close()
+    assert not guardians()
+
+
+async def test_a_guardian_carries_no_mark_and_nothing_of_the_environment(place: Place) -> None:
+    """X18: nor does its command line, which everybody on the machine can read."""
+    child = await place.start("read -r line")
+    (guardian,) = guardians()
+    assert Path(f"/proc/{guardian}/environ").read_bytes() == b""
+    assert b"C.UTF-8" not in Path(f"/proc/{guardian}/cmdline").read_bytes()
+    with anyio.fail_after(WAIT):
+        await child.end(0)
+    child.close()
+
+
+async def test_a_command_may_use_every_core_that_the_gateway_was_given(place: Place) -> None:
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        assert await place.said("nproc") == str(len(cores))
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+async def test_what_is_left_of_a_command_whose_guardian_was_killed_is_ended_by_its_mark(place: Place) -> None:
+    """P12: the gateway does what the guardian would have done, as far as the mark goes."""
+    mark = token()
+    child = await place.start(f"(setsid sleep {mark} &); sleep {mark}")
+    await until(lambda: len(alive(f"sleep\0{mark}")) == 2)
+    os.kill(guardians()[0], signal.SIGKILL)
+    with anyio.fail_after(WAIT):
+        assert await child.wait() == -9
+        await child.end(0)
+    assert not alive(mark)
+    child.close()
+
+
+async def test_who_kills_a_command_leaves_the_rest_to_its_guardian(place: Place) -> None:
+    """P12: as a gateway does at its start that finds a process of the last one."""
+    mark = token()
+    child = await place.start(f"(setsid sleep {mark} &); sleep {mark}")
+    await until(lambda: len(alive(f"sleep\0{mark}")) == 2)
+    assert child.pid is not None and os.getpgid(child.pid) == child.pid
+    os.killpg(child.pid, signal.SIGKILL)
+    with anyio.fail_after(WAIT):
+        assert await child.wait() == -9
+    assert not alive(mark)
+    with anyio.fail_after(WAIT):
+        assert await child.end(0) == 1
+    child.close()
+
+
+async def test_a_crowd_that_makes_more_of_itself_is_ended(place: Place) -> None:
+    """L14: as long as it can be killed faster than it grows."""
+    mark = token()
+    child = await place.start(
+        f"for i in $(seq 100); do (setsid sh -c 'sleep {mark} & sleep {mark}' &); done; echo up; wait"
+    )
+    await until(lambda: len(alive(f"sleep\0{mark}")) == 200)
+    with anyio.fail_after(WAIT):
+        await child.end(0.1)
+    assert not alive(mark)
+    child.close()
+
+
+async def test_an_environment_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    async with opened(Local(spawner()), spec_of(tmp_path, environment={"LONG": "x" * 70_000})) as place:
+        with pytest.raises(ToolFailed, match=r"workspaces\.environment"):
+            await place.run("true")
+
+
+async def test_a_session_whose_folder_is_gone_says_so(place: Place) -> None:
+    place.spec.folder.rmdir()
+    child = await place.start("true")
+    with anyio.fail_after(WAIT):
+        assert await child.wait() == 127
+        state = await child.read_state()
+        await child.end(0)
+    assert b"cannot be started (No such file or directory)" in state
+    child.close()
+
+
+GATEWAY = """
+import anyio, os, sys
+from pathlib import Path
+from tests.workspaces.conformance import opened, spawner, spec_of
+from tidegate.workspaces.local import Local
+
+async def main():
+    async with opened(Local(spawner()), spec_of(Path(sys.argv[1]))) as place:
+        for _ in range(2):
+            await place.start(sys.argv[2])
+        await anyio.sleep_forever()
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.parametrize("trap", ["", "trap '' TERM; "])
+async def test_nothing_outlives_a_gateway_that_is_killed(tmp_path: Path, trap: str) -> None:
+    """L14, P12: kill -9 of the gateway; the guardians end everything, also what listens to nobody and what is no
+    child, group or session of anybody any more."""
+    mark = token()
+    command = f"{trap}(setsid env -i sleep {mark} &); (setsid sh -c 'sleep {mark} & sleep {mark}' &); sleep {mark}"
+    child = await spawner().spawn(
+        [sys.executable, "-c", GATEWAY, str(tmp_path), command],
+        {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path.cwd())},
+    )
+    try:
+        await until(lambda: len(alive(f"sleep\0{mark}")) == 8)
+    finally:
+        await child.end(0)
+        child.close()
+    await until(lambda: not alive(mark))
+    await until(lambda: not [pid for pid in alive("workspaces/guardian.py") if str(tmp_path) in _cwd(pid)])
+
+
+def _cwd(pid: int) -> str:
+    try:
+        return str(Path(f"/proc/{pid}/cwd").readlink())
+    except OSError:
+        return ""

@@ -1,0 +1,152 @@
+"""What a command in a sandbox sees of the machine, and what it does not."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.workspaces.making import Room, alive, room, token, until
+from tidegate.errors import ToolFailed
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_nothing_of_the_gateway_is_in_its_environment(home: Path) -> None:
+    """X15, L26: the environment is made from an allow-list, not from what the gateway has."""
+    own = {"LANG": "C.UTF-8", "TZ": "UTC", "OPENAI_API_KEY": "sk-secret", "PATH": "/evil", "LD_PRELOAD": "/evil.so"}
+    async with room(home, environment=own) as rooms:
+        session = await rooms.new_session()
+        names = await rooms.said(session, "env | cut -d= -f1 | sort | tr '\\n' ' '")
+        assert set(names.split()) == {
+            "HOME", "LANG", "OLDPWD", "PAGER", "PATH", "PWD", "SHELL", "SHLVL", "TERM", "TIDEGATE_MARK", "TZ", "USER", "_"
+        }  # fmt: skip
+        assert "evil" not in await rooms.said(session, "env")
+
+
+async def test_the_system_is_there_to_be_read_and_nothing_else_of_the_machine(rooms: Room, session: str) -> None:
+    """X12, X18: the wall is the kernel's: read-only system, no home of anybody, no secrets of the machine."""
+    seen = await rooms.said(session, "ls -A / | tr '\\n' ' '")
+    assert set(seen.split()) <= {
+        "bin", "dev", "etc", "home", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "tmp", "usr", "var",
+        "workspace",
+    }  # fmt: skip
+    assert await rooms.said(session, "ls -A /home /run /var") == "/home:\nagent\n\n/run:\n\n/var:\ntmp"
+    for secret in ("/etc/shadow", "/etc/ssl/private", "/etc/environment", "/root", str(rooms.home)):
+        done, _ = await rooms.run(session, f"test -e {secret}")
+        assert done.code == 1, secret
+    for place in ("/x", "/usr/x", "/etc/x", "/dev/x", "/bin/x", "/var/x", "/home/x"):
+        done, _ = await rooms.run(session, f"touch {place}")
+        assert done.code != 0, place
+    assert await rooms.said(session, "touch /tmp/x /var/tmp/y ~/z /workspace/w /dev/shm/s; ls /tmp") == "x\ny"
+
+
+async def test_it_has_no_capability_and_can_get_none(rooms: Room, session: str) -> None:
+    """X12: not even in a namespace of its own."""
+    status = await rooms.said(session, "grep -E 'CapEff|CapPrm|NoNewPrivs' /proc/self/status; id -un")
+    assert status.split() == ["CapPrm:", "0" * 16, "CapEff:", "0" * 16, "NoNewPrivs:", "1", "agent"]
+    done, printed = await rooms.run(session, "unshare -Ur id -u")
+    assert done.code != 0, printed
+
+
+async def test_it_sees_the_processes_of_its_session_only(rooms: Room, session: str) -> None:
+    """X13: what it cannot see it cannot signal, the gateway least of all."""
+    mark = token()
+    await rooms.of(session).start("mine", f"sleep {mark}")
+    await until(lambda: alive(f"sleep\0{mark}"))
+    other = await rooms.new_session()
+    assert f"sleep {mark}" in await rooms.said(session, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+    assert mark not in await rooms.said(other, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+    done, _ = await rooms.run(other, f"kill -0 {os.getpid()}")
+    assert done.code != 0
+
+
+async def test_it_has_no_descriptor_that_it_was_not_given(rooms: Room, session: str) -> None:
+    assert await rooms.said(session, "ls -l /proc/self/fd | grep -cE 'ns:|user:|socket|/proc/[0-9]+/ns'; true") == "0"
+
+
+async def test_there_is_no_network_unless_it_is_allowed(home: Path) -> None:
+    interfaces = "tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' ' | sort | tr '\\n' ' '"
+    async with room(home) as rooms:
+        assert await rooms.said(await rooms.new_session(), interfaces) == "lo"
+    async with room(home, network=True) as rooms:
+        mine = Path("/proc/net/dev").read_text().splitlines()[2:]
+        wanted = sorted(line.partition(":")[0].strip() for line in mine)
+        assert (await rooms.said(await rooms.new_session(), interfaces)).split() == wanted
+
+
+async def test_sessions_do_not_see_each_others_files(rooms: Room, session: str) -> None:
+    other = await rooms.new_session()
+    await rooms.said(session, "echo mine > /workspace/f; echo mine > /tmp/f; echo mine > ~/f")
+    done, _ = await rooms.run(other, "cat /workspace/f /tmp/f ~/f")
+    assert done.code == 1
+
+
+async def test_file_tools_see_what_commands_see(rooms: Room, session: str) -> None:
+    """One session, one set of paths: /workspace, home and /tmp mean the same to both."""
+    await rooms.said(session, "echo one > a; echo two > /tmp/b; echo three > ~/c")
+    files = await rooms.of(session).files()
+    for path, text in (("a", "one"), ("/workspace/a", "one"), ("/tmp/b", "two"), ("/home/agent/c", "three")):
+        found = await files.lines(path, offset=0, lines=10, max_bytes=1000)
+        assert found.data.decode().strip() == text
+
+
+async def test_a_folder_that_the_operator_allows_can_be_read(home: Path, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / "manual").write_text("read me")
+    async with room(home, read_only=(str(shared),)) as rooms:
+        session = await rooms.new_session()
+        assert await rooms.said(session, f"cat {shared}/manual") == "read me"
+        done, _ = await rooms.run(session, f"touch {shared}/x")
+        assert done.code != 0
+
+
+async def test_a_file_and_a_process_have_their_limits(home: Path) -> None:
+    """L24: what the kernel can bound, it does."""
+    async with room(home, file_bytes=1 << 20, memory_bytes=64 << 20) as rooms:
+        session = await rooms.new_session()
+        done, _ = await rooms.run(session, "head -c 2000000 /dev/zero > big; exec_code=$?; exit $exec_code")
+        assert done.code != 0 and (rooms.home / "workspaces" / session / "big").stat().st_size == 1 << 20
+        done, printed = await rooms.run(session, "x=$(head -c 200000000 /dev/zero | tr '\\0' x); echo ${#x}")
+        assert done.code != 0 or printed.strip() != "200000000"
+
+
+async def test_commands_may_use_every_core_that_the_gateway_was_given(rooms: Room, session: str) -> None:
+    given = os.sched_getaffinity(0)
+    if len(given) < 2:
+        pytest.skip("there is one core here, which is all of them")
+    try:
+        os.sched_setaffinity(0, {min(given)})
+        assert await rooms.said(session, "nproc") == str(len(given))
+        assert os.sched_getaffinity(0) == {min(given)}
+    finally:
+        os.sched_setaffinity(0, given)
+
+
+async def test_without_a_backend_commands_are_refused_in_one_sentence_and_files_work(home: Path) -> None:
+    """guarantees.md, Children: the terminal is off until the user chooses, and the message says so."""
+    async with room(home, backend="none") as rooms:
+        session = await rooms.new_session()
+        with pytest.raises(ToolFailed, match=r"workspaces\.backend is none"):
+            await rooms.run(session, "true")
+        with pytest.raises(ToolFailed, match=r"workspaces\.backend is none"):
+            await rooms.of(session).start("x", "true")
+        assert await rooms.of(session).sandboxed() is False
+        files = await rooms.of(session).files()
+        await files.write("a", b"text")
+        assert (home / "workspaces" / session / "a").read_text() == "text"
+        assert rooms.workspaces.status()["problem"]
+
+
+async def test_where_bubblewrap_is_missing_the_message_says_what_to_install(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"bash": "/bin/bash", "nsenter": "/usr/bin/nsenter", "setpriv": "/x", "prlimit": "/x"}
+    monkeypatch.setattr("tidegate.workspaces.bubblewrap.find", found.get)
+    async with room(home, backend="auto") as rooms:
+        session = await rooms.new_session()
+        with pytest.raises(ToolFailed, match=r"install bubblewrap, .*workspaces\.backend = local"):
+            await rooms.run(session, "true")
+        monkeypatch.undo()
+        await rooms.workspaces.tidy()
+        assert await rooms.said(session, "echo installed meanwhile") == "installed meanwhile"

@@ -1,0 +1,298 @@
+"""Commands on another machine, which here is this one behind a real sshd."""
+
+import os
+import signal
+import stat
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from tests.workspaces.conformance import Conformance, Place, opened, spawner, spec_of, token
+from tests.workspaces.making import WAIT, alive, until
+from tests.workspaces.sshd import SSHD, Sshd, sshd
+from tidegate.errors import ToolFailed
+from tidegate.workspaces import keeper
+from tidegate.workspaces.ssh import Ssh
+
+pytestmark = pytest.mark.anyio
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    if SSHD is None:
+        pytest.fail("These tests need an sshd: apt install openssh-server")
+    with sshd(tmp_path_factory.mktemp("sshd") / "s", "MaxSessions 6") as running:
+        yield running
+
+
+@pytest.fixture
+def backend(server: Sshd) -> Ssh:
+    return Ssh(spawner(), HOST, server.options)
+
+
+@pytest.fixture
+async def place(backend: Ssh, tmp_path: Path) -> AsyncIterator[Place]:
+    async with opened(backend, spec_of(tmp_path)) as made:
+        yield made
+
+
+class TestSsh(Conformance):
+    pass
+
+
+def keepers() -> list[int]:
+    """What stands on the other side for a gateway: programs that were sent and have nothing of their own there."""
+    return [pid for pid in alive("python3\0-I\0-S\0-c\0import os,sys;") if "ssh" not in _name(pid)]
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text()
+    except OSError:
+        return ""
+
+
+# -- the connection ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_session_has_one_connection_however_many_commands(server: Sshd, place: Place) -> None:
+    before = server.connections()
+    for _ in range(3):
+        await place.said("true")
+    assert server.connections() == before
+
+
+async def test_nothing_of_the_gateways_environment_is_given_to_ssh(
+    backend: Ssh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X18: neither secrets, nor an agent, nor a screen."""
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/nowhere/agent")
+    monkeypatch.setenv("DISPLAY", ":7")
+    monkeypatch.setenv("TIDEGATE_SECRET", "hidden")
+    async with opened(backend, spec_of(tmp_path)) as place:
+        assert place.box.pid is not None
+        names = [field.partition(b"=")[0] for field in Path(f"/proc/{place.box.pid}/environ").read_bytes().split(b"\0")]
+        assert set(names) == {b"HOME", b"PATH", b""}
+        assert await place.said("echo ${SSH_AUTH_SOCK:-none} ${DISPLAY:-none}") == "none none"
+
+
+async def test_the_socket_of_a_connection_is_in_a_private_folder_however_long_its_path_is(
+    backend: Ssh, tmp_path: Path
+) -> None:
+    deep = tmp_path / ("long" * 40)
+    deep.mkdir()
+    async with opened(backend, spec_of(deep)) as place:
+        assert await place.said("echo here") == "here"
+        found = place.spec.private / "ssh"
+        assert stat.S_ISSOCK(found.stat().st_mode) and found.parent.stat().st_mode & 0o077 == 0
+    assert not found.exists()
+
+
+async def test_a_socket_that_a_killed_gateway_left_is_in_nobodys_way(backend: Ssh, tmp_path: Path) -> None:
+    spec = spec_of(tmp_path)
+    (spec.private / "ssh").touch()
+    async with opened(backend, spec) as place:
+        assert await place.said("echo here") == "here"
+
+
+async def test_a_host_that_is_not_there_is_told_in_a_sentence(server: Sshd, tmp_path: Path) -> None:
+    backend = Ssh(spawner(), HOST, ("Port=1", *server.options))
+    assert await backend.check() is None
+    with pytest.raises(ToolFailed, match=r"The workspace on 127\.0\.0\.1 cannot be used: .*Connection refused"):
+        await backend.open(spec_of(tmp_path))
+
+
+async def test_a_host_that_is_another_than_it_was_is_refused(server: Sshd, tmp_path: Path) -> None:
+    known = tmp_path / "known"
+    backend = Ssh(spawner(), HOST, (f"UserKnownHostsFile={known}", *server.options))
+    with pytest.raises(ToolFailed, match="Host key verification failed"):
+        await backend.open(spec_of(tmp_path))
+
+
+async def test_a_key_that_does_not_fit_is_told_and_nobody_is_asked_for_a_password(server: Sshd, tmp_path: Path) -> None:
+    backend = Ssh(
+        spawner(), HOST, ("IdentityFile=/dev/null", *(option for option in server.options if "Identity" not in option))
+    )
+    with pytest.raises(ToolFailed, match="Permission denied"):
+        await backend.open(spec_of(tmp_path))
+
+
+@pytest.mark.parametrize("host", ["", "-oProxyCommand=touch /tmp/x"])
+async def test_a_host_that_is_none_is_refused_before_anything_is_started(host: str) -> None:
+    why = await Ssh(spawner(), host, ()).check()
+    assert why is not None and "workspaces.ssh_host" in why
+
+
+async def test_no_configuration_opens_what_is_to_stay_closed(server: Sshd, tmp_path: Path) -> None:
+    wanted = (
+        "ForwardAgent=yes",
+        "BatchMode=no",
+        f"RemoteForward={tmp_path / 'back'} {tmp_path / 'forth'}",
+        "RequestTTY=force",
+    )
+    backend = Ssh(spawner(), HOST, (*wanted, *server.options))
+    async with opened(backend, spec_of(tmp_path)) as place:
+        assert await place.said("echo ${SSH_AUTH_SOCK:-none} ${SSH_TTY:-none}") == "none none"
+        assert not (tmp_path / "back").exists()
+
+
+async def test_more_commands_at_once_than_the_server_takes_are_refused_in_a_sentence(place: Place) -> None:
+    children = [await place.start("read -r line") for _ in range(5)]
+    with pytest.raises(ToolFailed, match="MaxSessions"):
+        await place.start("true")
+    with anyio.fail_after(WAIT):
+        await children[0].end(0)
+    assert await place.said("echo again") == "again"
+    for child in children:
+        with anyio.fail_after(WAIT):
+            await child.end(0)
+        child.close()
+
+
+# -- the folders -------------------------------------------------------------------------------------------------------
+
+
+async def test_the_folders_of_a_session_are_in_the_accounts_home_and_its_own(server: Sshd, place: Place) -> None:
+    root = server.sessions / place.spec.session
+    assert await place.said("pwd; echo $HOME; echo $TMPDIR") == f"{root}/work\n{root}/home\n{root}/tmp"
+    assert root.stat().st_mode & 0o777 == 0o700
+
+
+async def test_a_project_over_there_is_worked_in_and_one_that_is_not_there_is_told(
+    backend: Ssh, tmp_path: Path
+) -> None:
+    """V10: its path is the other machine's."""
+    project = tmp_path / "project"
+    spec = spec_of(tmp_path)
+    with pytest.raises(ToolFailed, match=r"there is no folder .*/project"):
+        await backend.open(type(spec)(**{**_fields(spec), "folder": project}))
+    project.mkdir()
+    async with opened(backend, type(spec)(**{**_fields(spec), "folder": project})) as place:
+        assert await place.said("pwd") == str(project)
+
+
+def _fields(spec: object) -> dict[str, object]:
+    return {name: getattr(spec, name) for name in spec.__struct_fields__}  # type: ignore[attr-defined]
+
+
+async def test_the_folders_of_an_ended_session_go_to_the_trash_and_from_there_when_they_are_old(
+    server: Sshd, backend: Ssh, tmp_path: Path
+) -> None:
+    """V09: over there, too."""
+    specs = [spec_of(tmp_path) for _ in range(3)]
+    for spec in specs:
+        async with opened(backend, spec) as place:
+            await place.said("mkdir -p deep; echo 1 > deep/file; chmod 500 deep")
+    old, kept, removed = (spec.session for spec in specs)
+    await backend.put_away(old, keep=True, age=100)
+    assert (server.trash / old / "work" / "deep" / "file").read_text() == "1\n"
+    os.utime(server.trash / old, (1, 1))
+    await backend.put_away(kept, keep=True, age=100)
+    await backend.put_away(removed, keep=False, age=100)
+    assert not (server.trash / old).exists() and not (server.trash / removed).exists()
+    assert (server.trash / kept).is_dir()
+    assert not any((server.sessions / spec.session).exists() for spec in specs)
+    await backend.put_away(kept, keep=True, age=100)
+    assert (server.trash / kept).is_dir()
+
+
+# -- the end -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_connection_that_is_cut_ends_everything_over_there_and_is_seen(server: Sshd, place: Place) -> None:
+    """L14, S10: and what ran counts as killed."""
+    mark = token()
+    before = set(server.connections())
+    child = await place.start(f"trap '' TERM; (setsid env -i sleep {mark} &); sleep {mark}")
+    await until(lambda: len(alive(f"sleep\0{mark}")) == 2)
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    with anyio.fail_after(WAIT):
+        await place.box.wait()
+        assert await child.wait() == -9
+        await child.end(0)
+    child.close()
+    assert not place.box.alive
+    await until(lambda: not alive(mark))
+    with pytest.raises(ToolFailed, match=r"connection to the machine .* was lost"):
+        await place.run("true")
+
+
+async def test_a_keeper_that_is_killed_takes_everything_with_it(place: Place) -> None:
+    mark = token()
+    child = await place.start(f"(setsid env -i sleep {mark} &); sleep {mark}")
+    await until(lambda: len(alive(f"sleep\0{mark}")) == 2)
+    os.kill(int(place.box.there.keeper.partition(":")[0]), signal.SIGKILL)  # type: ignore[attr-defined]
+    await until(lambda: not alive(mark))
+    with anyio.fail_after(WAIT):
+        await child.wait()
+        await child.end(0)
+        await place.box.wait()
+    child.close()
+
+
+async def test_what_is_left_of_a_command_whose_guardian_was_killed_is_ended_by_its_mark(place: Place) -> None:
+    mark = token()
+    child = await place.start(f"(setsid sleep {mark} &); sleep {mark}")
+    await until(lambda: len(alive(f"sleep\0{mark}")) == 2)
+    os.kill(int(child.guardian.partition(":")[0]), signal.SIGKILL)  # type: ignore[attr-defined]
+    with anyio.fail_after(WAIT):
+        assert await child.end(0) == 0
+        assert await child.wait() == -9
+    assert not alive(mark) and place.box.alive
+    child.close()
+
+
+async def test_a_keeper_that_hears_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L16: a machine that is cut off does not go on by itself."""
+    heard, say = os.pipe()
+    monkeypatch.setattr(keeper, "SILENT_SECONDS", 0.05)
+    waiting = os.dup(0)
+    try:
+        os.dup2(heard, 0)
+        with anyio.fail_after(WAIT):
+            await anyio.to_thread.run_sync(keeper._attend)
+    finally:
+        os.dup2(waiting, 0)
+        for fd in (heard, say, waiting):
+            os.close(fd)
+
+
+GATEWAY = """
+import anyio, sys
+from pathlib import Path
+from tests.workspaces.conformance import opened, spawner, spec_of
+from tidegate.workspaces.ssh import Ssh
+
+async def main():
+    async with opened(Ssh(spawner(), sys.argv[1], sys.argv[4:]), spec_of(Path(sys.argv[2]))) as place:
+        for _ in range(2):
+            await place.start(sys.argv[3])
+        await anyio.sleep_forever()
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.parametrize("trap", ["", "trap '' TERM; "])
+async def test_nothing_outlives_a_gateway_that_is_killed(server: Sshd, tmp_path: Path, trap: str) -> None:
+    """L14, P12: kill -9 of the gateway; neither over there nor here."""
+    mark = token()
+    command = f"{trap}(setsid env -i sleep {mark} &); (setsid sh -c 'sleep {mark} & sleep {mark}' &); sleep {mark}"
+    child = await spawner().spawn(
+        [sys.executable, "-c", GATEWAY, HOST, str(tmp_path), command, *server.options],
+        {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path.cwd())},
+    )
+    try:
+        await until(lambda: len(alive(f"sleep\0{mark}")) == 8)
+    finally:
+        await child.end(0)
+        child.close()
+    await until(lambda: not alive(mark))
+    await until(lambda: not alive(f"IdentityFile={server.folder}"))
+    await until(lambda: not server.connections())
