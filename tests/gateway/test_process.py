@@ -336,7 +336,7 @@ def test_the_demo_model_finds_notes_in_a_workspace_of_its_own(tmp_path: Path) ->
     with gateway(home) as running:
         assert not (home / "workspaces").exists()
         assert "demo model" in running.say("read file notes.txt", "work")
-        (folder,) = (home / "workspaces").glob("s_*")
+        (folder,) = (path for path in (home / "workspaces").iterdir() if path.suffix != ".private")
         assert stat.S_IMODE(folder.stat().st_mode) == stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
         (folder / "notes.txt").unlink()
     with gateway(home) as running:

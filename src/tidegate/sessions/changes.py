@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tidegate.errors import Conflict
 from tidegate.sessions import titles
 from tidegate.sessions.admission import Fresh
-from tidegate.store import Db, SessionRow, messages, sessions, settings, turns
+from tidegate.store import Db, SessionRow, messages, sessions, settings, spooled, turns
 from tidegate.values import Accepted, new_id
 
 if TYPE_CHECKING:
@@ -112,6 +112,8 @@ async def resume(door: "Sessions", session: str, principal: "Principal") -> tupl
     again = new_id("s")
     extra = await door.store.read(sessions.extra, row)
     fresh = door.runner.fresh(row.agent, extra)
+    # The files first: what has a row has a file, and a file without one is swept.
+    await door.spool.share(session, again)
     await door.store.write(_begin_with, row, again, principal.id, extra, fresh, door.clock())
     return again, True
 
@@ -133,6 +135,7 @@ def _begin_with(db: Db, old: SessionRow, again: str, principal: str, extra: str,
         now=now,
     )
     messages.copy(db, old.id, again, now)
+    spooled.copy(db, old.id, again)
 
 
 async def _owned(door: "Sessions", session: str, principal: "Principal") -> SessionRow:

@@ -93,6 +93,10 @@ class Spool:
             raise FileNotFoundError(id)
         return await to_thread.run_sync(_read_whole, self.file(session, id), SHOWN_BYTES)
 
+    async def share(self, source: str, target: str) -> None:
+        """What one session has is another's too: the same files under both, until the last of them is gone."""
+        await to_thread.run_sync(sweeping.link, self.root / source, self.root / target)
+
     async def remove(self, session: str) -> None:
         """Everything of a session that is no more."""
         await to_thread.run_sync(sweeping.remove_folder, self.root / session)

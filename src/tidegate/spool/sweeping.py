@@ -1,9 +1,10 @@
-"""Finding what nobody owns in the folder of the spool, and removing it. All of it blocks: for threads.
+"""The folders of the spool: what lies there, sharing it, and removing what nobody owns. All of it blocks: for threads.
 
 Guarantee: only what has a name of ours is looked at, so that what an operator or a file system keeps here stays. What
 cannot be removed is logged and left to the next sweep. No link is followed.
 """
 
+import math
 import os
 import re
 import shutil
@@ -43,6 +44,15 @@ def files(folder: Path, before: float) -> dict[str, str]:
     except FileNotFoundError:  # its session was deleted meanwhile
         return {}
     return found
+
+
+def link(source: Path, target: Path) -> None:
+    """The results of one folder in another as well. Logs of processes stay where they are: they are no results."""
+    names = [name for name, id in files(source, math.inf).items() if id.startswith("sp_")]
+    if names:
+        target.mkdir(mode=0o700, exist_ok=True)
+    for name in names:
+        os.link(source / name, target / name)
 
 
 def remove_files(folder: Path, names: list[str]) -> int:

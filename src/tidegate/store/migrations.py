@@ -205,9 +205,9 @@ _V2 = (
         shell_state BLOB)""",
     "CREATE INDEX workspaces_trash ON workspaces(trashed_at) WHERE state = 'trash'",
     """CREATE TABLE spooled(
-        id TEXT PRIMARY KEY, session TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE, turn TEXT,
+        id TEXT NOT NULL, session TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE, turn TEXT,
         kind TEXT NOT NULL, bytes INTEGER NOT NULL, lines INTEGER NOT NULL, media_type TEXT NOT NULL,
-        name TEXT NOT NULL, created REAL NOT NULL) WITHOUT ROWID""",
+        name TEXT NOT NULL, created REAL NOT NULL, PRIMARY KEY(id, session)) WITHOUT ROWID""",
     "CREATE INDEX spooled_session ON spooled(session, created, id, bytes)",
 )
 

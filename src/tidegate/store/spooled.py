@@ -51,6 +51,16 @@ def owned(db: Db, id: str, principal: str) -> SpooledRow | None:
     return None if row is None else SpooledRow(*row)
 
 
+def copy(db: Db, source: str, target: str) -> int:
+    """What `source` has is `target`'s too, under the same names: for a session that begins with its transcript."""
+    db.execute(
+        "INSERT INTO spooled(id, session, turn, kind, bytes, lines, media_type, name, created)"
+        " SELECT id, ?2, NULL, kind, bytes, lines, media_type, name, created FROM spooled WHERE session = ?1",
+        (source, target),
+    )
+    return db.changes()
+
+
 def total(db: Db, session: str) -> int:
     """Bytes that the session holds in the spool."""
     return int(db.execute("SELECT coalesce(sum(bytes), 0) FROM spooled WHERE session = ?", (session,)).get)
