@@ -34,6 +34,7 @@ class Deeds:
         @tool(effect="write", contained=True)
         async def note(ctx: ToolContext, *, what: str) -> str:
             """Writes a note."""
+            ctx.progress("writing\n")
             self.done.append(what)
             return "noted"
 
@@ -51,12 +52,17 @@ class Deeds:
             await self.goes_on.wait()
             return await ctx.ask(then, ()) if then else "lingered"
 
+        @tool(effect="read", timeout=0.2)
+        async def hurry(ctx: ToolContext) -> str:
+            """Asks, and has no time for the answer."""
+            return await ctx.ask("Quick!", ())
+
         @tool(effect="read", timeout=None)
         async def insist(ctx: ToolContext, *, times: int) -> str:
             """Asks the same again and again."""
             return ", ".join([await ctx.ask("Sure?", ("yes", "no")) for _ in range(times)])
 
-        return Toolset((push, note, build, linger, insist))
+        return Toolset((push, note, build, linger, hurry, insist))
 
 
 def configured(

@@ -1,6 +1,7 @@
 """Approvals and questions: durable, answered once, for one exact action, and denied where nobody could answer."""
 
 import json
+from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -354,6 +355,42 @@ async def test_a_tool_may_ask_again_and_each_time_is_a_question(home: Path, mode
         await house.door.questions.answer(second.id, ANNA, "answered", "no")
         assert (await house.answered(turn)).text == "done"
         assert results(house) == ["yes, no"]
+
+
+async def test_what_a_call_asked_is_over_with_the_call(home: Path, model: ScriptedModel) -> None:
+    """S30: a tool whose time was over asks nobody any more: who follows is told, and a late answer is refused."""
+    async with asking(home, model, Deeds()) as house:
+        turn, [question] = await ask(house, "[tool hurry {}] [hold gate step=1] [say done]")
+        log = house.door.live(turn)
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        assert log is not None and _states(log.events) == ["cancelled"]
+        assert await house.door.questions.open_for(ANNA) == []
+        with pytest.raises(Conflict, match="it was cancelled"):
+            await house.door.questions.answer(question.id, ANNA, "answered", "late")
+        model.release("gate")
+        assert (await house.answered(turn)).text == "done"
+
+
+async def test_what_a_lost_call_had_asked_is_over_too(home: Path, model: ScriptedModel) -> None:
+    """S29, S30: a call that is not made again after a crash waits for no answer."""
+    deeds = Deeds()
+    deeds.goes_on.set()
+    config = configured(model, rules=("allow linger",))
+    text = '[tool linger {"what": "a", "then": "Why?"}] [hold gate step=1] [say done]'
+    async with asking(home, model, deeds, config=config, drain=None) as house:
+        turn, [question] = await ask(house, text)
+    async with asking(home, model, deeds, config=config) as house:
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        assert (await house.door.questions.get(question.id, ANNA)).state == "cancelled"
+        model.release("gate")
+        assert (await house.answered(turn)).text == "done"
+        assert results(house)[0].startswith("Interrupted") and deeds.done == ["a"]
+
+
+def _states(events: Sequence[Event]) -> list[str]:
+    return [event.state for event in events if isinstance(event, Answered)]
 
 
 async def test_a_tool_that_was_approved_may_still_ask(home: Path, model: ScriptedModel) -> None:

@@ -174,3 +174,23 @@ async def test_expiry_closes_a_bounded_number_at_a_time(asked: Store) -> None:
     assert len(await asked.write(approvals.expire, 5.0, 3)) == 1
     assert await asked.write(approvals.expire, 5.0, 3) == []
     assert [row.id for row in await asked.read(approvals.open_for, principal=OWNER, role="", now=5.0)] == ["ap_4"]
+
+
+async def test_what_one_call_has_asked_is_closed_without_its_neighbours(asked: Store) -> None:
+    """S30: by the call's step and what is named after it."""
+    for number, step in enumerate(("tool-0-1", "tool-0-1-abc-0", "tool-0-10", "tool-0-10-abc-0", "tool-1-1")):
+        await ask(asked, f"ap_{number}", step)
+    closed = await asked.write(approvals.cancel_call, "t_1", "tool-0-1", 2.0)
+    assert [row.id for row in closed] == ["ap_0", "ap_1"] and {row.state for row in closed} == {"cancelled"}
+    assert await asked.write(approvals.cancel_call, "t_1", "tool-0-1", 2.0) == []
+    left = await asked.read(approvals.open_of, "s_1", 2.0)
+    assert [row.id for row in left] == ["ap_2", "ap_3", "ap_4"]
+    one = await asked.read(lambda db: approvals.open_for(db, principal=OWNER, role="user", now=2.0, session="s_1"))
+    assert one == left
+    assert await asked.read(lambda db: approvals.open_for(db, principal=OWNER, role="user", now=2.0, session="s")) == []
+
+
+def test_arguments_that_are_nested_too_deeply_have_a_digest_too() -> None:
+    """X14: they are taken as they are."""
+    deep = "[" * 5000 + "]" * 5000
+    assert approvals.action_digest("shell", deep) != approvals.action_digest("shell", deep + " ")

@@ -113,6 +113,7 @@ def own(db: apsw.Connection, session: str, turn: str) -> None:
     approvals.open_of(db, session, 2.0)
     approvals.answer(db, "ap_1", decision="approved", principal=OWNER, role="user", now=2.0)
     approvals.expire(db, 2.0, 10)
+    approvals.cancel_call(db, turn, "tool-0-0", 2.0)
     approvals.cancel_turn(db, turn, 2.0)
     for id in ("pr_1", "pr_2"):
         processes.begin(

@@ -17,9 +17,11 @@ from tests.store.making import new_session
 from tidegate.config import WebSettings
 from tidegate.security import Secret
 from tidegate.store import Store
-from tidegate.tools import Result, ToolContext, WebAccess, builtin_toolsets
-from tidegate.workspaces import Files, LocalFiles, Mount, Workspace
+from tidegate.tools import Result, ToolContext, builtin_toolsets
+from tidegate.tools.egress import WebAccess
+from tidegate.workspaces import Files, Mount, Workspace
 from tidegate.workspaces.children import Spawner
+from tidegate.workspaces.files.local import LocalFiles
 
 ALLOWED, FORBIDDEN = "127.0.0.2", "127.0.0.1"
 """Where sites of these tests are that may be fetched, by `web.private`, and that may not."""

@@ -170,6 +170,16 @@ async def test_nobody_waits_over_the_openai_api(careful: House, deeds: Deeds) ->
     assert deeds.done == [] and (await waiting(careful))["approvals"] == []
 
 
+async def test_a_stream_of_all_events_tells_what_a_tool_puts_out(careful: House) -> None:
+    """D6: as an event of its own; a plain client is not bothered."""
+    note = '[tool note {"what": "n"}] [say done]'
+    full = await chat(careful, note, stream=True, headers={"X-Events": "full"})
+    told = [event["text"] for name, event in full.events if name == "tool_progress"]
+    assert told == ["writing\n"] and full.streamed == "done"
+    plain = await chat(careful, note, stream=True)
+    assert plain.events == [] and plain.comments == ["tool note started", "tool note ended"]
+
+
 async def test_status_and_metrics_say_how_many_wait(careful: House) -> None:
     """L31: turns that ask have no place among those that run."""
     _, turn, row = await begin(careful, PUSH)

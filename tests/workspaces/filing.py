@@ -6,9 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
 
-from tidegate.workspaces import LocalFiles, Mount
+from tidegate.workspaces import Mount
 from tidegate.workspaces.children import Spawner
 from tidegate.workspaces.files import replacing
+from tidegate.workspaces.files.local import LocalFiles
 
 SECRET = "outside-secret"
 INNER = "/workspace"

@@ -11,10 +11,11 @@ import pytest
 
 from tests.workspaces.filing import INNER, SECRET, Yard
 from tidegate.errors import ToolFailed
-from tidegate.workspaces import LocalFiles, Mount
+from tidegate.workspaces import Mount
 from tidegate.workspaces.children import Spawner
 from tidegate.workspaces.files import Choice, mounts, paging, walking
 from tidegate.workspaces.files import local as local_module
+from tidegate.workspaces.files.local import LocalFiles
 
 pytestmark = pytest.mark.anyio
 

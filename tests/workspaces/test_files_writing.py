@@ -146,7 +146,8 @@ async def test_whoever_reads_meanwhile_finds_one_content_or_the_other(yard: Yard
 KILLED = """
 import anyio, os, sys
 from pathlib import Path
-from tidegate.workspaces import LocalFiles, Mount
+from tidegate.workspaces import Mount
+from tidegate.workspaces.files.local import LocalFiles
 from tidegate.workspaces.children import Spawner
 
 async def main():

@@ -12,7 +12,7 @@ import pytest
 from tests.workspaces.conformance import Conformance, Place, opened, spawner, spec_of, token
 from tests.workspaces.making import WAIT, alive, until
 from tidegate.errors import ToolFailed
-from tidegate.workspaces.files import LocalFiles
+from tidegate.workspaces.files.local import LocalFiles
 from tidegate.workspaces.local import Local
 
 pytestmark = pytest.mark.anyio

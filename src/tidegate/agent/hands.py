@@ -39,6 +39,10 @@ class Permits(Protocol):
         """A person's answer, however long that takes."""
         ...
 
+    async def withdraw(self, turn: Turn, step: str, *, lost: bool) -> None:
+        """The call is over: what it still asks, nobody waits for. `lost` when an earlier process had made it."""
+        ...
+
 
 class Hands:
     """What one turn uses its tools with."""
@@ -80,6 +84,7 @@ class Hands:
             message = await self._turn.step(
                 step, lambda: self._run(step, tool, call), effect=self._effect(step, tool, call)
             )
+            await self._permits.withdraw(self._turn, step, lost=message.text == LOST)
         excerpt = message.text[:EXCERPT_CHARACTERS]
         self._turn.emit(ToolEnded(call_id=call.id, name=call.name, excerpt=excerpt, failed=message.failed))
         return message

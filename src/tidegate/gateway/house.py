@@ -263,7 +263,8 @@ class House:
             environment=os.environ,
             search_key=None if reference is None else self._ready.secrets[reference],
         )
-        await self._scope.enter(self._sessions.web)
+        if self._sessions.web is not None:
+            await self._scope.enter(self._sessions.web)
         resumed = await self._sessions.recover()
         if resumed:
             self._log.info("turns go on", count=resumed)

@@ -53,8 +53,9 @@ def examine(home: Path, environment: Mapping[str, str]) -> Ready:
 
 def _toolsets(config: Config, errors: list[str]) -> dict[str, Toolset]:
     """Those that come with the gateway, and of the user's own those that an agent names."""
-    found = builtin_toolsets()
-    for name in dict.fromkeys(name for agent in config.agents.values() for name in agent.tools):
+    named = dict.fromkeys(name for agent in config.agents.values() for name in agent.tools)
+    found = builtin_toolsets(named)
+    for name in named:
         if name in found:
             continue
         try:

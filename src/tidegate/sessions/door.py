@@ -10,7 +10,7 @@ The door owns the engine, the presence of sessions and their endings, all inside
 import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -32,9 +32,12 @@ from tidegate.sessions.runner import Runner
 from tidegate.sessions.views import AgentView, SessionView
 from tidegate.spool import Spool
 from tidegate.store import ProcessRow, SessionRow, Store, sessions, settings, turns
-from tidegate.tools import ToolRegistry, WebAccess
+from tidegate.tools import ToolRegistry
 from tidegate.values import Accepted, Event, Inbound, Message, Outcome, Receipt, new_id
 from tidegate.workspaces import Workspaces
+
+if TYPE_CHECKING:
+    from tidegate.tools.egress import WebAccess
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -95,7 +98,7 @@ class Sessions:
             finished=self._process_finished,
             environment=environment or {},
         )
-        self.web = WebAccess(config.web, workers=self.spool.workers, key=search_key)
+        self.web = _web_access(config, self.spool, search_key)
         self.runner = Runner(
             store,
             config,
@@ -415,3 +418,12 @@ class Sessions:
 def _own(principal: Principal | None) -> str | None:
     """Whose rows may be seen: an owner's view is everybody's, as is the house's own."""
     return None if principal is None or principal.role == "owner" else principal.id
+
+
+def _web_access(config: Config, spool: Spool, key: Secret | None) -> "WebAccess | None":
+    """What the tools of the web use; None where no agent has them, and then nothing of it is loaded."""
+    if not any("web" in agent.tools for agent in config.agents.values()):
+        return None
+    from tidegate.tools.egress import WebAccess
+
+    return WebAccess(config.web, workers=spool.workers, key=key)

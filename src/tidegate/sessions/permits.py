@@ -62,6 +62,7 @@ class TurnPermits:
         self._taken = taken
         self._workspace = workspace
         self._times: Counter[str] = Counter()  # a question → how often its step has asked it; gone with the turn
+        self._waiting: Counter[str] = Counter()  # a step → how many of its questions are open
 
     async def permit(self, turn: Turn, step: str, tool: Tool, call: ToolCall) -> str | None:
         policy = self._policy
@@ -70,7 +71,7 @@ class TurnPermits:
         action = Action(
             tool=tool.name,
             effect=tool.effect,
-            arguments=_arguments(call),
+            arguments=_arguments(call) if policy.rules else {},
             channel=self._taken.turn.channel,
             contained=tool.contained and (tool.effect != "execute" or await self._workspace.sandboxed()),
         )
@@ -110,15 +111,21 @@ class TurnPermits:
             summary=shown(question),
             choices=tuple(shown(choice, one_line=True) for choice in choices),
         )
+        self._waiting[step] += 1
         try:
             row = await self._questions.put(self._taken, turn, f"{name}-{nth}", asking)
         except Refused as error:
             raise ToolFailed(f"Nobody was asked: {error.message}") from None
+        self._waiting[step] -= 1
         if isinstance(row, str):
             raise ToolFailed(f"Nobody was asked: {row}. Decide yourself, or say what you would need to know.")
         if row.state == "answered":
             return row.answer or ""
         raise ToolFailed(self._refusal(row))
+
+    async def withdraw(self, turn: Turn, step: str, *, lost: bool) -> None:
+        if self._waiting.pop(step, 0) or lost:
+            await self._questions.withdraw(turn, step)
 
     def _refusal(self, row: ApprovalRow) -> str:
         if row.state == "denied":

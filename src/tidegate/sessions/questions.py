@@ -150,6 +150,11 @@ class Questions:
         turn.emit(Answered(id=row.id, state=row.state, answer=row.answer or ""))
         return row
 
+    async def withdraw(self, turn: Turn, step: str) -> None:
+        """The call of this step is over: what it has open is closed."""
+        for row in await self._store.write(approvals.cancel_call, turn.id, step, self._clock()):
+            turn.emit(Answered(id=row.id, state=row.state))
+
     def _nobody(self, taken: Taken) -> str | None:
         """Why nobody could answer a question of this turn; None when somebody can."""
         # What a process of the session says is worked where its person is.

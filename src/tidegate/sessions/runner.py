@@ -8,6 +8,7 @@ override never changes the agent's own configuration.
 import hashlib
 from collections.abc import Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
@@ -24,9 +25,12 @@ from tidegate.sessions.permits import TurnPermits, policies
 from tidegate.sessions.questions import Questions
 from tidegate.spool import Spool
 from tidegate.store import SessionRow, Setting, Store, messages, sessions
-from tidegate.tools import ToolContext, ToolRegistry, Toolset, WebAccess
+from tidegate.tools import ToolContext, ToolRegistry, Toolset
 from tidegate.values import Call, Message, Notice, Outcome
 from tidegate.workspaces import Workspaces
+
+if TYPE_CHECKING:
+    from tidegate.tools.egress import WebAccess
 
 PREFIXES_KEPT = 256
 """Encoded prefixes held for sharing: sessions of one agent have the same one, so few are ever in use."""
@@ -53,7 +57,7 @@ class Runner:
         spool: Spool,
         questions: Questions,
         workspaces: Workspaces,
-        web: WebAccess,
+        web: "WebAccess | None",
     ) -> None:
         self._store = store
         self._config = config

@@ -161,6 +161,13 @@ def cancel_turn(db: Db, turn: str, now: float) -> list[ApprovalRow]:
     return _close(db, "turn = ?3", "cancelled", now, turn)
 
 
+def cancel_call(db: Db, turn: str, step: str, now: float) -> list[ApprovalRow]:
+    """As `cancel_turn`, for what one call has asked, whose questions are named by its step and more."""
+    return _close(
+        db, "turn = ?3 AND (step = ?4 OR substr(step, 1, length(?4) + 1) = ?4 || '-')", "cancelled", now, turn, step
+    )
+
+
 def cancel_session(db: Db, session: str, now: float) -> list[ApprovalRow]:
     """As `cancel_turn`, for all of a session."""
     return _close(db, "session = ?3", "cancelled", now, session)
@@ -173,10 +180,10 @@ def expire(db: Db, now: float, limit: int = EXPIRED_AT_ONCE) -> list[ApprovalRow
     return _close(db, over, "expired", now, limit)
 
 
-def _close(db: Db, which: str, state: ApprovalState, now: float, value: str | int) -> list[ApprovalRow]:
+def _close(db: Db, which: str, state: ApprovalState, now: float, *values: str | int) -> list[ApprovalRow]:
     rows = db.execute(
         f"UPDATE approvals SET state = ?1, answered_at = ?2 WHERE state = 'open' AND {which} RETURNING {_COLUMNS}",
-        (state, now, value),
+        (state, now, *values),
     )
     return [_row(row) for row in rows]
 

@@ -7,7 +7,6 @@ bounded by whoever shows it (`bound_text`), and says what was left out.
 
 from tidegate.spool import bound_text
 from tidegate.tools import extensions
-from tidegate.tools.egress import WebAccess
 from tidegate.tools.names import fit_name
 from tidegate.tools.registry import ToolRegistry, builtin_toolsets
 from tidegate.tools.tool import Effect, Result, Tool, ToolContext, tool
@@ -20,7 +19,6 @@ __all__ = [
     "ToolContext",
     "ToolRegistry",
     "Toolset",
-    "WebAccess",
     "bound_text",
     "builtin_toolsets",
     "extensions",

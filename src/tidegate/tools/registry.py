@@ -5,18 +5,13 @@ in whatever order they are given; at most `RESOLVED` resolved ones are kept.
 """
 
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from types import MappingProxyType
 
 from tidegate.errors import Misconfigured
 from tidegate.lifetimes import BoundedCache, CacheStats
-from tidegate.tools.ask import ask_user
-from tidegate.tools.clock import clock
-from tidegate.tools.files import edit_file, list_files, read_file, search_files, write_file
-from tidegate.tools.output import output
-from tidegate.tools.process import process
-from tidegate.tools.terminal import terminal
+from tidegate.tools.tool import Tool
 from tidegate.tools.toolset import Toolset
-from tidegate.tools.web import web_fetch, web_search
 
 RESOLVED = 8
 """Agents share few combinations of toolsets, and composing one is cheap."""
@@ -48,8 +43,9 @@ class ToolRegistry:
             if name not in self._toolsets:
                 import difflib  # only a mistake needs it
 
-                close = difflib.get_close_matches(name, self.names, n=1, cutoff=0.6)
-                hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(self.names) or 'none'}"
+                every = sorted({*self.names, *BUILTIN})
+                close = difflib.get_close_matches(name, every, n=1, cutoff=0.6)
+                hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(every)}"
                 raise Misconfigured(f"{where} names no toolset: there is no {name!r}; {hint}")
         try:
             resolved = Toolset.compose(*(self._toolsets[name] for name in (*key, *self._implied(key))))
@@ -65,13 +61,35 @@ class ToolRegistry:
         return self._resolved.stats()
 
 
-def builtin_toolsets() -> dict[str, Toolset]:
-    """The toolsets that come with the gateway. The dictionary is the caller's own."""
-    return {
-        "ask": Toolset((ask_user,)),
-        "clock": Toolset((clock,)),
-        "files": Toolset((read_file, write_file, edit_file, list_files, search_files)),
-        "output": Toolset((output,)),
-        "terminal": Toolset((terminal, process)),
-        "web": Toolset((web_fetch, web_search)),
+BUILTIN: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "ask": ("ask.ask_user",),
+        "clock": ("clock.clock",),
+        "files": (
+            "files.read_file",
+            "files.write_file",
+            "files.edit_file",
+            "files.list_files",
+            "files.search_files",
+        ),
+        "output": ("output.output",),
+        "terminal": ("terminal.terminal", "process.process"),
+        "web": ("web.web_fetch", "web.web_search"),
     }
+)
+"""The toolsets that come with the gateway, each with its tools by module and name: what nobody uses is not loaded."""
+
+
+def builtin_toolsets(names: Iterable[str] = BUILTIN) -> dict[str, Toolset]:
+    """Those of the named ones that come with the gateway, and what they imply. The dictionary is the caller's own."""
+    wanted = set(names)
+    if SPOOLING & wanted:
+        wanted.add(READS_THE_REST)
+    return {name: Toolset(map(_load, tools)) for name, tools in BUILTIN.items() if name in wanted}
+
+
+def _load(place: str) -> Tool:
+    module, _, name = place.partition(".")
+    found = getattr(import_module(f"tidegate.tools.{module}"), name)
+    assert isinstance(found, Tool)
+    return found

@@ -8,15 +8,17 @@ the context that it is called with. Its deadline is kept by whoever runs it.
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 import msgspec
 
 from tidegate.errors import ToolFailed
 from tidegate.spool import SessionSpool
-from tidegate.tools.egress import WebAccess
 from tidegate.values import Frozen, Media, ToolDefinition
 from tidegate.workspaces import Workspace
+
+if TYPE_CHECKING:
+    from tidegate.tools.egress import WebAccess
 
 Effect = Literal["read", "write", "execute", "network"]
 """What a call may change: nothing, files, anything on the machine, something elsewhere."""
@@ -71,8 +73,8 @@ class ToolContext(Frozen, frozen=True):
     call: str = ""
     ask: Ask = _ask_nobody
     progress: Callable[[str], None] = _tell_nobody
-    web: WebAccess = msgspec.field(default_factory=WebAccess)
-    """One that was not opened refuses, and says so."""
+    web: "WebAccess | None" = None
+    """None where no agent may reach the web."""
 
 
 Run = Callable[[ToolContext, str], Awaitable[str | Result]]

@@ -4,7 +4,7 @@ Guarantee: what runs for a session is in its box, is written down before it is s
 ended or the gateway has; unloading a session touches none of it. The gateway's own environment and secrets are in none.
 """
 
-from tidegate.workspaces.files import Files, LocalFiles, Mount
+from tidegate.workspaces.files import Files, Mount
 from tidegate.workspaces.views import Finished, Page, ProcessView, Waited
 from tidegate.workspaces.workspace import Workspace
 from tidegate.workspaces.workspaces import RECONCILE_SECONDS, TIDY_SECONDS, Workspaces
@@ -14,7 +14,6 @@ __all__ = [
     "TIDY_SECONDS",
     "Files",
     "Finished",
-    "LocalFiles",
     "Mount",
     "Page",
     "ProcessView",

@@ -27,7 +27,7 @@ from anyio import CancelScope, to_thread
 from tidegate.errors import ToolFailed
 from tidegate.workspaces import script
 from tidegate.workspaces.children import ChildProcess, Spawner, find
-from tidegate.workspaces.files import Files, LocalFiles, Mount
+from tidegate.workspaces.files import Files, Mount
 from tidegate.workspaces.interface import MARK, BoxSpec, Enforcement, Load, OpenBox
 from tidegate.workspaces.proc import ProcessTable
 
@@ -101,6 +101,8 @@ class Bubblewrap:
     def files(self, spec: BoxSpec, box: OpenBox) -> Files:
         """They lie on this machine: nothing has to be entered to read them."""
         seen = [Mount(inner=str(folder), folder=folder, writable=False) for folder in spec.read_only]
+        from tidegate.workspaces.files.local import LocalFiles  # with the first file that is asked for
+
         return LocalFiles(
             (
                 Mount(inner=INNER, folder=spec.folder),

@@ -12,9 +12,8 @@ from types import MappingProxyType
 from tidegate.config import WorkspaceSettings
 from tidegate.errors import ToolFailed
 from tidegate.lifetimes import Flight
-from tidegate.workspaces.bubblewrap import Bubblewrap
 from tidegate.workspaces.children import Spawner
-from tidegate.workspaces.files import Files, LocalFiles, Mount
+from tidegate.workspaces.files import Files, Mount
 from tidegate.workspaces.interface import Backend, Box, BoxSpec, Enforcement, OpenBox
 
 
@@ -36,6 +35,8 @@ class NoCommands:
         return "/workspace"
 
     def files(self, spec: BoxSpec, box: OpenBox) -> Files:
+        from tidegate.workspaces.files.local import LocalFiles  # with the first file that is asked for
+
         return LocalFiles((Mount(inner="/workspace", folder=spec.folder),), self._spawner)
 
     async def check(self) -> str | None:
@@ -92,6 +93,8 @@ class Choice:
     def _make_backend(self, name: str) -> Backend:
         """What is not used is not imported."""
         if name == "bubblewrap":
+            from tidegate.workspaces.bubblewrap import Bubblewrap
+
             return Bubblewrap(self._spawner)
         if name == "local":
             from tidegate.workspaces.local import Local

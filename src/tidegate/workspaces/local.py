@@ -25,7 +25,7 @@ from tidegate.errors import ToolFailed
 from tidegate.lifetimes import gather
 from tidegate.workspaces import guardian, script
 from tidegate.workspaces.children import KILLED_SECONDS, ChildProcess, Spawner, find
-from tidegate.workspaces.files import Files, LocalFiles, Mount
+from tidegate.workspaces.files import Files, Mount
 from tidegate.workspaces.interface import MARK, BoxSpec, Enforcement, Load, OpenBox
 
 log = structlog.stdlib.get_logger(__name__)
@@ -66,6 +66,8 @@ class Local:
     def files(self, spec: BoxSpec, box: OpenBox) -> Files:
         own = [Mount(inner=str(folder), folder=folder) for folder in (spec.folder, spec.home, spec.temporary)]
         seen = [Mount(inner=str(folder), folder=folder, writable=False) for folder in spec.read_only]
+        from tidegate.workspaces.files.local import LocalFiles  # with the first file that is asked for
+
         return LocalFiles((*own, *seen), self._spawner)
 
     async def check(self) -> str | None:

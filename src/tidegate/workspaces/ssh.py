@@ -24,7 +24,8 @@ from tidegate.errors import ToolFailed
 from tidegate.workspaces import guardian, keeper
 from tidegate.workspaces.children import ChildProcess, Spawner, find
 from tidegate.workspaces.connection import OPEN_SECONDS, SAID_BYTES, Connection, Meeting, There
-from tidegate.workspaces.files import Files, LocalFiles
+from tidegate.workspaces.files import Files
+from tidegate.workspaces.files.local import LocalFiles
 from tidegate.workspaces.interface import BoxSpec, Enforcement, OpenBox
 from tidegate.workspaces.shipping import BOOTSTRAP, program
 

@@ -1,10 +1,9 @@
 """The files of a workspace: reading, writing, listing and searching them, and nothing beside them.
 
-Guarantee: `Files` is all that tools know. `LocalFiles` keeps to its mounts whatever becomes of paths, folders and links
-while it works.
+Guarantee: `Files` is all that tools know. `local.LocalFiles` keeps to its mounts whatever becomes of paths, folders and
+links while it works; it is loaded by the backend that needs it.
 """
 
-from tidegate.workspaces.files.local import LocalFiles
 from tidegate.workspaces.files.mounts import Mount, printable, shown
 from tidegate.workspaces.files.patterns import Pattern, read_pattern
 from tidegate.workspaces.files.values import (
@@ -33,7 +32,6 @@ __all__ = [
     "Lines",
     "Listing",
     "Loaded",
-    "LocalFiles",
     "Mount",
     "Pattern",
     "Query",
