@@ -15,7 +15,9 @@ from bench.subjects import Gateway
 from bench.suite import Bench
 
 OUTPUT_BYTES = 200_000
-PRINT = "[tool terminal " + json.dumps({"command": f"base64 -w 76 /dev/urandom | head -c {OUTPUT_BYTES}"}) + "]"
+PRINT = (
+    "[tool terminal " + json.dumps({"command": f"head -c {OUTPUT_BYTES * 74 // 100} /dev/urandom | base64 -w 76"}) + "]"
+)
 READ = "[tool read_file " + json.dumps({"path": "page.txt"}) + "]"
 WRITE = "[tool write_file " + json.dumps({"path": "page.txt", "content": "A line of a page.\n" * 40}) + "]"
 START = "[tool process " + json.dumps({"action": "start", "name": "tide", "command": "sleep 100000"}) + "]"
@@ -97,8 +99,7 @@ def processes(bench: Bench) -> list[Figure]:
         subject.ask(START, "warm")
         _end_all(subject)
         before = census(subject.pid)
-        for number in range(count):
-            subject.ask(START, f"runner-{number}")
+        bench.drive(subject, "runner", sessions=count, turns=1, in_flight=16, tool_every=1, tool=START)
         during = census(subject.pid)
         _end_all(subject)
         after = census(subject.pid)

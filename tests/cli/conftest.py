@@ -8,7 +8,7 @@ import pytest
 from tests.gateway.running import Gateway, gateway
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     with gateway(tmp_path_factory.mktemp("cli") / "home") as found:
         yield found

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import uuid
 from pathlib import Path
 
@@ -143,3 +144,20 @@ def test_without_a_sandbox_the_terminal_says_what_to_do(home: Path) -> None:
         answer = Person(running, "work").run("echo hello")
         assert "hello" not in answer.replace("echo hello", "")
         assert "workspaces.backend" in answer or "approval" in answer
+
+
+def test_it_may_hold_as_many_descriptors_as_the_system_allows(home: Path) -> None:
+    """L06: a thousand, which most systems give at first, would be used up by a hundred sessions with a process each."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        running = Gateway(home)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    try:
+        running.wait_ready()
+        limits = Path(f"/proc/{running.pid}/limits").read_text()
+        allowed = int(next(line for line in limits.splitlines() if line.startswith("Max open files")).split()[3])
+        assert allowed > 256
+    finally:
+        running.end()

@@ -22,7 +22,7 @@ from tidegate.tools.files.listing import listed
 from tidegate.tools.files.reading import PAGE_BYTES
 from tidegate.tools.files.searching import searched
 from tidegate.tools.files.writing import write
-from tidegate.workspaces.files import Choice, Query, read_pattern, searching
+from tidegate.workspaces.files import Choice, Query, feeding, read_pattern
 
 pytestmark = pytest.mark.anyio
 
@@ -248,23 +248,23 @@ async def test_what_is_found_stands_under_its_file(yard: Yard) -> None:
 
 
 async def test_what_was_not_searched_is_mentioned(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searching, "FILE_BYTES", 100)
+    monkeypatch.setattr(feeding, "FILE_BYTES", 100)
     yard.put({"a": "hit\0", "b": "x" * 101, ".c": "hit", "d": "x"})
     assert await found(yard, "hit") == (
         "[nothing found in 1 file]\n[left out for its size: 1 file]\n[left out as binary: 1 file]\n"
         "[left out: .c; hidden=true includes them]"
     )
-    monkeypatch.setattr(searching, "MOST_FILES", 0)
+    monkeypatch.setattr(feeding, "MOST_FILES", 0)
     assert "[not all was searched: only 0 files were searched; use a path or a glob]" in await found(yard, "hit")
 
 
 async def test_a_file_changed_while_it_was_searched_is_told(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     yard.put({"a": "hit\n"})
-    real = searching._hits
+    real = feeding.hits
 
     def changing(*arguments: Any) -> Any:
         yard.put({"a": "something else\n"})
         return real(*arguments)
 
-    monkeypatch.setattr(searching, "_hits", changing)
+    monkeypatch.setattr(feeding, "hits", changing)
     assert (await found(yard, "hit")).startswith("a\n[it was changed while it was searched: search again]\n")

@@ -20,6 +20,7 @@ _PR_SET_DUMPABLE = 4
 async def live(home: Path, token: str, *, ready: bool) -> None:
     async with room(home) as rooms:
         session = await rooms.new_session()
+        await rooms.said(session, "cd /tmp; export KEPT=yes; echo text > /workspace/file")
         tree = (
             f"(setsid env -i sleep {token} &); (setsid bash -c 'trap \"\" TERM; sleep {token}; :' &); sleep {token}; :"
         )

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 SSHD = shutil.which("sshd", path="/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin")
 PRIVILEGE_SEPARATION = Path("/run/sshd")  # what an sshd of the superuser's wants to be there, and the system makes
 PATIENCE = 20
@@ -47,9 +49,13 @@ class Sshd:
         return self.home / ".tidegate" / "remote" / "trash"
 
     def connections(self) -> list[int]:
-        """The processes that serve one connection each."""
-        listed = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return [int(pid) for pid in listed.split()]
+        """The server's processes for what is connected now: one or two for each, without what they have started."""
+        found = []
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.name().startswith("sshd"):
+                    found.append(process.pid)
+        return found
 
 
 @contextlib.contextmanager
@@ -68,7 +74,9 @@ def sshd(folder: Path, *settings: str) -> Iterator[Sshd]:
         "KbdInteractiveAuthentication no", "PermitRootLogin prohibit-password", f"SetEnv HOME={folder / 'home'}",
     ]  # fmt: skip
     (folder / "config").write_text("\n".join((*settings, *configuration, "")))
-    with _privilege_separation(), (folder / "log").open("wb") as log:
+    if os.geteuid() == 0:
+        PRIVILEGE_SEPARATION.mkdir(mode=0o755, exist_ok=True)  # and stays: others may run one at the same time
+    with (folder / "log").open("wb") as log:
         process = subprocess.Popen([SSHD, "-D", "-e", "-f", str(folder / "config")], stderr=log, start_new_session=True)
         try:
             _listening(port, process, folder / "log")
@@ -76,18 +84,6 @@ def sshd(folder: Path, *settings: str) -> Iterator[Sshd]:
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(PATIENCE)
-
-
-@contextlib.contextmanager
-def _privilege_separation() -> Iterator[None]:
-    if os.geteuid() != 0 or PRIVILEGE_SEPARATION.exists():
-        yield
-        return
-    PRIVILEGE_SEPARATION.mkdir(mode=0o755)
-    try:
-        yield
-    finally:
-        PRIVILEGE_SEPARATION.rmdir()
 
 
 def _free_port() -> int:

@@ -38,7 +38,7 @@ async def test_the_shell_is_kept_when_the_command_fails_or_leaves_it(rooms: Room
 
 
 async def test_a_shell_outlives_its_sandbox_and_the_gateway(home: Path) -> None:
-    """B1, B2: the shell is a row, so a box that is closed and a gateway that is stopped lose nothing of it."""
+    """B1, B2, V11: the shell is a row, so a box that is closed and a gateway that is stopped lose nothing of it."""
     async with room(home) as rooms:
         session = await rooms.new_session()
         await rooms.said(session, "cd /tmp; export X=kept; f() { echo function; }; echo file > /tmp/there")
@@ -149,7 +149,7 @@ async def test_a_sink_that_fails_ends_the_command(rooms: Room, session: str) -> 
 
 
 async def test_a_command_whose_time_is_over_ends_with_its_whole_tree(rooms: Room, session: str) -> None:
-    """X-tree of L14: children, their children and who left the group; the shell is kept."""
+    """L14: children, their children and who left the group; the shell is kept."""
     mark = token()
     tree = f"cd /tmp; (setsid bash -c 'trap \"\" TERM; sleep {mark}' &); (sleep {mark} & wait) & sleep {mark}"
     done, _ = await rooms.run(session, tree, timeout=3)

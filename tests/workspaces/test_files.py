@@ -13,8 +13,7 @@ from tests.workspaces.filing import INNER, SECRET, Yard
 from tidegate.errors import ToolFailed
 from tidegate.workspaces import Mount
 from tidegate.workspaces.children import Spawner
-from tidegate.workspaces.files import Choice, mounts, paging, walking
-from tidegate.workspaces.files import local as local_module
+from tidegate.workspaces.files import Choice, mounts, paging, shelf, walking
 from tidegate.workspaces.files.local import LocalFiles
 
 pytestmark = pytest.mark.anyio
@@ -292,7 +291,7 @@ async def test_a_long_reading_ends_when_it_is_cancelled(yard: Yard, monkeypatch:
 
 
 async def test_a_file_is_loaded_whole_up_to_exactly_its_limit(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_module, "CHUNK", 3)
+    monkeypatch.setattr(shelf, "CHUNK", 3)
     yard.put({"ten": b"0123456789", "same": b"0123456789", "empty": b""})
     files = yard.files()
     loaded = await files.load("ten", limit=10)

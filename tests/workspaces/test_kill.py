@@ -34,8 +34,8 @@ def gateway(home: Path, mark: str, *user: str) -> Iterator[tuple[subprocess.Pope
 
 
 async def test_a_killed_gateway_leaves_nothing_running(tmp_path: Path) -> None:
-    """L12, L14, survival: SIGKILL; the kernel ends it, by whatever it was started and wherever it has gone. The next
-    start knows what was lost."""
+    """L14, V09, V11, V12: the kernel ends it, by whatever it was started and wherever it has gone. The next
+    start knows what was lost, and has the shell and the folder as they were."""
     mark = token()
     with gateway(tmp_path, mark) as (process, (ready, _, session)):
         assert ready == "ready" and len(alive(f"sleep\0{mark}")) == 6
@@ -46,11 +46,11 @@ async def test_a_killed_gateway_leaves_nothing_running(tmp_path: Path) -> None:
         [row] = await rooms.store.read(processes.of_session, session, principal=None)
         assert (row.name, row.state) == ("server", "lost")
         assert "'server'" in await rooms.told(session)
-        assert await rooms.said(session, "echo fine") == "fine"
+        assert await rooms.said(session, "pwd; echo $KEPT; cat /workspace/file") == "/tmp\nyes\ntext"
 
 
 async def test_all_of_it_holds_for_a_gateway_that_is_a_plain_user(tmp_path: Path) -> None:
-    """L12, L14: commands, trees, stop, end, and the kill, without any privilege."""
+    """L14: commands, trees, stop, end, and the kill, without any privilege."""
     if os.geteuid() != 0:
         pytest.skip("the whole room has just been tested as a plain user")
     mark = token()

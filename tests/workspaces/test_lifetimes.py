@@ -65,6 +65,27 @@ async def test_a_box_that_was_removed_from_outside_is_made_again_and_the_agent_i
     assert alive(mark) == []
 
 
+async def test_what_was_lost_with_a_box_is_known_also_when_the_next_command_comes_at_once(
+    rooms: Room, session: str
+) -> None:
+    """S10: the box may be made again before the ends of its processes are seen."""
+    mark = token()
+    await rooms.of(session).start("kept", f"sleep {mark}", restart=True)
+    await rooms.of(session).start("gone", f"sleep {mark}")
+    await until(lambda: len(alive(f"sleep\0{mark}")) == 2)
+    site = rooms.site(session)
+    assert site is not None and site.box is not None
+    os.kill(box_pid(rooms, session), signal.SIGKILL)
+    await site.box.wait()
+    await site.mourn()
+    assert await rooms.said(session, "echo fine") == "fine"
+    told = await until_told(rooms, session, "'kept'")
+    assert "has been started again" in told
+    await until(lambda: len(alive(f"sleep\0{mark}")) == 1)
+    states = sorted((view.name, view.state) for view in await rooms.of(session).list())
+    assert states == [("gone", "lost"), ("kept", "lost"), ("kept", "running")]
+
+
 async def test_a_command_whose_box_is_removed_says_why_it_ended(rooms: Room, session: str) -> None:
     """S10."""
     mark = token()
@@ -77,7 +98,7 @@ async def test_a_command_whose_box_is_removed_says_why_it_ended(rooms: Room, ses
 
 
 async def test_a_process_marked_restart_comes_back_with_its_box(rooms: Room, session: str) -> None:
-    """S10, survival: background processes."""
+    """S10: what should survive the gateway survives its box too."""
     mark = token()
     await rooms.of(session).start("server", f"sleep {mark}", restart=True)
     [before] = await until(lambda: alive(f"sleep\0{mark}"))
@@ -174,7 +195,7 @@ async def test_what_is_held_is_on_the_books(rooms: Room, session: str) -> None:
 
 
 async def test_processes_end_with_the_gateway_and_the_agent_is_told(home: Path) -> None:
-    """survival: background processes, when the gateway stops."""
+    """L28, S08, V12: a stop ends the whole tree, and the next start says so, once."""
     mark = token()
     async with room(home) as rooms:
         session = await rooms.new_session()
@@ -188,7 +209,7 @@ async def test_processes_end_with_the_gateway_and_the_agent_is_told(home: Path) 
 
 
 async def test_processes_marked_restart_are_started_again_with_the_gateway(home: Path) -> None:
-    """survival: background processes, those marked `restart`."""
+    """S08, V11, V12: where the shell is, with its variables, as at the first start."""
     mark = token()
     async with room(home) as rooms:
         session = await rooms.new_session()
@@ -261,7 +282,7 @@ async def test_a_row_that_nothing_is_behind_is_put_right_on_the_timer(rooms: Roo
 async def test_the_end_of_a_session_ends_everything_and_puts_its_folder_into_the_trash(
     rooms: Room, session: str
 ) -> None:
-    """B3, S08, survival: shell, background processes and workspace folder, when the session ends."""
+    """B3, S08, V09, V11, V12: shell, background processes and workspace folder, when the session ends."""
     mark = token()
     await rooms.said(session, "echo text > file; echo x > /tmp/t; export A=1")
     await rooms.of(session).start("server", f"echo up; (setsid env -i sleep {mark} &); sleep {mark}")
@@ -279,7 +300,7 @@ async def test_the_end_of_a_session_ends_everything_and_puts_its_folder_into_the
 
 
 async def test_the_trash_is_emptied_after_its_time(home: Path) -> None:
-    """L19, survival: removed after seven days; what lay beside the folder goes with the next sweep."""
+    """L19, B3, V09: removed after seven days; what lay beside the folder goes with the next sweep."""
     clock = Clock()
     async with room(home, clock=clock) as rooms:
         session = await rooms.new_session()
@@ -302,7 +323,7 @@ def _end_now(db, session, now):  # type: ignore[no-untyped-def]
 
 
 async def test_a_deleted_session_leaves_nothing(rooms: Room, session: str) -> None:
-    """B3, L19, survival: deleted."""
+    """B3, L19, V09, V12: not even in the trash."""
     mark = token()
     await rooms.said(session, "mkdir -p a/b; echo x > a/b/c; chmod 000 a")
     await rooms.of(session).start("server", f"sleep {mark}")
@@ -315,7 +336,7 @@ async def test_a_deleted_session_leaves_nothing(rooms: Room, session: str) -> No
 
 
 async def test_a_project_folder_is_never_touched(rooms: Room) -> None:
-    """B3, survival: a folder that the user configured is neither moved nor removed, nor cluttered."""
+    """B3, V10: a folder that the user configured is neither moved nor removed, nor cluttered."""
     project = rooms.home / "project"
     project.mkdir()
     (project / "mine").write_text("precious")

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from tests.workspaces.conformance import Conformance, Place, opened, spawner, spec_of, token
-from tests.workspaces.making import WAIT, alive, until
+from tests.workspaces.making import WAIT, alive, room, until
 from tidegate.errors import ToolFailed
 from tidegate.workspaces.files.local import LocalFiles
 from tidegate.workspaces.local import Local
@@ -121,9 +121,9 @@ async def test_a_crowd_that_makes_more_of_itself_is_ended(place: Place) -> None:
     """L14: as long as it can be killed faster than it grows."""
     mark = token()
     child = await place.start(
-        f"for i in $(seq 100); do (setsid sh -c 'sleep {mark} & sleep {mark}' &); done; echo up; wait"
+        f"for i in $(seq 100); do (setsid sh -c 'sleep {mark} & sleep {mark}' &); done; sleep {mark}"
     )
-    await until(lambda: len(alive(f"sleep\0{mark}")) == 200)
+    await until(lambda: len(alive(f"sleep\0{mark}")) == 201)
     with anyio.fail_after(WAIT):
         await child.end(0.1)
     assert not alive(mark)
@@ -171,7 +171,7 @@ async def test_nothing_outlives_a_gateway_that_is_killed(tmp_path: Path, trap: s
     command = f"{trap}(setsid env -i sleep {mark} &); (setsid sh -c 'sleep {mark} & sleep {mark}' &); sleep {mark}"
     child = await spawner().spawn(
         [sys.executable, "-c", GATEWAY, str(tmp_path), command],
-        {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path.cwd())},
+        {"PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     try:
         await until(lambda: len(alive(f"sleep\0{mark}")) == 8)
@@ -187,3 +187,20 @@ def _cwd(pid: int) -> str:
         return str(Path(f"/proc/{pid}/cwd").readlink())
     except OSError:
         return ""
+
+
+async def test_a_session_without_a_sandbox_has_what_others_have(home: Path) -> None:
+    """B2, B3, P12: shell, processes and folder, until its end."""
+    mark = token()
+    async with room(home, backend="local") as rooms:
+        session = await rooms.new_session()
+        await rooms.said(session, "mkdir deep; cd deep; export X=kept; echo 1 > file")
+        await rooms.of(session).start("server", f"(setsid env -i sleep {mark} &); sleep {mark}")
+        await until(lambda: len(alive(f"sleep\0{mark}")) == 2)
+        assert await rooms.said(session, "cat file; echo $X") == "1\nkept"
+        assert not await rooms.of(session).sandboxed()
+    assert not alive(mark)
+    async with room(home, backend="local") as rooms:
+        assert await rooms.said(session, "cat file; echo $X; pwd") == f"1\nkept\n{home}/workspaces/{session}/deep"
+        await rooms.end(session)
+        assert (home / "trash" / session / "deep" / "file").exists()

@@ -314,7 +314,7 @@ async def test_one_that_prints_without_end_does_not_take_the_gateway(rooms: Room
 
 
 async def test_unloading_touches_no_process(rooms: Room, session: str) -> None:
-    """B1, B2, S08: a process does not keep a session in memory, and is kept when that goes."""
+    """B1, B2, S08, V11, V12: a process does not keep a session in memory, and is kept when that goes."""
     mark = token()
     await rooms.of(session).start("server", f"sleep {mark}")
     await rooms.said(session, "cd /tmp; export A=b")

@@ -18,7 +18,8 @@ async def test_nothing_of_the_gateway_is_in_its_environment(home: Path) -> None:
         session = await rooms.new_session()
         names = await rooms.said(session, "env | cut -d= -f1 | sort | tr '\\n' ' '")
         assert set(names.split()) == {
-            "HOME", "LANG", "OLDPWD", "PAGER", "PATH", "PWD", "SHELL", "SHLVL", "TERM", "TIDEGATE_MARK", "TZ", "USER", "_"
+            "HOME", "LANG", "OLDPWD", "PAGER", "PATH", "PWD", "SHELL", "SHLVL", "TERM", "TIDEGATE_MARK", "TZ", "USER",
+            "_",
         }  # fmt: skip
         assert "evil" not in await rooms.said(session, "env")
 
@@ -124,7 +125,7 @@ async def test_commands_may_use_every_core_that_the_gateway_was_given(rooms: Roo
 
 
 async def test_without_a_backend_commands_are_refused_in_one_sentence_and_files_work(home: Path) -> None:
-    """guarantees.md, Children: the terminal is off until the user chooses, and the message says so."""
+    """The terminal is off until the user chooses, and the message says so."""
     async with room(home, backend="none") as rooms:
         session = await rooms.new_session()
         with pytest.raises(ToolFailed, match=r"workspaces\.backend is none"):

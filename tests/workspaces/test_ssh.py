@@ -1,20 +1,23 @@
 """Commands on another machine, which here is this one behind a real sshd."""
 
+import hashlib
 import os
 import signal
 import stat
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import anyio
 import pytest
 
 from tests.workspaces.conformance import Conformance, Place, opened, spawner, spec_of, token
-from tests.workspaces.making import WAIT, alive, until
+from tests.workspaces.making import WAIT, alive, room, until
 from tests.workspaces.sshd import SSHD, Sshd, sshd
 from tidegate.errors import ToolFailed
 from tidegate.workspaces import keeper
+from tidegate.workspaces.files import Choice, Query, read_pattern
+from tidegate.workspaces.interface import Box
 from tidegate.workspaces.ssh import Ssh
 
 pytestmark = pytest.mark.anyio
@@ -43,18 +46,6 @@ async def place(backend: Ssh, tmp_path: Path) -> AsyncIterator[Place]:
 
 class TestSsh(Conformance):
     pass
-
-
-def keepers() -> list[int]:
-    """What stands on the other side for a gateway: programs that were sent and have nothing of their own there."""
-    return [pid for pid in alive("python3\0-I\0-S\0-c\0import os,sys;") if "ssh" not in _name(pid)]
-
-
-def _name(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text()
-    except OSError:
-        return ""
 
 
 # -- the connection ----------------------------------------------------------------------------------------------------
@@ -201,6 +192,31 @@ async def test_the_folders_of_an_ended_session_go_to_the_trash_and_from_there_wh
     assert (server.trash / kept).is_dir()
 
 
+async def test_files_over_there_are_read_written_and_found_as_they_are_here(place: Place) -> None:
+    """X07: nothing outside of the session's folders, nor by a link."""
+    files = place.backend.files(place.spec, _opening(place))
+    data = os.urandom(200_000)
+    await place.said("ln -s /etc out; mkdir deep; echo needle > deep/file")
+    assert (await files.write("new/data", data)).replaced is None
+    assert (await files.load("new/data", limit=len(data))).data == data
+    assert await place.said("sha256sum < new/data") == f"{hashlib.sha256(data).hexdigest()}  -"
+    found = await files.search(".", Query(pattern=read_pattern("needle", ignore_case=False)))
+    assert [hit.path for hit in found.hits] == ["deep/file"]
+    listed = await files.list(".", Choice(), recursive=False, limit=10)
+    assert [entry.path for entry in listed.entries] == ["deep", "new", "out"]
+    with pytest.raises(ToolFailed, match="outside the workspace"):
+        await files.load("out/passwd", limit=10_000)
+    async with files.opened("new/data") as fd:
+        assert os.pread(fd, len(data), 0) == data
+
+
+def _opening(place: Place) -> Callable[[], Awaitable[Box]]:
+    async def box() -> Box:
+        return place.box
+
+    return box
+
+
 # -- the end -----------------------------------------------------------------------------------------------------------
 
 
@@ -286,7 +302,7 @@ async def test_nothing_outlives_a_gateway_that_is_killed(server: Sshd, tmp_path:
     command = f"{trap}(setsid env -i sleep {mark} &); (setsid sh -c 'sleep {mark} & sleep {mark}' &); sleep {mark}"
     child = await spawner().spawn(
         [sys.executable, "-c", GATEWAY, HOST, str(tmp_path), command, *server.options],
-        {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path.cwd())},
+        {"PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     try:
         await until(lambda: len(alive(f"sleep\0{mark}")) == 8)
@@ -296,3 +312,53 @@ async def test_nothing_outlives_a_gateway_that_is_killed(server: Sshd, tmp_path:
     await until(lambda: not alive(mark))
     await until(lambda: not alive(f"IdentityFile={server.folder}"))
     await until(lambda: not server.connections())
+
+
+# -- in the room -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_session_lives_on_another_machine_from_its_first_command_to_its_end(server: Sshd, home: Path) -> None:
+    """B2, B3, V09, V11: shell, files and processes are over there, and go to the trash there."""
+    settings = {"backend": "ssh", "ssh_host": HOST, "ssh_options": server.options}
+    async with room(home, **settings) as rooms:
+        session = await rooms.new_session()
+        await rooms.said(session, "mkdir deep; cd deep; export X=kept; echo 1 > file")
+        files = await rooms.of(session).files()
+        assert (await files.load("deep/file", limit=10)).data == b"1\n"
+    mark = token()
+    async with room(home, **settings) as rooms:
+        assert await rooms.said(session, "cat file; echo $X") == "1\nkept"
+        await rooms.of(session).start("server", f"(setsid env -i sleep {mark} &); sleep {mark}")
+        await until(lambda: len(alive(f"sleep\0{mark}")) == 2)
+        await rooms.end(session)
+        assert not alive(mark)
+        assert (server.trash / session / "work" / "deep" / "file").exists()
+        await rooms.workspaces.discard(session)
+        assert not (server.trash / session).exists() and not (server.sessions / session).exists()
+
+
+async def test_the_agent_is_told_of_a_lost_connection_and_what_is_marked_so_comes_back(
+    server: Sshd, home: Path
+) -> None:
+    """S10, V12: the next command makes it again."""
+    async with room(home, backend="ssh", ssh_host=HOST, ssh_options=server.options) as rooms:
+        session = await rooms.new_session()
+        mark = token()
+        await rooms.of(session).start("server", f"sleep {mark}", restart=True)
+        before = await until(lambda: alive(f"sleep\0{mark}"))
+        for pid in server.connections():
+            os.kill(pid, signal.SIGKILL)
+        await until(lambda: (after := alive(f"sleep\0{mark}")) and after != before)
+        assert await rooms.said(session, "echo here") == "here"
+        assert "has been started again" in await rooms.told(session)
+
+
+async def test_a_machine_that_is_away_is_told_and_keeps_nobody_from_ending_a_session(server: Sshd, home: Path) -> None:
+    async with room(home, backend="ssh", ssh_host=HOST, ssh_options=server.options) as rooms:
+        session = await rooms.new_session()
+        await rooms.said(session, "echo 1 > file")
+    async with room(home, backend="ssh", ssh_host=HOST, ssh_options=("Port=1", *server.options)) as rooms:
+        with pytest.raises(ToolFailed, match="Connection refused"):
+            await rooms.said(session, "cat file")
+        await rooms.end(session)
+    assert (server.sessions / session / "work" / "file").exists()

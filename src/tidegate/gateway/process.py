@@ -7,6 +7,7 @@ standard error. What keeps it from starting is raised, as one sentence.
 
 import asyncio
 import faulthandler
+import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -21,9 +22,21 @@ _SWITCH_SECONDS = (
 _OVERTIME_SECONDS = 3.0  # after the budget: then no order is left to wait for
 
 
+_DESCRIPTORS = 65_536  # a session with a background process needs nine; more than this is somebody's mistake
+
+
 def run_process(home: Path, *, port: int | None, replace: bool, say: Callable[[str], None]) -> None:
     sys.setswitchinterval(_SWITCH_SECONDS)
+    _allow_descriptors()
     asyncio.run(_serve(House(home, port=port, replace=replace, say=say)))
+
+
+def _allow_descriptors() -> None:
+    """Most systems give a process 1,024 at first and let it ask for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _serve(house: House) -> None:

@@ -74,8 +74,8 @@ class Choice:
         return self._chosen
 
     def reconsider(self) -> None:
-        """Ask anew where nothing was found: it may have been installed since."""
-        if isinstance(self._chosen, NoCommands) and self._settings.backend == "auto":
+        """Ask anew where it did not work: it may have been installed, or may be reached, since."""
+        if isinstance(self._chosen, NoCommands):
             self._chosen = None
 
     async def _choose(self) -> Backend:

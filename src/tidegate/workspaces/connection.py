@@ -40,6 +40,7 @@ KILLED = -9
 """How a command ended of which nothing was heard any more."""
 
 _SOCKET = "ssh"
+_AGAIN_SECONDS = 1.0  # until what does not end is told once more
 _TAIL_BYTES = 64  # more than the last that a guardian says
 
 
@@ -252,18 +253,26 @@ class RemoteCommand:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(grace):
                         await self._child.wait()
-            await self._signal("USR1")
-            try:
-                async with asyncio.timeout(ANSWER_SECONDS if self.guardian else 0):
-                    await self._child.wait()
-            except TimeoutError:
-                if self.guardian:
-                    log.error("a command on another machine is not known to have ended", mark=self._mark)
-                await self._child.end(0)  # which closes its way: at that its guardian ends it, too
+            if not await self._killed():
+                log.error("a command on another machine is not known to have ended", mark=self._mark)
+            await self._child.end(0)  # which closes its way, if that is still open: at that its guardian ends it, too
             over = await self._state.over()
             return over[1] if over else 0
         finally:
             self._connection.forget(self)
+
+    async def _killed(self) -> bool:
+        """Whether it is known to be over. It is told more than once, since who is told may just be ending itself."""
+        if not self.guardian:
+            return True
+        until = asyncio.get_running_loop().time() + ANSWER_SECONDS
+        while asyncio.get_running_loop().time() < until:
+            await self._signal("USR1")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_AGAIN_SECONDS):
+                    await self._child.wait()
+                    return True
+        return False
 
     async def _signal(self, name: str) -> None:
         """Where the guardian was killed, everything with the mark is instead."""

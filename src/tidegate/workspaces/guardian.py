@@ -13,7 +13,7 @@ of it is closed, its owner is gone. On another machine (`away`) its streams stan
 the gateway: a guardian whose keeper is gone is alone, too.
 
 It imports nothing of ours and little else: it starts in a few milliseconds, and can be sent to a machine that has
-nothing but Python 3.9.
+nothing but Python 3.10.
 """
 
 import contextlib
@@ -101,9 +101,9 @@ def _numbers(folder: str) -> list[int]:
 
 
 def known_as(pid: int) -> str:
-    """What tells a process from a later one with the same number; empty when there is none."""
+    """What tells a process from a later one with the same number; empty when there is none that is alive."""
     found = _stat(pid)
-    return f"{pid}:{found[2]}" if found else ""
+    return f"{pid}:{found[2]}" if found and found[0] not in "ZX" else ""
 
 
 def below(roots: list[int]) -> dict[int, int]:
@@ -318,7 +318,7 @@ def _become(command: list[str], environment: dict[str, str], limits: list[int], 
     try:
         os.setsid()
         kinds = (resource.RLIMIT_DATA, resource.RLIMIT_FSIZE, resource.RLIMIT_CPU, resource.RLIMIT_CORE)
-        for kind, wanted in zip(kinds, (*limits, 0)):  # noqa: B905 older versions do not know `strict`
+        for kind, wanted in zip(kinds, (*limits, 0), strict=True):
             most = resource.getrlimit(kind)[1]
             value = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
             resource.setrlimit(kind, (value, value))

@@ -30,7 +30,7 @@ REFUSED = b"\0no "
 SIGNALS = ("TERM", "USR1")
 """That are carried to guardians."""
 
-OLDEST_PYTHON = (3, 9)
+OLDEST_PYTHON = (3, 10)
 _LINE_BYTES = 64 * 1024
 _FOLDER_MODE = 0o700
 
@@ -41,7 +41,7 @@ def keep() -> None:
         return
     try:
         if sys.version_info < OLDEST_PYTHON:
-            raise OSError("Python 3.9 or newer is needed there")
+            raise OSError("Python 3.10 or newer is needed there")
         root, folder = _folders(*fields)
         os.close(os.pidfd_open(os.getpid()))  # as guardians will do; older kernels cannot
     except OSError as error:

@@ -203,12 +203,10 @@ class Processes:
     async def _ended(self, site: Site, running: Running, code: int, left: int) -> None:
         row = running.row
         state: ProcessEnd = "exited"
-        if running.stopping or site.closed:
+        if running.stopping or site.closed or running.box.why:  # whoever ended it tells it, or was told to
             state = "ended"
         elif await site.lost(running.box, code):
             state = "lost"
-        elif site.box is not running.box:  # all that ran there was ended for its limits, and that is told as a whole
-            state = "ended"
         known = state == "ended" or running.waited_for > 0
         again = state == "lost" and row.restart
         by_turn = row.notify and state == "exited" and not known

@@ -117,11 +117,6 @@ def matching(pattern: str) -> bytes:
     return framed(f"exec grep -a -m 1 -E -e {quote(pattern)}\n")
 
 
-def ending(mark: str) -> bytes:
-    """The script that ends everything with that mark, wherever it has gone."""
-    return framed(f"exec 2>/dev/null\nunset {MARK}\n{_FIND}__tidegate_end {quote(mark)}\n")
-
-
 def read_state(data: bytes) -> Saved:
     """What `command` wrote to the state channel. A shell that was replaced (`exec`) or killed has written nothing."""
     shell, end, rest = data.rpartition(f"{_END}\n".encode())

@@ -6,7 +6,7 @@ program from its input, and not a byte more, and becomes it.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 BOOTSTRAP = (
@@ -25,9 +25,13 @@ sys.modules[{main!r}].{entry}()
 """
 
 
-def program(modules: Sequence[str], entry: str) -> bytes:
+def program(modules: Sequence[str], entry: str, standins: Mapping[str, str] | None = None) -> bytes:
     """What `BOOTSTRAP` takes to become these modules, each of which may import those before it, and to call `entry` of
-    the last. It reads files: for a thread."""
-    texts = [(name, Path(sys.modules[name].__file__ or "").read_text(encoding="utf-8")) for name in modules]
+    the last. `standins` are texts to be sent in the place of modules. It reads files: for a thread."""
+    texts = [(name, (standins or {}).get(name) or _text(name)) for name in modules]
     data = _BECOME.format(modules=texts, main=modules[-1], entry=entry).encode()
     return b"%d\n%s" % (len(data), data)
+
+
+def _text(module: str) -> str:
+    return Path(sys.modules[module].__file__ or "").read_text(encoding="utf-8")

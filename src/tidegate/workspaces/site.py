@@ -155,7 +155,7 @@ class Site:
 
     async def lost(self, box: Box, code: int) -> bool:
         """Whether something that has just ended in this box with that code did so because the box was removed."""
-        if code not in _KILLED or self.box is not box:
+        if code not in _KILLED:
             return False
         try:
             async with asyncio.timeout(BOX_SECONDS):
@@ -181,6 +181,8 @@ class Site:
         if box is None:
             return
         names = ", ".join(sorted(self.running))
+        for running in self.running.values():
+            running.stopping = True
         self.why = f"Everything that ran in the workspace was ended, because {reason}."
         await box.close()
         log.warning("what ran in a workspace was ended", session=self.session, reason=reason, processes=names)

@@ -25,7 +25,7 @@ from tidegate.workspaces import guardian, keeper
 from tidegate.workspaces.children import ChildProcess, Spawner, find
 from tidegate.workspaces.connection import OPEN_SECONDS, SAID_BYTES, Connection, Meeting, There
 from tidegate.workspaces.files import Files
-from tidegate.workspaces.files.local import LocalFiles
+from tidegate.workspaces.files.remote import RemoteFiles
 from tidegate.workspaces.interface import BoxSpec, Enforcement, OpenBox
 from tidegate.workspaces.shipping import BOOTSTRAP, program
 
@@ -67,7 +67,7 @@ class Ssh:
         return "."
 
     def files(self, spec: BoxSpec, box: OpenBox) -> Files:
-        return LocalFiles((), self._spawner)
+        return RemoteFiles(box, spec.read_only, spec.temporary)
 
     async def check(self) -> str | None:
         """Whether it could work: the machine itself may be away for a while, and tells so when it is needed."""

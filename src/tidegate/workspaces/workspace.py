@@ -46,7 +46,7 @@ class Workspace:
     @property
     def folder(self) -> Path | None:
         """Where the session's folder is on this machine, or will be."""
-        return self._owner.place(self.session, self.agent).folder
+        return self._owner.folder(self.session, self.agent)
 
     @property
     def command_seconds(self) -> float:

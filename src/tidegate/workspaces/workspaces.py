@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import structlog
 from anyio import CancelScope, to_thread
@@ -69,13 +69,6 @@ _BOX_FDS = 5  # its namespaces, its processes, the end of its input, and the wat
 _PROCESS_FDS = 4  # of one process: input, output, log, and the watch on its life
 
 
-class Place(NamedTuple):
-    """Where a session works. A `project` is a folder of the user's own."""
-
-    folder: Path
-    project: bool
-
-
 class Workspaces:
     def __init__(
         self,
@@ -112,13 +105,13 @@ class Workspaces:
     async def backend(self) -> Backend:
         return await self._choice.backend()
 
-    def place(self, session: str, agent: str) -> Place:
+    def folder(self, session: str, agent: str) -> Path:
         """Where sessions of an agent work. One whose agent is no longer configured has its own folder."""
         project = self._config.project(agent) if agent in self._config.agents else None
-        return Place(self.folders.of(session), False) if project is None else Place(project, True)
+        return self.folders.of(session) if project is None else project
 
     async def spec(self, session: str, agent: str) -> tuple[Backend, BoxSpec]:
-        return await self.backend(), self._spec(session, self.place(session, agent).folder)
+        return await self.backend(), self._spec(session, self.folder(session, agent))
 
     def _spec(self, session: str, folder: Path) -> BoxSpec:
         settings = self.settings

@@ -1,0 +1,202 @@
+"""The files of a session on another machine.
+
+Guarantee: what `LocalFiles` guarantees, since the same code does it, over there: each call sends it into the session's
+box, where it answers one question and is gone. What comes back is bounded before it is taken, and is never more than
+data: nothing that the other machine says is run here. It owns nothing between calls.
+"""
+
+import asyncio
+import contextlib
+import json
+import tempfile
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from anyio import CancelScope, to_thread
+
+from tidegate.errors import ToolFailed
+from tidegate.values import Frozen, new_id
+from tidegate.workspaces import script
+from tidegate.workspaces.files import serving
+from tidegate.workspaces.files.values import Choice, Found, Lines, Listing, Loaded, Query, Written
+from tidegate.workspaces.shipping import BOOTSTRAP, program
+
+if TYPE_CHECKING:
+    from tidegate.workspaces.interface import Child, OpenBox
+
+T = TypeVar("T")
+
+SECONDS = 60.0
+"""For one call, a large file included."""
+
+SEARCH_SECONDS = 20.0
+"""As here: longer, and the one who asked does better with a smaller question."""
+
+ANSWER_BYTES = 64 * 1024 * 1024
+"""Of one answer; the bounds of the calls themselves are far below."""
+
+OPENED_BYTES = 64 * 1024 * 1024
+"""Of a file that is handed on; it is copied here for that."""
+
+_LENGTH_BYTES = 20  # of the line before an answer that says how long it is
+_WHY = 500  # characters of the reason why there is no answer
+_FILES = "tidegate.workspaces.files"
+_STANDINS = {
+    "anyio": """
+class from_thread:
+    check_cancelled = staticmethod(lambda: None)  # who no longer waits ends all of it
+""",
+    "tidegate.values": """
+class Frozen:
+    def __init_subclass__(cls, **options):
+        pass
+    def __init__(self, **given):
+        for name in type(self).__annotations__:
+            setattr(self, name, given[name] if name in given else getattr(type(self), name))
+""",
+}
+"""What the modules import of others, as little as is needed there."""
+
+_MODULES = (
+    "anyio", "tidegate.errors", "tidegate.values", f"{_FILES}.patterns", f"{_FILES}.values", f"{_FILES}.mounts",
+    f"{_FILES}.walking", f"{_FILES}.paging", f"{_FILES}.replacing", f"{_FILES}.globs", f"{_FILES}.excerpts",
+    f"{_FILES}.matching", f"{_FILES}.feeding", f"{_FILES}.shelf", serving.__name__,
+)  # fmt: skip
+
+
+class RemoteFiles:
+    """`box` opens the session's; `read_only` are folders over there that may be read besides its own; what is handed on
+    is copied to `folder`, which is here."""
+
+    def __init__(self, box: "OpenBox", read_only: Sequence[Path], folder: Path) -> None:
+        self._box = box
+        self._read_only = [str(path) for path in read_only]
+        self._folder = folder
+
+    async def lines(self, path: str, *, offset: int, lines: int, max_bytes: int) -> Lines:
+        async with self._asked("lines", path=path, offset=offset, lines=lines, max_bytes=max_bytes) as answer:
+            told = answer.told(tuple[str, int, int, int, str, bool, bool])
+            return Lines(await answer.data(), *told[1:4], bytes.fromhex(told[4]), *told[5:])
+
+    async def load(self, path: str, *, limit: int) -> Loaded:
+        async with self._asked("load", path=path, limit=limit) as answer:
+            return Loaded(await answer.data(), answer.told(str))
+
+    @asynccontextmanager
+    async def opened(self, path: str) -> AsyncIterator[int]:
+        copy = await to_thread.run_sync(_copy, self._folder)
+        try:
+            async with (
+                self._asked("open", path=path, limit=OPENED_BYTES) as answer,
+                contextlib.aclosing(answer.pieces()) as pieces,
+            ):
+                async for data in pieces:
+                    await to_thread.run_sync(copy.write, data)
+            await to_thread.run_sync(copy.seek, 0)
+            yield copy.fileno()
+        finally:
+            copy.close()
+
+    async def write(self, path: str, data: bytes, *, expected: str | None = None) -> Written:
+        async with self._asked("write", data=data, path=path, bytes=len(data), expected=expected) as answer:
+            return answer.told(Written)
+
+    async def list(self, path: str, choice: Choice, *, recursive: bool, limit: int) -> Listing:
+        given = msgspec.structs.asdict(choice)
+        async with self._asked("list", path=path, choice=given, recursive=recursive, limit=limit) as answer:
+            return answer.told(Listing)
+
+    async def search(self, path: str, query: Query) -> Found:
+        given = msgspec.structs.asdict(query)
+        for name in ("pattern", "choice"):
+            given[name] = msgspec.structs.asdict(given[name])
+        try:
+            async with asyncio.timeout(SEARCH_SECONDS), self._asked("search", path=path, query=given) as answer:
+                return answer.told(Found)
+        except TimeoutError:
+            stopped = f"it was stopped after {SEARCH_SECONDS:g} s; use a simpler pattern, a path or a glob"
+            return Found(hits=(), files=0, stopped=stopped)
+
+    @asynccontextmanager
+    async def _asked(self, what: str, *, data: bytes = b"", **question: Any) -> AsyncIterator["_Answer"]:
+        sent = await to_thread.run_sync(program, _MODULES, "serve", _STANDINS)
+        told = json.dumps({"what": what, "read_only": self._read_only, **question}).encode()
+        box = await self._box()
+        child = await box.spawn(script.framed(BOOTSTRAP), new_id("f"))
+        try:
+            async with asyncio.timeout(SECONDS):
+                with contextlib.suppress(ToolFailed):  # then it says why
+                    await child.write(sent + b"%d\n%s" % (len(told), told) + data)
+                yield await _Answer.of(child)
+        except TimeoutError:
+            raise ToolFailed(f"The other machine did not answer within {SECONDS:g} s; try again later.") from None
+        except (ValueError, msgspec.ValidationError):
+            raise ToolFailed("The other machine gave an answer that cannot be read.") from None
+        finally:
+            with CancelScope(shield=True):
+                await child.end(0)
+            child.close()
+
+
+class _Said(Frozen, frozen=True):
+    """What an answer begins with: what is told and how many bytes follow, or why there is none."""
+
+    told: Any = None
+    bytes: int = 0
+    failed: str = ""
+
+
+class _Answer:
+    """What the other side said, and the data that follow."""
+
+    def __init__(self, child: "Child", said: _Said, rest: bytes) -> None:
+        self._child = child
+        self._told = said.told
+        self._left = said.bytes
+        self._rest = rest
+
+    @classmethod
+    async def of(cls, child: "Child") -> "_Answer":
+        rest = b""
+        while b"\n" not in rest and len(rest) < _LENGTH_BYTES:
+            if not (piece := await child.read()):
+                why = " ".join((await child.read_state()).decode(errors="replace").split())
+                raise ToolFailed(
+                    f"Files on the other machine cannot be reached: {why[-_WHY:] or 'no reason is known'}."
+                )
+            rest += piece
+        length, _, rest = rest.partition(b"\n")
+        size = int(length)
+        if size > ANSWER_BYTES:
+            raise ValueError
+        pieces = [rest]
+        while sum(map(len, pieces)) < size and (piece := await child.read()):
+            pieces.append(piece)
+        rest = b"".join(pieces)
+        said = msgspec.convert(json.loads(rest[:size]), _Said)
+        if said.failed:
+            raise ToolFailed(said.failed)
+        return cls(child, said, rest[size:])
+
+    def told(self, type: type[T]) -> T:
+        return msgspec.convert(self._told, type)
+
+    async def pieces(self) -> AsyncGenerator[bytes]:
+        while self._left > 0:
+            piece, self._rest = self._rest or await self._child.read(), b""
+            if not piece:
+                raise ToolFailed("The file was changed while it was read: read it again.")
+            self._left -= len(piece)
+            yield piece
+
+    async def data(self) -> bytes:
+        if self._left > ANSWER_BYTES:
+            raise ValueError
+        return b"".join([piece async for piece in self.pieces()])
+
+
+def _copy(folder: Path) -> IO[bytes]:
+    return tempfile.TemporaryFile(dir=folder)

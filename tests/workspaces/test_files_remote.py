@@ -1,0 +1,218 @@
+"""Files of another machine: the same answers as of this one, and what is different about the way there."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from tests.workspaces.conformance import Place, opened, spawner, spec_of
+from tests.workspaces.making import WAIT
+from tidegate.errors import ToolFailed
+from tidegate.workspaces.files import Choice, Files, Query, read_pattern
+from tidegate.workspaces.files import remote as remote_module
+from tidegate.workspaces.files.remote import RemoteFiles
+from tidegate.workspaces.interface import Box
+from tidegate.workspaces.local import Local
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Place]:
+    """A box over there is a box: here it is one of this machine, so that both can be compared."""
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "given").write_text("to be read\n")
+    async with opened(Local(spawner()), spec_of(tmp_path, read_only=(tmp_path / "shared",))) as made:
+        yield made
+
+
+@pytest.fixture
+def local(place: Place) -> Files:
+    return place.backend.files(place.spec, _opening(place))
+
+
+@pytest.fixture
+def remote(place: Place) -> RemoteFiles:
+    return RemoteFiles(_opening(place), place.spec.read_only, place.spec.temporary)
+
+
+def _opening(place: Place) -> Callable[[], Awaitable[Box]]:
+    async def box() -> Box:
+        return place.box
+
+    return box
+
+
+async def told(call: Awaitable[Any]) -> Any:
+    """What comes of a call: its answer, or the sentence in which it is refused."""
+    with anyio.fail_after(WAIT):
+        try:
+            return await call
+        except ToolFailed as error:
+            return error.message
+
+
+def fill(folder: Path) -> None:
+    (folder / "sub" / ".hidden").mkdir(parents=True)
+    (folder / "sub" / "text").write_text("".join(f"line {number}\n" for number in range(2000)))
+    (folder / "sub" / ".hidden" / "file").write_text("line 7 hidden\n")
+    (folder / "binary").write_bytes(bytes(range(256)) * 100)
+    (folder / "empty").touch()
+    (folder / "ünï\udcff").write_text("line 1 strange\n")
+    (folder / "in").symlink_to("sub/text")
+    (folder / "out").symlink_to("/etc/passwd")
+    (folder / "up").symlink_to("..")
+    os.mkfifo(folder / "pipe")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "sub/text",
+        "./sub//text",
+        "in",
+        "empty",
+        "binary",
+        "out",
+        "up/x",
+        "../x",
+        "/etc/passwd",
+        "pipe",
+        "sub",
+        "gone",
+        "ünï\udcff",
+        "",
+    ],
+)
+async def test_reading_is_the_same(place: Place, local: Files, remote: RemoteFiles, path: str) -> None:
+    """X07: and so is what is refused."""
+    fill(place.spec.folder)
+    for offset, lines, most in ((0, 5, 1000), (1990, 100, 1000), (3, 50, 20)):
+        page = {"offset": offset, "lines": lines, "max_bytes": most}
+        assert await told(remote.lines(path, **page)) == await told(local.lines(path, **page))
+    assert await told(remote.load(path, limit=20_000)) == await told(local.load(path, limit=20_000))
+
+
+async def test_what_commands_call_their_own_can_be_reached_and_what_may_be_read_only_read(
+    place: Place, local: Files, remote: RemoteFiles
+) -> None:
+    await place.said("echo 1 > ~/a; echo 2 > $TMPDIR/b; echo 3 > c")
+    spec = place.spec
+    for path in (f"{spec.home}/a", f"{spec.temporary}/b", f"{spec.folder}/c", str(spec.read_only[0] / "given")):
+        answer = await told(remote.load(path, limit=100))
+        assert answer == await told(local.load(path, limit=100)) and not isinstance(answer, str)
+    given = str(spec.read_only[0] / "given")
+    assert "read-only" in await told(remote.write(given, b"x"))
+
+
+@pytest.mark.parametrize("choice", [Choice(), Choice(glob="**/t*"), Choice(hidden=True), Choice(glob="{a,b}")])
+async def test_listing_is_the_same(place: Place, local: Files, remote: RemoteFiles, choice: Choice) -> None:
+    fill(place.spec.folder)
+    for path in (".", "gone", "binary", "up"):
+        for recursive, limit in ((True, 100), (False, 2)):
+            shape = {"recursive": recursive, "limit": limit}
+            assert await told(remote.list(path, choice, **shape)) == await told(local.list(path, choice, **shape))
+
+
+@pytest.mark.parametrize("pattern", ["line 1", "7 hidden$", "^nothing$", "[sS]trange", "E 15"])
+async def test_searching_is_the_same(place: Place, local: Files, remote: RemoteFiles, pattern: str) -> None:
+    fill(place.spec.folder)
+    for query in (
+        Query(pattern=read_pattern(pattern, ignore_case=True), limit=10, context=2),
+        Query(pattern=read_pattern(pattern, ignore_case=False), limit=2000, choice=Choice(hidden=True)),
+    ):
+        for path in (".", "sub/text", "gone", "out"):
+            assert await told(remote.search(path, query)) == await told(local.search(path, query))
+
+
+async def test_writing_is_the_same(place: Place, remote: RemoteFiles) -> None:
+    folder = place.spec.folder
+    data = os.urandom(3_000_000)[: 2 * 1024 * 1024]
+    assert (await remote.write("new/deep/file", data)).replaced is None
+    assert (folder / "new/deep/file").read_bytes() == data
+    loaded = await remote.load("new/deep/file", limit=len(data))
+    assert loaded.data == data
+    assert (await remote.write("new/deep/file", b"second", expected=loaded.version)).replaced == len(data)
+    with pytest.raises(ToolFailed, match="was changed by someone else"):
+        await remote.write("new/deep/file", b"third", expected=loaded.version)
+    assert (folder / "new/deep/file").read_bytes() == b"second"
+    (folder / "out").symlink_to("/etc")
+    with pytest.raises(ToolFailed, match="outside the workspace"):
+        await remote.write("out/passwd", b"x")
+
+
+async def test_a_file_is_handed_on_as_a_copy(place: Place, remote: RemoteFiles) -> None:
+    data = os.urandom(1_500_000)
+    (place.spec.folder / "picture").write_bytes(data)
+    async with remote.opened("picture") as fd:
+        assert await anyio.to_thread.run_sync(lambda: os.pread(fd, len(data) + 1, 0)) == data
+    with pytest.raises(ToolFailed, match="There is no file"):
+        async with remote.opened("gone"):
+            pass
+    assert list(place.spec.temporary.iterdir()) == []
+
+
+async def test_what_is_too_large_to_be_handed_on_is_refused(
+    place: Place, remote: RemoteFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_module, "OPENED_BYTES", 10)
+    (place.spec.folder / "large").write_bytes(b"x" * 11)
+    with pytest.raises(ToolFailed, match="has 11 bytes, more than the 10"):
+        async with remote.opened("large"):
+            pass
+
+
+async def test_a_search_that_takes_for_ever_is_stopped(
+    place: Place, remote: RemoteFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_module, "SEARCH_SECONDS", 0.5)
+    (place.spec.folder / "slow").write_text("a" * 40 + "\n")
+    found = await remote.search(".", Query(pattern=read_pattern("(a+)+b", ignore_case=False)))
+    assert found.hits == () and found.stopped.startswith("it was stopped after 0.5 s")
+    assert (await place.box.load()).processes == 0
+
+
+async def test_who_no_longer_waits_leaves_nothing(place: Place, remote: RemoteFiles) -> None:
+    (place.spec.folder / "slow").write_text("a" * 40 + "\n")
+    with anyio.move_on_after(0.5):
+        await remote.search(".", Query(pattern=read_pattern("(a+)+b", ignore_case=False)))
+    assert (await place.box.load()).processes == 0
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "exit 1",
+        "echo nonsense",
+        "echo 5; echo '{}'",
+        "echo 99999999999",
+        'echo 30; echo \'{"told": 3, "bytes": 99}   \'',
+        "echo 12; echo '[1, 2, 3, 4]'",
+    ],
+)
+async def test_whatever_the_other_machine_says_is_no_more_than_an_answer(
+    place: Place, remote: RemoteFiles, program: str
+) -> None:
+    """X19: one that is no answer is told in a sentence."""
+    fake = place.spec.home / ".local" / "bin" / "python3"
+    fake.parent.mkdir(parents=True)
+    fake.write_text(f"#!/bin/sh\n{program}\n")
+    fake.chmod(0o755)
+    for call in (remote.load("x", limit=10), remote.list(".", Choice(), recursive=True, limit=10)):
+        assert await told(call) in (
+            "Files on the other machine cannot be reached: no reason is known.",
+            "The other machine gave an answer that cannot be read.",
+            "The file was changed while it was read: read it again.",
+        )
+
+
+async def test_calls_side_by_side_do_not_mix(place: Place, remote: RemoteFiles) -> None:
+    for number in range(4):
+        (place.spec.folder / f"file{number}").write_text(str(number) * 1000)
+    with anyio.fail_after(WAIT):
+        loaded = await asyncio.gather(*(remote.load(f"file{number}", limit=2000) for number in range(4)))
+    assert [one.data for one in loaded] == [str(number).encode() * 1000 for number in range(4)]
