@@ -252,7 +252,7 @@ class Workspaces:
             site = await self._occupy(self._spec(row.session, Path(place.folder)), await self.backend(), "")
             with site.in_use():
                 await self.processes.again(site, row)
-        except ToolFailed as error:
+        except (ToolFailed, Refused) as error:  # refused: its session has ended meanwhile, and hears of nothing
             await self._tell(row.session, f"The process {row.name!r} could not be started again: {error.message}")
 
     async def _close(self) -> None:
