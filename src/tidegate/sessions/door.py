@@ -72,15 +72,7 @@ class Sessions:
             idle_ttl=limits.idle_ttl,
             warn=lambda message, fields: log.warning(message, **fields),
         )
-        self.spool = Spool(
-            config.home / "spool",
-            store,
-            excerpt_bytes=limits.tool_output_bytes,
-            excerpt_lines=limits.tool_output_lines,
-            quota=limits.spool_bytes,
-            clock=clock,
-            cores=frozenset(os.sched_getaffinity(0)),
-        )
+        self.spool = _spool(config, store, clock)
         self.questions = Questions(
             store,
             config,
@@ -418,6 +410,18 @@ class Sessions:
 def _own(principal: Principal | None) -> str | None:
     """Whose rows may be seen: an owner's view is everybody's, as is the house's own."""
     return None if principal is None or principal.role == "owner" else principal.id
+
+
+def _spool(config: Config, store: Store, clock: Callable[[], float]) -> Spool:
+    return Spool(
+        config.home / "spool",
+        store,
+        excerpt_bytes=config.limits.tool_output_bytes,
+        excerpt_lines=config.limits.tool_output_lines,
+        quota=config.limits.spool_bytes,
+        clock=clock,
+        cores=frozenset(os.sched_getaffinity(0)),
+    )
 
 
 def _web_access(config: Config, spool: Spool, key: Secret | None) -> "WebAccess | None":
