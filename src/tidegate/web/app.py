@@ -12,8 +12,6 @@ from typing import Any
 
 import anyio
 import structlog
-from starlette.exceptions import HTTPException
-from starlette.routing import Route, Router
 
 from tidegate.commands import Commands
 from tidegate.config import Config
@@ -35,6 +33,7 @@ from tidegate.web.events import Events
 from tidegate.web.health import Health
 from tidegate.web.protocol import ABORT
 from tidegate.web.questions import QuestionsApi
+from tidegate.web.routes import Routes
 from tidegate.web.sse import KEEP_ALIVE_SECONDS, Pulse
 from tidegate.web.static import Pages
 from tidegate.web.traffic import OTHER, Traffic
@@ -42,6 +41,9 @@ from tidegate.web.upkeep import Upkeep
 
 LAST_WORDS_SECONDS = 0.5
 """How long a request that is cut off at the end of the process may take to say so."""
+
+_ROUTE = "tidegate.route"
+"""Where a request's scope names the path as it was declared."""
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
@@ -105,7 +107,7 @@ class App:
         self._stopping = False
         self._description: bytes | None = None
         self._endpoints = [*endpoints, self._described()]
-        self._router = Router(_routes(self._endpoints, keyring, bodies), redirect_slashes=False)
+        self._routes = _routes(self._endpoints, keyring, bodies)
         self.keyring = keyring
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
@@ -122,6 +124,7 @@ class App:
             if self._stopping:
                 raise Stopping("The gateway is stopping; send this again when it is back.", retry_after=5)
             if is_chat:
+                scope[_ROUTE] = CHAT.path
                 if scope["method"] != CHAT.method:
                     raise _NoMethod(scope["method"], CHAT.method)
                 await self._chat(scope, receive, watched)
@@ -133,8 +136,7 @@ class App:
             await self._cut_off(watched, scope)
         except Exception as error:
             await self._fail(error, watched, scope)
-        route = CHAT.path if is_chat else _route_of(scope)
-        self._traffic.answered(route, watched.status)
+        self._traffic.answered(scope.get(_ROUTE, OTHER), watched.status)
         if is_chat:
             self._traffic.chatted(time.perf_counter() - began)
 
@@ -152,13 +154,13 @@ class App:
     # -- routing --
 
     async def _route(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        scope["app"] = self  # without it Starlette answers unknown paths itself, in plain text
-        try:
-            await self._router(scope, receive, send)
-        except HTTPException as error:
-            if error.status_code == 405:
-                raise _NoMethod(scope["method"], (error.headers or {})["Allow"]) from None
-            raise NotFound(f"There is nothing at {scope['path'][:200]!r}; see /openapi.json.") from None
+        route = self._routes.find(scope["path"])
+        if route is None:
+            raise NotFound(f"There is nothing at {scope['path'][:200]!r}; see /openapi.json.")
+        scope[_ROUTE] = route.path
+        if scope["method"] not in route.app.methods:
+            raise _NoMethod(scope["method"], ", ".join(route.app.methods))
+        await route.app(scope, route.values, receive, send)
 
     def _described(self) -> Endpoint:
         return Endpoint(
@@ -180,7 +182,7 @@ class App:
         answer = self._errors.of(error)
         if send.status:
             # The response has begun: it can only be broken off, which every client notices.
-            log.warning("a response was broken off", path=_route_of(scope), error=str(error))
+            log.warning("a response was broken off", path=scope.get(_ROUTE, OTHER), error=str(error))
             scope.get(ABORT, _nothing)()
             return
         if isinstance(error, _NoMethod):
@@ -277,20 +279,11 @@ def create_app(
     )
 
 
-def _routes(endpoints: list[Endpoint], keyring: Keyring, bodies: Bodies) -> list[Route]:
+def _routes(endpoints: list[Endpoint], keyring: Keyring, bodies: Bodies) -> Routes:
     by_path: dict[str, list[Endpoint]] = {}
     for endpoint in endpoints:
         by_path.setdefault(endpoint.path, []).append(endpoint)
-    routes: list[Route] = []
-    for path, group in by_path.items():
-        app = PathApp(group, keyring, bodies)
-        routes.append(Route(path, app, methods=app.methods))
-    return routes
-
-
-def _route_of(scope: dict[str, Any]) -> str:
-    route = scope.get("route")
-    return route.path if isinstance(route, Route) else OTHER
+    return Routes({path: PathApp(group, keyring, bodies) for path, group in by_path.items()})
 
 
 def _nothing() -> None:

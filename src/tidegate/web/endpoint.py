@@ -63,7 +63,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PathApp:
-    """The endpoints of one path, as an ASGI application."""
+    """The endpoints of one path."""
 
     def __init__(self, endpoints: list[Endpoint], keyring: Keyring, bodies: Bodies) -> None:
         self._by_method = {endpoint.method: endpoint for endpoint in endpoints}
@@ -73,11 +73,11 @@ class PathApp:
         self._keyring = keyring
         self._bodies = bodies
 
-    @property
-    def methods(self) -> list[str]:
-        return list(self._by_method)
+        self.methods: list[str] = list(self._by_method)
+        if "GET" in self.methods:
+            self.methods.append("HEAD")
 
-    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: dict[str, Any], path: Mapping[str, str], receive: Receive, send: Send) -> None:
         method = scope["method"]
         endpoint = self._by_method["GET" if method == "HEAD" else method]
         headers = headers_of(scope["headers"])
@@ -91,7 +91,7 @@ class PathApp:
             del raw
             ask = Ask(
                 method=method,
-                path=scope.get("path_params", {}),
+                path=path,
                 headers=headers,
                 query=query,
                 body=body,

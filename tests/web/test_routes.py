@@ -1,0 +1,54 @@
+"""Which endpoints answer at a path."""
+
+import pytest
+
+from tidegate.web.auth import Keyring
+from tidegate.web.decoding import Bodies
+from tidegate.web.endpoint import Endpoint, PathApp
+from tidegate.web.routes import Routes
+
+PATHS = ("/", "/api/sessions", "/api/sessions/{id}", "/api/sessions/{id}/events", "/static/{name:path}", "/v1/a.b")
+
+
+@pytest.fixture
+def routes() -> Routes:
+    keyring: Keyring = None  # type: ignore[assignment]  # nobody is asked who calls
+    return Routes({path: PathApp([Endpoint(method="GET", path=path, summary="")], keyring, Bodies(1)) for path in PATHS})
+
+
+@pytest.mark.parametrize(
+    ("path", "template", "values"),
+    [
+        ("/", "/", {}),
+        ("/api/sessions", "/api/sessions", {}),
+        ("/api/sessions/s_1", "/api/sessions/{id}", {"id": "s_1"}),
+        ("/api/sessions/a b\nc", "/api/sessions/{id}", {"id": "a b\nc"}),
+        ("/api/sessions/s_1/events", "/api/sessions/{id}/events", {"id": "s_1"}),
+        ("/static/a/b.js", "/static/{name:path}", {"name": "a/b.js"}),
+        ("/static/", "/static/{name:path}", {"name": ""}),
+    ],
+)
+def test_a_path_leads_to_the_place_that_was_declared_for_it(
+    routes: Routes, path: str, template: str, values: dict[str, str]
+) -> None:
+    """H20: and what stands in the place of a name is handed over as it came."""
+    found = routes.find(path)
+    assert found is not None
+    assert (found.path, found.values) == (template, values)
+
+
+@pytest.mark.parametrize(
+    "path", ["", "/api", "/api/sessions/", "/api/sessions//events", "/api/sessions/a/b/events", "/static", "/v1/aXb"]
+)
+def test_a_path_that_was_not_declared_leads_nowhere(routes: Routes, path: str) -> None:
+    """H20: nothing is completed, redirected or guessed."""
+    assert routes.find(path) is None
+
+
+def test_a_path_that_is_spelt_out_comes_before_a_template() -> None:
+    """H20: whichever was declared first."""
+    keyring: Keyring = None  # type: ignore[assignment]
+    apps = {path: PathApp([], keyring, Bodies(1)) for path in ("/a/{id}", "/a/new")}
+    found = Routes(apps).find("/a/new")
+    assert found is not None
+    assert found.path == "/a/new"
