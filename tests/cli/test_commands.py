@@ -35,7 +35,7 @@ def test_version_is_light(nobody: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT, env=environment(), check=True
     )
-    assert not set(run.stdout.split()) & {"asyncio", "msgspec", "aiohttp", "anyio", "structlog", "tidegate.config"}
+    assert not set(run.stdout.split()) & {"asyncio", "msgspec", "aiohttp", "anyio", "tidegate.config"}
 
 
 def test_help_names_every_command_and_wrong_usage_is_exit_code_2() -> None:

@@ -9,11 +9,11 @@ from urllib.error import HTTPError
 
 import anyio
 import pytest
-import structlog
 
 from bench.subjects import ScriptedModel
 from tests.gateway.running import Gateway, gateway
 from tidegate.gateway.house import House
+from tidegate.log import Log
 
 SECRET = "lantern on the north quay"
 """Looks like nothing that a pattern could know for a key."""
@@ -122,7 +122,7 @@ async def test_whoever_logs_a_models_secret_logs_it_redacted(
     with anyio.fail_after(30):
         assert await house.build()
         try:
-            structlog.get_logger("tidegate.test").warning("somebody was careless", header=f"Bearer {SECRET}")
+            Log("tidegate.test").warning("somebody was careless", header=f"Bearer {SECRET}")
         finally:
             await house.close()
     written = capsys.readouterr().err

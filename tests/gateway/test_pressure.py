@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from structlog.testing import capture_logs
 
 from tests.lifetimes.residents import Clock, Tenant, building, settled
+from tests.logs import capture_logs
 from tidegate.gateway.ceiling import Ceiling
 from tidegate.gateway.pressure import GROWN, LOW, REST_SECONDS, STALLED, Pressure
 from tidegate.lifetimes import Presence, Scope
@@ -86,7 +86,7 @@ async def test_above_it_the_least_recently_used_go_until_the_lower_mark(memory: 
     (line,) = await memory.look()
     assert [tenant.released for tenant in tenants] == [1, 1, *[0] * 9]
     assert presence.stats().unloads == {"pressure": 2}
-    assert line["log_level"] == "warning"
+    assert line["level"] == "warning"
     assert (line["private"], line["ceiling"], line["unloaded"], line["freed"]) == (1100, CEILING, 2, 200)
     assert line["private_now"] == 900
     assert memory.pressure.report() == {"ceiling": CEILING, "short": True, "spells": 1}

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import anyio
 import pytest
-import structlog
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, core
 from tests.house import house as whole_house
+from tests.logs import capture_logs
 from tests.web.asking import call
 from tidegate.commands import build
 from tidegate.config import Config
@@ -54,7 +54,7 @@ async def test_residents_over_their_cap_in_mid_turn_are_told_in_log_and_metrics(
     home: Path, model: ScriptedModel
 ) -> None:
     """A8, A11: nobody is torn down, the log says "mid-turn", the metric counts it, and afterwards the cap holds."""
-    with structlog.testing.capture_logs() as lines:
+    with capture_logs() as lines:
         async with whole_house(home, "[limits]\nresidents = 2", model=model) as h:
             async with anyio.create_task_group() as group:
                 for number in range(4):
@@ -71,7 +71,7 @@ async def test_residents_over_their_cap_in_mid_turn_are_told_in_log_and_metrics(
             assert h.door.presence.stats().residents == 2
             assert h.door.presence.stats().unloads == {"count": 2}
     (warned,) = [line for line in lines if "mid-turn" in line["event"]]
-    assert warned["log_level"] == "warning" and warned["cap"] == 2
+    assert warned["level"] == "warning" and warned["cap"] == 2
 
 
 @pytest.mark.parametrize(("extra", "said"), [("", "only by /new"), ('[expiry]\nnamed_idle = "1h"', "after 1 hour")])

@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import structlog
 
 from tidegate.config import LogSettings
+from tidegate.log import Log
 from tidegate.security import Redactor, Secret, configure_logging, make_key
 
 CANARY = 'c4nary/ü"Zq7\\secret+value'
 FORMATS = ("text", "json")
 
 
-class Log:
+class Configured:
     """A configured log that can be read."""
 
     def __init__(self, **settings: Any) -> None:
@@ -33,9 +33,9 @@ class Log:
 
 
 @contextmanager
-def logging_as(format: str) -> Iterator[Log]:
+def logging_as(format: str) -> Iterator[Configured]:
     """Configured within the test's own call: before it, pytest has not yet added its handlers."""
-    made = Log(format=format, level="debug")
+    made = Configured(format=format, level="debug")
     try:
         yield made
     finally:
@@ -62,10 +62,10 @@ def fail() -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_no_secret_is_logged_through_structlog(format: str) -> None:
+def test_no_secret_is_logged_through_our_own_log(format: str) -> None:
     """X15, X16: events, values, nested values, bytes, objects, tracebacks with their causes."""
     with logging_as(format) as log:
-        logger = structlog.get_logger().bind(bound=CANARY)
+        logger = Log("tidegate.test")
         logger.info(f"event {CANARY}", value=CANARY, nested={"a": [CANARY, {"b": (CANARY,)}]}, raw=CANARY.encode())
         logger.warning("object", it=Odd(), secret_itself=Secret(CANARY), **{CANARY: 1})
         try:
@@ -99,9 +99,9 @@ def test_no_secret_is_logged_through_a_library(format: str) -> None:
 
 
 def test_a_line_of_json_holds_the_event_and_its_values() -> None:
-    log = Log(format="json")
+    log = Configured(format="json")
     try:
-        structlog.get_logger().info(
+        Log("tidegate.test").info(
             "turn ended", turn="t_1", steps=2, odd={1: 2.5}, huge=10**30, bad="\ud800", nan=float("nan")
         )
         (line,) = log.lines()
@@ -114,9 +114,9 @@ def test_a_line_of_json_holds_the_event_and_its_values() -> None:
 
 
 def test_a_line_of_text_can_be_read_by_people() -> None:
-    log = Log(format="text")
+    log = Configured(format="text")
     try:
-        structlog.get_logger().info("turn ended", turn="t_1", steps=2, text="two words")
+        Log("tidegate.test").info("turn ended", turn="t_1", steps=2, text="two words")
     finally:
         log.undo()
     assert log.text.rstrip("\n").split(" ", 1)[1] == 'info    turn ended turn=t_1 steps=2 text="two words"'
@@ -127,21 +127,21 @@ def test_nothing_logged_can_pose_as_another_line(format: str) -> None:
     """X16: line breaks and terminal codes of strangers are escaped."""
     with logging_as(format) as log:
         evil = "x\n2026-01-01T00:00:00Z error forged\r\x1b[2J\u2028\u202e"
-        structlog.get_logger().info(evil, value=evil)
+        Log("tidegate.test").info(evil, value=evil)
         logging.getLogger("lib").warning(evil)
         assert len(log.text.splitlines()) == 2
         assert "\x1b" not in log.text
-        structlog.get_logger().error("failed", exc_info=RuntimeError(evil))
+        Log("tidegate.test").error("failed", exc_info=RuntimeError(evil))
         assert not any(line.startswith("2026-01-01T00:00:00Z error forged") for line in log.text.splitlines())
 
 
 @pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])
 def test_what_is_below_the_level_is_not_logged(level: str) -> None:
-    log = Log(format="json", level=level)
+    log = Configured(format="json", level=level)
     order = ["debug", "info", "warning", "error"]
     try:
         for name in order:
-            getattr(structlog.get_logger(), name)(name)
+            getattr(Log("tidegate.test"), name)(name)
     finally:
         log.undo()
     assert [line["event"] for line in log.lines()] == order[order.index(level) :]
@@ -159,11 +159,11 @@ def test_a_stream_that_cannot_be_written_stops_nobody_and_the_loss_is_told() -> 
     stream = Full()
     undo = configure_logging(LogSettings(format="json"), Redactor(), stream)
     try:
-        structlog.get_logger().info("one")
+        Log("tidegate.test").info("one")
         logging.getLogger("lib").warning("two")
         stream.full = False
-        structlog.get_logger().info("three")
-        structlog.get_logger().info("four")
+        Log("tidegate.test").info("three")
+        Log("tidegate.test").info("four")
     finally:
         undo()
     first, *others = map(json.loads, stream.getvalue().splitlines())
@@ -172,8 +172,9 @@ def test_a_stream_that_cannot_be_written_stops_nobody_and_the_loss_is_told() -> 
 
 
 def test_undoing_leaves_the_process_as_it_was() -> None:
-    before = (list(logging.getLogger().handlers), logging.getLogger().level, structlog.is_configured())
-    log = Log()
+    root, own = logging.getLogger(), logging.getLogger("tidegate")
+    before = (list(root.handlers), root.level, own.level)
+    log = Configured(level="debug")
     log.undo()
     log.undo()
-    assert (list(logging.getLogger().handlers), logging.getLogger().level, structlog.is_configured()) == before
+    assert (list(root.handlers), root.level, own.level) == before

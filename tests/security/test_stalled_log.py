@@ -7,10 +7,10 @@ from pathlib import Path
 from urllib.error import HTTPError
 
 import pytest
-import structlog
 
 from tests.gateway.running import WAIT, Gateway
 from tidegate.config import LogSettings
+from tidegate.log import Log
 from tidegate.security import Redactor, configure_logging
 
 PIPE_BYTES = 65536
@@ -32,7 +32,7 @@ model = "main"
 
 def _talk() -> None:
     for number in range(LINES):
-        structlog.get_logger().info("line", number=number, text="ü" * 5000)
+        Log("tidegate.test").info("line", number=number, text="ü" * 5000)
 
 
 def test_a_reader_that_stopped_reading_holds_up_nobody_and_the_loss_is_told() -> None:
@@ -47,7 +47,7 @@ def test_a_reader_that_stopped_reading_holds_up_nobody_and_the_loss_is_told() ->
             talker.join(WAIT)
             stalled = talker.is_alive()
             early = pipe.read(2 * PIPE_BYTES).decode()
-            structlog.get_logger().info("room again")
+            Log("tidegate.test").info("room again")
             late = pipe.read(2 * PIPE_BYTES).decode()
         finally:
             undo()

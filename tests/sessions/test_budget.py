@@ -6,10 +6,10 @@ from pathlib import Path
 import anyio
 import anyio.lowlevel
 import pytest
-import structlog
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, core
+from tests.logs import capture_logs
 from tidegate.config import Limits
 from tidegate.sessions.budget import DAY, DayBudget
 from tidegate.store import Db, usage
@@ -168,7 +168,7 @@ async def test_an_answer_that_the_provider_does_not_count_is_estimated(home: Pat
 def test_the_operator_is_warned_once_a_day() -> None:
     """X22: at four fifths, and again on the next day."""
     clock = Clock()
-    with structlog.testing.capture_logs() as logs:
+    with capture_logs() as logs:
         budget = DayBudget(100, clock)
         for _ in range(5):
             budget.spend(19)
@@ -176,7 +176,7 @@ def test_the_operator_is_warned_once_a_day() -> None:
         clock.now += DAY
         budget.spend(80)
     assert [entry["spent"] for entry in logs] == [95, 80]
-    assert all(entry["log_level"] == "warning" for entry in logs)
+    assert all(entry["level"] == "warning" for entry in logs)
 
 
 async def test_loading_the_count_looks_at_the_days_rows_only(home: Path, model: ScriptedModel) -> None:

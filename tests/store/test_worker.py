@@ -1,13 +1,13 @@
 """A thread with a connection, and the queue that feeds it."""
 
 import asyncio
-import logging
 import threading
 
 import anyio
 import apsw
 import pytest
 
+from tests.logs import capture_logs
 from tidegate.errors import StoreFailed
 from tidegate.store._worker import Backlog, Job, Worker
 
@@ -24,7 +24,7 @@ def memory() -> apsw.Connection:
     return apsw.Connection(":memory:")
 
 
-async def test_a_worker_that_dies_says_of_what_and_closes_its_connection(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_worker_that_dies_says_of_what_and_closes_its_connection() -> None:
     """L09: whatever a thread ends by, nothing of it is left and nothing waits for it."""
     told: list[str | None] = []
     held: list[apsw.Connection] = []
@@ -34,10 +34,11 @@ async def test_a_worker_that_dies_says_of_what_and_closes_its_connection(caplog:
         raise MemoryError("no more")
 
     worker = Worker("one", open=memory, work=work, over=told.append)
-    with anyio.fail_after(WAIT), caplog.at_level(logging.CRITICAL):
+    with anyio.fail_after(WAIT), capture_logs() as logged:
         await worker.start()
         assert await Worker.stop([worker], WAIT)
     assert len(told) == 1 and told[0] is not None and "MemoryError: no more" in told[0]
+    assert ["MemoryError: no more" in line["event"] for line in logged] == [True]
     assert not worker.alive and not worker.connected
     with pytest.raises(apsw.ConnectionClosedError):
         held[0].execute("SELECT 1")

@@ -8,6 +8,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from tests.logs import capture_logs
 from tests.store.making import get_meta, new_session, put_meta
 from tidegate.errors import Conflict, Refused, StoreFailed
 from tidegate.store import Db, Store, maintenance, sessions
@@ -82,9 +83,9 @@ async def test_a_write_is_completed_though_its_caller_was_cancelled(store: Store
     assert await store.read(get_meta, "a") == 1
 
 
-async def test_a_failure_that_nobody_waits_for_is_logged(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failure_that_nobody_waits_for_is_logged(store: Store) -> None:
     hold = Hold()
-    with anyio.fail_after(10):
+    with anyio.fail_after(10), capture_logs() as logged:
         first = asyncio.ensure_future(store.write(hold))
         await hold.until_entered()
         with anyio.move_on_after(0):
@@ -92,7 +93,7 @@ async def test_a_failure_that_nobody_waits_for_is_logged(store: Store, caplog: p
         hold.release.set()
         await first
         await store.write(put_meta, "b", 1)
-    assert "quietly lost" in caplog.text
+    assert [line["error"] for line in logged] == ["quietly lost"]
 
 
 async def test_closing_completes_what_is_queued_and_refuses_what_comes_later(path: Path) -> None:

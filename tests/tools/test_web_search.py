@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 import pytest
-import structlog
 from aiohttp import web
 
+from tests.logs import capture_logs
 from tests.tools.sites import FORBIDDEN, Agent, Handler, agent, refuse, site
 from tidegate.config import read
 from tidegate.errors import Misconfigured, ToolFailed
@@ -177,7 +177,7 @@ async def test_an_answer_is_bounded_in_size_and_time(tmp_path: Path) -> None:
 
 async def test_nothing_of_the_key_is_logged(tmp_path: Path) -> None:
     """A secret is in a header and nowhere else."""
-    with structlog.testing.capture_logs() as logs:
+    with capture_logs() as logs:
         async with searching(tmp_path, "tavily", serving(tavily)) as mine:
             await mine.use("web_search", query="tides")
         await failure(tmp_path, "tavily", refuse)

@@ -1,6 +1,9 @@
 """Answers: OpenAI's shape, whole and streamed."""
 
+import inspect
+import itertools
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -9,6 +12,8 @@ from bench.scripted_model import ScriptedModel
 from tests import core
 from tests.house import WAIT, House, house
 from tests.web.asking import CHAT, Reply, asked, chat
+from tidegate.web import create_app
+from tidegate.web.sse import KEEP_ALIVE_SECONDS, Pulse, Stream
 
 pytestmark = pytest.mark.anyio
 
@@ -119,14 +124,38 @@ async def test_an_idle_stream_is_kept_alive_by_comments(home: Path, model: Scrip
         assert reply.body.endswith(b"data: [DONE]\n\n")
 
 
-async def test_text_before_and_after_a_tool_is_kept_apart(home: Path) -> None:
-    """H10, H11: what the model said before its tools ran is not glued to what it says after."""
-    async with house(home) as h:
-        reply = await chat(h, "what time is it", stream=True)
-        assert reply.status == 200
-        assert reply.streamed.strip() == reply.streamed
-        whole = await chat(h, "what time is it")
-        assert whole.text[:10] in reply.streamed
+async def test_text_before_and_after_a_tool_is_kept_apart(gateway: House) -> None:
+    """H10, H11: in a stream by an empty line; a whole answer is what was said last, and the transcript has both."""
+    script = "x [saying Let me look.] [tool clock {}] [tool clock {}] [say It is late.]"
+    reply = await chat(gateway, script, stream=True, session="n")
+    assert reply.streamed == "Let me look.\n\nLet me look.\n\nIt is late."
+    whole = await chat(gateway, script, session="n")
+    assert whole.text == "It is late."
+    said = [row.message.text for row in await _assistant_rows(gateway)]
+    assert said == ["Let me look.", "Let me look.", "It is late."] * 2
+
+
+async def test_a_quiet_stream_hears_something_every_fifteen_seconds() -> None:
+    """H11: at the latest, and not much more often; by a clock of the test's own."""
+    now = 0.0
+    told: list[float] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        if message.get("body") == b": keep-alive\n\n":
+            told.append(now)
+
+    pulse = Pulse(clock=lambda: now)
+    async with Stream(send, pulse, []):
+        while now < 120:
+            now += pulse.every
+            await pulse.beat()
+    gaps = [later - earlier for earlier, later in itertools.pairwise([0.0, *told])]
+    assert len(gaps) >= 8 and all(10 <= gap <= 15 for gap in gaps)
+
+
+def test_the_gateway_keeps_its_streams_alive_at_that_pace() -> None:
+    """H11: nobody has to ask for it."""
+    assert inspect.signature(create_app).parameters["keep_alive"].default == KEEP_ALIVE_SECONDS == 15
 
 
 async def test_an_answer_that_begins_anew_after_visible_text_ends_a_plain_stream_with_an_error(

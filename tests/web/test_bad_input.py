@@ -1,5 +1,6 @@
 """Bad input gets a clear error, and nothing is lost."""
 
+import hashlib
 import io
 import json
 from pathlib import Path
@@ -7,12 +8,12 @@ from typing import Any
 
 import msgspec
 import pytest
-import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.scripted_model import ScriptedModel
 from tests.house import House, house
+from tests.logs import capture_logs
 from tests.web.asking import CHAT, asked, call, chat, raw
 from tidegate.errors import Refused
 from tidegate.web.decoding import decode
@@ -255,11 +256,15 @@ async def test_a_body_over_the_limit_is_413_with_the_limits_name(home: Path, mod
 
 @pytest.mark.anyio
 async def test_a_message_of_ten_megabytes_within_the_limit_is_taken_whole(home: Path, model: ScriptedModel) -> None:
-    """H20: and reaches the model byte for byte."""
-    text = "tide " * (2 * 1024 * 1024)
+    """H20: and reaches the model byte for byte, and the transcript."""
+    text = "".join(f'tide {number} "é"\n' for number in range(600_000))
+    assert len(text.encode()) > 10_000_000
     async with house(home, model=model) as h:
         body = io.BytesIO(json.dumps(asked(text)).encode())
         assert (await call(h, "POST", CHAT, data=body, headers={"X-Session-Id": "n"})).status == 200
+        [request] = model.recorded
+        said = request.decoded()["messages"][-1]["content"]
+        assert hashlib.sha256(said.encode()).digest() == hashlib.sha256(text.encode()).digest()
         [view] = (await call(h, "GET", "/api/sessions")).json["sessions"]
         [row, *_] = (await call(h, "GET", f"/api/sessions/{view['id']}/messages?after=0")).json["messages"]
         assert row["message"]["text"] == text
@@ -322,7 +327,7 @@ async def test_what_nobody_foresaw_is_an_incident_and_not_a_bare_500(
 
     monkeypatch.setattr(gateway.door, "accept", broken)
     monkeypatch.setattr(gateway.door, "sessions", broken)
-    with structlog.testing.capture_logs() as logged:
+    with capture_logs() as logged:
         replies = (
             await chat(gateway),
             await chat(gateway, stream=True),

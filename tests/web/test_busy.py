@@ -12,7 +12,12 @@ from tests.web.asking import Reply, call, chat
 pytestmark = pytest.mark.anyio
 
 
-async def both(h: House, model: ScriptedModel, second: str, **headers: str) -> tuple[Reply, Reply]:
+FIRST = "one [hold there] [say first answer]"
+
+
+async def both(
+    h: House, model: ScriptedModel, second: str, *, first: str = FIRST, **headers: str
+) -> tuple[Reply, Reply]:
     """A first message that is held at the model, and a second one sent meanwhile."""
     replies: dict[str, Reply] = {}
 
@@ -21,7 +26,7 @@ async def both(h: House, model: ScriptedModel, second: str, **headers: str) -> t
 
     with anyio.fail_after(WAIT):
         async with anyio.create_task_group() as group:
-            group.start_soon(say, "first", "one [hold there] [say first answer]", {})
+            group.start_soon(say, "first", first, {})
             await model.held("there")
             group.start_soon(say, "second", second, headers)
             arrived = {"steer": lambda: "second" in replies, "interrupt": lambda: "first" in replies}.get(
@@ -40,19 +45,38 @@ async def test_a_second_message_waits_and_gets_its_own_turn(gateway: House, mode
     assert first.text == "first answer" and second.text == "second answer"
     assert first.headers["X-Turn-Id"] != second.headers["X-Turn-Id"]
     said = [m["content"] for m in model.recorded[-1].decoded()["messages"] if m["role"] == "user"]
-    assert said == ["one [hold there] [say first answer]", "two [say second answer]"]
+    assert said == [FIRST, "two [say second answer]"]
 
 
 async def test_steering_joins_the_running_turn(gateway: House, model: ScriptedModel) -> None:
-    """H13, S14: 202 with the id of the turn that it joined; the message is in that turn's conversation."""
+    """H13, S14: 202 says which turn it joined; the model reads it in the next step of that turn, which answers both."""
+    steered = "and another thing [say both answered]"
+    working = "one [tool clock {}] [hold there step=0]"
+    first, second = await both(gateway, model, steered, first=working, **{"X-Busy": "steer"})
+    [view] = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
+    turn = first.headers["X-Turn-Id"]
+    assert second.status == 202 and second.headers["X-Turn-Id"] == turn
+    assert second.json == {"id": turn, "session": view["id"], "object": "turn", "status": "steered"}
+    assert first.text == "both answered"
+    asked, again = (request.decoded()["messages"] for request in model.recorded)
+    assert steered not in [message["content"] for message in asked]
+    assert again[: len(asked)] == asked
+    assert [message["role"] for message in again[len(asked) :]] == ["assistant", "tool", "user"]
+    assert again[-1]["content"] == steered
+
+
+async def test_steering_that_comes_with_the_last_answer_becomes_the_next_turn(
+    gateway: House, model: ScriptedModel
+) -> None:
+    """H13, S14: nothing is lost; it is said once, and answered in the conversation."""
     first, second = await both(gateway, model, "and another thing", **{"X-Busy": "steer"})
-    assert second.status == 202
-    assert second.json["id"] == first.headers["X-Turn-Id"] == second.headers["X-Turn-Id"]
+    assert (first.text, second.status) == ("first answer", 202)
     [view] = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
     with anyio.fail_after(WAIT):
         await gateway.door.engine.idle(view["id"])
     rows = (await call(gateway, "GET", f"/api/sessions/{view['id']}/messages")).json["messages"]
-    assert [row["message"]["text"] for row in rows if row["message"]["role"] == "user"].count("and another thing") == 1
+    assert [row["message"]["role"] for row in rows] == ["user", "assistant"] * 2
+    assert rows[2]["message"]["text"] == "and another thing"
 
 
 async def test_steering_an_idle_session_is_an_ordinary_message(gateway: House) -> None:

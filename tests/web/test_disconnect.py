@@ -6,6 +6,7 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.house import WAIT, House
 from tests.web.asking import CHAT, asked, call, chat
+from tidegate.store import turns
 
 pytestmark = pytest.mark.anyio
 
@@ -83,6 +84,82 @@ async def test_a_named_turn_is_stopped_when_its_caller_chose_so(
             await anyio.sleep(0.005)
     assert (await call(gateway, "GET", f"/api/turns/{turn}")).json["state"] == "stopped"
     assert (await chat(gateway, "two", session="n")).status == 200
+
+
+TALKING = "one [words 30] [hold there after=5]"
+
+
+async def leave_after_words(h: House, model: ScriptedModel, headers: dict[str, str]) -> str:
+    """Ask for a stream, read its first words, hang up in the middle, and give the id of its turn."""
+    with anyio.fail_after(WAIT):
+        async with h.client.post(CHAT, json=asked(TALKING, stream=True), headers=headers) as response:
+            await model.held("there")
+            seen = b""
+            while b'"content":"w0' not in seen:
+                seen += await response.content.readany()
+            response.close()
+        while h.server.connections:  # until the gateway knows
+            await anyio.sleep(0.005)
+    return str(response.headers["X-Turn-Id"])
+
+
+async def until_ended(h: House, turn: str) -> None:
+    with anyio.fail_after(WAIT):
+        while h.door.live(turn) is not None:
+            await anyio.sleep(0.005)
+
+
+async def test_a_named_turn_goes_on_when_its_reader_leaves_in_mid_stream(gateway: House, model: ScriptedModel) -> None:
+    """H15: and its whole answer is stored, the words after the last that was read too."""
+    turn = await leave_after_words(gateway, model, {"X-Session-Id": "n"})
+    assert (await call(gateway, "GET", f"/api/turns/{turn}")).json["state"] == "running"
+    model.release("there")
+    await until_ended(gateway, turn)
+    fetched = (await call(gateway, "GET", f"/api/turns/{turn}")).json
+    assert fetched["state"] == "answered" and fetched["text"].split()[-1] == "w29"
+    rows = (await call(gateway, "GET", f"/api/sessions/{fetched['session']}/messages")).json["messages"]
+    assert rows[-1]["message"]["text"] == fetched["text"]
+
+
+async def test_an_ephemeral_turn_is_stopped_when_its_reader_leaves_in_mid_stream(
+    gateway: House, model: ScriptedModel
+) -> None:
+    """H16: and so is its call to the model, which nobody would read."""
+    turn = await leave_after_words(gateway, model, {})
+    await until_ended(gateway, turn)
+    assert gateway.door.status()["turns"]["stopped"] == 1
+    with anyio.fail_after(WAIT):
+        while not model.stats()["disconnects"]:
+            await anyio.sleep(0.005)
+
+
+async def test_a_named_turn_is_stopped_in_mid_stream_when_its_caller_chose_so(
+    gateway: House, model: ScriptedModel
+) -> None:
+    """H16: X-On-Disconnect: cancel; what it had said is kept."""
+    turn = await leave_after_words(gateway, model, {"X-Session-Id": "n", "X-On-Disconnect": "cancel"})
+    await until_ended(gateway, turn)
+    fetched = (await call(gateway, "GET", f"/api/turns/{turn}")).json
+    assert fetched["state"] == "stopped" and fetched["text"].startswith("w0") and "w29" not in fetched["text"]
+    assert (await chat(gateway, "two", session="n")).status == 200
+
+
+@pytest.mark.parametrize("headers", [{"X-On-Disconnect": "continue"}, {"Idempotency-Key": "k"}])
+async def test_an_ephemeral_turn_goes_on_in_mid_stream_for_who_means_to_come_back(
+    gateway: House, model: ScriptedModel, headers: dict[str, str]
+) -> None:
+    """H16, H18: by choice, or because a key of his own says so; under the key the whole answer is there."""
+    turn = await leave_after_words(gateway, model, headers)
+    assert gateway.door.census()["turns_running"] == 1
+    row = await gateway.store.read(turns.get, turn)
+    assert row is not None and row.on_disconnect == "continue", "after a restart as well"
+    model.release("there")
+    await until_ended(gateway, turn)
+    assert gateway.door.status()["turns"] == {**gateway.door.status()["turns"], "answered": 1, "stopped": 0}
+    if "Idempotency-Key" in headers:
+        again = await chat(gateway, TALKING, stream=True, headers=headers)
+        assert again.headers["X-Turn-Id"] == turn and again.streamed.split()[-1] == "w29"
+        assert len(model.recorded) == 1
 
 
 async def test_a_reader_that_leaves_does_not_take_the_turn_from_another(gateway: House, model: ScriptedModel) -> None:

@@ -59,6 +59,34 @@ async def test_a_running_turn_is_joined_from_its_start(gateway: House, model: Sc
     assert len(model.recorded) == 1
 
 
+async def test_who_joins_a_turn_that_has_already_spoken_is_told_its_words_from_the_first(
+    gateway: House, model: ScriptedModel
+) -> None:
+    """H18: what was said before he came, once, and then what follows."""
+    text = "x [words 30] [hold there after=5]"
+    replies: list[Reply] = []
+
+    async def say() -> None:
+        replies.append(await chat(gateway, text, headers=KEY, stream=True))
+
+    with anyio.fail_after(WAIT):
+        async with gateway.client.post(CHAT, json=asked(text, stream=True), headers=KEY) as first:
+            seen = b""
+            while b"w3" not in seen:
+                seen += await first.content.readany()
+            async with anyio.create_task_group() as group:
+                group.start_soon(say)
+                while gateway.door.live(first.headers["X-Turn-Id"]).readers < 2:
+                    await anyio.sleep(0.005)
+                model.release("there")
+            whole = Reply(first.status, first.headers, seen + await first.read())
+    [joined] = replies
+    assert joined.headers["X-Turn-Id"] == whole.headers["X-Turn-Id"]
+    assert joined.streamed.split() == [f"w{number}" for number in range(30)]
+    assert joined.streamed == whole.streamed
+    assert len(model.recorded) == 1
+
+
 @pytest.mark.parametrize(
     "change",
     [

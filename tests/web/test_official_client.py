@@ -151,3 +151,62 @@ async def test_its_own_retry_does_not_make_a_second_turn(
         assert text == ANSWER
         assert dropped
         assert len(model.recorded) == 1
+
+
+IMPATIENCE = 0.5
+"""Seconds that the client's first attempt waits; a later one is given all the time there is."""
+
+
+async def timed_out(h: House, model: ScriptedModel, headers: dict[str, str], *, stream: bool = False) -> str:
+    """What the client gets whose first attempt ran out of time while the model was held, and who tried again by itself.
+    The model is let go when the second attempt has come."""
+    answers: list[str] = []
+
+    async def ask(impatient: AsyncOpenAI) -> None:
+        created = await impatient.chat.completions.create(  # type: ignore[call-overload]
+            model="main", messages=user("hello [hold there times=1]"), stream=stream
+        )
+        if stream:
+            answers.append("".join([chunk.choices[0].delta.content or "" async for chunk in created]))
+        else:
+            answers.append(created.choices[0].message.content)
+
+    with anyio.fail_after(WAIT):
+        async with client(h, timeout=IMPATIENCE, max_retries=1, default_headers=headers) as impatient:
+            async with anyio.create_task_group() as group:
+                group.start_soon(ask, impatient)
+                await model.held("there")
+                impatient.timeout = WAIT
+                [turn] = h.door.engine.turns
+                while (live := h.door.live(turn)) is not None and live.readers < 2:
+                    await anyio.sleep(0.005)
+                model.release("there")
+    [answer] = answers
+    return answer
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("headers", [{"X-Session-Id": "notes"}, {"X-On-Disconnect": "continue"}])
+async def test_its_retry_after_a_timeout_joins_a_turn_that_went_on(
+    gateway: House, model: ScriptedModel, headers: dict[str, str], stream: bool
+) -> None:
+    """H15, H19: the turn did not notice; the message is there once, and the model was asked once."""
+    assert await timed_out(gateway, model, headers, stream=stream) == ANSWER
+    assert len(model.recorded) == 1
+    assert gateway.door.status()["turns"]["answered"] == 1
+    if "X-Session-Id" in headers:
+        async with client(gateway, default_headers=headers) as patient:
+            await patient.chat.completions.create(model="main", messages=user("next"))  # type: ignore[call-overload]
+        said = [m["content"] for m in model.recorded[-1].decoded()["messages"] if m["role"] == "user"]
+        assert said == ["hello [hold there times=1]", "next"]
+
+
+async def test_its_retry_after_a_timeout_begins_anew_what_was_stopped_when_it_hung_up(
+    gateway: House, model: ScriptedModel
+) -> None:
+    """H16, H19: a call without a name ends with its reader, its request to the model too; the retry is a new turn."""
+    assert await timed_out(gateway, model, {}) == ANSWER
+    assert len(model.recorded) == 2
+    turns = gateway.door.status()["turns"]
+    assert (turns["stopped"], turns["answered"]) == (1, 1)
+    assert model.stats()["disconnects"] == 1

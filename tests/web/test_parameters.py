@@ -23,7 +23,7 @@ caller_tools = true
 
 @pytest.mark.parametrize("session", [None, "notes"])
 async def test_parameters_hold_for_their_call_only(gateway: House, model: ScriptedModel, session: str | None) -> None:
-    """H08: sampling, length, reasoning and stops reach the model for this call and not for the next."""
+    """H08: sampling, length, reasoning, stops and the caller's own marks reach the model for this call only."""
     given = {
         "temperature": 0.5,
         "top_p": 0.9,
@@ -40,9 +40,11 @@ async def test_parameters_hold_for_their_call_only(gateway: House, model: Script
     assert 50 in (asked.get("max_tokens"), asked.get("max_completion_tokens"))
     assert asked["reasoning_effort"] == "low"
     assert asked["stop"] in ("END", ["END"])
+    assert asked["user"] == "u-1"
+    assert asked["metadata"] == {"ticket": "7"}
     assert (await chat(gateway, session=session)).status == 200
     plain = model.recorded[-1].decoded()
-    assert not {"temperature", "top_p", "max_tokens", "max_completion_tokens", "reasoning_effort", "stop"} & set(plain)
+    assert not {*given, "max_tokens"} & set(plain)
 
 
 async def test_max_tokens_is_taken_as_well_and_nulls_mean_nothing(gateway: House, model: ScriptedModel) -> None:

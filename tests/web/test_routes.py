@@ -13,7 +13,9 @@ PATHS = ("/", "/api/sessions", "/api/sessions/{id}", "/api/sessions/{id}/events"
 @pytest.fixture
 def routes() -> Routes:
     keyring: Keyring = None  # type: ignore[assignment]  # nobody is asked who calls
-    return Routes({path: PathApp([Endpoint(method="GET", path=path, summary="")], keyring, Bodies(1)) for path in PATHS})
+    return Routes(
+        {path: PathApp([Endpoint(method="GET", path=path, summary="")], keyring, Bodies(1)) for path in PATHS}
+    )
 
 
 @pytest.mark.parametrize(

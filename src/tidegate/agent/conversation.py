@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import cast
 
 import msgspec
-import structlog
 
+from tidegate.log import Log
 from tidegate.models import Encoded, Lease, Model
 from tidegate.tools import Toolset
 from tidegate.values import Call, Media, Message
 
-log = structlog.stdlib.get_logger(__name__)
+log = Log(__name__)
 
 ROW_OVERHEAD = 64
 """Bytes that an encoded message costs beside its text: the object's header and its slot in the list."""

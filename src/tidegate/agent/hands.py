@@ -13,17 +13,17 @@ from typing import Protocol
 
 import anyio
 import msgspec
-import structlog
 
 from tidegate.agent.balance import tool_step
 from tidegate.agent.progress import Progress
 from tidegate.agent.turn import EXCERPT_CHARACTERS, Effect, Turn
 from tidegate.errors import ToolFailed, TurnFailed
 from tidegate.lifetimes import gather, is_cancelled
+from tidegate.log import Log
 from tidegate.tools import Result, Tool, ToolContext, Toolset
 from tidegate.values import Message, ToolCall, ToolEnded, ToolStarted
 
-log = structlog.stdlib.get_logger(__name__)
+log = Log(__name__)
 
 LOST = "Interrupted: the gateway stopped while this ran, so its effect is unknown. It was not run again."
 

@@ -13,7 +13,6 @@ from typing import Protocol
 from weakref import WeakSet
 
 import anyio
-import structlog
 
 from tidegate.engine import held
 from tidegate.engine.failures import describe, stopped
@@ -25,10 +24,11 @@ from tidegate.engine.settlement import Ending, Settled, settle
 from tidegate.engine.taking import Begun, Taken, begin, peek
 from tidegate.errors import Conflict, ModelFailed, Stopping, StoreFailed, TurnFailed
 from tidegate.lifetimes import Presence, Present, Scope, is_cancelled
+from tidegate.log import Log
 from tidegate.store import SessionRow, Store, TurnRow, turns
 from tidegate.values import Failure, Frozen, Message, MessageAdded, Notice, Outcome, TurnEnded, TurnStarted
 
-log = structlog.stdlib.get_logger(__name__)
+log = Log(__name__)
 
 
 ENDED = "the session has ended; send them to a new one."

@@ -4,9 +4,7 @@ What the command line needs to speak to a running gateway is light and imported 
 one is run.
 """
 
-import importlib
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,15 +32,12 @@ __all__ = [
     "settings",
 ]
 
-_NOT_FOR_THE_LOG = ("rich", "greenlet")
-
 
 def run(home: Path, *, port: int | None = None, replace: bool = False, say: Callable[[str], None]) -> None:
     """Run a gateway on this home folder until it is told to stop; `say` is given what a person should read."""
     from tidegate.gateway.allocator import bound_arenas
 
     bound_arenas()
-    _import_log_alone()
     from tidegate.gateway.process import run_process
 
     run_process(home, port=port, replace=replace, say=say)
@@ -60,14 +55,3 @@ def examine(home: Path) -> "Ready":
     from tidegate.gateway import readiness
 
     return readiness.examine(home, os.environ)
-
-
-def _import_log_alone() -> None:
-    """structlog takes in by itself what it finds installed for colours and greenlets: 10 MB that our log lines have no
-    use for. It is imported as if they were absent; whoever needs them later can import them."""
-    for name in _NOT_FOR_THE_LOG:
-        sys.modules.setdefault(name, None)  # type: ignore[arg-type]
-    importlib.import_module("structlog")
-    for name in _NOT_FOR_THE_LOG:
-        if sys.modules[name] is None:
-            del sys.modules[name]

@@ -20,11 +20,11 @@ from typing import Any
 
 import anyio
 import msgspec
-import structlog
 
 from tidegate.errors import TidegateError
 from tidegate.gateway.ask import SOCKET_NAME, FolderPath
 from tidegate.lifetimes import Scope
+from tidegate.log import Log
 
 _REQUEST_BYTES = 4096  # the longest request is under a hundred bytes
 _REQUEST_SECONDS = 5.0  # for a client to send its line, and to take its answer
@@ -42,7 +42,7 @@ class Control:
         self._home = home
         self._verbs = verbs
         self._connections = 0
-        self._log = structlog.get_logger("tidegate.control")
+        self._log = Log("tidegate.control")
 
     async def open(self, scope: Scope) -> None:
         """Listen until `scope` closes. The home's lock must be held: a socket file found here is a dead one's."""

@@ -9,11 +9,12 @@ processor (docs/decisions/0008). A core that others crowd would be a trap, so th
 wait for it.
 """
 
-import logging
 import os
 from pathlib import Path
 
-log = logging.getLogger(__name__)
+from tidegate.log import Log
+
+log = Log(__name__)
 
 CROWDED = 0.3
 """Share of the time that it wanted to run in which it had to wait: above this another core is looked for."""
@@ -49,7 +50,7 @@ class OneCore:
             self._look()
         except OSError as error:
             if len(self._all) > 1:
-                log.info("the gateway does not choose its core: %s", error)
+                log.info("the gateway does not choose its core", error=str(error))
             self._all = set()
 
     def _look(self) -> None:

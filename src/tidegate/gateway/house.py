@@ -15,7 +15,6 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import structlog
 from anyio import to_thread
 
 from tidegate import commands
@@ -34,6 +33,7 @@ from tidegate.gateway.pressure import LOOK_SECONDS as PRESSURE_SECONDS
 from tidegate.gateway.pressure import Pressure
 from tidegate.gateway.reception import Reception
 from tidegate.lifetimes import Ledger, Scope
+from tidegate.log import Log
 from tidegate.models import Clients, Models
 from tidegate.security import Redactor, configure_logging
 from tidegate.sessions import Chore, Sessions
@@ -78,7 +78,7 @@ class House:
         self._ledger = Ledger()
         self._scope = Scope("process", account=self._ledger.account("process"), on_error=self._task_failed)
         self._memory = MemoryReport(self._ledger, self._scope)
-        self._log = structlog.get_logger("tidegate.gateway")
+        self._log = Log("tidegate.gateway")
         self._undo_log: Callable[[], None] | None = None
 
     # -- the life of a house --

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 
 import anyio
-import structlog
 
 from tidegate.lifetimes import Scope
+from tidegate.log import Log
 from tidegate.sessions import Chore
 from tidegate.values import Frozen
 
@@ -57,7 +57,7 @@ class Maintenance:
         self._records = tuple(_Record(chore) for chore in chores)
         self._beat = beat
         self._clock = clock
-        self._log = structlog.get_logger("tidegate.maintenance")
+        self._log = Log("tidegate.maintenance")
 
     def start(self, scope: Scope) -> None:
         for record in self._records:

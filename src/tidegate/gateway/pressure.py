@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio.lowlevel
-import structlog
 from anyio import to_thread
 
 from tidegate.gateway.allocator import trim
 from tidegate.gateway.ceiling import Ceiling
 from tidegate.gateway.memory import private_bytes
 from tidegate.lifetimes import Presence
+from tidegate.log import Log
 
 LOOK_SECONDS = 2.0
 """Between two looks, each of which costs a fraction of a millisecond."""
@@ -60,7 +60,7 @@ class Pressure:
         self._resting = 0.0
         self._left = 0
         self._told = False
-        self._log = structlog.get_logger("tidegate.memory")
+        self._log = Log("tidegate.memory")
         self.short = False
         self.spells = 0
 

@@ -1,10 +1,9 @@
-"""The log: one sink for structlog and for the standard library's `logging`, with redaction as its last step.
+"""The log: one way out for what anything in the process logs, with redaction as its last step.
 
-Guarantee: every line that anything in the process logs, a library too, passes the redactor twice: as values, where
-the structure is still known, and as the finished line. A line is one line in JSON; as text, control characters are
-escaped, so that nothing logged can pose as another line. Logging never raises, and never waits for whoever reads the
-log: a line that cannot be written is counted, and the count is reported with the next one that can. Requests' and
-messages' bodies are not logged.
+Guarantee: every line, a library's too, passes the redactor twice: as values, where the structure is still known, and as
+the finished line. A line is one line in JSON; as text, control characters are escaped, so that nothing logged can pose
+as another line. Logging never raises, and never waits for whoever reads the log: a line that cannot be written is
+counted, and the count is reported with the next one that can. Requests' and messages' bodies are not logged.
 
 Logging is the one thing that a process has only once; `configure_logging` sets it, and what it returns unsets it.
 """
@@ -12,76 +11,66 @@ Logging is the one thing that a process has only once; `configure_logging` sets 
 import logging
 import re
 import select
-import sys
 import traceback
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any, TextIO
 
 import msgspec
-import structlog
 
 from tidegate.config import LogSettings
+from tidegate.log import VALUES
 from tidegate.security.redactor import Redactor
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_NAMES = {number: name for name, number in _LEVELS.items()}
+_OWN = "tidegate"  # our own loggers are below it
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _WORD = re.compile(r"[^\s\"'=]+")
 
 PIECE_CHARACTERS = 1024
 """Written at once: a pipe that says it has room takes 4096 bytes, and a character is at most four."""
 
-Event = MutableMapping[str, Any]
+Event = dict[str, Any]
 
 
 def configure_logging(settings: LogSettings, redactor: Redactor, stream: TextIO) -> Callable[[], None]:
     """Sends everything that is logged to `stream`, redacted. Returns what undoes it."""
     level = _LEVELS[settings.level]
     render = _render_json if settings.format == "json" else _render_text
-    sink = _Sink(stream, redactor, render)
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            _with_traceback,
-            redactor,
-            render,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=lambda *_names: sink,
-        cache_logger_on_first_use=False,
-    )
-    root = logging.getLogger()
-    handler = _Bridge(sink)
-    before = (root.level, list(root.handlers))
+    root, own = logging.getLogger(), logging.getLogger(_OWN)
+    handler = _Handler(_Sink(stream, redactor, render))
+    before = (root.level, own.level, list(root.handlers))
     root.handlers[:] = [handler]
     root.setLevel(max(level, logging.INFO))
+    own.setLevel(level)
 
     def undo() -> None:
         if handler in root.handlers:
             root.handlers.remove(handler)
-            root.handlers.extend(known for known in before[1] if known not in root.handlers)
+            root.handlers.extend(known for known in before[2] if known not in root.handlers)
             root.setLevel(before[0])
-            structlog.reset_defaults()
+            own.setLevel(before[1])
 
     return undo
 
 
 class _Sink:
-    """Writes finished lines. It has a method for each of structlog's, as a logger that is wrapped must."""
+    """Writes events as lines."""
 
-    def __init__(self, stream: TextIO, redactor: Redactor, render: Callable[[Any, str, Event], str]) -> None:
+    def __init__(self, stream: TextIO, redactor: Redactor, render: Callable[[Event], str]) -> None:
         self._stream = stream
         self._redactor = redactor
         self._render = render
         self._torn = False
         self.lost = 0
 
-    def write(self, line: str) -> None:
+    def write(self, event: Event) -> None:
         # The last step, over the finished line: whatever put a secret together on the way is seen here.
-        line = self._redactor.text(line)
+        line = self._redactor.text(self._render(self._redactor.value(event)))
         if self.lost:
             loss: Event = {"level": "warning", "event": "lines of the log could not be written", "lines": self.lost}
-            line = f"{self._render(None, '', loss)}\n{line}"
+            line = f"{self._render(loss)}\n{line}"
         text = "\n" * self._torn + line.encode("utf-8", "backslashreplace").decode() + "\n"
         try:
             for start in range(0, len(text), PIECE_CHARACTERS):
@@ -97,8 +86,6 @@ class _Sink:
             self._torn = False
             self.lost = 0
 
-    msg = debug = info = warning = error = critical = exception = log = write
-
 
 def _has_room(stream: TextIO) -> bool:
     """Whether a piece can be written without waiting. A pipe whose reader has stopped reading would hold up the loop,
@@ -112,8 +99,8 @@ def _has_room(stream: TextIO) -> bool:
     return bool(room.poll(0))
 
 
-class _Bridge(logging.Handler):
-    """Hands what libraries log to the same sink, by the same way."""
+class _Handler(logging.Handler):
+    """Makes an event of what is logged: with named values where it is ours, with the logger's name where it is not."""
 
     def __init__(self, sink: _Sink) -> None:
         super().__init__()
@@ -124,8 +111,17 @@ class _Bridge(logging.Handler):
             message = record.getMessage()
         except Exception as error:  # a library's wrong format string is no reason to fail, nor to lose the line
             message = f"{record.msg!r} could not be formatted: {type(error).__name__}"
-        level = _nearest_level(record.levelno)
-        structlog.get_logger().log(level, message, logger=record.name, exc_info=record.exc_info)
+        event: Event = {
+            "timestamp": datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z"),
+            "level": _NAMES[_nearest_level(record.levelno)],
+            "event": message,
+        }
+        values = getattr(record, VALUES, None)
+        event.update({"logger": record.name} if values is None else values)
+        raised = None if record.exc_info is None else record.exc_info[1]
+        if raised is not None:
+            event["exception"] = "".join(traceback.format_exception(raised)).rstrip("\n")
+        self._sink.write(event)
 
     def handleError(self, record: logging.LogRecord) -> None:
         # The inherited one prints the record with its arguments, unredacted.
@@ -136,18 +132,7 @@ def _nearest_level(number: int) -> int:
     return max((known for known in _LEVELS.values() if known <= number), default=logging.DEBUG)
 
 
-def _with_traceback(_logger: Any, _method: str, event: Event) -> Event:
-    given = event.pop("exc_info", None)
-    if given is True:
-        given = sys.exc_info()
-    if isinstance(given, tuple):
-        given = given[1]
-    if isinstance(given, BaseException):
-        event["exception"] = "".join(traceback.format_exception(given)).rstrip("\n")
-    return event
-
-
-def _render_json(_logger: Any, _method: str, event: Event) -> str:
+def _render_json(event: Event) -> str:
     first = {name: event.pop(name, "") for name in ("timestamp", "level", "event")}
     plain = msgspec.json.encode(_encodable({**first, **event}), enc_hook=repr)
     # Outside strings JSON has none of these; inside them it may be escaped as well.
@@ -167,7 +152,7 @@ def _encodable(value: Any) -> Any:
     return value
 
 
-def _render_text(_logger: Any, _method: str, event: Event) -> str:
+def _render_text(event: Event) -> str:
     stamp, level = event.pop("timestamp", ""), event.pop("level", "")
     message, trace = _line(event.pop("event", "")), event.pop("exception", None)
     parts = [f"{stamp} {level:<7} {message}", *(f"{_line(name)}={_text(item)}" for name, item in event.items())]

@@ -48,7 +48,7 @@ _NAMES = frozenset(
 
 
 class Redactor:
-    """Replaces secrets by `[hidden]`. Callable as a structlog processor."""
+    """Replaces secrets by `[hidden]`."""
 
     def __init__(self, secrets: Iterable[Secret] = ()) -> None:
         self._known: dict[Secret, None] = {}
@@ -84,12 +84,6 @@ class Redactor:
     def error(self, error: BaseException) -> str:
         """The traceback with causes, contexts and groups, without secrets."""
         return self.text("".join(traceback.format_exception(error)).rstrip("\n"))
-
-    def __call__(self, _logger: Any, _method: str, event: Any) -> Any:
-        """As a structlog processor: a redacted copy of an event, or of a rendered line."""
-        if isinstance(event, str):
-            return self.text(event)
-        return self.bytes(event) if isinstance(event, bytes) else self.value(event)
 
     def _value(self, value: Any, depth: int) -> Any:
         if value is None or isinstance(value, bool | int | float):

@@ -10,9 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import structlog
-
 from tidegate.errors import BudgetSpent
+from tidegate.log import Log
 from tidegate.store import Store, usage
 
 DAY = 86400
@@ -22,7 +21,7 @@ WARN_AT = 0.8
 DEMO = "demo"
 """The name under which the demo model's tokens are written down."""
 
-log = structlog.stdlib.get_logger(__name__)
+log = Log(__name__)
 
 
 class DayBudget:

@@ -12,12 +12,11 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import structlog
-
 from tidegate.config import Config
 from tidegate.engine import EmbeddedEngine, TurnLog
 from tidegate.errors import Busy, NotFound, Refused, Stopping, TooLarge
 from tidegate.lifetimes import CacheStats, Ledger, Presence, Scope
+from tidegate.log import Log
 from tidegate.models import Models
 from tidegate.security import Principal, Secret
 from tidegate.sessions import queries, watching
@@ -39,7 +38,7 @@ from tidegate.workspaces import Workspaces
 if TYPE_CHECKING:
     from tidegate.tools.egress import WebAccess
 
-log = structlog.stdlib.get_logger(__name__)
+log = Log(__name__)
 
 
 class Sessions:

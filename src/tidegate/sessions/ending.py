@@ -12,14 +12,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import anyio
-import structlog
 
 from tidegate.engine import EmbeddedEngine
 from tidegate.lifetimes import Presence, gather
+from tidegate.log import Log
 from tidegate.store import Db, SessionKind, SessionRow, Store, endings, maintenance, sessions, turns
 from tidegate.values import Outcome
 
-log = structlog.stdlib.get_logger(__name__)
+log = Log(__name__)
 
 STOP_SECONDS = 10.0
 """How long the end waits for a running turn to let go; its tools are stopped by then or their tasks are broken."""

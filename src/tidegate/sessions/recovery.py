@@ -7,9 +7,8 @@ often than limits.resumes is not taken up again, so that a turn that kills the g
 
 from typing import TYPE_CHECKING
 
-import structlog
-
 from tidegate.engine import stopped
+from tidegate.log import Log
 from tidegate.sessions.channels import Channel
 from tidegate.store import Db, SessionRow, TurnRow, sessions, turns
 from tidegate.values import Failure
@@ -17,7 +16,7 @@ from tidegate.values import Failure
 if TYPE_CHECKING:
     from tidegate.sessions.door import Sessions
 
-log = structlog.stdlib.get_logger(__name__)
+log = Log(__name__)
 
 
 async def recover(door: "Sessions", *, older: float = 0.0) -> int:

@@ -6,7 +6,6 @@ caller has gone is stopped too. Each thread opens and closes its own connection;
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import apsw
 
 from tidegate.errors import StoreFailed
+from tidegate.log import Log
 from tidegate.store._connections import connect_reader
 from tidegate.store._worker import Backlog, Job, Worker, ours
 from tidegate.values import Frozen
@@ -22,7 +22,7 @@ from tidegate.values import Frozen
 CHECK_EVERY = 5000
 """SQLite instructions between two looks at the clock: well under a millisecond."""
 
-log = logging.getLogger("tidegate.store")
+log = Log("tidegate.store")
 
 
 class Reading(Job):
@@ -175,7 +175,7 @@ def _leave(db: apsw.Connection) -> None:
         if db.in_transaction:
             db.execute("ROLLBACK")
     except apsw.Error as error:
-        log.error("a snapshot could not be left: %s", error)
+        log.error("a snapshot could not be left", error=str(error))
 
 
 def _stopped(reading: Reading) -> StoreFailed:

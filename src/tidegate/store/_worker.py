@@ -6,7 +6,6 @@ whatever it ends by; `stop` returns when the thread is gone or the time is over.
 """
 
 import asyncio
-import logging
 import threading
 import traceback
 from collections.abc import Callable, Sequence
@@ -16,9 +15,10 @@ from typing import Any, Generic, TypeVar
 import apsw
 
 from tidegate.errors import StoreFailed
+from tidegate.log import Log
 from tidegate.store._errors import translate, translate_opening
 
-log = logging.getLogger("tidegate.store")
+log = Log("tidegate.store")
 
 
 class Job:
@@ -174,7 +174,7 @@ class Worker:
             self._work(db)
         except BaseException as error:
             self._dead = f"The thread {self._name} has died ({type(error).__name__}: {error}); restart the gateway."
-            log.critical(self._dead, exc_info=error)
+            log.error(self._dead, exc_info=error)
         finally:
             self.connected = False
             self._close(db)
@@ -186,7 +186,7 @@ class Worker:
         try:
             db.close()
         except apsw.Error as error:
-            log.error("the store's file could not be closed properly: %s", error)
+            log.error("the store's file could not be closed properly", error=str(error))
 
 
 def ours(error: BaseException) -> BaseException:

@@ -8,7 +8,6 @@ its connection itself; `start` and `stop` own the thread.
 """
 
 import asyncio
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 import apsw
 
 from tidegate.errors import StoreDamaged, StoreFailed, StoreFull
+from tidegate.log import Log
 from tidegate.store import _files, migrations
 from tidegate.store._connections import CHECKPOINT_BYTES, Durability, connect
 from tidegate.store._worker import Backlog, Job, Worker, ours
@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., object])
 GROUP = 128
 """Functions in one transaction at most: bounds how long the first waits for the last, and what is tried again."""
 
-log = logging.getLogger("tidegate.store")
+log = Log("tidegate.store")
 
 
 def outside(fn: F) -> F:
@@ -159,7 +159,7 @@ class Writer:
                 except Exception as failure:
                     error = failure
             if not job.resolve(value, error) and error is not None:
-                log.warning("a write failed that nobody waits for any more: %s", error)
+                log.warning("a write failed that nobody waits for any more", error=str(error))
 
     def _bury(self, dead: str | None) -> None:
         """The thread has ended: on the loop, so that no write can slip in behind."""
@@ -271,7 +271,7 @@ class Writer:
                 self._cancel_readers()
                 pages, moved = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         except apsw.Error as error:
-            log.warning("the store's log could not be moved into the file: %s", error)
+            log.warning("the store's log could not be moved into the file", error=str(error))
             self._next_checkpoint = self._wal_pages + self._step_pages
             return
         self._checkpoints += 1

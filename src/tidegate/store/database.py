@@ -7,7 +7,6 @@ begin nor commit, and may be run a second time when a full disk took the whole g
 and connections, and no other process may open the file while it is open.
 """
 
-import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ import anyio
 import apsw
 
 from tidegate.errors import StoreDamaged, StoreFailed
+from tidegate.log import Log
 from tidegate.store._connections import Durability
 from tidegate.store._readers import Readers
 from tidegate.store._writer import Fault, Writer
@@ -35,7 +35,7 @@ CHECK_SECONDS = 120.0
 PROBLEMS = 20
 """Problems that an integrity check reports per table."""
 
-log = logging.getLogger("tidegate.store")
+log = Log("tidegate.store")
 
 
 class StoreStats(Frozen, frozen=True):
@@ -149,7 +149,7 @@ class Store:
             except StoreDamaged as error:
                 found = [error.message]
             except StoreFailed as error:
-                log.warning("the integrity of table %s could not be checked: %s", table, error)
+                log.warning("the integrity of a table could not be checked", table=table, error=str(error))
                 continue
             problems.extend(f"{table}: {problem}" for problem in found)
         return problems

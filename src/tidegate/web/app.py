@@ -11,12 +11,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import anyio
-import structlog
 
 from tidegate.commands import Commands
 from tidegate.config import Config
 from tidegate.errors import NotFound, Refused, Stopping
 from tidegate.lifetimes import CacheStats, Holding
+from tidegate.log import Log
 from tidegate.models import Models
 from tidegate.security import Principal, Redactor
 from tidegate.sessions import Sessions
@@ -49,7 +49,7 @@ Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 Status = Callable[[], Awaitable[Mapping[str, Any]]]
 
-log = structlog.stdlib.get_logger(__name__)
+log = Log(__name__)
 
 
 class _NoMethod(Refused):

@@ -12,11 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-import structlog
-
 from tidegate.config import Server, is_loopback
 from tidegate.errors import Conflict, NotAllowed, NotFound, StoreFailed, Unauthenticated
 from tidegate.lifetimes import BoundedCache, CacheStats
+from tidegate.log import Log
 from tidegate.security import Principal, digest, make_key
 from tidegate.store import Store, principals
 from tidegate.values import Frozen
@@ -33,7 +32,7 @@ _SAFE_METHODS = frozenset({"GET", "HEAD"})
 
 Headers = Mapping[bytes, bytes]
 
-log = structlog.stdlib.get_logger(__name__)
+log = Log(__name__)
 
 
 class Caller(Frozen, frozen=True):

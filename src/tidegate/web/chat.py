@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from tidegate.config import Config
+from tidegate.engine import TurnLog
 from tidegate.errors import NotFound, Refused, Stopping, TidegateError
 from tidegate.sessions import Sessions
 from tidegate.values import IDEMPOTENCY, RETRY, RETRY_MARK, Accepted, Failure, Inbound, Outcome, Receipt
@@ -206,22 +207,31 @@ class ChatCompletions:
         wish = asked.wish
         chunks = Chunks(asked.accepted.turn, wish.model, created, usage=wish.usage, old_functions=wish.old_functions)
         telling = Telling(chunks, full=wish.full)
+        broke = False
         async with Stream(send, self._pulse, _turn_header(asked)) as stream:
-            if log is not None:
-                async with aclosing(log.read()) as batches:
-                    async for batch in batches:
-                        data = telling.of(batch)
-                        if telling.broken or telling.outcome is not None:
-                            await self._end(telling, telling.outcome, asked, stream, send, data)
-                            break
-                        if data:
-                            await stream.write(data)
-                    else:
-                        await self._end(telling, None, asked, stream, send, b"")
-            else:
-                await self._end(telling, outcome, asked, stream, send, b"")
-        if telling.broken:
+            try:
+                if log is not None:
+                    await self._follow(log, telling, asked, stream, send)
+                else:
+                    await self._end(telling, outcome, asked, stream, send, b"")
+            except Exception as error:
+                if not stream.speaks:
+                    raise  # there is a status left to send, or nothing at all
+                broke = True
+                await stream.finish(self._errors.event_of(error))
+        if telling.broken or broke:
             await self._door.abandon(asked.accepted.turn)
+
+    async def _follow(self, log: TurnLog, telling: Telling, asked: Asked, stream: Stream, send: Send) -> None:
+        async with aclosing(log.read()) as batches:
+            async for batch in batches:
+                data = telling.of(batch)
+                if telling.broken or telling.outcome is not None:
+                    await self._end(telling, telling.outcome, asked, stream, send, data)
+                    return
+                if data:
+                    await stream.write(data)
+        await self._end(telling, None, asked, stream, send, b"")
 
     async def _end(
         self, telling: Telling, outcome: Outcome | None, asked: Asked, stream: Stream, send: Send, data: bytes

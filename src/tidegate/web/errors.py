@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import structlog
 
 from tidegate.engine import describe
 from tidegate.errors import Busy, Refused
+from tidegate.log import Log
 from tidegate.values import Failure
 
 Send = Callable[[Any], Any]
@@ -24,7 +24,7 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 RETRY_SECONDS = 1
 """What a caller is told to wait when a failure may pass and nothing says when."""
 
-log = structlog.stdlib.get_logger(__name__)
+log = Log(__name__)
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -74,6 +74,10 @@ class Errors:
     def event(self, failure: Failure) -> bytes:
         """The same error inside a stream that has already begun."""
         return b"data: " + self.of_failure(failure).body + b"\n\n"
+
+    def event_of(self, error: Exception) -> bytes:
+        """Whatever was raised while a stream was told."""
+        return b"data: " + self.of(error).body + b"\n\n"
 
     def _answer(
         self, status: int, message: str, kind: str, param: str | None, code: str | None, retry_after: float | None

@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from email.utils import formatdate
 from typing import Any
 
-import structlog
 from uvicorn import Config as UvicornConfig
 from uvicorn.server import ServerState
 
 from tidegate.config import Config
 from tidegate.errors import Misconfigured
 from tidegate.lifetimes import Holding, Scope
+from tidegate.log import Log
 from tidegate.web.app import App
 from tidegate.web.protocol import Connection
 
@@ -34,7 +34,7 @@ MOST_CONNECTIONS = 8192
 CONNECTION_BYTES = 12 * 1024
 """A caller's connection: its socket, transport, parser and the request that it is in. Measured."""
 
-log = structlog.stdlib.get_logger(__name__)
+log = Log(__name__)
 
 
 class Server:

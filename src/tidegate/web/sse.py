@@ -32,17 +32,22 @@ class Pulse:
     """Knows the open streams and speaks for those that are silent."""
 
     def __init__(self, interval: float = KEEP_ALIVE_SECONDS, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._every = interval / BEATS
-        self._quiet = interval - self._every
+        self.every = interval / BEATS
+        """Seconds between two looks."""
+        self._quiet = interval - self.every
         self.clock = clock
         self.open: set[Stream] = set()
 
     async def run(self) -> None:
         while True:
-            await anyio.sleep(self._every)
-            now = self.clock()
-            for stream in [stream for stream in self.open if now - stream.spoke >= self._quiet]:
-                await stream.keep_alive()
+            await anyio.sleep(self.every)
+            await self.beat()
+
+    async def beat(self) -> None:
+        """One look at the open streams."""
+        now = self.clock()
+        for stream in [stream for stream in self.open if now - stream.spoke >= self._quiet]:
+            await stream.keep_alive()
 
 
 class Stream:
@@ -57,6 +62,11 @@ class Stream:
         self._lock = asyncio.Lock()
         self.spoke = pulse.clock()
         self.started = False
+
+    @property
+    def speaks(self) -> bool:
+        """Whether the response has begun and not ended."""
+        return self.started and self in self._pulse.open
 
     async def __aenter__(self) -> "Stream":
         self._pulse.open.add(self)

@@ -1,0 +1,106 @@
+"""A fault of our own inside a turn or a stream: told in OpenAI's shape, logged, and survived."""
+
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.house import WAIT, House
+from tests.logs import capture_logs
+from tests.web.asking import CHAT, Reply, asked, chat
+from tidegate.models.openai_chat import OpenAIChat
+from tidegate.web.telling import Telling
+
+pytestmark = pytest.mark.anyio
+
+SECRET = "password=hunter2"
+
+
+def told_and_logged(error: Any, logged: Any, event: str) -> None:
+    """One sentence with an incident; the log has the same incident, and what really happened."""
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["type"], error["code"]) == ("server_error", "internal")
+    assert SECRET not in error["message"] and error["message"].count(".") == 1
+    incident = error["message"].rstrip(".").rpartition(" ")[2]
+    assert incident.startswith("i_")
+    [line] = [line for line in logged if line["event"] == event]
+    assert line["level"] == "error" and incident in line["told"]
+    assert line["exc_info"], "the log tells where it happened"
+
+
+async def begun_and_broken(h: House, text: str, goes_on: Callable[[], None]) -> Reply:
+    """A stream that says something, breaks when told to, and is read to its end."""
+    with anyio.fail_after(WAIT):
+        async with h.client.post(CHAT, json=asked(text, stream=True), headers={"X-Session-Id": "n"}) as response:
+            seen = b""
+            while b'"content":"w0' not in seen:
+                seen += await response.content.readany()
+            goes_on()
+            return Reply(response.status, response.headers, seen + await response.read())
+
+
+def has_ended_with_an_error(reply: Reply) -> Any:
+    assert reply.status == 200 and reply.streamed.startswith("w0")
+    assert b"[DONE]" not in reply.body
+    return reply.chunks[-1]["error"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_unforeseen_error_inside_a_turn_is_an_incident_and_the_session_goes_on(
+    gateway: House, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """H20, H22, L23: with its status, before anything was said."""
+
+    async def broken(*_: object, **__: object) -> None:
+        raise RuntimeError(SECRET)
+
+    with capture_logs() as logged, monkeypatch.context() as patched:
+        patched.setattr(OpenAIChat, "ask", broken)
+        reply = await chat(gateway, "one", session="n", stream=stream)
+    assert reply.status == 500 and reply.headers["X-Turn-Id"].startswith("t_")
+    told_and_logged(reply.error, logged, "a turn broke")
+    assert (await chat(gateway, "two", session="n")).status == 200
+    said = [message["content"] for message in model.recorded[-1].decoded()["messages"] if message["role"] == "user"]
+    assert said == ["one", "two"]
+
+
+async def test_an_unforeseen_error_of_a_turn_that_has_said_something_ends_its_stream_with_the_error(
+    gateway: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H20, H22, L23: as an event, and the session takes the next message."""
+    seen = anyio.Event()
+
+    async def broken(*_: object, on_text: Callable[[str], None], **__: object) -> None:
+        on_text("w0 and")
+        await seen.wait()
+        raise RuntimeError(SECRET)
+
+    with capture_logs() as logged, monkeypatch.context() as patched:
+        patched.setattr(OpenAIChat, "ask", broken)
+        reply = await begun_and_broken(gateway, "one", seen.set)
+    told_and_logged(has_ended_with_an_error(reply), logged, "a turn broke")
+    assert (await chat(gateway, "two", session="n")).status == 200
+
+
+async def test_an_unforeseen_error_of_the_stream_itself_ends_it_with_the_error_and_not_its_turn(
+    gateway: House, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H15, H20, H22: the answer is stored all the same, and the session takes the next message."""
+    tell = Telling.of
+
+    def broken(self: Telling, events: Any) -> bytes:
+        if model.latch("there").opened.is_set():
+            raise RuntimeError(SECRET)
+        return tell(self, events)
+
+    with capture_logs() as logged, monkeypatch.context() as patched:
+        patched.setattr(Telling, "of", broken)
+        text = "one [words 30] [hold there after=5]"
+        reply = await begun_and_broken(gateway, text, lambda: model.release("there"))
+    told_and_logged(has_ended_with_an_error(reply), logged, "a request broke")
+    with anyio.fail_after(WAIT):
+        outcome = await gateway.door.wait(reply.headers["X-Turn-Id"])
+    assert outcome.state == "answered" and outcome.text.endswith("w29")
+    assert (await chat(gateway, "two", session="n")).status == 200
