@@ -6,7 +6,7 @@ Everything here is written against `Turn`, so that the same loop runs in this pr
 from tidegate.agent.asking import Budget, Purse
 from tidegate.agent.balance import in_call_order, is_balanced, missing
 from tidegate.agent.conversation import Conversation
-from tidegate.agent.hands import Hands, Permits
+from tidegate.agent.hands import Equipment, Hands, Permits
 from tidegate.agent.loop import Bounds, run
 from tidegate.agent.prompt import freeze
 from tidegate.agent.turn import EXCERPT_CHARACTERS, Effect, Turn
@@ -17,6 +17,7 @@ __all__ = [
     "Budget",
     "Conversation",
     "Effect",
+    "Equipment",
     "Hands",
     "Permits",
     "Purse",

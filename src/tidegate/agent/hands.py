@@ -7,9 +7,9 @@ allow it run side by side; the results stand in the order of the calls.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import anyio
 import msgspec
@@ -44,21 +44,34 @@ class Permits(Protocol):
         ...
 
 
-class Hands:
-    """What one turn uses its tools with."""
+class Equipment(NamedTuple):
+    """What the calls of one turn work with, and who permits them."""
 
-    def __init__(self, turn: Turn, tools: Toolset, context: ToolContext, permits: Permits, *, parallel: int) -> None:
+    context: ToolContext
+    permits: Permits
+
+
+class Hands:
+    """What one turn uses its tools with. Most turns call none, so that `equip` is asked with the first call."""
+
+    __slots__ = ("_context", "_equip", "_parallel", "_permits", "_tools", "_turn", "used")
+
+    _context: ToolContext
+    _permits: Permits
+
+    def __init__(self, turn: Turn, tools: Toolset, equip: Callable[[], Equipment], *, parallel: int) -> None:
         self._turn = turn
         self._tools = tools
-        self._context = context
-        self._permits = permits
+        self._equip = equip
         self._parallel = parallel
         self.used = False
         """Whether any tool was called."""
 
     async def use(self, number: int, calls: Sequence[ToolCall]) -> list[Message]:
         """The results of the calls of model step `number`."""
-        self.used = True
+        if not self.used:
+            self._context, self._permits = self._equip()
+            self.used = True
         results: list[Message] = []
         while len(results) < len(calls):
             first = len(results)

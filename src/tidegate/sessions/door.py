@@ -29,6 +29,7 @@ from tidegate.sessions.questions import Questions
 from tidegate.sessions.recovery import recover
 from tidegate.sessions.runner import Runner
 from tidegate.sessions.views import AgentView, SessionView
+from tidegate.sessions.workshop import Workshop
 from tidegate.spool import Spool
 from tidegate.store import ProcessRow, SessionRow, Store, sessions, settings, turns
 from tidegate.tools import ToolRegistry
@@ -97,10 +98,7 @@ class Sessions:
             tools,
             self.presence,
             self.budget,
-            self.spool,
-            self.questions,
-            self.workspaces,
-            self.web,
+            Workshop(config, self.spool, self.questions, self.workspaces, self.web),
         )
         self.engine = EmbeddedEngine(
             scope,

@@ -8,9 +8,7 @@ override never changes the agent's own configuration.
 import hashlib
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
-import anyio
 import msgspec
 
 from tidegate.agent import Bounds, Conversation, Hands, Purse, freeze, in_call_order, run
@@ -21,16 +19,10 @@ from tidegate.lifetimes import BoundedCache, CacheStats, Holding, Presence
 from tidegate.models import Encoded, Model, Models
 from tidegate.sessions.admission import Fresh
 from tidegate.sessions.budget import DEMO, DayBudget
-from tidegate.sessions.permits import TurnPermits, policies
-from tidegate.sessions.questions import Questions
-from tidegate.spool import Spool
+from tidegate.sessions.workshop import Workshop
 from tidegate.store import SessionRow, Setting, Store, messages, sessions
-from tidegate.tools import ToolContext, ToolRegistry, Toolset
+from tidegate.tools import ToolRegistry, Toolset
 from tidegate.values import Call, Message, Notice, Outcome
-from tidegate.workspaces import Workspaces
-
-if TYPE_CHECKING:
-    from tidegate.tools.egress import WebAccess
 
 PREFIXES_KEPT = 256
 """Encoded prefixes held for sharing: sessions of one agent have the same one, so few are ever in use."""
@@ -54,10 +46,7 @@ class Runner:
         tools: ToolRegistry,
         presence: Presence,
         day: DayBudget,
-        spool: Spool,
-        questions: Questions,
-        workspaces: Workspaces,
-        web: "WebAccess | None",
+        workshop: Workshop,
     ) -> None:
         self._store = store
         self._config = config
@@ -65,11 +54,7 @@ class Runner:
         self.tools = tools
         self._presence = presence
         self._day = day
-        self._spool = spool
-        self._questions = questions
-        self._workspaces = workspaces
-        self._web = web
-        self._policies = policies(config)
+        self._workshop = workshop
         self.prefixes: BoundedCache[tuple[bytes, bytes], Encoded] = BoundedCache(
             "prefixes", cap=PREFIXES_KEPT, max_bytes=PREFIX_BYTES, weigh=prefix_bytes
         )
@@ -95,31 +80,15 @@ class Runner:
             self._presence.lend(session.id, conversation)
         else:
             conversation = await self._resident(taken, agent, model)
-        context = ToolContext(
-            session=session.id,
-            principal=session.principal,
-            channel=taken.turn.channel,
-            agent=session.agent,
-            turn=journal.id,
-            workspace=self._workspaces.of(session.id, session.agent, journal.id),
-            spool=self._spool.of(session.id, journal.id),
-            web=self._web,
-        )
-        permits = TurnPermits(self._questions, self._policies[session.agent], taken, context.workspace)
-        hands = Hands(journal, conversation.tools, context, permits, parallel=self._config.limits.tools_parallel)
+        equip = partial(self._workshop.equip, journal, taken)
+        hands = Hands(journal, conversation.tools, equip, parallel=self._config.limits.tools_parallel)
         try:
             await run(journal, conversation, hands, call, self._bounds, self.purse(model))
         finally:
             if session.kind == "ephemeral":
                 await conversation.release()
                 if hands.used:
-                    await self._leave_nothing(session.id)
-
-    async def _leave_nothing(self, session: str) -> None:
-        """What the tools of a one-shot call made goes with it; what a crash leaves is found by its sweep."""
-        with anyio.CancelScope(shield=True):
-            await self._workspaces.discard(session)
-            await self._spool.remove(session)
+                    await self._workshop.leave_nothing(session.id)
 
     def ended(self, session: str, outcome: Outcome, version: int) -> None:
         record = self._presence.get(session)
@@ -230,7 +199,7 @@ class Runner:
             tools=tools,
             signature=signature,
             messages=past,
-            load=partial(self._spool.load, taken.session.id),
+            load=partial(self._workshop.spool.load, taken.session.id),
         )
 
     async def _encoded(self, taken: Taken, model: Model) -> Encoded:
