@@ -110,7 +110,7 @@ async def core(
     async with (
         Scope("process", account=Ledger().account("process")) as scope,
         Store.open(home / "tidegate.db", **options) as store,
-        Clients() as clients,
+        Clients(keepalive=config.limits.connection_idle) as clients,
         Models(
             config.models, clients, lambda reference: resolve(reference, {}, home), config.limits.answer_bytes
         ) as models,

@@ -113,7 +113,7 @@ async def house(
     async with (
         Scope("process", account=Ledger().account("process")) as scope,
         Store.open(home / "tidegate.db", **store_options) as store,
-        Clients() as clients,
+        Clients(keepalive=config.limits.connection_idle) as clients,
         Models(
             config.models, clients, lambda reference: resolve(reference, os.environ, home), config.limits.answer_bytes
         ) as models,

@@ -1,5 +1,9 @@
 """What the memory is made of."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from tidegate.gateway.allocator import interpreter_free, native_free, trim
@@ -81,6 +85,34 @@ def test_what_a_burst_left_free_is_told_and_given_back() -> None:
     assert private_bytes() < full - MANY
     assert native_free() < MANY
     assert len(last) == 2000
+
+
+HOLES = """
+import sys
+from tidegate.gateway.allocator import native_free, tune
+
+if "tuned" in sys.argv:
+    assert tune()
+kept = []
+for request in range(16):  # of a long conversation, each a little longer than before; something of each turn stays
+    body = b"x" * (4_000_000 + request // 2 * 4000)
+    kept.append(b"x" * 100_000)
+    body = None
+print(native_free())
+"""
+
+
+def _free_after_requests(*arguments: str) -> int:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    told = subprocess.run(
+        [sys.executable, "-c", HOLES, *arguments], capture_output=True, check=True, timeout=60, env=environment
+    )
+    return int(told.stdout)
+
+
+def test_requests_that_grow_leave_no_holes_of_their_size() -> None:
+    """L22: a large block goes back to the system when it is freed, whatever was freed before it."""
+    assert _free_after_requests("tuned") < 3 << 20 < _free_after_requests()
 
 
 def test_what_the_interpreter_keeps_free_is_told() -> None:

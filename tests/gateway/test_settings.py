@@ -130,14 +130,12 @@ async def test_the_log_of_the_store_is_cut_back_to_the_bytes_that_are_set(tmp_pa
 async def test_turns_share_as_many_connections_to_a_model_as_are_set(tmp_path: Path, limit: str) -> None:
     """L11: a second turn waits for the one connection, and is answered over it."""
     async with ScriptedModel() as model, built(tmp_path / "home", f"[limits]\n{limit}", model) as house:
-        connector = house._clients.session.connector
-        assert connector is not None
         async with anyio.create_task_group() as group:
             group.start_soon(say, house, "[hold gate]", "first")
             with anyio.fail_after(WAIT):
                 await model.held("gate")
             group.start_soon(say, house, "hello", "second")
-            await until(lambda: any(connector._waiters.values()))
+            await until(lambda: house._clients.stats().waiting == 1)
             assert model.stats()["requests"] == 1
             model.release("gate")
         assert (model.stats()["requests"], model.stats()["accepted_connections"]) == (2, 1)

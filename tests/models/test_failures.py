@@ -1,10 +1,10 @@
 """Foreign failures in our own words."""
 
-import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidegate.models.connection import LinkFailed, Trouble
 from tidegate.models.failures import QUOTE_CHARACTERS, Complainer, retry_after
 from tidegate.security import Redactor, Secret
 
@@ -84,22 +84,21 @@ def test_an_error_inside_a_stream_has_its_kind(complaint: bytes, kind: str, retr
 
 
 @pytest.mark.parametrize(
-    ("error", "begun", "kind", "retryable"),
+    ("trouble", "begun", "kind", "retryable", "word"),
     [
-        (aiohttp.ConnectionTimeoutError("x"), False, "timeout", True),
-        (aiohttp.SocketTimeoutError("x"), False, "timeout", True),
-        (aiohttp.SocketTimeoutError("x"), True, "timeout", True),
-        (TimeoutError(), False, "timeout", True),
-        (aiohttp.ServerDisconnectedError(), False, "network", True),
-        (aiohttp.ClientPayloadError("x"), True, "network", True),
-        (aiohttp.ClientOSError(104, "reset"), True, "network", True),
-        (ConnectionResetError(104, "reset"), True, "network", True),
-        (aiohttp.InvalidURL("x"), False, "invalid", False),
-        (aiohttp.ClientError("x"), False, "protocol", False),
+        ("late", False, "timeout", True, "connect timeout"),
+        ("silent", False, "timeout", True, "first_byte_timeout"),
+        ("silent", True, "timeout", True, "idle_timeout"),
+        ("broken", False, "network", True, "broke; try again"),
+        ("broken", True, "network", True, "in the middle of the answer"),
+        ("unconnected", False, "network", True, "that the server runs"),
+        ("untrusted", False, "network", False, "certificate"),
+        ("foreign", False, "protocol", False, "does not speak HTTP"),
     ],
 )
-def test_errors_of_the_client_library_have_their_kind(
-    error: Exception, begun: bool, kind: str, retryable: bool
+def test_troubles_of_a_connection_have_their_kind_and_their_advice(
+    trouble: Trouble, begun: bool, kind: str, retryable: bool, word: str
 ) -> None:
-    failure = COMPLAIN.of_exception(error, begun=begun)
+    failure = COMPLAIN.of_link(LinkFailed(trouble, "some reason"), begun=begun)
     assert (failure.kind, failure.retryable) == (kind, retryable)
+    assert word in failure.message

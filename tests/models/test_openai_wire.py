@@ -1,5 +1,7 @@
 """Encoding for chat completions: deterministic to the byte, and growing only at the end."""
 
+import tracemalloc
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -60,6 +62,29 @@ def test_the_next_request_begins_with_the_previous_one(
     after = WIRE.body("m", encoded, history + [WIRE.encode(message) for message in fresh], Call(), stream=True)
     assert after.startswith(before[:-2] + b",")
     assert len(msgspec.json.decode(after)["messages"]) == len(past) + len(fresh) + bool(prefix.prompt)
+
+
+def test_a_long_history_is_copied_once_into_its_request() -> None:
+    """L22: a request takes its own size while it is written, not twice that."""
+    prefix = WIRE.encode_prefix(Prefix(prompt="p"))
+    history = [WIRE.encode(Message(role="user", text="x" * 65_536)) for _ in range(64)]
+    tracemalloc.start()
+    try:
+        body = WIRE.body("m", prefix, history, Call(), stream=True)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.2 * len(body)
+
+
+@pytest.mark.parametrize("prompt", ["", "p"])
+@pytest.mark.parametrize("said", [(), ("a",), ("a", "b")])
+def test_messages_are_whole_with_and_without_a_prompt(prompt: str, said: tuple[str, ...]) -> None:
+    """S32: however few there are."""
+    history = [WIRE.encode(Message(role="user", text=text)) for text in said]
+    body = WIRE.body("m", WIRE.encode_prefix(Prefix(prompt=prompt)), history, Call(), stream=False)
+    shown = [message["content"] for message in msgspec.json.decode(body)["messages"]]
+    assert shown == [*filter(None, (prompt,)), *said]
 
 
 def test_the_body_has_parameters_and_tools_before_messages() -> None:

@@ -31,6 +31,10 @@ ENV_REFERENCE = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*")
 FILE_REFERENCE = re.compile(r"file:[^\x00-\x1f\x7f]+")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+FRAMING = frozenset(
+    {"content-length", "transfer-encoding", "connection", "keep-alive", "expect", "upgrade", "te", "trailer"}
+)
+"""Headers that say where a request ends and what becomes of its connection."""
 SENSITIVE_HEADER = re.compile(r"(?i)auth|cookie|key|token|secret|passw|credential")
 
 DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([smhdw])\s*")
@@ -365,6 +369,8 @@ class Headers:
         for name, text in value.items():
             if not HEADER.fullmatch(name):
                 raise Wrong(f"has {quote(name)}, which is no name of an HTTP header")
+            if name.lower() in FRAMING:
+                raise Wrong(f"has the header {quote(name)}, which the gateway sets itself; remove it")
             if not isinstance(text, str) or any(ord(c) < 32 or ord(c) >= 127 for c in text):
                 raise Wrong(f"has the header {quote(name)}, whose value must be one line of plain text")
             if (SENSITIVE_HEADER.search(name) or looks_secret(text)) and not is_reference(text):

@@ -1,18 +1,21 @@
-"""The one HTTP client of the process.
+"""The connections of the process to its models' endpoints.
 
-Guarantee: every model shares one bounded pool of connections and one TLS context; idle connections are closed when
-their keep-alive expires; nothing is taken from the environment (no proxies, no .netrc), no cookie is kept and no
-redirect followed, so that a credential goes only where the configuration says. Clients owns the pool: it opens on
-entering and is closed, with every connection, on leaving.
+Guarantee: every model shares one bounded pool and one TLS context; idle connections are closed when their keep-alive
+expires; nothing is taken from the environment (no proxies, no .netrc), no cookie is kept and no redirect followed, so
+that a credential goes only where the configuration says. Clients owns the pool: it opens on entering and is closed,
+with every connection, on leaving.
 """
 
-from collections import Counter
+import asyncio
+import ssl
+from collections import Counter, deque
 from types import TracebackType
 from typing import Self
 
-import aiohttp
 import msgspec
+from anyio import to_thread
 
+from tidegate.models.connection import Connection, LinkFailed, Response, Waits
 from tidegate.values import Frozen
 
 # More than the default of running turns (64), so that the pool is never what a turn waits for.
@@ -20,18 +23,29 @@ CONNECTIONS = 256
 CONNECTIONS_PER_HOST = 192
 # Shorter than the idle time after which common servers and proxies hang up (60 s and more), so that we close first.
 KEEPALIVE_SECONDS = 30.0
-# Larger than aiohttp's 64 KiB would only buffer more of a stream that the turn has not read yet.
-READ_BUFFER_BYTES = 65536
 # A connection with its socket, transport, parser and, while one is under way, request and response. Measured.
-CONNECTION_BYTES = 12 * 1024
+CONNECTION_BYTES = 4 * 1024
+# Of a host with several addresses: how long one is tried alone.
+NEXT_ADDRESS_SECONDS = 0.25
+# Until the sockets of aborted connections are closed, which takes a round of the loop.
+CLOSE_SECONDS = 2.0
+
+
+class Origin(Frozen, frozen=True):
+    """Where requests are sent."""
+
+    secure: bool
+    host: str
+    port: int
 
 
 class ClientStats(Frozen, frozen=True):
-    """Connections by what they do, what they take together, and holders by endpoint."""
+    """Connections by what they do, who waits for one, what they take together, and holders by endpoint."""
 
     open: int = 0
     busy: int = 0
     idle: int = 0
+    waiting: int = 0
     limit: int = 0
     bytes: int = 0
     leases: dict[str, int] = msgspec.field(default_factory=dict)
@@ -58,7 +72,7 @@ class Lease:
 
 
 class Clients:
-    """Process lifetime. The endpoints that can be leased are those of the configuration, so the counts are bounded."""
+    """Process lifetime. The endpoints that can be asked are those of the configuration, so the counts are bounded."""
 
     def __init__(
         self,
@@ -70,54 +84,182 @@ class Clients:
         self._connections = connections
         self._per_host = per_host
         self._keepalive = keepalive
-        self._session: aiohttp.ClientSession | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tls: ssl.SSLContext | None = None
+        self._origins: dict[Connection, Origin] = {}
+        self._idle: dict[Origin, list[Connection]] = {}
+        self._counts: Counter[Origin] = Counter()  # open or being opened
+        self._waiting: deque[asyncio.Future[None]] = deque()  # house: allow as many as there are running turns
+        self._expiry: asyncio.TimerHandle | None = None
         self._leases: Counter[str] = Counter()
 
     async def __aenter__(self) -> Self:
-        if self._session is not None:
+        if self._loop is not None:
             raise RuntimeError("These clients are open already.")
-        # No ssl argument: the connector then uses the one verified context that aiohttp makes per process.
-        connector = aiohttp.TCPConnector(
-            limit=self._connections, limit_per_host=self._per_host, keepalive_timeout=self._keepalive
-        )
-        self._session = aiohttp.ClientSession(
-            connector=connector,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=False,
-            read_bufsize=READ_BUFFER_BYTES,
-            timeout=aiohttp.ClientTimeout(total=None),
-        )
+        self._loop = asyncio.get_running_loop()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
-
-    @property
-    def session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            raise RuntimeError("The clients are not open; enter them with `async with` first.")
-        return self._session
+        self._loop = None
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        closing = list(self._origins)
+        for connection in closing:
+            connection.abort()
+        if closing:
+            await asyncio.wait({connection.closed for connection in closing}, timeout=CLOSE_SECONDS)
 
     def lease(self, endpoint: str) -> Lease:
         return Lease(endpoint, self._leases)
 
     def stats(self) -> ClientStats:
-        leases = dict(self._leases)
-        if self._session is None:
-            return ClientStats(limit=self._connections, leases=leases)
-        connector = self._session.connector
-        # aiohttp has no public count of its pool; these two containers are all that it holds.
-        busy = len(connector._acquired) if connector is not None else 0
-        idle = sum(len(pool) for pool in connector._conns.values()) if connector is not None else 0
+        count, idle = len(self._origins), sum(len(group) for group in self._idle.values())
         return ClientStats(
-            open=busy + idle,
-            busy=busy,
+            open=count,
+            busy=count - idle,
             idle=idle,
+            waiting=len(self._waiting),
             limit=self._connections,
-            bytes=(busy + idle) * CONNECTION_BYTES,
-            leases=leases,
+            bytes=count * CONNECTION_BYTES,
+            leases=dict(self._leases),
         )
+
+    async def request(self, origin: Origin, head: bytes, body: bytes, waits: Waits) -> Response:
+        """The response, when its head has arrived. Close it: that frees its connection, or closes it."""
+        connection = self._take_idle(origin)
+        if connection is None:
+            connection = await self._obtain(origin, waits.connect)
+        try:
+            return await connection.request(head, body, waits)
+        except BaseException:
+            connection.abort()
+            raise
+
+    # -- connections --
+
+    def _take_idle(self, origin: Origin) -> Connection | None:
+        """The one used last: so the others come to their end when fewer are needed."""
+        group = self._idle.get(origin)
+        if not group:
+            return None
+        connection = group.pop()
+        if not group:
+            del self._idle[origin]
+        return connection
+
+    async def _obtain(self, origin: Origin, within: float) -> Connection:
+        """An idle connection, or a new one when there is room for it."""
+        try:
+            async with asyncio.timeout(within):
+                while not self._has_room(origin):
+                    await self._turn()
+                    connection = self._take_idle(origin)
+                    if connection is not None:
+                        return connection
+                return await self._connect(origin)
+        except TimeoutError:
+            raise LinkFailed("late") from None
+
+    def _has_room(self, origin: Origin) -> bool:
+        if self._counts[origin] >= self._per_host:
+            return False
+        if self._counts.total() >= self._connections and self._idle:
+            next(iter(self._idle.values()))[0].abort()  # another endpoint's, long unused
+        return self._counts.total() < self._connections
+
+    async def _turn(self) -> None:
+        """Until a connection was freed or closed."""
+        assert self._loop is not None
+        waiter = self._loop.create_future()
+        self._waiting.append(waiter)
+        try:
+            await waiter
+        except BaseException:
+            if waiter.done() and not waiter.cancelled():
+                self._next()  # it was ours to take, and we do not
+            raise
+        finally:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+
+    def _next(self) -> None:
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+    async def _connect(self, origin: Origin) -> Connection:
+        loop = self._loop
+        if loop is None:
+            raise RuntimeError("The clients are not open; enter them with `async with` first.")
+        self._counts[origin] += 1
+        connection: Connection | None = None
+        try:
+            context = await self._context() if origin.secure else None
+            _, connection = await loop.create_connection(
+                lambda: Connection(loop, free=self._free, gone=self._gone),
+                origin.host,
+                origin.port,
+                ssl=context,
+                happy_eyeballs_delay=NEXT_ADDRESS_SECONDS,
+            )
+        except ssl.SSLError as error:
+            raise LinkFailed("untrusted", error.reason or str(error)) from None
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise LinkFailed("unconnected", error.strerror or "") from None
+        finally:
+            if connection is None:
+                self._forget(origin)
+        if not connection.usable or self._loop is None:  # it broke at once, or we are being closed
+            self._forget(origin)
+            connection.abort()
+            raise LinkFailed("broken")
+        self._origins[connection] = origin
+        return connection
+
+    async def _context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            made = await to_thread.run_sync(ssl.create_default_context)  # reads every certificate of the system
+            self._tls = self._tls or made
+        return self._tls
+
+    def _free(self, connection: Connection) -> None:
+        self._idle.setdefault(self._origins[connection], []).append(connection)
+        if self._expiry is None and self._loop is not None:
+            self._expiry = self._loop.call_later(self._keepalive, self._expire)
+        self._next()
+
+    def _gone(self, connection: Connection) -> None:
+        origin = self._origins.pop(connection, None)
+        if origin is None:
+            return
+        group = self._idle.get(origin, [])
+        if connection in group:
+            group.remove(connection)
+            if not group:
+                del self._idle[origin]
+        self._forget(origin)
+
+    def _forget(self, origin: Origin) -> None:
+        self._counts[origin] -= 1
+        if not self._counts[origin]:
+            del self._counts[origin]
+        self._next()
+
+    def _expire(self) -> None:
+        """On the timer, while any is idle: closes those that have been for long enough."""
+        assert self._loop is not None
+        self._expiry = None
+        late = self._loop.time() - self._keepalive
+        for group in list(self._idle.values()):
+            for connection in [one for one in group if one.idle_since <= late]:
+                connection.abort()
+        if self._idle:
+            soonest = min(group[0].idle_since for group in self._idle.values())
+            self._expiry = self._loop.call_at(soonest + self._keepalive, self._expire)

@@ -8,10 +8,10 @@ import re
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 
-import aiohttp
 import msgspec
 
 from tidegate.errors import ModelFailed, ModelKind
+from tidegate.models.connection import LinkFailed
 
 # Enough to recognise a provider's complaint, short enough for a chat line.
 QUOTE_CHARACTERS = 300
@@ -105,33 +105,31 @@ class Complainer:
             what, kind=kind, retryable=retryable, said=said, status=int(found.group(1)) if found else None
         )
 
-    def of_exception(self, error: BaseException, *, begun: bool) -> ModelFailed:
-        """What aiohttp raises. `begun` says that the answer had begun to arrive."""
+    def of_link(self, failure: LinkFailed, *, begun: bool) -> ModelFailed:
+        """`begun` says that the answer had begun to arrive."""
         where = self._address
-        if isinstance(error, aiohttp.ConnectionTimeoutError):
-            what = f"no connection to {where} within the connect timeout; check base_url and the network."
-            return self.failed(what, kind="timeout", retryable=True)
-        if isinstance(error, TimeoutError):
-            what = (
-                "the answer stopped arriving for longer than idle_timeout; try again, or raise that setting."
-                if begun
-                else "no answer began within first_byte_timeout; try again, or raise that setting."
-            )
-            return self.failed(what, kind="timeout", retryable=True)
-        if isinstance(error, aiohttp.ClientConnectorCertificateError | aiohttp.ClientConnectorSSLError):
-            what = f"the TLS connection to {where} was refused; check base_url and the server's certificate."
-            return self.failed(what, kind="network", retryable=False, said=str(error))
-        if isinstance(error, aiohttp.InvalidURL):
-            what = "base_url is not an address; correct it in the configuration."
-            return self.failed(what, kind="invalid", retryable=False)
-        if isinstance(error, aiohttp.ClientConnectorError):
-            what = f"cannot connect to {where}; check base_url and that the server runs."
-            return self.failed(what, kind="network", retryable=True, said=error.os_error.strerror or "")
-        if isinstance(error, aiohttp.ClientPayloadError | aiohttp.ClientConnectionError | OSError):
-            what = f"the connection to {where} broke{' in the middle of the answer' if begun else ''}; try again."
-            return self.failed(what, kind="network", retryable=True)
-        what = f"{where} does not speak HTTP as expected; check base_url."
-        return self.failed(what, kind="protocol", retryable=False, said=str(error))
+        match failure.trouble:
+            case "late":
+                what = f"no connection to {where} within the connect timeout; check base_url and the network."
+                return self.failed(what, kind="timeout", retryable=True)
+            case "silent" if begun:
+                what = "the answer stopped arriving for longer than idle_timeout; try again, or raise that setting."
+                return self.failed(what, kind="timeout", retryable=True)
+            case "silent":
+                what = "no answer began within first_byte_timeout; try again, or raise that setting."
+                return self.failed(what, kind="timeout", retryable=True)
+            case "untrusted":
+                what = f"the TLS connection to {where} was refused; check base_url and the server's certificate."
+                return self.failed(what, kind="network", retryable=False, said=failure.said)
+            case "unconnected":
+                what = f"cannot connect to {where}; check base_url and that the server runs."
+                return self.failed(what, kind="network", retryable=True, said=failure.said)
+            case "broken":
+                what = f"the connection to {where} broke{' in the middle of the answer' if begun else ''}; try again."
+                return self.failed(what, kind="network", retryable=True)
+            case "foreign":
+                what = f"{where} does not speak HTTP as expected; check base_url."
+                return self.failed(what, kind="protocol", retryable=False, said=failure.said)
 
 
 def _judge(status: int, marks: str) -> tuple[ModelKind, bool, str]:

@@ -95,7 +95,7 @@ class _Growing:
         self.index = index
         self.id = ""
         self.name = ""
-        self.arguments: list[str] = []
+        self.arguments: list[str] = []  # house: allow `_weigh` bounds an answer
 
 
 class Answer:

@@ -7,17 +7,13 @@ declared void; a cancelled ask closes its connection before it returns. Nothing 
 
 import asyncio
 import hashlib
-import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
-from urllib.parse import urlsplit
-
-import aiohttp
-from multidict import CIMultiDict, CIMultiDictProxy
-from yarl import URL
 
 from tidegate.errors import ModelFailed
+from tidegate.models.address import Address
 from tidegate.models.clients import Clients, Lease
+from tidegate.models.connection import WHOLE_BYTES, LinkFailed, Response, Waits
 from tidegate.models.failures import ERROR_BODY_BYTES, Complainer
 from tidegate.models.interface import Encoded
 from tidegate.models.openai_answer import Answer, AnswerBroken, AnswerError
@@ -25,8 +21,6 @@ from tidegate.models.openai_wire import OpenAIWire
 from tidegate.models.retry import Patience
 from tidegate.values import Call, Message
 
-# A request larger than this is written piece by piece, so that it does not hold up the loop.
-WHOLE_BODY_BYTES = 256 * 1024
 # The slowest upload that is waited for, on top of the connect and first-byte timeouts.
 UPLOAD_BYTES_PER_SECOND = 64 * 1024
 # After the end mark, the rest of the response usually is there already; to wait a little for it saves a connection.
@@ -69,26 +63,21 @@ class OpenAIChat:
         patience: Patience,
     ) -> None:
         self.name = name
-        host = urlsplit(settings.base_url).hostname or ""
-        self.wire = OpenAIWire(completion_tokens=host.endswith(_NEWER_HOSTS))
+        self._address = Address(settings.base_url.rstrip("/") + "/chat/completions")
+        self.wire = OpenAIWire(completion_tokens=self._address.origin.host.endswith(_NEWER_HOSTS))
         self.signature = signature("openai-chat", settings.base_url, settings.model, headers, key)
         self._model = settings.model
         self._clients = clients
         self._endpoint = settings.base_url
-        self._url = URL(settings.base_url.rstrip("/") + "/chat/completions")
-        self._headers = CIMultiDictProxy(_headers(headers, key))
-        self._timeout = aiohttp.ClientTimeout(
-            total=None,
-            connect=settings.connect_timeout,
-            sock_connect=settings.connect_timeout,
-            sock_read=settings.first_byte_timeout,
+        self._head = self._address.head("POST", _headers(headers, key))
+        self._waits = Waits(
+            connect=settings.connect_timeout, first_byte=settings.first_byte_timeout, idle=settings.idle_timeout
         )
         self._before_answer = settings.connect_timeout + settings.first_byte_timeout
-        self._idle_timeout = settings.idle_timeout
         self._retries = settings.retries
         self._answer_bytes = answer_bytes
         self._patience = patience
-        self._complain = Complainer(name, str(self._url.with_user(None).with_query(None)), redact)
+        self._complain = Complainer(name, self._address.shown, redact)
 
     def __repr__(self) -> str:
         return f"OpenAIChat({self.name!r})"
@@ -128,8 +117,8 @@ class OpenAIChat:
     async def _attempt(self, body: bytes, answer: Answer) -> None:
         try:
             response = await self._send(body)
-        except (aiohttp.ClientError, OSError) as error:
-            raise self._complain.of_exception(error, begun=False) from _cause(error)
+        except LinkFailed as error:
+            raise self._complain.of_link(error, begun=False) from error
         begun = False
         try:
             if response.status != 200:
@@ -138,65 +127,49 @@ class OpenAIChat:
             if response.content_type == "application/json":
                 answer.whole(await self._read_whole(response))
                 return
-            content = response.content
             while not answer.done:
-                received = await content.readany()
+                received = await response.read()
                 if not received:
                     answer.end()
                     break
-                if not begun:
-                    begun = True
-                    self._expect_more(response)
+                begun = True
                 answer.feed(received)
                 received = b""  # it may be large, and the next one may be long in coming
             if not answer.complete:
                 raise self._cut(response)
-            if not content.at_eof():
-                await _drain(content)
+            if not response.complete:
+                await _drain(response)
         except AnswerBroken as error:
             raise self._broken(error) from error
         except AnswerError as error:
             raise self._complain.of_stream_error(error.complaint) from error
-        except (aiohttp.ClientError, OSError) as error:
+        except LinkFailed as error:
             if answer.complete:
                 return
-            raise self._complain.of_exception(error, begun=begun) from _cause(error)
+            raise self._complain.of_link(error, begun=begun) from error
         finally:
             # Gives a fully read connection back to the pool and closes any other, without waiting.
             response.close()
 
-    async def _send(self, body: bytes) -> aiohttp.ClientResponse:
-        if len(body) <= WHOLE_BODY_BYTES:
-            return await self._post(body)
-        # A large request may have to wait for the other side to read, which aiohttp's own timers do not cover.
-        async with asyncio.timeout(self._before_answer + len(body) / UPLOAD_BYTES_PER_SECOND):
-            return await self._post(io.BytesIO(body))
+    async def _send(self, body: bytes) -> Response:
+        head = self._head + b"%d\r\n\r\n" % len(body)
+        if len(body) <= WHOLE_BYTES:
+            return await self._clients.request(self._address.origin, head, body, self._waits)
+        # A large request may have to wait for the other side to read, for which there is no silence to go by.
+        try:
+            async with asyncio.timeout(self._before_answer + len(body) / UPLOAD_BYTES_PER_SECOND):
+                return await self._clients.request(self._address.origin, head, body, self._waits)
+        except TimeoutError:
+            raise LinkFailed("silent") from None
 
-    async def _post(self, data: bytes | io.BytesIO) -> aiohttp.ClientResponse:
-        return await self._clients.session.request(
-            "POST",
-            self._url,
-            data=data,
-            headers=self._headers,
-            timeout=self._timeout,
-            allow_redirects=False,
-        )
-
-    def _expect_more(self, response: aiohttp.ClientResponse) -> None:
-        """From the first byte on, the shorter patience holds, beginning now."""
-        connection = response.connection
-        if connection is not None and connection.protocol is not None:
-            connection.protocol.read_timeout = self._idle_timeout
-            connection.protocol.start_timeout()
-
-    async def _read_whole(self, response: aiohttp.ClientResponse) -> bytes:
+    async def _read_whole(self, response: Response) -> bytes:
         limit = 2 * self._answer_bytes + ERROR_BODY_BYTES
         body = await _read_bounded(response, limit + 1)
         if len(body) > limit:
             raise AnswerBroken(f"the answer is longer than {self._answer_bytes} bytes", limit="answer_bytes")
         return body
 
-    def _cut(self, response: aiohttp.ClientResponse) -> ModelFailed:
+    def _cut(self, response: Response) -> ModelFailed:
         if response.content_type != "text/event-stream":
             what = f"the endpoint answered with {response.content_type}, not a completion; check base_url."
             return self._complain.failed(what, kind="protocol", retryable=False, status=response.status)
@@ -208,16 +181,21 @@ class OpenAIChat:
         return self._complain.failed(f"{error}; {advice}.", kind="protocol", retryable=False)
 
 
-def _headers(configured: Mapping[str, str], key: str | None) -> CIMultiDict[str]:
-    headers: CIMultiDict[str] = CIMultiDict()
+def _headers(configured: Mapping[str, str], key: str | None) -> dict[str, str]:
+    """What is configured comes last, and may be spelt in any case."""
+    headers = {
+        "Content-Type": "application/json",
+        "Accept": "text/event-stream",
+        # A compressed stream costs more than it saves between machines that pay for tokens.
+        "Accept-Encoding": "identity",
+        "User-Agent": _USER_AGENT,
+    }
     if key is not None:
         headers["Authorization"] = f"Bearer {key}"
-    headers["Content-Type"] = "application/json"
-    headers["Accept"] = "text/event-stream"
-    # A compressed stream costs more than it saves between machines that pay for tokens.
-    headers["Accept-Encoding"] = "identity"
-    headers["User-Agent"] = _USER_AGENT
-    headers.update(configured)
+    named = {name.lower(): name for name in headers}
+    for name, value in configured.items():
+        headers.pop(named.get(name.lower(), ""), None)
+        headers[name] = value
     return headers
 
 
@@ -234,24 +212,19 @@ def signature(api: str, base_url: str, model: str, headers: Mapping[str, str], k
     return digest.digest()
 
 
-def _cause(error: BaseException) -> BaseException | None:
-    """The foreign error, unless it carries the request's headers and with them the key."""
-    return None if isinstance(error, aiohttp.ClientResponseError) else error
-
-
-async def _read_bounded(response: aiohttp.ClientResponse, limit: int) -> bytes:
+async def _read_bounded(response: Response, limit: int) -> bytes:
     parts: list[bytes] = []
     size = 0
-    while size < limit and (part := await response.content.readany()):
+    while size < limit and (part := await response.read()):
         parts.append(part)
         size += len(part)
     return b"".join(parts)[:limit]
 
 
-async def _drain(content: aiohttp.StreamReader) -> None:
+async def _drain(response: Response) -> None:
     try:
         async with asyncio.timeout(DRAIN_SECONDS):
-            while await content.readany():
+            while await response.read():
                 pass
     except TimeoutError:
         return

@@ -142,12 +142,10 @@ class OpenAIWire:
         if tools:
             parts += (b',"tools":', tools)
         parts.append(b',"messages":[')
-        if prefix.system and history:
-            parts += (prefix.system, b",", b",".join(history))
-        else:
-            parts += (prefix.system, b",".join(history))
-        parts.append(b"]}")
-        return b"".join(parts)
+        messages = [prefix.system, *history] if prefix.system else [*history] or [b""]
+        messages[0] = b"".join((*parts, messages[0]))
+        messages[-1] += b"]}"
+        return b",".join(messages)  # the only copy of a history that may be long
 
     def _parameters(self, call: Call) -> bytes:
         newer = self._completion_tokens

@@ -1,0 +1,325 @@
+"""The client's side of HTTP, byte by byte, against a server that sends exactly what it is told to."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import pairwise
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.models.address import Address
+from tidegate.models.clients import Clients, Origin
+from tidegate.models.connection import HEAD_BYTES, READ_AHEAD_BYTES, WHOLE_BYTES, LinkFailed, Response, Waits
+
+pytestmark = pytest.mark.anyio
+
+WAIT = 20.0
+WAITS = Waits(connect=WAIT, first_byte=WAIT, idle=WAIT)
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+class Wire:
+    """A server that reads a request's head and body, and then sends the next of its answers; None hangs up."""
+
+    def __init__(self, *answers: bytes | None) -> None:
+        self._answers = list(answers)
+        self.accepted = 0
+        self.heads: list[bytes] = []
+        self.bodies: list[bytes] = []
+        self.hold = asyncio.Event()
+        self.hold.set()
+        self._streams: list[asyncio.StreamWriter] = []
+
+    @asynccontextmanager
+    async def serve(self) -> AsyncIterator[Origin]:
+        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        try:
+            yield Origin(secure=False, host="127.0.0.1", port=server.sockets[0].getsockname()[1])
+        finally:
+            server.close()
+            for stream in self._streams:
+                stream.close()
+            await server.wait_closed()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        self._streams.append(writer)
+        try:
+            while self._answers:
+                head = await reader.readuntil(b"\r\n\r\n")
+                await self.hold.wait()
+                self.heads.append(head)
+                self.bodies.append(await self._body(reader, head))
+                answer = self._answers.pop(0)
+                if answer is None:
+                    break
+                writer.write(answer)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+        finally:
+            writer.close()
+
+    async def _body(self, reader: asyncio.StreamReader, head: bytes) -> bytes:
+        return await reader.readexactly(int(head.rpartition(b"Content-Length: ")[2].split()[0]))
+
+
+class Deaf(Wire):
+    """Answers as soon as it has seen the head, and reads no further."""
+
+    async def _body(self, reader: asyncio.StreamReader, head: bytes) -> bytes:
+        return b""
+
+
+async def ask(clients: Clients, origin: Origin, body: bytes = b"{}", waits: Waits = WAITS) -> Response:
+    head = Address(f"http://{origin.host}:{origin.port}/v1").head("POST", {}) + b"%d\r\n\r\n" % len(body)
+    with anyio.fail_after(WAIT):
+        return await clients.request(origin, head, body, waits)
+
+
+async def whole(response: Response) -> bytes:
+    parts = []
+    with anyio.fail_after(WAIT):
+        while part := await response.read():
+            parts.append(part)
+    response.close()
+    return b"".join(parts)
+
+
+async def trouble(wire: Wire, waits: Waits = WAITS, then: Callable[[Clients], None] = lambda _: None) -> str:
+    """What goes wrong with a request to this server, to the end of its body."""
+    async with wire.serve() as origin, Clients() as clients:
+        with pytest.raises(LinkFailed) as caught:
+            await whole(await ask(clients, origin, waits=waits))
+        assert clients.stats().open == 0
+        then(clients)
+    return caught.value.trouble
+
+
+@pytest.mark.parametrize(
+    ("answer", "body"),
+    [
+        (OK + b"Content-Length: 3\r\n\r\nabc", b"abc"),
+        (CHUNKED + b"3\r\nabc\r\n4;x=y\r\ndefg\r\n0\r\nX-Late: 1\r\n\r\n", b"abcdefg"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" + OK + b"Content-Length: 1\r\n\r\nx", b"x"),
+        (b"HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n" + CHUNKED + b"1\r\nx\r\n0\r\n\r\n", b"x"),
+        (OK + b"content-LENGTH: 0\r\n\r\n", b""),
+    ],
+)
+async def test_an_answer_is_read_to_its_end_and_its_connection_used_again(answer: bytes, body: bytes) -> None:
+    """L11: and what stood before the answer, or behind its last piece, is none of its headers."""
+    wire = Wire(answer, answer)
+    async with wire.serve() as origin, Clients() as clients:
+        for _ in range(2):
+            response = await ask(clients, origin)
+            assert response.status == 200
+            assert not {"link", "x-late"} & response.headers.keys()
+            assert await whole(response) == body
+            assert (clients.stats().idle, clients.stats().busy) == (1, 0)
+    assert wire.accepted == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        OK + b"\r\nabc",
+        b"HTTP/1.0 200 OK\r\nContent-Length: 3\r\n\r\nabc",
+        OK + b"Connection: close\r\nContent-Length: 3\r\n\r\nabc",
+    ],
+)
+async def test_a_connection_that_ends_with_its_answer_is_not_used_again(answer: bytes) -> None:
+    wire = Wire(answer)
+    async with wire.serve() as origin, Clients() as clients:
+        assert await whole(await ask(clients, origin)) == b"abc"
+        assert clients.stats().open == 0
+
+
+@given(cuts=st.sets(st.integers(1, 200), max_size=20))
+def test_it_does_not_matter_where_the_network_cuts_an_answer(cuts: set[int]) -> None:
+    answer = CHUNKED + b"5\r\nhello\r\n1\r\n \r\na\r\nwide world\r\n0\r\n\r\n"
+    places = [0, *sorted(cut for cut in cuts if cut < len(answer)), len(answer)]
+    pieces = [answer[start:end] for start, end in pairwise(places)]
+
+    async def run() -> bytes:
+        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"{}")
+            for piece in pieces:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0)
+            writer.close()
+
+        server = await asyncio.start_server(connected, "127.0.0.1", 0)
+        async with server, Clients() as clients:
+            origin = Origin(secure=False, host="127.0.0.1", port=server.sockets[0].getsockname()[1])
+            return await whole(await ask(clients, origin))
+
+    assert asyncio.run(run()) == b"hello wide world"
+
+
+@pytest.mark.parametrize(
+    ("answer", "what"),
+    [
+        (None, "broken"),
+        (b"HTTP/1.1 2", "broken"),
+        (OK + b"Content-Length: 5\r\nConnection: close\r\n\r\nabc", "broken"),
+        (CHUNKED + b"5\r\nhello\r\n", "broken"),
+        (b"SSH-2.0-gate\r\n\r\n", "foreign"),
+        (OK + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "foreign"),
+        (CHUNKED + b"zz\r\n", "foreign"),
+        (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", "foreign"),
+        (OK + b"Content-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc", "foreign"),
+        (OK + b"X: " + b"x" * HEAD_BYTES + b"\r\nContent-Length: 1\r\n\r\nx", "foreign"),
+    ],
+)
+async def test_what_is_cut_or_is_no_http_is_told_and_leaves_no_connection(answer: bytes | None, what: str) -> None:
+    """L11: an answer counts only when its end has come."""
+    assert await trouble(Wire(answer)) == what
+
+
+async def test_an_answer_that_says_more_than_was_asked_is_taken_and_its_connection_is_not_kept() -> None:
+    """A second answer would pass for the next question's."""
+    one = OK + b"Content-Length: 3\r\n\r\nabc"
+    wire = Wire(one + one)
+    async with wire.serve() as origin, Clients() as clients:
+        assert await whole(await ask(clients, origin)) == b"abc"
+        assert clients.stats().open == 0
+
+
+async def test_bytes_that_nobody_asked_for_close_an_idle_connection() -> None:
+    wire = Wire(OK + b"Content-Length: 3\r\n\r\nabc")
+    async with wire.serve() as origin, Clients() as clients:
+        assert await whole(await ask(clients, origin)) == b"abc"
+        assert clients.stats().idle == 1
+        wire._streams[0].write(OK)
+        with anyio.fail_after(WAIT):
+            while clients.stats().open:
+                await anyio.lowlevel.checkpoint()
+
+
+async def test_silence_is_counted_from_the_last_byte_and_by_the_patience_that_holds_there() -> None:
+    """L11: a long patience before the first byte does not hold for the pause after it."""
+    begun = CHUNKED + b"3\r\nabc\r\n"
+    assert await trouble(Wire(b"", None), Waits(WAIT, 0.05, WAIT)) == "silent"
+    assert await trouble(Wire(begun, None), Waits(WAIT, WAIT, 0.05)) == "silent"
+
+
+async def test_what_is_not_read_waits_in_the_socket_and_is_no_silence() -> None:
+    """L18: an answer of many megabytes to a reader that takes its time holds a bound of memory, and is not given up."""
+    size = 64 * READ_AHEAD_BYTES
+    wire = Wire(OK + b"Content-Length: %d\r\n\r\n" % size + b"x" * size)
+    async with wire.serve() as origin, Clients() as clients:
+        response = await ask(clients, origin, waits=Waits(WAIT, 0.2, 0.2))
+        with anyio.fail_after(WAIT):
+            while response.held <= READ_AHEAD_BYTES:
+                await anyio.lowlevel.checkpoint()
+        loop = asyncio.get_running_loop()
+        until = loop.time() + 0.5  # longer than the patience
+        while loop.time() < until:
+            await anyio.sleep(0.01)
+            assert response.held <= READ_AHEAD_BYTES + 256 * 1024  # asyncio reads up to that at once
+        assert len(await whole(response)) == size
+
+
+async def test_a_server_that_answers_before_it_has_read_a_long_request_is_heard() -> None:
+    """A 413 comes early: nothing more is sent, and the connection is not used again."""
+    wire = Deaf(b"HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\n\r\nabc")
+    async with wire.serve() as origin, Clients() as clients:
+        response = await ask(clients, origin, b"x" * (64 * WHOLE_BYTES))
+        assert response.status == 413
+        assert await whole(response) == b"abc"
+        assert clients.stats().open == 0
+
+
+@pytest.mark.parametrize("size", [0, 1, WHOLE_BYTES, WHOLE_BYTES + 1, 5 * WHOLE_BYTES + 7])
+async def test_a_request_of_any_length_arrives_as_it_is(size: int) -> None:
+    body = bytes(range(256)) * (size // 256 + 1)
+    wire = Wire(OK + b"Content-Length: 0\r\n\r\n")
+    async with wire.serve() as origin, Clients() as clients:
+        await whole(await ask(clients, origin, body[:size]))
+    assert wire.bodies == [body[:size]]
+    assert wire.heads[0].startswith(b"POST /v1 HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n" % origin.port)
+
+
+async def test_a_response_that_is_closed_early_takes_its_connection_with_it() -> None:
+    """L11: the rest of it would stand before the next answer."""
+    wire = Wire(CHUNKED + b"3\r\nabc\r\n")
+    async with wire.serve() as origin, Clients() as clients:
+        response = await ask(clients, origin)
+        response.close()
+        assert clients.stats().open == 0
+        response.close()
+
+
+async def test_who_finds_the_pool_full_waits_for_a_place_and_not_for_ever() -> None:
+    """L11, A1: at most as many connections as the limit; the place of one that ends goes to who waits."""
+    one = OK + b"Content-Length: 3\r\n\r\nabc"
+    wire = Wire(*[one] * 5)
+    wire.hold.clear()
+    async with wire.serve() as origin, Clients(connections=4, per_host=2) as clients:
+        async with anyio.create_task_group() as group:
+            answers: list[bytes] = []
+
+            async def one_ask() -> None:
+                answers.append(await whole(await ask(clients, origin)))
+
+            for _ in range(4):
+                group.start_soon(one_ask)
+            with anyio.fail_after(WAIT):
+                while wire.accepted < 2:
+                    await anyio.lowlevel.checkpoint()
+            with pytest.raises(LinkFailed) as caught:
+                await ask(clients, origin, waits=Waits(connect=0.02, first_byte=WAIT, idle=WAIT))
+            assert caught.value.trouble == "late"
+            assert clients.stats().open == 2
+            wire.hold.set()
+        assert answers == [b"abc"] * 4
+        assert wire.accepted == 2
+
+
+async def test_an_idle_connection_to_another_endpoint_makes_room_for_one_that_is_needed() -> None:
+    """L11: the limit of the whole pool does not lock an endpoint out."""
+    one = OK + b"Content-Length: 3\r\n\r\nabc"
+    left, right = Wire(one), Wire(one)
+    async with left.serve() as here, right.serve() as there, Clients(connections=1, per_host=1) as clients:
+        assert await whole(await ask(clients, here)) == b"abc"
+        assert await whole(await ask(clients, there)) == b"abc"
+        assert clients.stats().open == 1
+
+
+async def test_a_cancelled_wait_for_a_place_hands_the_place_on() -> None:
+    """L11: who was just given one and is cancelled does not keep it."""
+    one = OK + b"Content-Length: 3\r\n\r\nabc"
+    wire = Wire(*[one] * 3)
+    async with wire.serve() as origin, Clients(connections=1, per_host=1) as clients:
+        first = await ask(clients, origin)
+        second = asyncio.ensure_future(ask(clients, origin))
+        third = asyncio.ensure_future(ask(clients, origin))
+        for _ in range(3):
+            await anyio.lowlevel.checkpoint()
+        while await first.read():
+            pass
+        first.close()  # the second is woken
+        second.cancel()
+        with anyio.fail_after(WAIT):
+            assert await whole(await third) == b"abc"
+            with pytest.raises(asyncio.CancelledError):
+                await second
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "target"),
+    [
+        ("https://api.example.org/v1", b"api.example.org", b"/v1"),
+        ("https://api.example.org:443/v1", b"api.example.org", b"/v1"),
+        ("http://[::1]:8080/v1", b"[::1]:8080", b"/v1"),
+        ("http://bücher.example/v1/ü%20x", b"xn--bcher-kva.example", b"/v1/%C3%BC%20x"),
+    ],
+)
+def test_an_address_is_sent_as_http_wants_it(url: str, host: bytes, target: bytes) -> None:
+    head = Address(url).head("POST", {"X-Title": "tide"})
+    assert head == b"POST %b HTTP/1.1\r\nHost: %b\r\nX-Title: tide\r\nContent-Length: " % (target, host)

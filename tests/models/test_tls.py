@@ -1,0 +1,108 @@
+"""Models behind https: whom we trust, what is said when we do not, and one TLS context for all of them."""
+
+import json
+import os
+import shutil
+import ssl
+import subprocess
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from bench.scripted_model import ScriptedModel
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make certificates with"),
+]
+
+WAIT = 60
+NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+
+
+def openssl(*arguments: str | Path) -> None:
+    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True, timeout=WAIT)
+
+
+class Authority:
+    """Makes certificates, in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.folder = folder
+        self.certificate = folder / "ca.pem"
+        use = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")
+        out = ("-keyout", folder / "ca.key", "-out", self.certificate)
+        openssl("req", "-x509", *NEW_KEY, "-subj", "/CN=Tests", "-days", "2", *use, *out)
+
+    def context(self, name: str) -> ssl.SSLContext:
+        """What a server needs that is known under `name`, e.g. `IP:127.0.0.1`."""
+        key, asked, given = (self.folder / f"server.{end}" for end in ("key", "csr", "pem"))
+        names = ("-addext", f"subjectAltName={name}")
+        openssl("req", *NEW_KEY, "-subj", "/CN=server", *names, "-keyout", key, "-out", asked)
+        by = ("-CA", self.certificate, "-CAkey", self.folder / "ca.key", "-CAcreateserial")
+        openssl("x509", "-req", "-in", asked, *by, "-copy_extensions", "copy", "-days", "2", "-out", given)
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(given, key)
+        return context
+
+
+class Served:
+    """Models behind https; `trusted` are known by the address that they have."""
+
+    def __init__(self, authority: Authority, trusted: list[ScriptedModel], misnamed: ScriptedModel) -> None:
+        self.authority = authority
+        self.trusted = trusted
+        self.misnamed = misnamed
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> Any:
+    authority = await anyio.to_thread.run_sync(Authority, tmp_path / "ca")
+    right = await anyio.to_thread.run_sync(authority.context, "IP:127.0.0.1")
+    wrong = await anyio.to_thread.run_sync(authority.context, "DNS:elsewhere.example")
+    async with AsyncExitStack() as stack:
+        models = [await stack.enter_async_context(ScriptedModel(tls=tls)) for tls in (right, right, wrong)]
+        yield Served(authority, models[:2], models[2])
+
+
+async def asked(*models: ScriptedModel, trusting: Path | None = None) -> list[Any]:
+    """What a fresh process gets from these models, and at last what it says of itself."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SSL_CERT")}
+    if trusting is not None:
+        environment["SSL_CERT_FILE"] = str(trusting)
+    command = [sys.executable, "-m", "tests.models.tls_client", *(model.base_url for model in models)]
+    with anyio.fail_after(WAIT):
+        ran = await anyio.run_process(command, env=environment, check=False)
+    assert ran.returncode == 0, ran.stderr.decode()
+    return [json.loads(line) for line in ran.stdout.splitlines()]
+
+
+def is_refused(answer: Any, model: ScriptedModel) -> None:
+    """One sentence that says what to do; trying again would not help, and nothing was sent."""
+    assert (answer["kind"], answer["retryable"]) == ("network", False)
+    assert f"the TLS connection to {model.base_url}" in answer["message"]
+    assert "check base_url and the server's certificate." in answer["message"]
+    assert not model.recorded, "no request, and with it no key, goes to who cannot prove its name"
+
+
+async def test_endpoints_of_a_trusted_authority_are_asked_with_one_context(served: Served) -> None:
+    """L10, H22: several endpoints, several times; one with another's name is refused."""
+    one, two = served.trusted
+    *answers, refused, made = await asked(one, two, one, served.misnamed, trusting=served.authority.certificate)
+    assert [answer["text"] for answer in answers] == ["The tide comes in, the gate keeps the level."] * 3
+    assert all(request.headers["host"] == one.root.removeprefix("https://") for request in one.recorded)
+    is_refused(refused, served.misnamed)
+    assert made["contexts"] <= 1
+
+
+async def test_an_endpoint_of_an_authority_that_nobody_knows_is_refused(served: Served) -> None:
+    """H22, X15: by the sentence that says what to check, at once and before anything was sent."""
+    one, _ = served.trusted
+    refused, _ = await asked(one)
+    is_refused(refused, one)
+    assert one.counts["connections"] <= 1, "it was not tried again"

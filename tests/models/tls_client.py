@@ -1,0 +1,43 @@
+"""Asks models behind https in a process of its own, because whom a process trusts is decided when it starts.
+
+`python -m tests.models.tls_client ADDRESS…` prints a line of JSON for each address, what was answered or how it failed,
+and at last how many TLS contexts the asking made."""
+
+import asyncio
+import json
+import ssl
+import sys
+from typing import Any
+
+from tests.models.support import ask, configured
+from tidegate.errors import ModelFailed
+from tidegate.models import Clients
+
+
+def count_contexts() -> list[object]:
+    """Grows with every context that is made from now on."""
+    made: list[object] = []
+    make = ssl.SSLContext.__new__
+
+    def counted(kind: Any, *given: Any, **named: Any) -> Any:
+        made.append(kind)
+        return make(kind, *given, **named)
+
+    ssl.SSLContext.__new__ = counted  # type: ignore[method-assign,assignment]
+    return made
+
+
+async def main(addresses: list[str]) -> None:
+    made = count_contexts()
+    async with Clients() as clients:
+        for address in addresses:
+            async with configured(address, clients=clients, key="env:CANARY", retries=2) as model:
+                try:
+                    print(json.dumps({"text": (await ask(model, "hello")).text}))
+                except ModelFailed as failed:
+                    print(json.dumps({"kind": failed.kind, "retryable": failed.retryable, "message": failed.message}))
+    print(json.dumps({"contexts": len(made)}))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1:]))
