@@ -323,3 +323,36 @@ async def test_a_cancelled_wait_for_a_place_hands_the_place_on() -> None:
 def test_an_address_is_sent_as_http_wants_it(url: str, host: bytes, target: bytes) -> None:
     head = Address(url).head("POST", {"X-Title": "tide"})
     assert head == b"POST %b HTTP/1.1\r\nHost: %b\r\nX-Title: tide\r\nContent-Length: " % (target, host)
+
+
+async def test_who_is_cancelled_at_whichever_step_leaves_nothing_behind() -> None:
+    """L11: while a connection is made, while the request is sent, while the answer is waited for."""
+    one = OK + b"Content-Length: 3\r\n\r\nabc"
+    wire = Wire(*[one] * 60)
+    async with wire.serve() as origin, Clients() as clients:
+        for steps in [*range(12), *range(12)]:
+            asking = asyncio.ensure_future(ask(clients, origin))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            asking.cancel()
+            await asyncio.wait([asking])
+            if not asking.cancelled():
+                await whole(asking.result())
+            assert clients.stats().busy == 0
+            assert clients.stats().open <= 1
+        assert await whole(await ask(clients, origin)) == b"abc"
+
+
+async def test_a_host_with_several_addresses_is_reached_at_one_that_answers() -> None:
+    """The name of this machine has an address of either kind, and the server listens at one."""
+    wire = Wire(OK + b"Content-Length: 3\r\n\r\nabc")
+    async with wire.serve() as origin, Clients() as clients:
+        named = Origin(secure=False, host="localhost", port=origin.port)
+        assert await whole(await ask(clients, named)) == b"abc"
+
+
+async def test_a_host_that_is_not_known_is_told() -> None:
+    async with Clients() as clients:
+        with pytest.raises(LinkFailed) as caught:
+            await ask(clients, Origin(secure=False, host="nowhere.invalid", port=80))
+    assert caught.value.trouble == "unconnected"

@@ -142,6 +142,31 @@ async def test_a_held_answer_comes_when_it_is_released(server: ScriptedModel) ->
     assert answers[0][0] == 200
 
 
+async def test_an_answer_is_held_after_some_of_its_pieces(server: ScriptedModel) -> None:
+    body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "[words 9] [hold x after=3]"}]}
+    with anyio.fail_after(10):
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(server.base_url + "/chat/completions", json=body) as answer,
+        ):
+            await server.held("x")
+            seen = b""
+            while b"w1" not in seen:
+                seen += await answer.content.readany()
+            server.release("x")
+            rest = await answer.read()
+    assert b"w2" not in seen and b"w2" in rest and b"w8" in rest
+
+
+async def test_words_can_come_before_a_tool_call(server: ScriptedModel) -> None:
+    said = {"role": "user", "content": "[saying one moment] [tool clock {}] [say done]"}
+    _, answer = await post(server, {"model": "m", "messages": [said], "tools": [TOOL]})
+    message = answer["choices"][0]["message"]
+    assert message["content"] == "one moment" and len(message["tool_calls"]) == 1
+    _, answer = await post(server, {"model": "m", "messages": [said, calling("a"), result("a")]})
+    assert answer["choices"][0]["message"]["content"] == "done"
+
+
 async def test_the_other_addresses_answer(server: ScriptedModel) -> None:
     async with aiohttp.ClientSession() as session:
         for path in ("/stats", "/requests", "/v1/models"):

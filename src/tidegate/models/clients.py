@@ -7,12 +7,16 @@ with every connection, on leaving.
 """
 
 import asyncio
+import socket
 import ssl
 from collections import Counter, deque
+from collections.abc import Sequence
+from ipaddress import ip_address
 from types import TracebackType
 from typing import Self
 
 import msgspec
+from aiohappyeyeballs import AddrInfoType, start_connection
 from anyio import to_thread
 
 from tidegate.models.connection import Connection, LinkFailed, Response, Waits
@@ -200,12 +204,14 @@ class Clients:
         connection: Connection | None = None
         try:
             context = await self._context() if origin.secure else None
+            link = await start_connection(
+                await _addresses(origin), happy_eyeballs_delay=NEXT_ADDRESS_SECONDS, interleave=1, loop=loop
+            )
             _, connection = await loop.create_connection(
                 lambda: Connection(loop, free=self._free, gone=self._gone),
-                origin.host,
-                origin.port,
+                sock=link,
                 ssl=context,
-                happy_eyeballs_delay=NEXT_ADDRESS_SECONDS,
+                server_hostname=origin.host if origin.secure else None,
             )
         except ssl.SSLError as error:
             raise LinkFailed("untrusted", error.reason or str(error)) from None
@@ -263,3 +269,15 @@ class Clients:
         if self._idle:
             soonest = min(group[0].idle_since for group in self._idle.values())
             self._expiry = self._loop.call_at(soonest + self._keepalive, self._expire)
+
+
+async def _addresses(origin: Origin) -> Sequence[AddrInfoType]:
+    """Where the origin's host is. A number is its own answer, without a thread that asks for it."""
+    stream, tcp = socket.SOCK_STREAM, socket.IPPROTO_TCP
+    try:
+        number = ip_address(origin.host)
+    except ValueError:
+        return await asyncio.get_running_loop().getaddrinfo(origin.host, origin.port, type=stream, proto=tcp)
+    if number.version == 6:
+        return [(socket.AF_INET6, stream, tcp, "", (origin.host, origin.port, 0, 0))]
+    return [(socket.AF_INET, stream, tcp, "", (origin.host, origin.port))]
