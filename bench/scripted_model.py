@@ -13,9 +13,10 @@ The last user message may direct it; each directive takes `times=N` (only the fi
     [together A {json} B {..}]  call several tools in one step
     [loop NAME {json}]          call it again after every result
     [badargs NAME] [unknowntool]  a call with broken arguments; of a tool that is not there
+    [saying WORDS]              said before the tool calls, in the same answer
     [say WORDS] [words N] [finish REASON]     the final answer: its text; N words; its finish reason
     [status CODE retry-after=S code=C echo quote]   an HTTP error; it quotes the caller's credential, and what was said
-    [slow ms=N] [hold NAME]     a pause between pieces; wait for POST /release/NAME
+    [slow ms=N] [hold NAME after=N]     a pause between pieces; wait for POST /release/NAME, perhaps after N pieces
     [hang after=N] [cut after=N] [badjson after=N] [error after=N code=C quote]   stop, hang up, spoil after N pieces
     [hugeline bytes=N] [nodone] [close] [html]     a line without end; no end mark; hang up at once; a web page
 
@@ -25,6 +26,7 @@ Also: GET /stats, GET /requests, GET /v1/models, POST /reset, POST /release/NAME
 import argparse
 import asyncio
 import signal
+import ssl
 from collections import Counter, OrderedDict, deque
 from collections.abc import Coroutine
 from types import TracebackType
@@ -98,8 +100,10 @@ class Latch:
 class ScriptedModel:
     """`async with ScriptedModel() as model`: listens on loopback, at `model.base_url`; owns its connections."""
 
-    def __init__(self, *, host: str = "127.0.0.1", port: int = 0, key: str | None = None) -> None:
-        self._host, self._port, self._key = host, port, key
+    def __init__(
+        self, *, host: str = "127.0.0.1", port: int = 0, key: str | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self._host, self._port, self._key, self._tls = host, port, key, tls
         self._server: asyncio.Server | None = None
         self._canned: dict[str, tuple[bytes, bytes]] = {}
         self._toolsets: OrderedDict[bytes, tuple[tuple[str, ...], int]] = OrderedDict()
@@ -121,7 +125,9 @@ class ScriptedModel:
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Connection(self), self._host, self._port, backlog=1024)
+        self._server = await loop.create_server(
+            lambda: Connection(self), self._host, self._port, backlog=1024, ssl=self._tls
+        )
         self._port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -136,7 +142,7 @@ class ScriptedModel:
 
     @property
     def root(self) -> str:
-        return f"http://{self._host}:{self._port}"
+        return f"{'http' if self._tls is None else 'https'}://{self._host}:{self._port}"
 
     @property
     def base_url(self) -> str:
@@ -274,7 +280,7 @@ class ScriptedModel:
         finish = "tool_calls" if calls else "stop"
         faults: dict[str, Directive] = {}
         for place, directive in enumerate(script):
-            if directive.name == "say" and not calls:
+            if directive.name == ("saying" if calls else "say"):
                 pieces = tuple(word if n == 0 else " " + word for n, word in enumerate(directive.words))
             elif directive.name == "words" and not calls:
                 pieces = tuple("w0" if n == 0 else f" w{n}" for n in range(int(directive.words[0])))
@@ -304,14 +310,8 @@ class ScriptedModel:
         self, connection: "Connection", request: Request, plan: Plan, headers: dict[str, str], tokens: tuple[int, int]
     ) -> None:
         faults = plan.faults
-        if hold := faults.get("hold"):
-            latch = self.latch(hold.words[0])
-            latch.waiting += 1
-            latch.arrived.set()
-            try:
-                await asyncio.wait_for(latch.opened.wait(), LONGEST_WAIT)
-            finally:
-                latch.waiting -= 1
+        if "hold" in faults and not (request.stream and "after" in faults["hold"].options):
+            await self._hold(faults["hold"].words[0])
         if "close" in faults:
             connection.hang_up()
             return
@@ -337,6 +337,15 @@ class ScriptedModel:
             connection.write(framed(usage_event_of(model, usage)))
         connection.write(END if "nodone" in faults else CANNED_END)
 
+    async def _hold(self, name: str) -> None:
+        latch = self.latch(name)
+        latch.waiting += 1
+        latch.arrived.set()
+        try:
+            await asyncio.wait_for(latch.opened.wait(), LONGEST_WAIT)
+        finally:
+            latch.waiting -= 1
+
     async def _stream(self, connection: "Connection", plan: Plan, model: bytes, request: Request) -> bool:
         """Writes the answer's events; True when it went wrong on purpose and nothing may follow."""
         faults = plan.faults
@@ -353,6 +362,8 @@ class ScriptedModel:
             if after.get("cut") == place:
                 connection.hang_up()
                 return True
+            if after.get("hold") == place and "after" in faults["hold"].options:
+                await self._hold(faults["hold"].words[0])
             if after.get("hang") == place:
                 await asyncio.sleep(LONGEST_WAIT)
             if after.get("badjson") == place:

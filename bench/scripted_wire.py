@@ -48,6 +48,9 @@ class Refusal(Exception):
 NOTE = "[Note from the gateway"
 """How a note begins that the gateway adds of its own accord."""
 
+OBEY = "[obey]"
+"""In a note: it directs all the same, since a test has put it there."""
+
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pass
@@ -94,8 +97,10 @@ class Message(_Strict, frozen=True):
         return [part for part in self.content or () if isinstance(part, Image)]
 
     def directs(self) -> bool:
-        """Whether it is a person's: a message that is nothing but a note of the gateway gives no directions."""
-        return self.role == "user" and (isinstance(self.content, str) or not self.text().startswith(NOTE))
+        """Whether it is a person's: a message that is nothing but a note of the gateway gives no directions, unless it
+        says so."""
+        text = "" if isinstance(self.content, str) else self.text()
+        return self.role == "user" and (not text.startswith(NOTE) or OBEY in text)
 
 
 class StreamOptions(_Strict, frozen=True):

@@ -1,6 +1,7 @@
 """What the house forbids and no general linter knows. `python tools/house_lint.py src` exits 1 if anything is found.
 
-    second-map        a map keyed by session, beside the one of present sessions
+    second-map        a map or set keyed by session, by its name or by its use, beside the one of present sessions
+    endless-growth    a dict, list or set on an object that is added to and never shortened, replaced or measured
     unbounded-cache   functools.cache, lru_cache without a bound, lru_cache on a method
     unbounded-queue   a queue or stream without a length, a deque kept on an object without one
     stray-task        a task that no scope owns
@@ -22,12 +23,16 @@ from pathlib import Path, PurePath
 
 ALLOW = re.compile(r"#\s*house:\s*allow\s+\S")
 SESSIONS = re.compile("session", re.IGNORECASE)
+SESSION_NAME = re.compile(r"(^|\.)(session(_id|\.id)?|sid)$")
 SESSION_KEY = re.compile(r"\b(SessionId|SessionKey)\b")
 
 MAPS = {"dict", "defaultdict", "OrderedDict", "WeakValueDictionary", "Counter", "Dict", "DefaultDict"}
 QUEUES = {"Queue", "LifoQueue", "PriorityQueue"}
 TASK_MAKERS = {"create_task", "ensure_future", "TaskGroup", "run_coroutine_threadsafe"}
 MUTABLE = {"dict", "list", "set", "defaultdict", "OrderedDict", "deque", "Counter", "bytearray", "BoundedCache"}
+PLAIN = {"dict", "list", "set", "defaultdict", "OrderedDict", "Counter"}
+ADDING = {"append", "add", "extend", "insert", "setdefault", "update"}
+SHORTENING = {"pop", "popitem", "remove", "discard", "clear"}
 CHANGING = {"append", "add", "update", "pop", "setdefault", "clear", "extend", "insert", "remove", "discard", "popitem"}
 LOGGING = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 BROAD = {"Exception", "BaseException"}
@@ -110,6 +115,15 @@ class House(ast.NodeVisitor):
 
     def visit_Module(self, node: ast.Module) -> None:
         self._changed = _changed_names(node)
+        growth = Growth()
+        growth.visit(node)
+        for name in sorted(growth.made.keys() & growth.grown - growth.kept_short):
+            message = f"{name!r} only grows; bound it, or say what it ends with"
+            self.found(growth.made[name], "endless-growth", message)
+        if self.place != MAP_OF_SESSIONS:
+            for name, use in growth.by_session:
+                message = f"{name!r} is keyed by session; hang it on the record of the present session"
+                self.found(use, "second-map", message)
         for statement in node.body:
             if isinstance(statement, ast.Assign | ast.AnnAssign):
                 self._check_module_state(statement)
@@ -220,6 +234,94 @@ class House(ast.NodeVisitor):
         self.generic_visit(node)
 
 
+@dataclass
+class Growth(ast.NodeVisitor):
+    """What one module does to the containers that its objects keep, by the names of the attributes."""
+
+    made: dict[str, ast.stmt] = field(default_factory=dict)
+    """Made empty when an object is made."""
+    grown: set[str] = field(default_factory=set)
+    """Added to, later than that."""
+    kept_short: set[str] = field(default_factory=set)
+    """Shortened or replaced somewhere, or their length is compared with something."""
+    by_session: list[tuple[str, ast.AST]] = field(default_factory=list)
+    _aliases: dict[str, str] = field(default_factory=dict)
+    _making: bool = False
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        self._function(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+        self._function(node)
+
+    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        before = self._making, self._aliases
+        self._making, self._aliases = node.name == "__init__", {}
+        self.generic_visit(node)
+        self._making, self._aliases = before
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        for target in node.targets:
+            self._assigned(node, target, node.value)
+        self.generic_visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        self._assigned(node, node.target, node.value)
+        self.generic_visit(node)
+
+    def _assigned(self, node: ast.stmt, target: ast.expr, value: ast.expr | None) -> None:
+        if isinstance(target, ast.Tuple):
+            for place, one in enumerate(target.elts):
+                paired = isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts)
+                self._assigned(node, one, value.elts[place] if paired else None)  # type: ignore[union-attr]
+        elif isinstance(target, ast.Attribute) and self._making and _is_empty(value):
+            self.made.setdefault(target.attr, node)
+        elif isinstance(target, ast.Attribute) and not self._making:
+            self.kept_short.add(target.attr)
+        elif isinstance(target, ast.Name) and isinstance(value, ast.Attribute):
+            self._aliases[target.id] = value.attr
+
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        name = self._container(node.value)
+        if name and isinstance(node.ctx, ast.Store):
+            self._adds(name, node, node.slice)
+        elif name and isinstance(node.ctx, ast.Del):
+            self.kept_short.add(name)
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        if isinstance(node.func, ast.Attribute) and (name := self._container(node.func.value)):
+            if node.func.attr in ADDING:
+                keyed = node.func.attr in ("add", "setdefault") and node.args
+                self._adds(name, node, node.args[0] if keyed else None)
+            elif node.func.attr in SHORTENING:
+                self.kept_short.add(name)
+        self.generic_visit(node)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        if isinstance(node.target, ast.Attribute) and not self._making:
+            self.grown.add(node.target.attr)
+        self.generic_visit(node)
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Call) and last(inner.func) == "len" and inner.args:
+                self.kept_short.add(self._container(inner.args[0]))
+        self.generic_visit(node)
+
+    def _container(self, node: ast.expr) -> str:
+        """The attribute that an expression stands for, by its own name or by a local one."""
+        if isinstance(node, ast.Attribute):
+            return node.attr
+        return self._aliases.get(node.id, "") if isinstance(node, ast.Name) else ""
+
+    def _adds(self, name: str, node: ast.AST, key: ast.expr | None) -> None:
+        if not self._making:
+            self.grown.add(name)
+        if key is not None and _is_session(key):
+            self.by_session.append((name, node))
+
+
 _CALL_RULES: tuple[Callable[[House, ast.Call, str, str], None], ...] = (
     House.check_queue,
     House.check_task,
@@ -228,6 +330,21 @@ _CALL_RULES: tuple[Callable[[House, ast.Call, str, str], None], ...] = (
     House.check_suppress,
     House.check_environment_call,
 )
+
+
+def _is_empty(value: ast.expr | None) -> bool:
+    """A dict, list or set with nothing in it; a deque has a rule of its own."""
+    if isinstance(value, ast.Call):
+        return last(value.func) in PLAIN and all(last(given) in PLAIN for given in value.args)
+    if isinstance(value, ast.Dict):
+        return not value.keys
+    return isinstance(value, ast.List) and not value.elts
+
+
+def _is_session(key: ast.expr) -> bool:
+    if isinstance(key, ast.Tuple):
+        return any(map(_is_session, key.elts))
+    return bool(SESSION_NAME.search(dotted(key)))
 
 
 def _is_map(value: ast.expr | None, annotation: ast.expr | None) -> bool:

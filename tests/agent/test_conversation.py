@@ -132,7 +132,7 @@ async def test_pictures_are_loaded_only_while_a_request_is_written(server: Scrip
     assert files.loaded == ["sp_1", "sp_1"]
     assert min(during) > 1_300_000 and held.asked_bytes == 0
     assert held.weight == before
-    assert all(len(msgspec.json.encode(kept)) < 1000 for kept in held.history if isinstance(kept, Message))
+    assert all(len(msgspec.json.encode(kept)) < 1000 for kept in held.history.parts if isinstance(kept, Message))
     await held.release()
 
 
@@ -220,7 +220,7 @@ async def test_a_users_own_pictures_go_with_his_words(server: ScriptedModel, mod
 async def test_what_a_result_owes_is_shown_although_another_result_is_missing(model: Model) -> None:
     """D3: nothing is lost, and nothing is shown twice."""
     held = conversation(model, [user(), asked("a", "b"), result("a", inline()), user("go on"), asked("c"), result("c")])
-    kinds = [msgspec.json.decode(kept)["role"] for kept in held.history if isinstance(kept, bytes)]
+    kinds = [msgspec.json.decode(kept)["role"] for kept in held.history.parts if isinstance(kept, bytes)]
     assert kinds == ["user", "assistant", "tool", "user", "user", "assistant", "tool"]
     await held.release()
 

@@ -145,8 +145,39 @@ def test_without_the_extra_package_the_terminal_works_by_readline(running: Gatew
         assert terminal.leave(process) == 0
 
 
-def test_ctrl_c_twice_leaves_and_the_turn_goes_on_or_is_stopped_by_the_gateway(running: Gateway) -> None:
-    """F4: the client's end is not the conversation's."""
+def _latest(running: Gateway) -> tuple[str, dict[str, object]]:
+    """The conversation last used, and its last message once nothing runs there."""
+    deadline = time.monotonic() + WAIT
+    while (view := running.call("GET", "/api/sessions?limit=1")["sessions"][0]).get("running"):
+        assert time.monotonic() < deadline
+    rows = running.call("GET", f"/api/sessions/{view['id']}/messages")["messages"]
+    return view["id"], rows[-1]["message"]
+
+
+def test_ctrl_c_twice_leaves_at_once_and_the_gateway_stops_the_turn(running: Gateway) -> None:
+    """F4: the client's end is not the conversation's, which has what was said and takes the next message."""
+    with at_terminal(running.home, "--new") as (terminal, process):
+        terminal.until("> ")
+        terminal.type("count to 100000\r")
+        terminal.until("12 ")
+        running.signal(signal.SIGSTOP)  # so that the turn cannot end between the two presses
+        try:
+            terminal.type(CTRL_C)
+            _until_unread(running)
+            assert process.poll() is None
+            terminal.type(CTRL_C)
+            assert process.wait(WAIT) == 130
+        finally:
+            running.signal(signal.SIGCONT)
+    session, last = _latest(running)
+    assert (last["role"], last["finish"]) == ("assistant", "stopped")
+    assert str(last["text"]).startswith("1 2 3 ")
+    again = tidegate("chat", "--session", session, home=running.home, input="say still here\n")
+    assert (again.returncode, again.stdout.strip()) == (0, "still here")
+
+
+def test_ctrl_c_at_a_pipe_stops_the_turn_and_not_the_client(running: Gateway) -> None:
+    """F4: which goes on to the end of its input."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tidegate", "chat", "--home", str(running.home)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
@@ -160,6 +191,7 @@ def test_ctrl_c_twice_leaves_and_the_turn_goes_on_or_is_stopped_by_the_gateway(r
     _, complaint = process.communicate(timeout=WAIT)
     assert process.returncode == 0
     assert complaint.count(b"stopped") == 1
+    assert _latest(running)[1]["finish"] == "stopped"
 
 
 def test_what_a_model_says_cannot_move_the_cursor(running: Gateway) -> None:
@@ -262,6 +294,13 @@ def test_a_paste_of_several_lines_is_one_message_and_one_entry_of_the_history(
     assert (running.home / "chat-history").read_text().count("\n+say first\n+second\n+third\n") >= 1
 
 
+def _until_unread(running: Gateway) -> None:
+    """Until a request lies at a gateway that has been made to pause."""
+    deadline = time.monotonic() + WAIT
+    while not _unread(int(running.address.rpartition(":")[2])):
+        assert time.monotonic() < deadline
+
+
 def _unread(port: int) -> bool:
     """Whether a request lies at this port that nobody has read yet."""
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
@@ -278,9 +317,7 @@ def test_ctrl_c_before_the_gateway_has_answered_stops_the_turn_and_not_the_clien
         running.signal(signal.SIGSTOP)
         try:
             terminal.type("count to 100000\r")
-            deadline = time.monotonic() + WAIT
-            while not _unread(int(running.address.rpartition(":")[2])):
-                assert time.monotonic() < deadline
+            _until_unread(running)
             terminal.type(CTRL_C)
             terminal.until(r"\^C")
         finally:

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.core import ANNA, BERT, OWNER, WAIT, Core, core
+from tests.core import ANNA, BERT, OWNER, WAIT, Core, core, settings
 from tidegate.commands import Command, Commands, Context, Reply, build
 from tidegate.errors import Conflict, Misconfigured, NotAllowed, NotFound, Refused
 
@@ -96,6 +96,26 @@ async def test_undo_and_retry_change_what_the_model_sees(home: Path, model: Scri
         await run(house, "/undo", first.session)
         with pytest.raises(Conflict, match="nothing to undo"):
             await run(house, "/undo", first.session)
+
+
+async def test_reload_says_what_it_did_and_what_it_costs(home: Path, model: ScriptedModel) -> None:
+    """A4, P18: the next request has the new prompt; without a change nothing is done, and nothing paid."""
+    async with core(home, model=model) as house:
+        first = await house.say("one")
+        reply = await run(house, "/reload", first.session)
+        assert (reply.text, reply.session) == ("Prompt and tools had not changed.", first.session)
+        assert house.door.presence.stats().unloads == {}
+    edited = settings(model).replace("You are a test.", "You are another test.")
+    async with core(home, model=model, toml=edited) as house:
+        await house.say("two")
+        reply = await run(house, "/reload", first.session)
+        assert reply.session == first.session
+        assert reply.text.startswith("Prompt and tools are as configured now. ")
+        assert "rebuilt" in reply.text and "cached" in reply.text
+        assert house.door.presence.stats().unloads == {"reload": 1}
+        await house.say("three")
+        before, after = (request["messages"][0]["content"] for request in house.requests()[-2:])
+        assert "You are a test." in before and "You are another test." in after
 
 
 async def test_what_rebuilds_is_refused_in_mid_turn(home: Path, model: ScriptedModel) -> None:

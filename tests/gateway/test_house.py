@@ -1,8 +1,10 @@
 """Building and closing the house. The leak fixture around every test is what sees that nothing stays open."""
 
+import threading
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 from anyio import to_thread
 
@@ -33,6 +35,25 @@ async def test_a_house_is_built_serves_and_is_closed_twice_over_one_home(tmp_pat
         assert await to_thread.run_sync(holder_of, tmp_path / "home") is None
         assert not (tmp_path / "home" / "control.sock").exists()
         assert not (tmp_path / "home" / "tidegate.db-wal").exists()
+
+
+async def test_threads_that_work_for_the_loop_are_few_however_much_there_is_to_do(tmp_path: Path) -> None:
+    """L08: what is more than they can do waits, and takes no thread."""
+    house = _house(tmp_path / "home")
+    limiter = to_thread.current_default_thread_limiter()
+    go = threading.Event()
+    with anyio.fail_after(30):
+        assert await house.build()
+        try:
+            async with anyio.create_task_group() as jobs:
+                for _ in range(40):
+                    jobs.start_soon(to_thread.run_sync, go.wait, 30)
+                while limiter.statistics().tasks_waiting < 40 - 16:
+                    await anyio.lowlevel.checkpoint()
+                go.set()
+        finally:
+            go.set()
+            await house.close()
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -18,6 +18,45 @@ FAULTS = {
         "second-map",
         "class A:\n    def f(self):\n        self.locks_by_session = defaultdict(list)\n",
     ),
+    "a map that is used by session": (
+        "second-map",
+        "class A:\n    def __init__(self):\n        self._locks = {}\n"
+        "    def f(self, session):\n        self._locks[session] = 1\n        self._locks.pop(1)\n",
+    ),
+    "a map that is used by a session's id": (
+        "second-map",
+        "class A:\n    def f(self, row):\n        self._locks.setdefault(row.session, make())\n",
+    ),
+    "a map by session and something else": (
+        "second-map",
+        "class A:\n    def f(self, session, name):\n        self._seen[session.id, name] = 1\n",
+    ),
+    "a set of sessions": ("second-map", "class A:\n    def f(self, live):\n        self._busy.add(live.session)\n"),
+    "a map that only grows": (
+        "endless-growth",
+        "class A:\n    def __init__(self):\n        self._seen: dict[str, int] = {}\n"
+        "    def f(self, key):\n        self._seen[key] = 1\n",
+    ),
+    "a counter that only grows": (
+        "endless-growth",
+        "class A:\n    def __init__(self):\n        self.words = Counter()\n"
+        "    def f(self, word):\n        self.words[word] += 1\n",
+    ),
+    "a set that only grows": (
+        "endless-growth",
+        "class A:\n    def __init__(self):\n        self._seen = set()\n"
+        "    async def f(self, key):\n        self._seen.add(key)\n",
+    ),
+    "a list that only grows by another name": (
+        "endless-growth",
+        "class A:\n    def __init__(self):\n        self._rows = []\n"
+        "    def f(self, row):\n        rows = self._rows\n        rows.append(row)\n",
+    ),
+    "a list that only grows by addition": (
+        "endless-growth",
+        "class A:\n    def __init__(self):\n        self._rows = []\n"
+        "    def f(self, more):\n        self._rows += more\n",
+    ),
     "functools.cache": ("unbounded-cache", "import functools\n@functools.cache\ndef f(x): return x\n"),
     "cache by its own name": ("unbounded-cache", "from functools import cache\n@cache\ndef f(x): return x\n"),
     "lru_cache without a bound": ("unbounded-cache", "@lru_cache(maxsize=None)\ndef f(x): return x\n"),
@@ -59,12 +98,35 @@ LIMITS = {"queue": 16, "turns": 64}
 NAMES = ("a", "b")
 
 class Pool:
-    def __init__(self, scope, cache):
+    def __init__(self, scope, cache, names):
+        self._names = {}
+        for name in names:
+            self._names[name] = len(self._names)
+        self._bounded, self._emptied, self._replaced, self._freed, self._local = {}, [], [], set(), []
+        self._plain: dict[str, int] = {}
         self._queue = asyncio.Queue(maxsize=LIMITS["queue"])
         self._recent = deque(maxlen=8)
         self._settings = {"a": 1}
         self._cache = cache
         self._task = scope.start(self._run, name="pool")
+
+    def keep(self, key, values):
+        if len(self._bounded) + 1 > LIMITS["turns"]:
+            raise ValueError("too many")
+        self._bounded[key] = values
+        self._emptied.append(key)
+        self._emptied.clear()
+        self._replaced.extend(values)
+        taken, self._replaced = self._replaced, []
+        self._freed.add(key)
+        self._freed.discard(key)
+        local = self._local
+        local.append(key)
+        local.pop()
+        if key in self._plain:
+            del self._plain[key]
+        self._plain[key] = self._settings["a"]
+        return taken, self._names[key]
 
     async def _run(self):
         sessions = {row.id: row for row in await self.rows()}  # a local map lives no longer than the call

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import contextvars
 import gc
-import logging
 import weakref
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
+from tests.logs import capture_logs
 from tidegate.lifetimes import Ledger, Scope, ScopeClosed
 
 pytestmark = pytest.mark.anyio
@@ -118,7 +118,7 @@ async def test_concurrent_closers_wait_for_the_same_end_and_one_is_told() -> Non
     assert [type(end) for end in ends] == [ExceptionGroup, *[type(None)] * 4]
 
 
-async def test_closing_goes_on_when_whoever_asked_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
+async def test_closing_goes_on_when_whoever_asked_is_cancelled() -> None:
     """L23, L31: cancellation of the closer neither stops the closing nor hides its failures."""
     release, begun = asyncio.Event(), asyncio.Event()
     done: list[str] = []
@@ -133,7 +133,7 @@ async def test_closing_goes_on_when_whoever_asked_is_cancelled(caplog: pytest.Lo
     house.on_close(lambda: done.append("after"), name="after")
     house.on_close(slow, name="slow")
     closer = asyncio.ensure_future(house.close())
-    with anyio.fail_after(5):
+    with anyio.fail_after(5), capture_logs() as logged:
         await begun.wait()
         for _ in range(3):
             closer.cancel()
@@ -143,7 +143,7 @@ async def test_closing_goes_on_when_whoever_asked_is_cancelled(caplog: pytest.Lo
         with pytest.raises(asyncio.CancelledError):
             await closer
     assert done == ["slow", "after"] and house.closed
-    assert "nobody left" in caplog.text
+    assert "nobody left" in str(logged)
 
 
 async def test_closing_goes_on_inside_a_cancelled_cancel_scope() -> None:
@@ -219,18 +219,19 @@ async def test_a_task_that_fails_is_reported_with_its_name() -> None:
     assert reported == [("house / room / worker", "broken")]
 
 
-async def test_a_failing_task_is_logged_by_default(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_task_is_logged_by_default() -> None:
     """L31: without a listener the log has it."""
 
     async def fail() -> None:
         raise ValueError("broken")
 
-    async with Scope("house") as house:
-        with anyio.fail_after(5):
-            await asyncio.wait({house.start(fail, name="worker")})
-            await asyncio.sleep(0)
-    assert ("tidegate.lifetimes.scope", logging.ERROR) in [(record.name, record.levelno) for record in caplog.records]
-    assert "house / worker failed" in caplog.text and "ValueError: broken" in caplog.text
+    with capture_logs() as logged:
+        async with Scope("house") as house:
+            with anyio.fail_after(5):
+                await asyncio.wait({house.start(fail, name="worker")})
+                await asyncio.sleep(0)
+    assert [(line["level"], "house / worker failed" in line["event"]) for line in logged] == [("error", True)]
+    assert "ValueError('broken')" in str(logged)
 
 
 async def test_a_closed_scope_takes_nothing_more() -> None:

@@ -91,7 +91,7 @@ def is_refused(answer: Any, model: ScriptedModel) -> None:
 
 
 async def test_endpoints_of_a_trusted_authority_are_asked_with_one_context(served: Served) -> None:
-    """L10, H22: several endpoints, several times; one with another's name is refused."""
+    """H22: several endpoints, several times; one with another's name is refused."""
     one, two = served.trusted
     *answers, refused, made = await asked(one, two, one, served.misnamed, trusting=served.authority.certificate)
     assert [answer["text"] for answer in answers] == ["The tide comes in, the gate keeps the level."] * 3
@@ -101,7 +101,7 @@ async def test_endpoints_of_a_trusted_authority_are_asked_with_one_context(serve
 
 
 async def test_an_endpoint_of_an_authority_that_nobody_knows_is_refused(served: Served) -> None:
-    """H22, X15: by the sentence that says what to check, at once and before anything was sent."""
+    """H22: by the sentence that says what to check, at once and before anything was sent."""
     one, _ = served.trusted
     refused, _ = await asked(one)
     is_refused(refused, one)

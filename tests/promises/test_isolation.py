@@ -44,14 +44,14 @@ async def test_a_tool_sees_the_session_it_works_for_and_no_other(home: Path, mod
 
     async with core(home, AGENTS, model=model, toolsets={"witness": Toolset((witness,))}) as house:
         outcomes: dict[str, Any] = {}
-        expected: dict[str, tuple[str, str, str, Path]] = {}
+        expected: dict[str, tuple[str, str, str, str]] = {}
 
         async def talk(number: int, turn: int) -> None:
             canary = f"canary-{number}-"
             who, agent = (ANNA, BERT)[number % 2], f"agent{number % 3}"
             channel = ("http", "page", "terminal", "http")[(number + turn) % 4]
             name = None if number >= TALKS - 2 else f"talk {number}"
-            expected[canary] = (who.id, channel, agent, home / f"folder{number % 3}")
+            expected[canary] = (who.id, channel, agent, agent)
             seen[canary] = []
             script = f'[tool witness {{"canary": "{canary}"}}] [tool witness {{"canary": "{canary}"}}] [say {canary}]'
             outcomes[canary] = await house.say(
@@ -68,7 +68,8 @@ async def test_a_tool_sees_the_session_it_works_for_and_no_other(home: Path, mod
                 assert len(seen[canary]) == 4
                 for ctx in seen[canary]:
                     assert (ctx.session, ctx.turn) == (outcome.session, outcome.turn)
-                    assert (ctx.principal, ctx.channel, ctx.agent, ctx.workspace.folder) == expected[canary]
+                    assert ctx.workspace.session == outcome.session
+                    assert (ctx.principal, ctx.channel, ctx.agent, ctx.workspace.agent) == expected[canary]
         for request in model.recorded:
             assert len(set(re.findall(rb"canary-\d+-", request.body))) == 1
 

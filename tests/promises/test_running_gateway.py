@@ -158,9 +158,7 @@ def test_nothing_that_anybody_said_is_in_the_log(tmp_path: Path, format: str) ->
 
 
 @pytest.mark.anyio
-async def test_one_thing_that_cannot_be_closed_keeps_nothing_else_open(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_one_thing_that_cannot_be_closed_keeps_nothing_else_open(tmp_path: Path) -> None:
     """F2, F1: callbacks, tasks and rooms that fail while the house is closed; the store and the lock are let go all the
     same, and each failure is told."""
 

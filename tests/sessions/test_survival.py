@@ -10,6 +10,7 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core, core
 from tests.store.making import ask
+from tidegate.agent import Conversation
 from tidegate.sessions import changes
 from tidegate.store import Db, approvals, messages, sessions, settings, turns
 
@@ -125,13 +126,14 @@ async def test_a_resident_that_was_replaced_in_mid_turn_is_released_when_that_tu
         record = house.door.presence.get(first.session)
         assert record is not None
         running = record.resident
+        assert isinstance(running, Conversation)
         accepted = await house.accept("[hold gate] two")
         with anyio.fail_after(WAIT):
             await model.held("gate")
         assert house.door.presence.unload(first.session, reason="test")
-        assert getattr(running, "history", None)
+        assert running.history.parts
         model.release("gate")
         assert (await house.answered(accepted.turn)).state == "answered"
         with anyio.fail_after(WAIT):
-            while getattr(running, "history", None):
+            while running.history.parts:
                 await anyio.lowlevel.checkpoint()

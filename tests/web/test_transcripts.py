@@ -7,7 +7,7 @@ import pytest
 from tests.house import House
 from tests.web.asking import call, chat
 from tidegate.store import messages
-from tidegate.values import Message
+from tidegate.values import Media, Message
 
 pytestmark = pytest.mark.anyio
 
@@ -68,3 +68,45 @@ async def test_the_last_page_has_no_next_also_when_it_is_full(gateway: House) ->
         assert (await call(gateway, "GET", f"{path}?{query}")).json["next"] is None, query
     for query, where in (("limit=3", 2), ("after=0&limit=3", 3), ("after=2&limit=1", 3)):
         assert (await call(gateway, "GET", f"{path}?{query}")).json["next"] == where, query
+
+
+async def test_a_page_tells_of_pictures_and_each_can_be_fetched(gateway: House) -> None:
+    """D6: a listing carries no payload; the bytes come one by one, to whoever may read the transcript."""
+    path = await long_talk(gateway)
+    session = path.split("/")[3]
+    data = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 400
+    spooled = "sp_" + "0" * 32
+    held = (
+        Media(media_type="image/png", data=data, width=20, height=10, note="scaled"),
+        Media(media_type="image/jpeg", spooled=spooled, width=9),
+        Media(media_type="image/jpeg", spooled="sp_" + "1" * 32),
+    )
+
+    def add(db: Any) -> None:
+        message = Message(role="tool", call_id="c", name="read_file", text="t" * 9000, media=held)
+        messages.append(db, session=session, turn=None, step=None, message=message, now=1.0)
+
+    await gateway.store.write(add)
+    file = gateway.config.home / "spool" / session / spooled
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b"\xff\xd8 and more")
+    for query in ("after=2", "limit=1"):
+        reply = await call(gateway, "GET", f"{path}?{query}")
+        [row] = reply.json["messages"]
+        assert len(row["message"]["text"]) == 9000
+        assert [(found.get("data", ""), found["media_type"]) for found in row["message"]["media"]] == [
+            ("", "image/png"),
+            ("", "image/jpeg"),
+            ("", "image/jpeg"),
+        ]
+        assert (row["message"]["media"][0]["width"], row["message"]["media"][0]["note"]) == (20, "scaled")
+        assert len(reply.body) < 11_000
+    for number, kind, bytes_ in ((0, "image/png", data), (1, "image/jpeg", b"\xff\xd8 and more")):
+        picture = await call(gateway, "GET", f"{path}/{row['seq']}/media/{number}")
+        assert (picture.status, picture.body) == (200, bytes_)
+        assert picture.headers["content-type"] == kind and picture.headers["x-content-type-options"] == "nosniff"
+    here = row["seq"]
+    for place in (f"{here}/media/2", f"{here}/media/3", f"{here}/media/-1", "1/media/0", "99/media/0", "x/media/y"):
+        assert (await call(gateway, "GET", f"{path}/{place}")).status == 404
+    other = await gateway.add_key("bert")
+    assert (await call(gateway, "GET", f"{path}/{row['seq']}/media/0", key=other)).status == 404

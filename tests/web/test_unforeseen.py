@@ -1,6 +1,6 @@
 """A fault of our own inside a turn or a stream: told in OpenAI's shape, logged, and survived."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import anyio
@@ -30,10 +30,15 @@ def told_and_logged(error: Any, logged: Any, event: str) -> None:
     assert line["exc_info"], "the log tells where it happened"
 
 
-async def begun_and_broken(h: House, text: str, goes_on: Callable[[], None]) -> Reply:
+NAMED = {"X-Session-Id": "n"}
+
+
+async def begun_and_broken(
+    h: House, text: str, goes_on: Callable[[], None], headers: Mapping[str, str] = NAMED
+) -> Reply:
     """A stream that says something, breaks when told to, and is read to its end."""
     with anyio.fail_after(WAIT):
-        async with h.client.post(CHAT, json=asked(text, stream=True), headers={"X-Session-Id": "n"}) as response:
+        async with h.client.post(CHAT, json=asked(text, stream=True), headers=headers) as response:
             seen = b""
             while b'"content":"w0' not in seen:
                 seen += await response.content.readany()
@@ -104,3 +109,25 @@ async def test_an_unforeseen_error_of_the_stream_itself_ends_it_with_the_error_a
         outcome = await gateway.door.wait(reply.headers["X-Turn-Id"])
     assert outcome.state == "answered" and outcome.text.endswith("w29")
     assert (await chat(gateway, "two", session="n")).status == 200
+
+
+async def test_an_ephemeral_turn_does_not_go_on_for_a_stream_that_broke(
+    gateway: House, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H16: nobody is left who could read it."""
+
+    def broken(self: Telling, events: Any) -> bytes:
+        raise RuntimeError(SECRET)
+
+    with capture_logs(), monkeypatch.context() as patched:
+        text = "one [words 30] [hold there after=5] [slow ms=20]"
+
+        def breaks() -> None:
+            patched.setattr(Telling, "of", broken)
+            model.release("there")
+
+        has_ended_with_an_error(await begun_and_broken(gateway, text, breaks, {}))
+        with anyio.fail_after(WAIT):
+            while gateway.door.census()["turns_running"]:
+                await anyio.sleep(0.005)
+    assert gateway.door.status()["turns"]["stopped"] == 1

@@ -1,10 +1,10 @@
 """A session as the model sees it, held in memory between turns: the resident.
 
 Guarantee: every message is encoded once, when it is appended, and the encoded history only ever grows at its end; the
-same rows give the same bytes again when they are loaded from the store. What tools show follows the last result of
-their step, in one message of its own. Pictures that lie in the spool are loaded while a request is written, and only
-then. A conversation owns its encoded bytes and one lease on the shared model client; `release` gives both back and
-touches nothing else (unload is not end).
+same rows give the same bytes again when they are loaded from the store. However long it is, only its newest part is in
+memory. What tools show follows the last result of their step, in one message of its own. Pictures that lie in the spool
+are loaded while a request is written, and only then. A conversation owns its history and one lease on the shared model
+client; `release` gives both back and touches nothing else (unload is not end).
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -12,15 +12,13 @@ from typing import cast
 
 import msgspec
 
+from tidegate.agent.history import History, Overflow
 from tidegate.log import Log
 from tidegate.models import Encoded, Lease, Model
 from tidegate.tools import Toolset
 from tidegate.values import Call, Media, Message
 
 log = Log(__name__)
-
-ROW_OVERHEAD = 64
-"""Bytes that an encoded message costs beside its text: the object's header and its slot in the list."""
 
 BASE_OVERHEAD = 1024
 """Bytes of the conversation itself: its record, lists and lease."""
@@ -59,7 +57,6 @@ class Conversation:
         "signature",
         "tools",
         "version",
-        "weight",
     )
 
     def __init__(
@@ -72,6 +69,7 @@ class Conversation:
         signature: bytes,
         messages: Iterable[Message] = (),
         load: Load = load_nothing,
+        overflow: Overflow | None = None,
     ) -> None:
         self.model = model
         self.prefix = prefix
@@ -79,8 +77,7 @@ class Conversation:
         self.signature = signature
         self.version = -1
         """The session's version in the store when this was last known to be equal to it."""
-        self.weight = BASE_OVERHEAD
-        self.history: list[bytes | Message] = []
+        self.history = History(overflow)
         """Encoded messages; as it is one of which a picture lies in the spool."""
         self._load = load
         self._owed = 0
@@ -116,11 +113,17 @@ class Conversation:
     async def ask(self, call: Call, *, on_text: Callable[[str], None], on_reset: Callable[[str], None]) -> Message:
         self._asking = True
         try:
+            await self.history.settle()
             # The written history is nobody's but the model's, which lets it go once its request is made.
             return await self.model.ask(self.prefix, await self._write(), call, on_text=on_text, on_reset=on_reset)
         finally:
             self._asking = False
             self._loaded = 0
+
+    @property
+    def weight(self) -> int:
+        """Bytes that it takes in memory."""
+        return BASE_OVERHEAD + self.history.memory
 
     @property
     def estimated_bytes(self) -> int:
@@ -132,12 +135,11 @@ class Conversation:
         """Bytes of the request that the model is working on; it is kept for another try."""
         if not self._asking:
             return 0
-        held = self.weight - BASE_OVERHEAD - ROW_OVERHEAD * len(self.history)
-        return held + self._loaded + len(self.prefix.system) + len(self.prefix.tools)
+        return self.history.size + self._loaded + len(self.prefix.system) + len(self.prefix.tools)
 
     async def release(self) -> None:
         lease, self._lease = self._lease, None
-        self.history = []
+        self.history.release()
         if lease is not None:
             lease.release()
 
@@ -153,17 +155,16 @@ class Conversation:
     def _add(self, message: Message) -> None:
         pictures = message.media if message.role != "tool" else ()
         if any(picture.spooled for picture in pictures):
-            self.history.append(message)
             self._unloaded += 1
             text = len(message.text) + len(message.aside)
-            self.weight += text + sum(PICTURE_OVERHEAD + len(picture.data) for picture in pictures) + ROW_OVERHEAD
+            held = text + sum(PICTURE_OVERHEAD + len(picture.data) for picture in pictures)
+            self.history.append_unencoded(message, held)
             self._estimated += text + PICTURE_TEXT_BYTES * len(pictures)
             return
         # The encoder's result keeps the spare room of its buffer (512 bytes at least, up to half of a long text); what
         # is held for hours is an exact copy.
         encoded = bytes(memoryview(self.model.wire.encode(message)))
         self.history.append(encoded)
-        self.weight += len(encoded) + ROW_OVERHEAD
         if pictures:
             self._estimated += len(message.text) + len(message.aside) + PICTURE_TEXT_BYTES * len(pictures)
         else:
@@ -171,11 +172,12 @@ class Conversation:
 
     async def _write(self) -> Sequence[bytes]:
         """The history with every picture in its place."""
+        history = await self.history.read()
         if not self._unloaded:
-            return cast(list[bytes], self.history)
+            return cast(Sequence[bytes], history)
         room = LOADED_BYTES
         written: list[bytes] = []
-        for held in self.history:
+        for held in history:
             if isinstance(held, Message):
                 loaded, room = await self._with_pictures(held, room)
                 encoded = self.model.wire.encode(loaded)

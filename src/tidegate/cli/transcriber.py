@@ -41,7 +41,8 @@ class Follower:
         self._printed = [0, 0, 0]  # characters of text, notes, characters of progress that are on the screen
         self._told = [0, 0, 0]  # the same, of the stream that is being read
         self._put_out: dict[str, int] = {}  # characters of progress, by the calls that run
-        self._asked: dict[str, bool] = {}  # what was asked, and whether the person knows what became of it
+        # house: allow it ends with the turn; what was asked, and whether the person knows what became of it
+        self._asked: dict[str, bool] = {}
         self._ours = False
 
     def follow(self) -> bool:

@@ -8,7 +8,7 @@ and waits here, and how it comes to rest.
 from tidegate.engine.embedded import EmbeddedEngine, EngineStats
 from tidegate.engine.failures import describe, stopped
 from tidegate.engine.interface import Engine
-from tidegate.engine.journal import Journal, slim
+from tidegate.engine.journal import Journal, slim, without_pictures
 from tidegate.engine.live import Live
 from tidegate.engine.log import TurnLog
 from tidegate.engine.taking import Begun, Taken, begin_at_once
@@ -25,5 +25,6 @@ __all__ = [
     "begin_at_once",
     "describe",
     "slim",
+    "without_pictures",
     "stopped",
 ]

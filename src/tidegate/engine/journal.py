@@ -34,11 +34,17 @@ class Parked(Exception):
 def slim(message: Message) -> Message:
     """The message as user interfaces are told of it: a tool's result without its payload, pictures by what they are.
     Idempotent."""
-    text = message.text[:EXCERPT_CHARACTERS] if message.role == "tool" else message.text
-    if len(text) == len(message.text) and not any(picture.data for picture in message.media):
+    if message.role == "tool" and len(message.text) > EXCERPT_CHARACTERS:
+        message = msgspec.structs.replace(message, text=message.text[:EXCERPT_CHARACTERS])
+    return without_pictures(message)
+
+
+def without_pictures(message: Message) -> Message:
+    """The message with its pictures told by what they are: their bytes can be fetched."""
+    if not any(picture.data for picture in message.media):
         return message
     media = tuple(msgspec.structs.replace(picture, data=b"") for picture in message.media)
-    return msgspec.structs.replace(message, text=text, media=media)
+    return msgspec.structs.replace(message, media=media)
 
 
 def commit_row(

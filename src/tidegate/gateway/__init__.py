@@ -35,9 +35,9 @@ __all__ = [
 
 def run(home: Path, *, port: int | None = None, replace: bool = False, say: Callable[[str], None]) -> None:
     """Run a gateway on this home folder until it is told to stop; `say` is given what a person should read."""
-    from tidegate.gateway.allocator import bound_arenas
+    from tidegate.gateway.allocator import tune
 
-    bound_arenas()
+    tune()
     from tidegate.gateway.process import run_process
 
     run_process(home, port=port, replace=replace, say=say)

@@ -1,4 +1,4 @@
-"""The allocators below the program: how many arenas they may have, what they keep free, how it is given back.
+"""The allocators below the program: what they may set aside, what they keep free, how it is given back.
 
 Guarantee: figures are read from the allocators themselves at the moment of asking; on a C library or an interpreter
 that does not tell, a figure is 0 and nothing else changes. What is free here is resident memory that nobody holds: it
@@ -10,21 +10,31 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-_ARENA_MAX = -8  # glibc's M_ARENA_MAX
+_ARENA_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -8, -3, -1  # glibc's M_…
 _ARENAS = 2  # one for the loop, one shared by the store's threads: more only raises the high-water mark
+_LARGE = 512 << 10  # bytes: twice what the loop reads at once, for which nothing should be mapped or given back
 _ARENA_SPAN = 64 << 20  # address space that glibc sets aside for a heap of any arena but the first, and its alignment
 _KIB = 1024
 _TRIM_ABOVE = 8 << 20  # free bytes in the allocator that are worth a trim
 
 
-def bound_arenas() -> bool:
-    """Bound glibc's arenas for this process; call it before the first thread. An operator's own choice in the
-    environment stands; on another C library nothing happens. (The environment variable alone would need a second
-    start of the interpreter, which takes longer than this whole module.)"""
-    if "MALLOC_ARENA_MAX" in os.environ:
-        return True
+def tune() -> bool:
+    """Bound what glibc sets aside for this process; call it before the first thread. Its arenas are few. A large block
+    is a mapping of its own, and goes back when it is freed; so does as much at the end of the heap. Left alone, glibc
+    takes blocks as large as any that was freed before from the heap, and keeps twice that: the requests of a long
+    conversation leave holes of their size there.
+
+    An operator's own choice in the environment stands; on another C library nothing happens. (The environment alone
+    would need a second start of the interpreter, which takes longer than this whole module.)"""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and bool(mallopt(_ARENA_MAX, _ARENAS))
+    if mallopt is None:
+        return False
+    wanted = (
+        ("MALLOC_ARENA_MAX", _ARENA_MAX, _ARENAS),
+        ("MALLOC_MMAP_THRESHOLD_", _MMAP_THRESHOLD, _LARGE),
+        ("MALLOC_TRIM_THRESHOLD_", _TRIM_THRESHOLD, _LARGE),
+    )
+    return all([name in os.environ or bool(mallopt(option, value)) for name, option, value in wanted])
 
 
 class _Mallinfo2(ctypes.Structure):

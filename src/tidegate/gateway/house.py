@@ -44,6 +44,7 @@ _HANDOVER_SECONDS = 5.0  # beside the old gateway's own budget, for it to close 
 _CLOSE_SHARE = 0.25  # of the budget that is kept for closing rooms when turns have taken the rest
 _TRIM_SECONDS = 60.0  # between two looks at what the allocator keeps for nothing
 _PARKING_SECONDS = 1.0  # that turns have to reach their next step when their time is over
+_THREADS = 16  # that work for the loop at once, on files and folders: more would only wait for the interpreter's lock
 _HALF_BUILT_SECONDS = 5.0  # for closing what was built, when the rest was not
 _LEAST_SECONDS = 1.0  # for closing rooms, however late it is; each of them is quick when nothing is stuck
 DATABASE_NAME = "tidegate.db"
@@ -174,6 +175,7 @@ class House:
     # -- the stages, in order --
 
     async def _open_home(self) -> None:
+        to_thread.current_default_thread_limiter().total_tokens = _THREADS
         await to_thread.run_sync(home_folder.prepare, self.home)
 
     async def _read_config(self) -> None:

@@ -56,7 +56,7 @@ class Ledger:
     __slots__ = ("_holders", "_known", "_views")
 
     def __init__(self) -> None:
-        self._known: dict[str, None] = {}
+        self._known: dict[str, None] = {}  # house: allow kinds are named in the code
         self._holders: set[Account] = set()
         self._views: list[tuple[str, Measure]] = []  # house: allow one entry for each room that holds things
 

@@ -61,6 +61,7 @@ class Runner:
         self._beginnings: BoundedCache[tuple[str, bool], Fresh] = BoundedCache("beginnings", cap=PREFIXES_KEPT)
         presence.ledger.view("model request", self._measure_requests)
         presence.ledger.view("prefix", self._measure_prefixes)
+        presence.ledger.view("history file", self._measure_files)
         limits = config.limits
         self._bounds = Bounds(
             steps=limits.turn_steps,
@@ -163,6 +164,12 @@ class Runner:
             if size := conversation.asked_bytes:
                 yield owner, Holding(1, size)
 
+    def _measure_files(self) -> Iterator[tuple[str, Holding]]:
+        """Long pasts that lie in a file."""
+        for owner, conversation in self._conversations():
+            if conversation.history.has_file:
+                yield owner, Holding(1, fds=1)
+
     def _measure_prefixes(self) -> Iterator[tuple[str, Holding]]:
         """Prefixes that conversations hold and the cache does not; one that several share is on the first's account."""
         seen = {id(prefix) for prefix in self.prefixes.values()}
@@ -200,6 +207,7 @@ class Runner:
             signature=signature,
             messages=past,
             load=partial(self._workshop.spool.load, taken.session.id),
+            overflow=self._workshop.spool.nameless,
         )
 
     async def _encoded(self, taken: Taken, model: Model) -> Encoded:

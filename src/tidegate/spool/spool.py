@@ -6,10 +6,12 @@ ids of ours. The spool owns the folder that it was given; opening it makes nothi
 """
 
 import re
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
 from anyio import to_thread
 
@@ -86,6 +88,11 @@ class Spool:
     def file(self, session: str, id: str) -> Path:
         """Where it lies. Both names are ids of ours, which hold no separator."""
         return self.root / session / id
+
+    def nameless(self) -> BinaryIO:
+        """A file for what is in use and must not outlive the process: it has no name. To be called in a thread."""
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return tempfile.TemporaryFile(dir=self.root, buffering=0)
 
     async def load(self, session: str, id: str) -> bytes:
         """A picture, to be sent with a request and let go. OSError when it cannot be read."""

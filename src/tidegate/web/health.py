@@ -48,7 +48,7 @@ class Health:
     def __init__(self, store: Store, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._clock = clock
-        self._beats: dict[str, _Beat] = {}
+        self._beats: dict[str, _Beat] = {}  # house: allow timers are named in the code
         self._ticked: float | None = None
         self._lag = 0.0
         self._remembered: tuple[float, Readiness] | None = None

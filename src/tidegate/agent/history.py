@@ -1,0 +1,142 @@
+"""The encoded messages of a conversation: the newest in memory, a long past in a file.
+
+Guarantee: what was appended is read back in order, byte for byte. After `settle` no more than a bound is in memory; the
+rest lies in a file without a name, which not even a kill leaves behind. Where the disk refuses, all stays in memory. A
+history owns its file, and `release` closes it.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import BinaryIO
+
+from anyio import to_thread
+
+from tidegate.log import Log
+from tidegate.values import Message
+
+log = Log(__name__)
+
+IN_MEMORY_BYTES = 256 * 1024
+"""Above this the oldest go to the file: some ten times a usual conversation, so that most never have one."""
+
+KEPT_BYTES = 128 * 1024
+"""That stay in memory then: so much is moved at once that it is seldom done."""
+
+ROW_OVERHEAD = 64
+"""Bytes that an encoded message costs beside its text: the object's header and its slot in the list."""
+
+Overflow = Callable[[], BinaryIO]
+"""Opens a file without a name. OSError when the disk refuses."""
+
+
+class Run:
+    """Consecutive messages in the file, joined by commas."""
+
+    __slots__ = ("length", "start")
+
+    def __init__(self, start: int, length: int) -> None:
+        self.start = start
+        self.length = length
+
+
+class History:
+    __slots__ = ("_end", "_file", "_overflow", "memory", "parts", "size")
+
+    def __init__(self, overflow: Overflow | None) -> None:
+        self._overflow = overflow
+        self._file: BinaryIO | None = None
+        self._end = 0
+        self.parts: list[bytes | Message | Run] = []
+        """In their order; a message that could not be encoded yet stands as it is."""
+        self.memory = 0
+        """Bytes that are held in memory."""
+        self.size = 0
+        """Bytes of what is encoded, wherever it is."""
+
+    @property
+    def has_file(self) -> bool:
+        return self._file is not None
+
+    def append(self, encoded: bytes) -> None:
+        self.parts.append(encoded)
+        self.memory += len(encoded) + ROW_OVERHEAD
+        self.size += len(encoded)
+
+    def append_unencoded(self, message: Message, weight: int) -> None:
+        self.parts.append(message)
+        self.memory += weight + ROW_OVERHEAD
+
+    async def settle(self) -> None:
+        """Keep to the bound. Called where nobody appends meanwhile."""
+        if self.memory > IN_MEMORY_BYTES and self._overflow is not None:
+            await to_thread.run_sync(self._move)
+
+    async def read(self) -> Sequence[bytes | Message]:
+        """All of it; several messages may stand in one piece."""
+        if self._file is None:
+            return self.parts  # type: ignore[return-value]  # no run without a file
+        return await to_thread.run_sync(self._read)
+
+    def release(self) -> None:
+        self.parts = []
+        self._overflow = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    # -- in a thread --
+
+    def _move(self) -> None:
+        parts: list[bytes | Message | Run] = []
+        moving: list[bytes] = []
+        left, end = self.memory, self._end
+        for place, part in enumerate(self.parts):
+            if left <= KEPT_BYTES:
+                parts += self.parts[place:]
+                break
+            if not isinstance(part, bytes):
+                parts.append(part)
+                continue
+            left -= len(part) + ROW_OVERHEAD
+            last = parts[-1] if parts else None
+            if isinstance(last, Run):
+                parts[-1] = Run(last.start, last.length + 1 + len(part))
+                moving += (b",", part)
+                end += 1
+            else:
+                parts.append(Run(end, len(part)))
+                moving.append(part)
+            end += len(part)
+        try:
+            self._write(b"".join(moving))
+        except OSError as error:
+            log.warning("a long conversation stays in memory whole: the disk refuses", error=error.strerror)
+            self._overflow = None
+            return
+        self.parts = parts
+        self.memory = left
+
+    def _write(self, data: bytes) -> None:
+        if self._file is None:
+            assert self._overflow is not None
+            self._file = self._overflow()
+        view, end = memoryview(data), self._end
+        while view:
+            written = os.pwrite(self._file.fileno(), view, end)
+            view, end = view[written:], end + written
+        self._end = end
+
+    def _read(self) -> list[bytes | Message]:
+        assert self._file is not None
+        file = self._file.fileno()
+        return [_whole(file, part) if isinstance(part, Run) else part for part in self.parts]
+
+
+def _whole(file: int, run: Run) -> bytes:
+    data = os.pread(file, run.length, run.start)
+    while len(data) < run.length:  # more than the kernel gives at once
+        more = os.pread(file, run.length - len(data), run.start + len(data))
+        if not more:
+            raise OSError("the file of a long conversation is shorter than it was")
+        data += more
+    return data

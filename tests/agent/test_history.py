@@ -1,0 +1,124 @@
+"""The encoded history of a conversation: all of it is there, and only its end is in memory."""
+
+import errno
+import tempfile
+from collections.abc import Callable
+from typing import BinaryIO
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.logs import capture_logs
+from tidegate.agent import history as room
+from tidegate.agent.history import IN_MEMORY_BYTES, History
+from tidegate.values import Message
+
+pytestmark = pytest.mark.anyio
+
+PICTURE = Message(role="user", aside="a picture")
+
+
+def nameless() -> BinaryIO:
+    return tempfile.TemporaryFile(buffering=0)
+
+
+def joined(parts: "list[bytes | Message]") -> list[bytes | Message]:
+    """With what stands beside each other in one piece, as it is sent."""
+    found: list[bytes | Message] = []
+    for part in parts:
+        if isinstance(part, bytes) and found and isinstance(found[-1], bytes):
+            found[-1] += b"," + part
+        else:
+            found.append(part)
+    return found
+
+
+async def filled(rows: int, overflow: Callable[[], BinaryIO] | None = nameless) -> tuple[History, list[bytes]]:
+    history = History(overflow)
+    said = [b'{"n":%d,"x":"%b"}' % (number, b"x" * 4000) for number in range(rows)]
+    for row in said:
+        history.append(row)
+        await history.settle()
+    return history, said
+
+
+async def test_a_long_past_is_in_a_file_and_read_back_byte_for_byte() -> None:
+    """L03, S32: what a model is sent does not depend on where it lay."""
+    history, said = await filled(500)
+    assert history.memory <= IN_MEMORY_BYTES
+    assert history.size == sum(map(len, said))
+    assert joined(list(await history.read())) == [b",".join(said)]
+    history.release()
+
+
+async def test_a_usual_conversation_has_no_file() -> None:
+    """F5: a descriptor is a thing that one holds only for a reason."""
+    history, said = await filled(40)
+    assert not history.has_file
+    assert list(await history.read()) == said
+    history.release()
+
+
+async def test_a_released_history_holds_nothing() -> None:
+    """B5: neither file nor bytes."""
+    history, _ = await filled(200)
+    assert history.has_file
+    history.release()
+    assert not history.has_file and history.parts == []
+    history.release()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EMFILE])
+async def test_where_the_disk_refuses_all_stays_in_memory_and_is_told_once(code: int) -> None:
+    """D5: a turn does not fail for it."""
+
+    def refuse() -> BinaryIO:
+        raise OSError(code, "refused")
+
+    with capture_logs() as logged:
+        history, said = await filled(200, refuse)
+    assert joined(list(await history.read())) == [b",".join(said)]
+    assert [line["error"] for line in logged] == ["refused"]
+
+
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.binary(min_size=1, max_size=60).map(lambda data: b'"' + data.hex().encode() + b'"'),
+            st.just(PICTURE),
+            st.just(None),
+        ),
+        max_size=60,
+    )
+)
+def test_whatever_is_appended_and_moved_comes_back_in_order(steps: list[bytes | Message | None]) -> None:
+    """S32: messages that cannot be encoded yet stand where they stood."""
+
+    async def run() -> None:
+        history = History(nameless)
+        wanted: list[bytes | Message] = []
+        try:
+            for step in steps:
+                if step is None:
+                    await history.settle()
+                    assert history.memory <= max(bound, unmovable(history))
+                elif isinstance(step, bytes):
+                    history.append(step)
+                    wanted.append(step)
+                else:
+                    history.append_unencoded(step, 10)
+                    wanted.append(step)
+            assert joined(list(await history.read())) == joined(wanted)
+        finally:
+            history.release()
+
+    def unmovable(history: History) -> int:
+        return sum(10 + room.ROW_OVERHEAD for part in history.parts if isinstance(part, Message)) + kept
+
+    bound, kept = 600, 300
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(room, "IN_MEMORY_BYTES", bound)
+        patched.setattr(room, "KEPT_BYTES", kept)
+        anyio.run(run)
