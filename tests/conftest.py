@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 
 from tests.habits.blocking import BlockingGuard
+from tests.habits.groups import remove_stray
 from tests.habits.leaks import LoopWatch, ProcessWatch, Scratch
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "tidegate"
@@ -28,6 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     config.stash[_scratch].remove()
+    remove_stray()
 
 
 @pytest.fixture(scope="session")

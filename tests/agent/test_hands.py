@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from bench.scripted_model import ScriptedModel
@@ -52,6 +53,32 @@ async def test_a_model_is_shown_no_more_of_a_tools_output_than_its_bound(home: P
         assert len(short.encode()) <= 600
         for shown in (long, short):
             assert shown.startswith("line 0 ") and "left out" in shown and "the whole is sp_" in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ("x" * 16 * 1024, True),
+        ("x" * (16 * 1024 + 1), False),
+        ("\n".join("y" * 400), True),
+        ("\n".join("y" * 401), False),
+    ],
+)
+async def test_sixteen_kibibytes_or_four_hundred_lines_are_shown_whole_and_no_more(
+    home: Path, model: ScriptedModel, text: str, whole: bool
+) -> None:
+    """D1, D2: what holds where nothing is configured."""
+
+    @tool(effect="read")
+    async def tell(ctx: ToolContext) -> str:
+        """Tells all."""
+        return text
+
+    async with core(home, model=model, tools='"tell"', toolsets={"tell": Toolset((tell,))}) as house:
+        await house.say("[tool tell {}] [say done]")
+        [shown] = results(house)
+        assert (shown == text) is whole
+        assert ("the whole is sp_" in shown) is not whole
 
 
 async def test_no_more_calls_run_beside_each_other_than_allowed(home: Path, model: ScriptedModel) -> None:
@@ -115,7 +142,7 @@ async def test_progress_is_bounded_and_says_when_no_more_is_shown(
         """Puts out much."""
         for _ in range(pieces):
             ctx.progress("x" * (megabyte // pieces))
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
         return "done"
 
     options = {"tools": '"loud"', "toolsets": {"loud": Toolset((chatter,))}}

@@ -1,5 +1,6 @@
 """Approvals and questions: durable, answered once, for one exact action, and denied where nobody could answer."""
 
+import asyncio
 import json
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -510,17 +511,31 @@ async def test_a_turn_that_waits_gives_its_place_to_others(home: Path, model: Sc
         assert house.door.census()["turns_asking"] == 0
 
 
-async def test_the_time_of_a_question_does_not_count(home: Path, model: ScriptedModel) -> None:
+async def _put_on(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """The loop's clock is put on, and whatever has become due happens."""
+    loop = asyncio.get_running_loop()
+    before, due = loop.time, asyncio.Event()
+    loop.call_later(seconds, due.set)
+    monkeypatch.setattr(loop, "time", lambda: before() + seconds)
+    with anyio.fail_after(WAIT):
+        await due.wait()  # it became due after everything that was to come earlier
+
+
+async def test_the_time_of_a_question_does_not_count(
+    home: Path, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """S29: limits.turn_seconds is for work."""
     deeds = Deeds()
     async with asking(home, model, deeds, '[limits]\nturn_seconds = "1s"') as house:
         turn, [question] = await ask(house)
-        await anyio.sleep(1.2)
+        await _put_on(monkeypatch, 3)
         await house.door.questions.answer(question.id, ANNA, "approved")
         assert (await house.answered(turn)).text == "done"
 
 
-async def test_a_second_question_that_comes_later_does_not_shorten_the_turn(home: Path, model: ScriptedModel) -> None:
+async def test_a_second_question_that_comes_later_does_not_shorten_the_turn(
+    home: Path, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """S29: of two calls side by side one asks when the other has waited for longer than a turn may take."""
     deeds = Deeds()
     config = configured(model, '[limits]\nturn_seconds = "1s"', rules=("allow linger",))
@@ -528,7 +543,7 @@ async def test_a_second_question_that_comes_later_does_not_shorten_the_turn(home
         turn, [first] = await ask(
             house, '[together push {"what": "a"} linger {"what": "b", "then": "Why?"}] [say done]'
         )
-        await anyio.sleep(1.2)
+        await _put_on(monkeypatch, 3)
         deeds.goes_on.set()
         _, second = await asked(house, turn, 2)
         await house.door.questions.answer(first.id, ANNA, "approved")

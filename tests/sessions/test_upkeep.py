@@ -1,5 +1,6 @@
 """The timer's chores: each run removes all that is due, in pieces between which turns get in."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from tests.core import ANNA, Core, core
 from tidegate.sessions import chores, ending
 from tidegate.store import Db, messages, receipts, sessions
 from tidegate.values import Message, Prefix
+from tidegate.workspaces import workspaces as rooms
 
 pytestmark = pytest.mark.anyio
 
@@ -119,3 +121,29 @@ async def test_the_file_gives_its_free_pages_back_in_one_run(home: Path, model: 
         assert await house.store.read(free) == 0
         rows = await house.store.read(messages.page, session)
         assert rows[0].message == Message(role="user", text="one")
+
+
+async def test_the_timers_look_after_boxes_folders_and_the_spool(
+    home: Path, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L16, L19, D4, S11: each of the three does its own: what nobody owns is removed, what nobody uses is closed."""
+    monkeypatch.setattr(rooms, "IDLE_SECONDS", 0.0)
+    extra = '[workspaces]\nbackend = "bubblewrap"'
+    nobody = "s_" + "0" * 32
+    async with core(home, extra, model=model, tools='"terminal"') as house:
+        outcome = await house.say('[tool terminal {"command": "true"}] [say done]')
+        folder, file = home / "workspaces" / nobody, home / "spool" / nobody / ("sp_" + "0" * 32)
+        folder.mkdir(parents=True)
+        file.parent.mkdir(parents=True)
+        file.write_text("left behind")
+        os.utime(file, (1, 1))
+        os.utime(file.parent, (1, 1))
+        site = house.door.workspaces.present(outcome.session)
+        assert site is not None and site.box is not None
+        await run(house, "workspaces")
+        assert house.door.workspaces.present(outcome.session) is None
+        assert folder.exists() and file.exists()
+        await run(house, "folders")
+        assert not folder.exists() and file.exists()
+        await run(house, "spool")
+        assert not file.parent.exists()

@@ -15,11 +15,15 @@ from tests.spool.making import ID, SESSION, WAIT, files, in_child, spool_of
 from tests.spool.pictures import bomb, noise, plain, saved
 from tidegate.errors import ToolFailed
 from tidegate.spool import SessionSpool, Spool
-from tidegate.spool.media import INLINE_BYTES, SHOWN_BYTES, SIDE, SOURCE_BYTES
 from tidegate.store import Store, spooled
 from tidegate.values import Media
 
 pytestmark = pytest.mark.anyio
+
+INLINE_BYTES, SHOWN_BYTES, SIDE = 256 * 1024, 4_500_000, 2000
+"""What is promised, in numbers of our own: held with a message, sent to a model, on each side."""
+
+SOURCE_BYTES = 256 * 1024 * 1024
 
 
 @pytest.fixture

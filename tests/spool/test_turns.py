@@ -127,7 +127,7 @@ async def test_what_is_left_out_of_a_result_is_read_with_the_tool_output(home: P
 
 
 async def test_a_deleted_conversation_leaves_nothing_in_the_spool(home: Path, model: ScriptedModel) -> None:
-    """D4, L19: an end keeps it with the transcript."""
+    """D4, L19, V07: an end keeps it with the transcript."""
     async with running(home, model) as house:
         outcome = await house.say("[tool shout {}] [tool snap {}] one")
         folder = house.door.spool.root / outcome.session

@@ -10,7 +10,19 @@ import pytest
 
 from tests.store.making import OWNER, count
 from tidegate.errors import StoreFailed
-from tidegate.store import Db, Store, approvals, messages, migrations, principals, search, sessions, settings, turns
+from tidegate.store import (
+    Db,
+    Store,
+    approvals,
+    messages,
+    migrations,
+    principals,
+    processes,
+    search,
+    sessions,
+    settings,
+    turns,
+)
 from tidegate.store.migrations import CURRENT
 
 pytestmark = pytest.mark.anyio
@@ -127,3 +139,38 @@ async def test_a_step_that_fails_leaves_the_file_as_it_was(old: Path, monkeypatc
     async with Store.open(old) as store:
         assert await store.read(migrations.version) == CURRENT
         assert await store.read(count, "approvals", "state = 'open'") == 1
+
+
+def as_of_three(path: Path) -> None:
+    """A file of the third format, in which a turn that a process began waits, and another has ended."""
+    with contextlib.closing(apsw.Connection(str(path))) as db:
+        for number, step in enumerate(migrations.MIGRATIONS[:3], start=1):
+            step(db)
+            db.execute(f"PRAGMA user_version = {number}")
+        db.execute(f"PRAGMA application_id = {migrations.APPLICATION_ID}")
+        db.execute(
+            "INSERT INTO sessions(id, principal, channel, kind, agent, created, active)"
+            " VALUES('s_1', 'p', 'page', 'named', 'main', 1, 1)"
+        )
+        for number, state in enumerate(("answered", "queued"), start=1):
+            db.execute(
+                "INSERT INTO turns(id, session, number, state, channel, call, on_disconnect, attempts, accepted)"
+                " VALUES(?, 's_1', ?, ?, 'process', x'7b7d', 'continue', 0, 1)",
+                (f"t_{number}", number, state),
+            )
+        db.execute(
+            "INSERT INTO processes(id, session, name, command, backend, state, exit_code, restart, notify, started,"
+            " ended, log) VALUES('pr_1', 's_1', 'job', 'make', 'local', 'exited', 0, 0, 1, 1, 2, 'pr_1')"
+        )
+
+
+async def test_a_turn_that_a_process_began_gets_the_channel_of_its_session(tmp_path: Path) -> None:
+    """X11, L18: what is still to run has the rights of a channel that there is; what is over stays as it was."""
+    path = tmp_path / "tidegate.db"
+    await anyio.to_thread.run_sync(as_of_three, path)
+    async with Store.open(path) as store:
+        assert await store.read(migrations.version) == CURRENT
+        assert await store.read(count, "turns", "id = 't_1' AND channel = 'process'") == 1
+        assert await store.read(count, "turns", "id = 't_2' AND channel = 'page'") == 1
+        [row] = await store.read(processes.untold)
+        assert (row.id, row.channel) == ("pr_1", "")

@@ -112,6 +112,7 @@ async def test_what_was_being_sent_when_the_process_died_is_unknown_and_what_exp
     await prepare(store, "o_2", expires=7.0)
     (first, _) = await store.write(outbox.claim_due, 5.0, 10)
     assert await store.write(outbox.mark_unknown, first.id, "timed out", 6.0)
+    assert await store.write(outbox.recover, 6.0, 100, ("another",)) == 0
     assert await store.write(outbox.recover, 6.0, 100) == 1
     again = await store.write(outbox.claim_due, 8.0, 10)
     assert [row.id for row in again] == ["o_1"]

@@ -4,7 +4,8 @@ import pytest
 
 from tests.store.making import OWNER, count, new_session
 from tidegate.errors import Conflict, NotFound, Refused
-from tidegate.store import ProcessRow, SpooledRow, Store, processes, sessions, spooled, workspaces
+from tidegate.store import ProcessRow, SpooledRow, Store, processes, sessions, spooled, turns, workspaces
+from tidegate.values import Call
 
 pytestmark = pytest.mark.anyio
 
@@ -81,10 +82,14 @@ async def test_the_agent_is_told_of_each_end_once(held: Store) -> None:
     await over(held, "pr_2", 8.0)
     await over(held, "pr_0", 9.0)
     await over(held, "pr_1", 7.0, told=True)
-    assert [row.id for row in await held.read(processes.untold, "s_1")] == ["pr_2", "pr_0"]
-    assert await held.write(processes.mark_told, ["pr_2", "pr_0", "pr_3", "pr_none"]) == 2
-    assert await held.write(processes.mark_told, ["pr_2"]) == 0
-    assert await held.read(processes.untold, "s_1") == []
+    assert [row.id for row in await held.read(processes.untold)] == ["pr_0", "pr_2"]
+    assert [row.id for row in await held.read(processes.untold, after="pr_0")] == ["pr_2"]
+    told = [await held.write(processes.mark_told, id) for id in ("pr_2", "pr_0", "pr_2", "pr_1", "pr_3", "pr_none")]
+    assert told == [True, True, False, False, False, False]
+    assert await held.read(processes.untold) == []
+    await over(held, "pr_3", 9.0)
+    await held.write(sessions.end, "s_1", reason="new", hooks=(), now=4.0)
+    assert await held.read(processes.untold) == []
 
 
 async def test_what_is_marked_restart_is_started_again_once(held: Store) -> None:
@@ -111,7 +116,7 @@ async def test_a_session_keeps_the_latest_ends_and_every_live_process(held: Stor
     for number in range(8):
         await begin(held, f"pr_{number}", f"job {number}", now=float(number))
         if number:
-            await over(held, f"pr_{number}")
+            await over(held, f"pr_{number}", told=True)
     assert sorted(row.log for row in await held.write(processes.prune, "s_1", 3, 2)) == ["pr_1.log", "pr_2.log"]
     assert sorted(row.log for row in await held.write(processes.prune, "s_1", 3)) == ["pr_3.log", "pr_4.log"]
     assert await held.write(processes.prune, "s_1", 3) == []
@@ -119,6 +124,42 @@ async def test_a_session_keeps_the_latest_ends_and_every_live_process(held: Stor
     assert [row.id for row in left] == ["pr_7", "pr_6", "pr_5", "pr_0"]
     assert await held.read(processes.of_session, "s_1", principal=OTHER) == []
     assert await held.read(processes.existing, ["pr_7", "pr_1", "../x"]) == {"pr_7"}
+
+
+async def test_what_ended_last_is_kept_and_what_is_to_be_told_is_never_forgotten(held: Store) -> None:
+    """L19: however long ago it was started."""
+    for number in range(4):
+        await begin(held, f"pr_{number}", f"job {number}", now=float(number))
+    for when, number in enumerate((3, 2, 1, 0), start=10):
+        await over(held, f"pr_{number}", float(when), told=number != 3)
+    assert [row.id for row in await held.write(processes.prune, "s_1", 2)] == ["pr_2"]
+    assert {row.id for row in await held.read(processes.of_session, "s_1", principal=OWNER)} == {"pr_0", "pr_1", "pr_3"}
+
+
+async def _take(store: Store, turn: str, channel: str) -> None:
+    await store.write(
+        turns.insert,
+        id=turn,
+        session="s_1",
+        channel=channel,
+        call=Call(),
+        on_disconnect="continue",
+        now=2.0,
+        running=True,
+    )
+
+
+async def test_a_process_has_the_channel_of_the_turn_that_starts_it(held: Store) -> None:
+    """X11: also when it is started again, in whichever turn."""
+    assert (await begin(held, "pr_0", "before")).channel == ""
+    await _take(held, "t_1", "page")
+    assert (await begin(held, "pr_1", restart=True)).channel == "page"
+    await held.write(processes.finished, "pr_1", state="lost", exit_code=None, now=3.0)
+    await held.write(turns.settle, "t_1", state="answered", now=3.0)
+    await _take(held, "t_2", "http")
+    again = await held.write(processes.again, "pr_1", new_id="pr_2", log="", now=5.0)
+    assert again is not None and again.channel == "page"
+    assert await held.read(processes.get, "pr_2") == again
 
 
 async def test_the_live_ones_are_listed_in_pages(held: Store) -> None:

@@ -47,7 +47,7 @@ GROWING = (
     "spooled",
     "prefixes",
 )
-OPEN = "turns_open|endings_pending|processes_live|processes_restart|outbox_sending"
+OPEN = "turns_open|endings_pending|processes_live|processes_restart|processes_untold|workspaces_trash|outbox_sending"
 """Indexes that hold only what is open, of which there is little."""
 
 
@@ -136,14 +136,17 @@ def own(db: apsw.Connection, session: str, turn: str) -> None:
     processes.of_session(db, session, principal=OWNER)
     processes.live(db)
     processes.restartable(db)
-    processes.untold(db, session)
-    processes.mark_told(db, ["pr_1"])
+    processes.untold(db)
+    processes.mark_told(db, "pr_1")
     processes.prune(db, session, 1)
     processes.existing(db, ["pr_1"])
     workspaces.put(db, session=session, backend="local", folder="w", project=False)
     workspaces.save_shell(db, session, b"x")
     workspaces.shell(db, session)
     workspaces.due_for_removal(db, 1.0)
+    workspaces.unmeasured(db, 10)
+    workspaces.measured(db, session, 1)
+    workspaces.beyond(db, 1, 10)
     workspaces.remove(db, session)
     workspaces.existing(db, [session])
     spooled.add(db, id="sp_1", session=session, turn=turn, kind="text", bytes=1, now=1.0)

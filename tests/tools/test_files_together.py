@@ -64,3 +64,23 @@ async def test_what_a_command_links_out_of_its_sandbox_stays_out_of_reach(tmp_pa
         await call(opened, session, "write_file", path="t", content="in the session's own /tmp")
         assert await opened.said(session, f"cat /tmp/{name}") == "in the session's own /tmp"
         assert not Path("/tmp", name).exists()
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "local"])
+async def test_folders_of_the_configuration_are_read_and_never_written(tmp_path: Path, backend: str) -> None:
+    """X07, X18: by no tool, neither over their own path nor over a link; the gateway could, so it must refuse."""
+    shared = tmp_path / "shared"
+    (shared / "deep").mkdir(parents=True)
+    (shared / "manual").write_text("read me\n")
+    async with room(tmp_path / "home", backend=backend, read_only=(str(shared),)) as opened:
+        session = await opened.new_session()
+        assert await call(opened, session, "read_file", path=f"{shared}/manual") == "read me\n"
+        await opened.said(session, f"ln -s {shared} out; ln -s {shared}/manual leaf")
+        for path in (f"{shared}/manual", f"{shared}/new", f"{shared}/deep/new", "out/manual", "out/new", "leaf"):
+            with pytest.raises(ToolFailed):
+                await call(opened, session, "write_file", path=path, content="x")
+        for path in (f"{shared}/manual", "out/manual", "leaf"):
+            with pytest.raises(ToolFailed):
+                await call(opened, session, "edit_file", path=path, old="read", new="write")
+        assert (shared / "manual").read_text() == "read me\n"
+        assert sorted(path.name for path in shared.rglob("*")) == ["deep", "manual"]

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tests.tools.test_terminal import Hands
-from tests.workspaces.making import alive, room, token
+from tests.workspaces.making import alive, room, token, until
 from tidegate.errors import ToolFailed
 from tidegate.tools import Result
 from tidegate.tools.process import process
@@ -75,6 +75,59 @@ async def test_much_output_is_shown_from_its_end_and_can_be_paged(hands: Hands) 
     assert "bytes before this are not shown" in last and "\n10000\n[next: since=48894]" in last
     first = (await call(hands, "output", name="much", since=0)).text
     assert first.startswith("1\n2\n3\n") and "[next: since=8192]" in first
+
+
+async def test_no_more_finished_ones_are_listed_than_are_kept(tmp_path: Path) -> None:
+    """L19: at every moment, those that ended last."""
+    async with room(tmp_path / "home", kept_processes=3) as rooms:
+        hands = Hands(rooms, await rooms.new_session())
+        await call(hands, "start", name="early", command="read line")
+        for number in range(5):
+            rooms.clock.now += 1
+            await call(hands, "start", name=f"p{number}", command="true")
+            listed = (await call(hands, "list")).text.splitlines()
+            assert len(listed) == min(number + 1, 3) + 1
+            assert any(line.startswith(f"p{number}: ") for line in listed)
+        rooms.clock.now += 1
+        await call(hands, "write", name="early", input="over\n")
+        await call(hands, "wait", name="early")
+        listed = (await call(hands, "list")).text
+        assert len(listed.splitlines()) == 3 and "early: " in listed
+        for number in range(5):
+            await call(hands, "start", name=f"lost{number}", command="sleep 1000")
+    rooms.clock.now += 1
+    async with room(tmp_path / "home", kept_processes=3, clock=rooms.clock) as rooms:
+        listed = (await call(Hands(rooms, hands.session), "list")).text
+        assert len(listed.splitlines()) == 3 and listed.count("went with the gateway") == 3
+
+
+async def test_a_process_that_runs_too_long_is_ended_and_the_agent_told(tmp_path: Path) -> None:
+    """L14: with all that came of it; one that ends in time is not touched."""
+    mark = token()
+    async with room(tmp_path / "home", process_seconds=1.0) as rooms:
+        hands = Hands(rooms, session := await rooms.new_session())
+        await call(hands, "start", name="late", command=f"trap '' HUP; (setsid sleep {mark} &); sleep {mark}")
+        await until(lambda: not _runs(hands, session))
+        assert alive(mark) == []
+        told = await rooms.told(session)
+        assert "'late'" in told and "was ended by signal" in told
+        assert "It had run for 1 s (workspaces.process_seconds)." in told
+
+
+async def test_a_process_may_be_allowed_to_run_for_ever(tmp_path: Path) -> None:
+    """L14: with 0."""
+    async with room(tmp_path / "home", process_seconds=0.0) as rooms:
+        hands = Hands(rooms, session := await rooms.new_session())
+        started = await call(hands, "start", name="server", command="read line; echo $line")
+        site = rooms.workspaces.present(session)
+        assert started.text.startswith("[server runs]") and site is not None and not site.running["server"].late
+        await call(hands, "write", name="server", input="still here\n")
+        assert "still here" in (await call(hands, "wait", name="server")).text
+
+
+def _runs(hands: Hands, session: str) -> bool:
+    site = hands.rooms.workspaces.present(session)
+    return site is not None and bool(site.running)
 
 
 async def test_an_empty_list_says_so(hands: Hands) -> None:

@@ -250,3 +250,29 @@ def test_a_function_that_cannot_be_a_tool_is_refused_when_it_is_defined() -> Non
     for function in (undocumented, positional, untyped):
         with pytest.raises(TypeError):
             tool(effect="read")(function)
+
+
+DECLARED = {
+    # tool: effect, may be run again after a crash, contained, beside others, seconds
+    "ask_user": ("read", True, False, False, None),
+    "clock": ("read", True, False, True, 10),
+    "edit_file": ("write", False, True, False, 60),
+    "list_files": ("read", True, False, True, 60),
+    "output": ("read", True, False, True, 60),
+    "process": ("execute", False, True, False, None),
+    "read_file": ("read", True, False, True, 60),
+    "search_files": ("read", True, False, True, 60),
+    "terminal": ("execute", False, True, False, None),
+    "web_fetch": ("network", False, True, True, 600),
+    "web_search": ("network", True, True, True, 600),
+    "write_file": ("write", False, True, False, 60),
+}
+"""What is asked about and what is repeated rests on this. A tool that is new is to be entered, with thought."""
+
+
+def test_every_tool_that_comes_with_the_gateway_says_what_it_may_do() -> None:
+    """X11, F4, P04: its effect and whether it may be run again are known for each."""
+    found = [tool for toolset in builtin_toolsets().values() for tool in toolset.tools]
+    assert {
+        tool.name: (tool.effect, tool.repeatable, tool.contained, tool.parallel, tool.timeout) for tool in found
+    } == DECLARED

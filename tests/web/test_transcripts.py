@@ -105,6 +105,7 @@ async def test_a_page_tells_of_pictures_and_each_can_be_fetched(gateway: House) 
         picture = await call(gateway, "GET", f"{path}/{row['seq']}/media/{number}")
         assert (picture.status, picture.body) == (200, bytes_)
         assert picture.headers["content-type"] == kind and picture.headers["x-content-type-options"] == "nosniff"
+        assert picture.headers["content-security-policy"] == "default-src 'none'; sandbox"
     here = row["seq"]
     for place in (f"{here}/media/2", f"{here}/media/3", f"{here}/media/-1", "1/media/0", "99/media/0", "x/media/y"):
         assert (await call(gateway, "GET", f"{path}/{place}")).status == 404

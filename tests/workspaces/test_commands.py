@@ -199,9 +199,9 @@ async def test_what_a_command_leaves_running_is_ended_and_counted(rooms: Room, s
 
 
 async def test_a_crowd_of_processes_ends_with_its_box(home: Path) -> None:
-    """L14: what makes more processes than it may is ended as a whole, and told."""
+    """L14: where no control group holds them, what makes more processes than it may is ended as a whole, and told."""
     mark = token()
-    async with room(home, processes=40) as rooms:
+    async with room(home, polled=True, processes=40) as rooms:
         session = await rooms.new_session()
         crowd = f"for i in $(seq 200); do (setsid env -i sleep {mark} &) ; done; sleep {mark}"
         done, _ = await rooms.run(session, crowd)

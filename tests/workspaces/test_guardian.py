@@ -34,12 +34,14 @@ class Guarded:
         self.ours.settimeout(WAIT)
         if told:
             self.ours.send(guardian.task(["/bin/sh", "-c", command], {"A": "1"}, LIMITS, "/", keeper))
-            self.started = self.ours.recv(100)
+            said = self.ours.recv(100)
+            end = said.find(guardian.OVER)  # of one that is over by then
+            self.started, self.said = (said, b"") if end < 0 else (said[:end], said[end:])
 
     def over(self) -> tuple[int, int]:
         """The command's code and how many it left, when the guardian has said so and ended."""
         self.process.wait(WAIT)
-        said = self.ours.recv(100)
+        said = self.said or self.ours.recv(100)
         assert said.startswith(guardian.OVER)
         code, left = said.removeprefix(guardian.OVER).split()
         return int(code), int(left)

@@ -34,7 +34,6 @@ def box_pid(rooms: Room, session: str) -> int:
 async def test_a_session_gets_its_box_with_its_first_command_and_only_then(rooms: Room, session: str) -> None:
     """L29: a session that runs nothing has no box, no folder and no row."""
     mine = rooms.of(session)
-    assert mine.folder == rooms.home / "workspaces" / session
     assert await mine.list() == () and await mine.sandboxed()
     assert rooms.site(session) is None and not (rooms.home / "workspaces").exists()
     assert await rooms.store.read(workspaces.get, session) is None

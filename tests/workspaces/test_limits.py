@@ -21,7 +21,7 @@ async def memory(rooms: Room, session: str) -> int:
 
 async def test_what_takes_too_much_memory_together_is_ended_and_told(home: Path) -> None:
     """L14, L24: each below what one process may have, together above what the session may."""
-    async with room(home, memory_bytes=100 * MIB) as rooms:
+    async with room(home, polled=True, memory_bytes=100 * MIB) as rooms:
         session = await rooms.new_session()
         for number in range(1, 4):
             await rooms.of(session).start(f"eater{number}", EAT.format(40 * MIB))
@@ -41,7 +41,7 @@ async def test_what_takes_too_much_memory_together_is_ended_and_told(home: Path)
 async def test_memory_that_is_shared_counts_once(home: Path) -> None:
     """L03: a process that has forked is not as large as all its children together."""
     mark = token()
-    async with room(home, memory_bytes=200 * MIB) as rooms:
+    async with room(home, polled=True, memory_bytes=200 * MIB) as rooms:
         session = await rooms.new_session()
         children = f"for i in 1 2 3 4; do (sleep {mark}; : $x) & done; wait"
         await rooms.of(session).start("forker", f"printf -v x '%{60 * MIB}s' ' '; {children}")
@@ -52,7 +52,7 @@ async def test_memory_that_is_shared_counts_once(home: Path) -> None:
 
 
 async def test_a_running_command_is_told_which_limit_it_was(home: Path) -> None:
-    async with room(home, memory_bytes=64 * MIB) as rooms:
+    async with room(home, polled=True, memory_bytes=64 * MIB) as rooms:
         session = await rooms.new_session()
         eat = EAT.format(30 * MIB)
         done, _ = await rooms.run(session, f"({eat}) & ({eat}) & ({eat}) & wait")
@@ -62,7 +62,7 @@ async def test_a_running_command_is_told_which_limit_it_was(home: Path) -> None:
 async def test_too_many_processes_in_the_background_are_ended(home: Path) -> None:
     """L14: where the kernel does not count them, the timer does."""
     mark = token()
-    async with room(home, processes=30) as rooms:
+    async with room(home, polled=True, processes=30) as rooms:
         session = await rooms.new_session()
         await rooms.of(session).start("crowd", f"for i in $(seq 60); do sleep {mark} & done; wait")
         await until(lambda: len(alive(f"sleep\0{mark}")) >= 25)

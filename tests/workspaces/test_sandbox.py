@@ -49,6 +49,14 @@ async def test_it_has_no_capability_and_can_get_none(rooms: Room, session: str) 
     assert done.code != 0, printed
 
 
+async def test_it_can_change_no_setting_of_the_machine(rooms: Room, session: str) -> None:
+    """X12: also where the gateway is root: the kernel's own files ask for their owner, not for a capability."""
+    writable = "find /proc -path '/proc/[0-9]*' -prune -o -type f -writable -print | head -3"
+    assert await rooms.said(session, writable) == ""
+    done, _ = await rooms.run(session, "exec 5>/proc/sys/kernel/core_pattern")
+    assert done.code != 0
+
+
 async def test_it_sees_the_processes_of_its_session_only(rooms: Room, session: str) -> None:
     """X13: what it cannot see it cannot signal, the gateway least of all."""
     mark = token()

@@ -12,12 +12,14 @@ import anyio
 import pytest
 
 from tests.workspaces.conformance import Conformance, Place, opened, spawner, spec_of, token
-from tests.workspaces.making import WAIT, alive, room, until
+from tests.workspaces.making import WAIT, Clock, alive, room, until
 from tests.workspaces.sshd import SSHD, Sshd, sshd
 from tidegate.errors import ToolFailed
+from tidegate.store import outbox, sessions, workspaces
 from tidegate.workspaces import keeper
 from tidegate.workspaces.files import Choice, Query, read_pattern
 from tidegate.workspaces.interface import Box
+from tidegate.workspaces.remains import FIRST_SECONDS, GIVE_UP_SECONDS, LONGEST_SECONDS
 from tidegate.workspaces.ssh import Ssh
 
 pytestmark = pytest.mark.anyio
@@ -161,9 +163,9 @@ async def test_a_project_over_there_is_worked_in_and_one_that_is_not_there_is_to
     project = tmp_path / "project"
     spec = spec_of(tmp_path)
     with pytest.raises(ToolFailed, match=r"there is no folder .*/project"):
-        await backend.open(type(spec)(**{**_fields(spec), "folder": project}))
+        await backend.open(type(spec)(**{**_fields(spec), "folder": project, "project": True}))
     project.mkdir()
-    async with opened(backend, type(spec)(**{**_fields(spec), "folder": project})) as place:
+    async with opened(backend, type(spec)(**{**_fields(spec), "folder": project, "project": True})) as place:
         assert await place.said("pwd") == str(project)
 
 
@@ -283,6 +285,7 @@ GATEWAY = """
 import anyio, sys
 from pathlib import Path
 from tests.workspaces.conformance import opened, spawner, spec_of
+from tidegate.workspaces.remains import FIRST_SECONDS, GIVE_UP_SECONDS, LONGEST_SECONDS
 from tidegate.workspaces.ssh import Ssh
 
 async def main():
@@ -362,3 +365,57 @@ async def test_a_machine_that_is_away_is_told_and_keeps_nobody_from_ending_a_ses
             await rooms.said(session, "cat file")
         await rooms.end(session)
     assert (server.sessions / session / "work" / "file").exists()
+
+
+async def test_what_stays_on_a_machine_that_is_away_is_put_away_when_it_is_back(server: Sshd, home: Path) -> None:
+    """B3, L19, V09: a row remembers it, also over a restart and when the session's own rows are gone."""
+    settings = {"backend": "ssh", "ssh_host": HOST}
+    away, back = ("Port=1", *server.options), server.options
+    clock = Clock()
+    async with room(home, clock=clock, ssh_options=back, **settings) as rooms:
+        kept, deleted, ephemeral = [await rooms.new_session() for _ in range(3)]
+        for session in (kept, deleted, ephemeral):
+            await rooms.said(session, "echo 1 > file")
+        assert not (home / "workspaces" / kept).exists()  # it is not here
+        assert (await rooms.store.read(workspaces.get, kept)).folder == ""
+    async with room(home, clock=clock, ssh_options=away, **settings) as rooms:
+        await rooms.end(kept)
+        await rooms.end(deleted)
+        await rooms.store.write(sessions.delete, deleted)
+        await rooms.workspaces.discard(deleted)
+        await rooms.workspaces.discard(ephemeral)
+        clock.now += FIRST_SECONDS
+        await rooms.workspaces.tidy()
+        assert await rooms.store.read(outbox.counts) == {"prepared": 3}
+    assert all((server.sessions / session).exists() for session in (kept, deleted, ephemeral))
+    async with room(home, clock=clock, ssh_options=back, **settings) as rooms:
+        await rooms.workspaces.tidy()
+        assert await rooms.store.read(outbox.counts) == {"prepared": 3}  # their time has not come
+        clock.now += LONGEST_SECONDS
+        await rooms.workspaces.tidy()
+        assert await rooms.store.read(outbox.counts) == {"sent": 3}
+    assert not any((server.sessions / session).exists() for session in (kept, deleted, ephemeral))
+    assert (server.trash / kept / "work" / "file").exists() and (server.trash / deleted).exists()
+    assert not (server.trash / ephemeral).exists()
+
+
+async def test_a_machine_that_does_not_come_back_is_given_up(server: Sshd, home: Path) -> None:
+    """L19: it is tried a bounded number of times."""
+    settings = {"backend": "ssh", "ssh_host": HOST}
+    clock = Clock()
+    async with room(home, clock=clock, ssh_options=server.options, **settings) as rooms:
+        session = await rooms.new_session()
+        await rooms.said(session, "true")
+    async with room(home, clock=clock, ssh_options=("Port=1", *server.options), **settings) as rooms:
+        await rooms.end(session)
+        await rooms.store.write(outbox.claim_due, clock.now + FIRST_SECONDS, 1, None)  # by one who is killed then
+    async with room(home, clock=clock, ssh_options=("Port=1", *server.options), **settings) as rooms:
+        tried = 0
+        while await rooms.store.read(outbox.counts) != {"dead": 1}:
+            clock.now += LONGEST_SECONDS
+            await rooms.workspaces.tidy()
+            tried += 1
+        assert 20 <= tried <= 40
+        clock.now += 2 * GIVE_UP_SECONDS
+        await rooms.workspaces.tidy()
+        assert await rooms.store.read(outbox.counts) == {}

@@ -16,6 +16,7 @@ import click
 
 from tidegate.cli.options import home_option, json_option
 from tidegate.cli.output import print_json, size
+from tidegate.cli.status import commands
 from tidegate.errors import TidegateError
 from tidegate.gateway import Holder, HomeLock, Unready, ask, examine, hint, holder_of, settings
 
@@ -48,7 +49,7 @@ def command(context: click.Context, home: Path, as_json: bool) -> None:
 def _findings(home: Path) -> Iterator[Finding]:
     holder = holder_of(home) if home.is_dir() else None
     checks: tuple[Callable[[Path, Holder | None], Finding], ...] = (
-        _home, _key, _config, _gateway, _port, _sqlite, _database, _disk,
+        _home, _key, _config, _gateway, _port, _sqlite, _database, _disk, _commands,
     )  # fmt: skip
     for check in checks:
         yield check(home, holder)
@@ -176,3 +177,14 @@ def _disk(home: Path, _holder: Holder | None) -> Finding:
     if free < _LITTLE_DISK:
         return Finding("disk", "warn", f"{size(free)} free at {folder}: make room soon.")
     return Finding("disk", "ok", f"{size(free)} free at {folder}.")
+
+
+def _commands(home: Path, holder: Holder | None) -> Finding:
+    """What holds the limits of the agents' commands depends on what the gateway was started by: only it can tell."""
+    if holder is None:
+        return Finding("commands", "ok", "a running gateway finds out what holds their limits.")
+    try:
+        found: dict[str, Any] = ask(home, {"do": "status", "memory": False})["workspaces"]
+    except TidegateError as error:
+        return Finding("commands", "warn", f"the gateway could not be asked: {error.message}")
+    return Finding("commands", "warn" if found["problem"] else "ok", commands(found))

@@ -46,6 +46,7 @@ def _print_facts(status: dict[str, Any]) -> None:
         ("in memory", f"{counted(sessions['residents'], 'conversation')}, {size(sessions['resident_bytes'])}"),
         ("process", f"{size(held['anonymous'] + held['swap'])} of its own, {size(held['rss'])} resident"),
     ]  # fmt: skip
+    facts.append(("commands", commands(status["workspaces"])))
     facts[3:3] = [(f"agent {agent['agent']}", _model(agent)) for agent in status["agents"]]
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
@@ -53,6 +54,13 @@ def _print_facts(status: dict[str, Any]) -> None:
     for chore in status["chores"]:
         if chore.get("error"):
             print(f"{'warning':>{width}}: the chore {chore['name']!r} failed last time: {chore['error']}")
+
+
+def commands(found: dict[str, Any]) -> str:
+    """Where the agents' commands run, and what holds their limits. `found` is what the gateway says of workspaces."""
+    if found["problem"]:
+        return str(found["problem"])
+    return f"{found['backend']}; {found['limits'] or 'what holds their limits is found out with the first one'}"
 
 
 def _model(agent: dict[str, Any]) -> str:

@@ -140,7 +140,8 @@ class AgentSettings(Frozen, frozen=True):
     workspace: Annotated[
         str | None,
         FilePath(),
-        "Folder of yours that all its conversations work in; by default each gets one of its own, gone with it.",
+        "Folder of yours, outside what is the gateway's own, that all its conversations work in; by default each gets "
+        "one of its own, gone with it.",
     ] = None
     description: Annotated[str, Text(), "One line for people who choose among agents."] = ""
     approvals: Annotated[
@@ -225,8 +226,14 @@ class WorkspaceSettings(Frozen, frozen=True):
     cpu_seconds: Annotated[float, Duration(1), "Processor time of one command."] = HOUR
     command_seconds: Annotated[float, Duration(1), "How long a command in the terminal may take, at most."] = 600.0
     kept_processes: Annotated[int, Whole(1, 1000), "Finished background processes that are remembered."] = 20
+    process_seconds: Annotated[
+        float, Duration(0), "How long a background process may run before it is ended and its agent told; 0: for ever."
+    ] = 7 * DAY
     process_log_bytes: Annotated[int, Size(64 * KiB), "Output that is kept of one background process."] = 4 * MiB
     trash: Annotated[float, Duration(0), "How long the folder of an ended conversation can be had back."] = 7 * DAY
+    trash_bytes: Annotated[
+        int, Size(1 * MiB), "Disk that those folders may take together; beyond it the oldest go earlier."
+    ] = 8192 * MiB
     environment: Annotated[
         tuple[str, ...], Words(), "Variables of the gateway's own environment that commands may see."
     ] = ("LANG", "TZ")

@@ -25,6 +25,6 @@ __all__ = [
     "begin_at_once",
     "describe",
     "slim",
-    "without_pictures",
     "stopped",
+    "without_pictures",
 ]

@@ -1,7 +1,8 @@
 """Whether a gateway could start with this configuration: one answer for the start, `config check` and `doctor`.
 
-Guarantee: what `examine` accepts, the house does not refuse later for its secrets, toolsets or rules: the first two it
-takes from here. All faults are told together, each with the full path of the file; nothing is made or changed.
+Guarantee: what `examine` accepts, the house does not refuse later for its secrets, toolsets, folders or rules: the
+first two it takes from here. All faults are told together, each with the full path of the file; nothing is made or
+changed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 from tidegate.config import FILE_NAME, Config, is_reference, load
 from tidegate.errors import Misconfigured
-from tidegate.gateway import rules
+from tidegate.gateway import given, rules
 from tidegate.gateway.unready import Unready
 from tidegate.security import Secret, resolve
 from tidegate.tools import ToolRegistry, Toolset, builtin_toolsets, extensions
@@ -37,18 +38,19 @@ def examine(home: Path, environment: Mapping[str, str]) -> Ready:
     """Read the configuration and all that it refers to."""
     config = settings(home)
     errors: list[str] = []
-    secrets = _secrets(config, environment, errors)
+    references = _references(config)
+    secrets = _secrets(config, references, environment, errors)
     tools = ToolRegistry(_toolsets(config, errors))
     for name, agent in config.agents.items():
         try:
             tools.resolve(agent.tools, where=f"{FILE_NAME}: [agents.{name}] tools")
-            config.project(name)
         except Misconfigured as error:
-            errors.append(error.message if error.message.startswith(FILE_NAME) else _of_workspace(name, error.message))
+            errors.append(error.message)
+    errors += given.unsafe(config, references)
     errors += rules.unreadable(config)
     if errors:
         raise Unready(tuple(with_path(home, error) for error in errors), config)
-    return Ready(config, secrets, tools, (*_missing_folders(config), *_pointless_rules(config, tools)))
+    return Ready(config, secrets, tools, (*_missing(config), *_pointless_rules(config, tools)))
 
 
 def _toolsets(config: Config, errors: list[str]) -> dict[str, Toolset]:
@@ -76,16 +78,21 @@ def with_path(home: Path, message: str) -> str:
     return "\n".join(lines)
 
 
-def _secrets(config: Config, environment: Mapping[str, str], errors: list[str]) -> dict[str, Secret]:
-    """What the settings refer to, and nothing else of the environment."""
+def _references(config: Config) -> dict[str, str]:
+    """Where the secrets are that the settings name, by setting."""
     named = {"[web] search_key": config.web.search_key}
     for name, model in config.models.items():
         named[f"[models.{name}] key"] = model.key
         named |= {f"[models.{name}] headers.{header}": value for header, value in model.headers.items()}
+    return {setting: text for setting, text in named.items() if text is not None and is_reference(text)}
+
+
+def _secrets(
+    config: Config, references: Mapping[str, str], environment: Mapping[str, str], errors: list[str]
+) -> dict[str, Secret]:
+    """What the settings refer to, and nothing else of the environment."""
     found: dict[str, Secret] = {}
-    for setting, reference in named.items():
-        if reference is None or not is_reference(reference):
-            continue
+    for setting, reference in references.items():
         try:
             found[reference] = resolve(reference, environment, config.home)
         except Misconfigured as error:
@@ -93,19 +100,12 @@ def _secrets(config: Config, environment: Mapping[str, str], errors: list[str]) 
     return found
 
 
-def _of_workspace(agent: str, reason: str) -> str:
-    return f"{FILE_NAME}: [agents.{agent}] workspace: {reason}"
+def _missing(config: Config) -> Iterator[str]:
+    for warning in given.missing(config):
+        yield with_path(config.home, warning)
 
 
 def _pointless_rules(config: Config, tools: ToolRegistry) -> Iterator[str]:
     for name, agent in config.agents.items():
         for warning in rules.pointless(name, agent, tools.resolve(agent.tools)):
             yield with_path(config.home, warning)
-
-
-def _missing_folders(config: Config) -> Iterator[str]:
-    for name in config.agents:
-        folder = config.project(name)
-        if folder is not None and not folder.is_dir():
-            reason = f"the folder {folder} does not exist; make it, or the agent's file tools will fail"
-            yield with_path(config.home, _of_workspace(name, reason))

@@ -1,7 +1,8 @@
 """Lifetimes: who owns what the process holds, and when it is let go.
 
 Everything in the house belongs to exactly one lifetime: process, session, resident or turn. A `Scope` is such a
-lifetime; a `Ledger` says what each holds; `Presence` is the one map keyed by session; `BoundedCache` is the only cache.
+lifetime; a `Ledger` says what each holds; `Presence` is the one map keyed by session; `BoundedCache` is the only cache;
+a `Starter` starts every process that is started.
 This room imports nothing of the project.
 """
 
@@ -12,8 +13,10 @@ from tidegate.lifetimes.gather import gather
 from tidegate.lifetimes.ledger import Account, Hold, Holding, Ledger
 from tidegate.lifetimes.present import Dropped, Presence, PresenceStats, Present, Resident
 from tidegate.lifetimes.scope import Scope, ScopeClosed, outlast
+from tidegate.lifetimes.spawning import KILLED_SECONDS, Spawned, Starter
 
 __all__ = [
+    "KILLED_SECONDS",
     "Account",
     "BoundedCache",
     "CacheStats",
@@ -28,6 +31,8 @@ __all__ = [
     "Resident",
     "Scope",
     "ScopeClosed",
+    "Spawned",
+    "Starter",
     "gather",
     "is_cancelled",
     "outlast",

@@ -62,7 +62,7 @@ async def undo(door: "Sessions", session: str, principal: "Principal") -> str:
 async def retry(door: "Sessions", session: str, principal: "Principal") -> Accepted:
     """Undo the last turn and work its messages again in a new one. It is taken in on the same terms as a message."""
     door.check_intake()
-    row = await _quiet(door, session, principal)
+    await _quiet(door, session, principal)
     turn, now = new_id("t"), door.clock()
 
     def write(db: Db) -> None:
@@ -72,7 +72,7 @@ async def retry(door: "Sessions", session: str, principal: "Principal") -> Accep
         if old is None:
             raise Conflict("There is no turn to try again.")
         turns.insert(
-            db, id=turn, session=session, channel=row.channel, call=old.call, on_disconnect="continue", now=now
+            db, id=turn, session=session, channel=old.channel, call=old.call, on_disconnect="continue", now=now
         )
         for message in said:
             messages.accept(db, session=session, turn=turn, message=message, now=now)

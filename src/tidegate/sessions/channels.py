@@ -39,12 +39,8 @@ class Channel(Frozen, frozen=True):
         return "send the request again, under a new Idempotency-Key if it had one, if its answer is still needed"
 
 
-PROCESS = "process"
-"""The door of background processes: one that has ended says so in the session that it belongs to."""
-
 CHANNELS = (
     Channel(name="http", resume="go_on", unread="stop", interactive=False),
-    Channel(name=PROCESS, resume="go_on", unread="stop", interactive=False),
     Channel(name="page", resume="go_on", unread="go_on", interactive=True),
     Channel(name="terminal", resume="go_on", unread="go_on", interactive=True),
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tidegate.sessions.recovery import recover
 from tidegate.store import approvals, maintenance, receipts, search
 from tidegate.values import Frozen
-from tidegate.workspaces import RECONCILE_SECONDS, TIDY_SECONDS
+from tidegate.workspaces import RECONCILE_SECONDS, TIDY_SECONDS, keep_within
 
 if TYPE_CHECKING:
     from tidegate.sessions.door import Sessions
@@ -64,11 +64,20 @@ def chores(door: "Sessions") -> list[Chore]:
             + await door.endings.finish()
         )
 
+    async def take_up() -> int:
+        resumed = await recover(door, older=STRANDED_SECONDS)
+        await door.workspaces.processes.tell()
+        return resumed
+
     async def tidy() -> None:
         await drain(lambda: store.write(receipts.prune, door.clock(), limits.receipts), receipts.BATCH)
         await maintenance.tidy(store, door.clock())
         await drain(lambda: store.write(maintenance.vacuum, VACUUM_PAGES), 1)
         await store.write(maintenance.checkpoint)
+
+    async def folders() -> None:
+        await door.workspaces.tidy()
+        await keep_within(store, door.workspaces.folders, door.config.workspaces.trash_bytes)
 
     async def close_late_questions() -> int:
         return await drain(door.questions.expire, approvals.EXPIRED_AT_ONCE)
@@ -79,11 +88,11 @@ def chores(door: "Sessions") -> list[Chore]:
     return [
         Chore(name="sweep", interval=min(30.0, max(0.2, limits.idle_ttl / 4)), run=sweep),
         Chore(name="expire", interval=60.0, run=expire),
-        Chore(name="recover", interval=60.0, run=lambda: recover(door, older=STRANDED_SECONDS)),
+        Chore(name="recover", interval=60.0, run=take_up),
         Chore(name="index", interval=5.0, run=index),
         Chore(name="questions", interval=10.0, run=close_late_questions),
         Chore(name="workspaces", interval=RECONCILE_SECONDS, run=door.workspaces.reconcile),
-        Chore(name="folders", interval=TIDY_SECONDS, run=door.workspaces.tidy),
+        Chore(name="folders", interval=TIDY_SECONDS, run=folders),
         Chore(name="spool", interval=SPOOL_SECONDS, run=door.spool.sweep),
         Chore(name="tidy", interval=300.0, run=tidy),
     ]

@@ -22,7 +22,7 @@ from tidegate.security import Principal, Secret
 from tidegate.sessions import queries, watching
 from tidegate.sessions.admission import Admission, admit
 from tidegate.sessions.budget import DayBudget
-from tidegate.sessions.channels import PROCESS, Channels
+from tidegate.sessions.channels import Channels
 from tidegate.sessions.chores import Chore, chores
 from tidegate.sessions.ending import EndHook, Endings
 from tidegate.sessions.questions import Questions
@@ -31,9 +31,9 @@ from tidegate.sessions.runner import Runner
 from tidegate.sessions.views import AgentView, SessionView
 from tidegate.sessions.workshop import Workshop
 from tidegate.spool import Spool
-from tidegate.store import ProcessRow, SessionRow, Store, sessions, settings, turns
+from tidegate.store import Db, ProcessRow, SessionRow, Store, processes, sessions, settings, turns
 from tidegate.tools import ToolRegistry
-from tidegate.values import Accepted, Event, Inbound, Message, Outcome, Receipt, new_id
+from tidegate.values import Accepted, Event, Inbound, Media, Message, Outcome, new_id
 from tidegate.workspaces import Workspaces
 
 if TYPE_CHECKING:
@@ -120,19 +120,22 @@ class Sessions:
 
     async def accept(self, inbound: Inbound) -> Accepted:
         """Take a message in. When this returns, it survives a kill."""
+        terms = self._terms(inbound)
+        return await self.store.write_then(lambda admission: self._acknowledge(inbound, admission), admit, **terms)
+
+    def _terms(self, inbound: Inbound) -> dict[str, Any]:
+        """On which it is taken in; raises when it is not to be."""
         self._check(inbound)
-        fresh = self.runner.fresh(inbound.agent, inbound.extra_prompt or "", caller_tools=bool(inbound.call.tools))
-        turn = new_id("t")
-        return await self.store.write_then(
-            lambda admission: self._acknowledge(inbound, admission),
-            admit,
-            inbound,
-            turn,
-            fresh,
-            queue_length=self.config.limits.queue_length,
-            take=self.engine.has_room,
-            now=self.clock(),
-        )
+        return {
+            "inbound": inbound,
+            "turn": new_id("t"),
+            "fresh": self.runner.fresh(
+                inbound.agent, inbound.extra_prompt or "", caller_tools=bool(inbound.call.tools)
+            ),
+            "queue_length": self.config.limits.queue_length,
+            "take": self.engine.has_room,
+            "now": self.clock(),
+        }
 
     def check_intake(self) -> None:
         """Raises when no new turn is taken in now."""
@@ -274,11 +277,26 @@ class Sessions:
         before: int | None = None,
         limit: int = 200,
     ) -> queries.Page:
-        """Rows after a place; or, without `after`, the newest ones, before a place if one is given. In order."""
+        """Rows after a place; or, without `after`, the newest ones, before a place if one is given. In order, without
+        the bytes of pictures."""
         await self.row(session, principal)
-        if after is None:
-            return await self.store.read(queries.newest, session, before, limit)
-        return await self.store.read(queries.page, session, after, limit)
+        found: queries.Page = (
+            await self.store.read(queries.newest, session, before, limit)
+            if after is None
+            else await self.store.read(queries.page, session, after, limit)
+        )
+        return queries.without_pictures(found)
+
+    async def picture(self, session: str, principal: Principal, place: int, number: int) -> tuple[str, bytes]:
+        """The kind and the bytes of the n-th picture of a row."""
+        await self.row(session, principal)
+        media: Media | None = await self.store.read(queries.picture, session, place, number)
+        try:
+            if media is not None:
+                return media.media_type, media.data or await self.spool.load(session, media.spooled)
+        except OSError as error:
+            log.warning("a picture of a transcript cannot be read", session=session, error=str(error))
+        raise NotFound("There is no such picture.", code="picture_not_found")
 
     def export(self, session: str, principal: Principal) -> AsyncIterator[bytes]:
         return queries.export(self, session, principal)
@@ -325,23 +343,25 @@ class Sessions:
         await self.budget.load(self.store)
         await self.workspaces.start()
         resumed = await recover(self)
+        await self.workspaces.processes.tell()
         self._scope.start(self.endings.finish, name="what ended sessions are owed")
         return resumed
 
     async def _process_finished(self, process: ProcessRow, text: str) -> None:
-        """A background process that was to be told of has ended: its session is told as by a message."""
+        """A background process that was to be told of has ended: its session is told as by a message, once. The turn is
+        one of the channel on which the process was started, with what is allowed and who can be asked there."""
         session: SessionRow | None = await self.store.read(sessions.get, process.session)
-        if session is None or session.ended is not None or session.agent not in self.config.agents:
+        if session is None:
             return
         told = Inbound(
             principal=session.principal,
-            channel=PROCESS,
+            channel=process.channel or session.channel,
             agent=session.agent,
             session=session.id,
             messages=(Message(role="user", aside=text),),
-            receipts=(Receipt(source=f"channel:{PROCESS}", key=process.id, digest=b""),),
         )
-        await self.accept(told)
+        terms = self._terms(told)
+        await self.store.write_then(lambda taken: taken and self._acknowledge(told, taken), _tell, process.id, **terms)
 
     async def _end_workspace(self, session: SessionRow) -> None:
         """What ran for the session ends with it. Asked again it does nothing, and there is nothing to write down."""
@@ -407,6 +427,11 @@ class Sessions:
 def _own(principal: Principal | None) -> str | None:
     """Whose rows may be seen: an owner's view is everybody's, as is the house's own."""
     return None if principal is None or principal.role == "owner" else principal.id
+
+
+def _tell(db: Db, /, process: str, **terms: Any) -> Admission | None:
+    """Takes in what is told of the end of a process, with the mark that it is told; None when it was."""
+    return admit(db, **terms) if processes.mark_told(db, process) else None
 
 
 def _spool(config: Config, store: Store, clock: Callable[[], float]) -> Spool:

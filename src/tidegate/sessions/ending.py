@@ -166,7 +166,7 @@ class _Run:
 
     def __init__(self) -> None:
         self.room = asyncio.Semaphore(HOOKS_AT_ONCE)
-        self.hung: set[str] = set()
+        self.hung: set[str] = set()  # house: allow hooks are named in the code
 
 
 def _take_effect(db: Db, session: str, hook: str, write: Write | None, now: float) -> int:

@@ -61,7 +61,8 @@ class TurnPermits:
         self._policy = policy
         self._taken = taken
         self._workspace = workspace
-        self._times: Counter[str] = Counter()  # a question → how often its step has asked it; gone with the turn
+        # house: allow it ends with the turn; a question → how often its step has asked it
+        self._times: Counter[str] = Counter()
         self._waiting: Counter[str] = Counter()  # a step → how many of its questions are open
 
     async def permit(self, turn: Turn, step: str, tool: Tool, call: ToolCall) -> str | None:

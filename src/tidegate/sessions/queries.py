@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from tidegate import engine
 from tidegate.sessions.views import view
 from tidegate.store import Db, MessageRow, SessionRow, Store, messages, search, sessions, turns
-from tidegate.values import Frozen, Outcome
+from tidegate.values import Frozen, Media, Outcome
 
 if TYPE_CHECKING:
     from tidegate.security import Principal
     from tidegate.sessions.door import Sessions
 
-__all__ = ["export", "listing", "newest", "outcome", "page", "session", "view"]
+__all__ = ["export", "listing", "newest", "outcome", "page", "picture", "session", "view", "without_pictures"]
 
 STREAM_ROWS = 200
 STREAM_BYTES = 256 * 1024
@@ -62,6 +63,17 @@ def page(db: Db, session: str, after: int, limit: int, most_bytes: int = message
 def newest(db: Db, session: str, before: int | None, limit: int) -> Page:
     rows = messages.newest(db, session, before=before, limit=min(limit, LISTING_MOST))
     return Page(rows=tuple(rows), more=bool(rows) and messages.is_any(db, session, before=rows[0].seq))
+
+
+def without_pictures(page: Page) -> Page:
+    rows = tuple(msgspec.structs.replace(row, message=engine.without_pictures(row.message)) for row in page.rows)
+    return Page(rows=rows, more=page.more)
+
+
+def picture(db: Db, session: str, place: int, number: int) -> Media | None:
+    rows = messages.page(db, session, after=place - 1, limit=1, undone=True)
+    media = rows[0].message.media if rows and rows[0].seq == place else ()
+    return media[number] if 0 <= number < len(media) else None
 
 
 async def export(door: "Sessions", session: str, principal: "Principal") -> AsyncIterator[bytes]:

@@ -16,7 +16,7 @@ from tidegate.config import Config
 from tidegate.engine import Taken
 from tidegate.errors import Conflict, NotFound, Refused
 from tidegate.security import Principal
-from tidegate.sessions.channels import PROCESS, Channels
+from tidegate.sessions.channels import Channels
 from tidegate.sessions.views import QuestionView, view_question
 from tidegate.store import Answered as Counted
 from tidegate.store import ApprovalRow, Asking, Store, approvals
@@ -157,8 +157,7 @@ class Questions:
 
     def _nobody(self, taken: Taken) -> str | None:
         """Why nobody could answer a question of this turn; None when somebody can."""
-        # What a process of the session says is worked where its person is.
-        channel = taken.session.channel if taken.turn.channel == PROCESS else taken.turn.channel
+        channel = taken.turn.channel
         if taken.session.kind == "ephemeral" or not self._channels.of(channel).interactive:
             return f"nobody can be asked on the channel {channel}"
         if taken.turn.id not in self._asking and len(self._asking) >= self._limit:

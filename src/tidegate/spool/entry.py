@@ -8,13 +8,13 @@ point, it leaves nothing, or a file that the sweep finds. Owned by whoever write
 import asyncio
 from typing import Protocol
 
-import structlog
 from anyio import CancelScope, to_thread
 
 from tidegate.errors import TidegateError
+from tidegate.log import Log
 from tidegate.spool.sink import Sink
 
-log = structlog.stdlib.get_logger(__name__)
+log = Log(__name__)
 
 QUOTA = "this conversation has used up its limits.spool_bytes"
 

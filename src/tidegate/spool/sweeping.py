@@ -10,9 +10,9 @@ import re
 import shutil
 from pathlib import Path
 
-import structlog
+from tidegate.log import Log
 
-log = structlog.stdlib.get_logger(__name__)
+log = Log(__name__)
 
 _FOLDER = re.compile(r"s_\w+")
 _FILE = re.compile(r"((?:sp|pr)_\w+)(?:\.\w+)*")

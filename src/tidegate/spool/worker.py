@@ -1,8 +1,8 @@
 """A child of the gateway that does one job and ends: this is what it runs.
 
 Guarantee: before the job begins, the child has given up what it does not need: it may use so much memory and time and
-write so much, start no process, and comes last in the queue for a processor. It outlives its time by no more than a
-second, also when the gateway is gone. It imports nothing but the job, and the gateway imports nothing of it.
+write so much, and start no process. It outlives its time by no more than a second, also when the gateway is gone. It
+imports nothing but the job, and the gateway imports nothing of it.
 
     python -I -S worker.py JOB MEMORY SECONDS WRITTEN ORDER    JOB is its file without the `.py`, ORDER is JSON
 """
@@ -20,8 +20,6 @@ def main() -> None:
     folder, name = os.path.split(path)
     until = int(seconds) + 1
     signal.alarm(until)
-    os.nice(10)
-    os.closerange(3, 1 << 20)  # what whoever started the gateway left open for all
     for limit, most in (
         (resource.RLIMIT_AS, int(memory)),
         (resource.RLIMIT_CPU, until),

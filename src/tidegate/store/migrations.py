@@ -53,6 +53,13 @@ def v3_prompts_once(db: apsw.Connection) -> None:
             db.execute("UPDATE prefixes SET body = ?, packed = 1 WHERE rowid = ?", (packed, number))
 
 
+def v4_whose_process_it_is(db: apsw.Connection) -> None:
+    """A process knows the channel of the turn that started it, which is that of the turn that its end begins: until now
+    such turns had a channel of their own. What lies in the trash is measured once."""
+    for statement in _V4:
+        db.execute(statement)
+
+
 def _prefix_that_ends_with(db: apsw.Connection, prefix: bytes | None, extra: str) -> bytes:
     """The session's own prefix, as it was ever made; one that was lost, or has another end, is made to end so."""
     body = None if prefix is None else db.execute("SELECT body FROM prefixes WHERE id = ?", (prefix,)).get
@@ -71,6 +78,7 @@ MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (
     v1_first_schema,
     v2_what_an_agent_owns,
     v3_prompts_once,
+    v4_whose_process_it_is,
 )
 CURRENT = len(MIGRATIONS)
 
@@ -220,4 +228,13 @@ _V3 = (
     "CREATE INDEX keys_passing ON keys(kind, coalesce(revoked, expires)) WHERE kind IN ('code', 'cookie')",
     "CREATE INDEX outbox_over ON outbox(created) WHERE state IN ('sent', 'dead')",
     "CREATE INDEX outbox_sending ON outbox(id) WHERE state = 'sending'",
+)
+
+_V4 = (
+    "ALTER TABLE processes ADD COLUMN channel TEXT NOT NULL DEFAULT ''",
+    "UPDATE turns SET channel = (SELECT channel FROM sessions WHERE sessions.id = turns.session)"
+    " WHERE state IN ('queued', 'running') AND channel = 'process'",
+    "DROP INDEX processes_untold",
+    "CREATE INDEX processes_untold ON processes(id) WHERE ended IS NOT NULL AND told = 0",
+    "ALTER TABLE workspaces ADD COLUMN trash_bytes INTEGER",
 )

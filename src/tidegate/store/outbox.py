@@ -81,12 +81,13 @@ def mark_failed(
     return state
 
 
-def recover(db: Db, now: float, limit: int) -> int:
+def recover(db: Db, now: float, limit: int, channels: Sequence[str] | None = None) -> int:
     """At start: whatever was being sent when the process died may or may not have arrived. Up to `limit`; how many."""
+    chosen = "" if channels is None else f" AND channel IN ({', '.join('?' * len(channels))})"
     db.execute(
         "UPDATE outbox SET state = 'unknown', due = ?, error = 'interrupted while sending'"
-        " WHERE id IN (SELECT id FROM outbox WHERE state = 'sending' LIMIT ?)",
-        (now, limit),
+        f" WHERE id IN (SELECT id FROM outbox WHERE state = 'sending'{chosen} LIMIT ?)",
+        (now, *(channels or ()), limit),
     )
     return db.changes()
 

@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import apsw
+import msgspec
 
 from tidegate.errors import Conflict
+from tidegate.store import turns
 from tidegate.store.rows import LISTED, Db, ProcessEnd, ProcessRow, encode_ids
-from tidegate.store.turns import refusal
 
 _COLUMNS = (
     "processes.id, session, processes.name, command, backend, pid, start_ticks, state, exit_code, restart, notify,"
-    " started, processes.ended, log, told"
+    " started, processes.ended, log, told, processes.channel"
 )
 _LIVE = "state IN ('starting', 'running')"
 
@@ -34,13 +35,14 @@ def begin(
     notify: bool,
     now: float,
 ) -> ProcessRow:
-    """To be committed before the spawn. Conflict when a live process of the session has that name."""
+    """To be committed before the spawn. Conflict when a live process of the session has that name. Its channel is that
+    of the session's running turn."""
     try:
         found = db.execute(
-            "INSERT INTO processes(id, session, name, command, backend, state, restart, notify, started, log)"
-            " SELECT ?, id, ?, ?, ?, 'starting', ?, ?, ?, ? FROM sessions WHERE id = ? AND ended IS NULL"
+            "INSERT INTO processes(id, session, name, command, backend, state, restart, notify, started, log, channel)"
+            " SELECT ?, id, ?, ?, ?, 'starting', ?, ?, ?, ?, ? FROM sessions WHERE id = ? AND ended IS NULL"
             f" RETURNING {_COLUMNS}",
-            (id, name, command, backend, restart, notify, now, log, session),
+            (id, name, command, backend, restart, notify, now, log, _channel(db, session), session),
         ).get
     except apsw.ConstraintError:
         raise Conflict(
@@ -48,7 +50,7 @@ def begin(
             code="process_name",
         ) from None
     if found is None:
-        raise refusal(db, session)
+        raise turns.refusal(db, session)
     return _row(found)
 
 
@@ -64,7 +66,7 @@ def again(db: Db, id: str, *, new_id: str, log: str, now: float) -> ProcessRow |
     taken = db.execute(f"SELECT 1 FROM processes WHERE session = ? AND name = ? AND {_LIVE}", (row.session, row.name))
     if taken.get is not None:
         return None
-    return begin(
+    begun = begin(
         db,
         id=new_id,
         session=row.session,
@@ -76,6 +78,14 @@ def again(db: Db, id: str, *, new_id: str, log: str, now: float) -> ProcessRow |
         notify=row.notify,
         now=now,
     )
+    db.execute("UPDATE processes SET channel = ? WHERE id = ?", (row.channel, begun.id))
+    return msgspec.structs.replace(begun, channel=row.channel)
+
+
+def _channel(db: Db, session: str) -> str:
+    found = turns.running(db, session)
+    row = None if found is None else turns.get(db, found)
+    return "" if row is None else row.channel
 
 
 def spawned(db: Db, id: str, *, pid: int, start_ticks: int | None) -> bool:
@@ -142,31 +152,32 @@ def restartable(db: Db, *, after: str = "", limit: int = 1000) -> list[ProcessRo
     return [_row(row) for row in rows]
 
 
-def untold(db: Db, session: str, limit: int = LISTED) -> list[ProcessRow]:
-    """What is over and the agent does not know yet, in the order in which it ended."""
+def untold(db: Db, *, after: str = "", limit: int = 1000) -> list[ProcessRow]:
+    """What is over and the agent does not know yet, in sessions that are still there; by id."""
     rows = db.execute(
-        f"SELECT {_COLUMNS} FROM processes WHERE session = ? AND ended IS NOT NULL AND told = 0 ORDER BY ended LIMIT ?",
-        (session, limit),
+        f"SELECT {_COLUMNS} FROM processes JOIN sessions ON sessions.id = session WHERE processes.ended IS NOT NULL"
+        " AND told = 0 AND processes.id > ? AND sessions.ended IS NULL ORDER BY processes.id LIMIT ?",
+        (after, limit),
     )
     return [_row(row) for row in rows]
 
 
-def mark_told(db: Db, ids: Sequence[str]) -> int:
-    """The agent has been told of these ends; of how many just now."""
-    db.execute(
-        "UPDATE processes SET told = 1 WHERE id IN (SELECT value FROM json_each(?)) AND ended IS NOT NULL AND told = 0",
-        (encode_ids(ids),),
-    )
-    return db.changes()
+def mark_told(db: Db, id: str) -> bool:
+    """The agent is told of this end, by what is written in the same transaction. True once."""
+    told = db.execute(
+        "UPDATE processes SET told = 1 WHERE id = ? AND ended IS NOT NULL AND told = 0 RETURNING 1", (id,)
+    ).get
+    return told is not None
 
 
 def prune(db: Db, session: str, keep: int, limit: int = LISTED) -> list[ProcessRow]:
-    """Forgets what is over, but for the latest `keep` of the session and what is still to be started again, told or
-    not; at most `limit` at a time, the oldest first. What was forgotten, so that its log can go."""
+    """Forgets what is over, but for the `keep` that ended last and what is still to be told or started again; at most
+    `limit` at a time, the oldest first. What was forgotten, so that its log can go."""
     rows = db.execute(
         "DELETE FROM processes WHERE id IN (SELECT id FROM processes WHERE session = ?1 AND ended IS NOT NULL"
-        " AND NOT (state = 'lost' AND restart = 1) ORDER BY started, id LIMIT min(?3, max(0, (SELECT count(*)"
-        " FROM processes WHERE session = ?1 AND ended IS NOT NULL AND NOT (state = 'lost' AND restart = 1)) - ?2)))"
+        " AND told = 1 AND NOT (state = 'lost' AND restart = 1) ORDER BY ended, started, id LIMIT min(?3, max(0,"
+        " (SELECT count(*) FROM processes WHERE session = ?1 AND ended IS NOT NULL AND told = 1"
+        " AND NOT (state = 'lost' AND restart = 1)) - ?2)))"
         f" RETURNING {_COLUMNS}",
         (session, keep, limit),
     )
@@ -180,7 +191,8 @@ def existing(db: Db, ids: Sequence[str]) -> set[str]:
 
 
 def _row(row: Any) -> ProcessRow:
-    id, session, name, command, backend, pid, ticks, state, code, restart, notify, started, ended, log, told = row
+    id, session, name, command, backend, pid, ticks, state, code, restart, notify = row[:11]
+    started, ended, log, told, channel = row[11:]
     return ProcessRow(
         id,
         session,
@@ -197,4 +209,5 @@ def _row(row: Any) -> ProcessRow:
         ended,
         log,
         bool(told),
+        channel,
     )

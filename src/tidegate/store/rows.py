@@ -159,7 +159,8 @@ class Answered(Row, frozen=True):
 
 class ProcessRow(Row, frozen=True):
     """A background process of a session. `pid` and `start_ticks` (its start, as the kernel counts) are known once it
-    runs, and only together name it. `log` is the name of its output in the spool."""
+    runs, and only together name it. `log` is the name of its output in the spool; `channel` is that of the turn which
+    started it, empty where that is not known."""
 
     id: str
     session: str
@@ -176,6 +177,7 @@ class ProcessRow(Row, frozen=True):
     ended: float | None
     log: str
     told: bool
+    channel: str
 
 
 class WorkspaceRow(Row, frozen=True):

@@ -77,6 +77,30 @@ def due_for_removal(db: Db, before: float, limit: int = 100) -> list[WorkspaceRo
     return [_row(row) for row in rows]
 
 
+def unmeasured(db: Db, limit: int) -> list[str]:
+    """Sessions of which it is not known what their folder takes in the trash."""
+    rows = db.execute(
+        "SELECT session FROM workspaces WHERE state = 'trash' AND trash_bytes IS NULL ORDER BY trashed_at LIMIT ?",
+        (limit,),
+    )
+    return [session for (session,) in rows]
+
+
+def measured(db: Db, session: str, bytes: int) -> None:
+    db.execute("UPDATE workspaces SET trash_bytes = ? WHERE session = ? AND state = 'trash'", (bytes, session))
+
+
+def beyond(db: Db, most: int, limit: int) -> list[str]:
+    """Sessions whose folders do not fit into so many bytes of trash beside those that came later; the oldest first."""
+    rows = db.execute(
+        "SELECT session FROM (SELECT session, trashed_at, sum(trash_bytes) OVER (ORDER BY trashed_at DESC,"
+        " session DESC) AS with_later FROM workspaces WHERE state = 'trash') WHERE with_later > ?"
+        " ORDER BY trashed_at, session LIMIT ?",
+        (most, limit),
+    )
+    return [session for (session,) in rows]
+
+
 def remove(db: Db, session: str) -> bool:
     """Its folder is no longer there. True once."""
     removed = db.execute(

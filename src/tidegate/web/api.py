@@ -54,7 +54,7 @@ class PageQuery(msgspec.Struct):
 
 class MessagesAnswer(msgspec.Struct, frozen=True):
     """Rows of a transcript, in order; without `after`, the newest ones. There are fewer than `limit` where their
-    messages are long; each of them is whole."""
+    messages are long; each of them is whole, but for the bytes of its pictures, which can be fetched one by one."""
 
     messages: tuple[MessageRow, ...]
     next: int | None
@@ -137,6 +137,11 @@ class Api:
                 query=PageQuery, answers={200: MessagesAnswer}, refusals=(404,),
             ),
             Endpoint(
+                method="GET", path=f"{one}/messages/{{seq}}/media/{{number}}", handler=self.picture,
+                summary="Fetch a picture of a transcript: of the row at this place, the n-th of its media, from 0",
+                answers={200: "image/*"}, refusals=(404,),
+            ),
+            Endpoint(
                 method="GET", path=f"{one}/export", handler=self.export, summary="Export a conversation as JSON lines",
                 answers={200: "application/x-ndjson"}, refusals=(404,),
             ),
@@ -210,6 +215,18 @@ class Api:
         )
         edge = 0 if query.after is None else -1
         return json_answer(MessagesAnswer(page.rows, page.rows[edge].seq if page.more else None))
+
+    async def picture(self, ask: Ask) -> Answer:
+        place, number = (_whole(ask.path[name]) for name in ("seq", "number"))
+        kind, data = await self._door.picture(ask.path["id"], ask.caller.principal, place, number)
+        headers = [
+            (b"content-type", kind.encode()),
+            (b"content-length", str(len(data)).encode()),
+            (b"x-content-type-options", b"nosniff"),
+            (b"content-security-policy", b"default-src 'none'; sandbox"),  # a picture, whatever it says that it is
+            (b"cache-control", b"private, max-age=86400, immutable"),
+        ]
+        return Answer(200, headers, data)
 
     async def export(self, ask: Ask) -> None:
         """Streams: a transcript may be longer than memory should hold."""
@@ -322,3 +339,8 @@ def _cursor(text: str | None) -> tuple[float, str] | None:
         return float(active), id
     except ValueError:
         raise Refused("before must be the `next` of the page before.", param="before") from None
+
+
+def _whole(text: str) -> int:
+    """A number in a path; what is none leads nowhere."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 15 else -1

@@ -5,6 +5,7 @@ ended or the gateway has; unloading a session touches none of it. The gateway's 
 """
 
 from tidegate.workspaces.files import Files, Mount
+from tidegate.workspaces.trash import keep_within
 from tidegate.workspaces.views import Finished, Page, ProcessView, Waited
 from tidegate.workspaces.workspace import Workspace
 from tidegate.workspaces.workspaces import RECONCILE_SECONDS, TIDY_SECONDS, Workspaces
@@ -20,4 +21,5 @@ __all__ = [
     "Waited",
     "Workspace",
     "Workspaces",
+    "keep_within",
 ]

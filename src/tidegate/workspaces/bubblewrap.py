@@ -18,7 +18,6 @@ import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -26,9 +25,10 @@ from anyio import CancelScope, to_thread
 
 from tidegate.errors import ToolFailed
 from tidegate.workspaces import script
-from tidegate.workspaces.children import ChildProcess, Spawner, find
+from tidegate.workspaces.cgroups import JOIN, UNGROUPED, Cgroups, Group
+from tidegate.workspaces.children import ChildProcess, Spawner, find, gone, or_gone
 from tidegate.workspaces.files import Files, Mount
-from tidegate.workspaces.interface import MARK, BoxSpec, Enforcement, Load, OpenBox
+from tidegate.workspaces.interface import MARK, BoxSpec, Enforcement, Load, OpenBox, Strain, enforced
 from tidegate.workspaces.proc import ProcessTable
 
 INNER = "/workspace"
@@ -56,6 +56,23 @@ _GROUP = f"agent:x:{_USER}:\nnogroup:x:65534:\n"
 _NO_NESTING = ("--unshare-user", "--disable-userns")  # inside, nobody can make namespaces and rule in them
 
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_MACHINE = (
+    "sys",
+    "sysrq-trigger",
+    "irq",
+    "bus",
+    "acpi",
+    "driver",
+    "fs",
+    "mtrr",
+    "pressure",
+    "scsi",
+    "slabinfo",
+    "timer_stats",
+)
+"""What of /proc is the whole machine's and can be written. The kernel asks there for the owner alone and for no
+capability; and where the gateway is root, so are its sandboxes' users, behind their namespace."""
+
 _ETC = (
     "alternatives", "ca-certificates", "ca-certificates.conf", "crypto-policies", "debian_version", "fonts", "gai.conf",
     "host.conf", "hosts", "java", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "locale.alias", "locale.conf",
@@ -78,22 +95,17 @@ class Bubblewrap:
     name = "bubblewrap"
     sandboxed = True
 
-    def __init__(self, spawner: Spawner) -> None:
+    def __init__(self, spawner: Spawner, groups: Cgroups | None = None) -> None:
+        """Without `groups`, what they would hold is looked at."""
         self._spawner = spawner
+        self._groups = groups
         self._nesting: tuple[str, ...] = _NO_NESTING
 
     @property
     def enforced(self) -> Mapping[str, Enforcement]:
-        """The kernel counts no processes of the superuser's, though it is nobody inside."""
-        return MappingProxyType(
-            {
-                "memory_bytes": "polled",
-                "processes": "polled" if os.geteuid() == 0 else "rlimit",
-                "disk_bytes": "polled",
-                "file_bytes": "rlimit",
-                "cpu_seconds": "rlimit",
-            }
-        )
+        """Without groups, the kernel counts no processes of the superuser's, though it is nobody inside."""
+        counted: Enforcement = "polled" if os.geteuid() == 0 else "rlimit"
+        return enforced(self._groups.held if self._groups else (), {"processes": counted})
 
     def inner(self, folder: Path) -> str:
         return INNER
@@ -119,6 +131,8 @@ class Bubblewrap:
             # What is older than this option is still a wall, though with more of the kernel to be reached through it.
             why = await self._try(())
             self._nesting = ()
+        if why is None and self._groups is not None:
+            await to_thread.run_sync(self._groups.find)
         return why
 
     async def _try(self, nesting: tuple[str, ...]) -> str | None:
@@ -137,7 +151,7 @@ class Bubblewrap:
         except TimeoutError:
             return "bwrap does not come to an end here."
         finally:
-            await _gone(child)
+            await gone(child)
         return None if code == 0 else f"bwrap does not work here: {said or f'exit code {code}'}."
 
     async def open(self, spec: BoxSpec) -> "Sandbox":
@@ -151,12 +165,20 @@ class Bubblewrap:
         arguments += ["--ro-bind-data", "4", "/etc/passwd", "--ro-bind-data", "5", "/etc/group"]
         # Last, since it closes what all of this is mounted in: that lies in memory, which nobody counts.
         arguments += ["--remount-ro", "/", "--info-fd", "3", "--", programs.bash, "-c", _HOLD]
+        group = None if self._groups is None else await self._groups.make(spec.limits)
         try:
-            return await self._started(programs, spec, arguments)
-        except OSError as error:
-            raise ToolFailed(f"The sandbox cannot be started ({error.strerror}).") from None
+            return await self._started(programs, spec, arguments, group)
+        except BaseException as error:
+            if group is not None:
+                with CancelScope(shield=True):
+                    await to_thread.run_sync(group.end)
+            if isinstance(error, OSError):
+                raise ToolFailed(f"The sandbox cannot be started ({error.strerror}).") from None
+            raise
 
-    async def _started(self, programs: "_Programs", spec: BoxSpec, arguments: list[str]) -> "Sandbox":
+    async def _started(
+        self, programs: "_Programs", spec: BoxSpec, arguments: list[str], group: Group | None
+    ) -> "Sandbox":
         with contextlib.ExitStack() as opened:
             told, tell = os.pipe()
             opened.callback(os.close, told)
@@ -168,18 +190,17 @@ class Bubblewrap:
                     passing[fd] = number
                     given.callback(os.close, fd)
                 child = await self._spawner.spawn(arguments, {"PATH": "/usr/bin:/bin"}, passing=passing)
-            try:
+            async with or_gone(child):
                 held = await _standing(child)
                 # Written before what it has just said, in one piece or more, and far less than a pipe holds.
                 first = int(msgspec.json.decode(os.read(told, 4096))["child-pid"])
-                return Sandbox(self._spawner, programs, spec, child, first, frozenset((_FIRST, held)))
-            except BaseException:
-                await _gone(child)
-                raise
+                return Sandbox(self._spawner, programs, spec, child, first, frozenset((_FIRST, held)), group)
 
 
 class Sandbox:
-    """One session's. It owns the `bwrap` that holds the namespaces, and the descriptors by which they are entered."""
+    """One session's. It owns the `bwrap` that holds the namespaces, the descriptors by which they are entered, and the
+    control group, if there is one. That is for commands: what holds the sandbox is not in it, and is never killed for
+    what they use."""
 
     def __init__(
         self,
@@ -189,6 +210,7 @@ class Sandbox:
         child: ChildProcess,
         first: int,
         own: frozenset[str],
+        group: Group | None,
     ) -> None:
         """`first` is its first process, as we see it; `own` are those that belong to the sandbox itself."""
         self._spawner = spawner
@@ -197,6 +219,8 @@ class Sandbox:
         self._holder = child
         self._first = first
         self._own = own
+        self._group = group
+        self.held: frozenset[str] = group.held if group else frozenset()
         self._commands: set[Command] = set()
         self._door = asyncio.Lock()
         self._closed = False
@@ -218,11 +242,19 @@ class Sandbox:
     def pid(self) -> int | None:
         return self._holder.pid
 
+    @property
+    def strain(self) -> Strain:
+        return self._group.strain if self._group else Strain()
+
     async def spawn(self, text: bytes, mark: str) -> "Command":
+        if self._group and self.alive and not self._group.there:
+            self.why = UNGROUPED
+            await self.close()
         if not self.alive:
             raise ToolFailed("The sandbox is gone.")
         programs, limits = self._programs, self._spec.limits
-        enter = [programs.nsenter, "--user=/proc/self/fd/3", "--preserve-credentials", "-t", str(self._first)]
+        enter = ["/bin/sh", "-c", JOIN, "sh", *self._group.joins, "--"] if self._group else []
+        enter += [programs.nsenter, "--user=/proc/self/fd/3", "--preserve-credentials", "-t", str(self._first)]
         enter += ["-m", "-p", "-n", "-i", "-u", f"-W{INNER}", "--"]
         if os.fstat(self._owner).st_ino != os.fstat(self._user).st_ino:
             # Where bwrap needs two user namespaces, one within the other, both are entered, in order.
@@ -252,15 +284,8 @@ class Sandbox:
                 raise ToolFailed(f"The command cannot be started ({error.strerror}).") from None
             command = Command(self, child, mark)
             self._commands.add(command)
-        try:
+        async with or_gone(command):
             await child.write(text)
-        except BaseException:
-            try:
-                with CancelScope(shield=True):
-                    await command.end(0)
-            finally:
-                command.close()
-            raise
         return command
 
     async def load(self) -> Load:
@@ -285,7 +310,12 @@ class Sandbox:
                 await command.reaped()
         finally:
             self._holder.close()
-            await to_thread.run_sync(self._release.close)
+            await to_thread.run_sync(self._let_go)
+
+    def _let_go(self) -> None:
+        if self._group is not None:
+            self._group.end()
+        self._release.close()
 
     async def signal(self, command: "Command", number: int) -> int:
         """To all that came of a command; to how many. What carries its mark no more can be told from what others have
@@ -300,7 +330,7 @@ class Sandbox:
         return reached or 0
 
     def _signal(self, number: int, mark: str | None) -> int | None:
-        if self._table.is_crowded(self._spec.limits.processes):
+        if self._table.is_crowded(self._spec.limits.processes + len(self._own)):
             return None
         return self._table.signal(number, besides=self._own, mark=mark)
 
@@ -371,15 +401,6 @@ class Command:
         return await self._sandbox.signal(self, number)
 
 
-async def _gone(child: ChildProcess) -> None:
-    """It is killed at once; its end is waited for unless the caller is cancelled again."""
-    try:
-        with CancelScope(shield=True):
-            await child.end(0)
-    finally:
-        child.close()
-
-
 def _owner(first: int) -> int:
     """The user namespace in which the sandbox was made."""
     mount = _namespace(first, "mnt")
@@ -446,5 +467,7 @@ def _system() -> list[str]:
     for name in _ETC:
         options += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
     size = ["--size", str(SHARED_MEMORY_BYTES)]
-    options += ["--proc", "/proc", "--dev", "/dev", *size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
+    machine = [option for name in _MACHINE for option in ("--ro-bind-try", f"/proc/{name}", f"/proc/{name}")]
+    options += ["--proc", "/proc", *machine, "--dev", "/dev"]
+    options += [*size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
     return [*options, *size, "--tmpfs", "/run"]

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from tidegate.config import WorkspaceSettings
 from tidegate.errors import ToolFailed
 from tidegate.lifetimes import Flight
+from tidegate.workspaces.cgroups import Cgroups
 from tidegate.workspaces.children import Spawner
 from tidegate.workspaces.files import Files, Mount
 from tidegate.workspaces.interface import Backend, Box, BoxSpec, Enforcement, OpenBox
@@ -49,9 +50,12 @@ class NoCommands:
 class Choice:
     """The backend that the settings name; `make` makes one of a name, for tests too."""
 
-    def __init__(self, settings: WorkspaceSettings, spawner: Spawner, make: Callable[[str], Backend] | None) -> None:
+    def __init__(
+        self, settings: WorkspaceSettings, spawner: Spawner, groups: Cgroups, make: Callable[[str], Backend] | None
+    ) -> None:
         self._settings = settings
         self._spawner = spawner
+        self._groups = groups
         self._make = make or self._make_backend
         self._chosen: Backend | None = None
         self._choosing: Flight[Backend] | None = None
@@ -95,11 +99,11 @@ class Choice:
         if name == "bubblewrap":
             from tidegate.workspaces.bubblewrap import Bubblewrap
 
-            return Bubblewrap(self._spawner)
+            return Bubblewrap(self._spawner, self._groups)
         if name == "local":
             from tidegate.workspaces.local import Local
 
-            return Local(self._spawner)
+            return Local(self._spawner, self._groups)
         from tidegate.workspaces.ssh import Ssh
 
         return Ssh(self._spawner, self._settings.ssh_host, self._settings.ssh_options)

@@ -12,16 +12,14 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-import structlog
-from anyio import CancelScope
-
 from tidegate.errors import ToolFailed
 from tidegate.lifetimes import gather
+from tidegate.log import Log
 from tidegate.workspaces import guardian, keeper, script
-from tidegate.workspaces.children import ChildProcess, Spawner
-from tidegate.workspaces.interface import MARK, BoxSpec, Load
+from tidegate.workspaces.children import ChildProcess, Spawner, or_gone
+from tidegate.workspaces.interface import MARK, BoxSpec, Load, Strain
 
-log = structlog.stdlib.get_logger(__name__)
+log = Log(__name__)
 
 OPEN_SECONDS = 30.0
 """For a connection to be made, or a program to be started over one."""
@@ -98,6 +96,8 @@ class Connection:
         self._meeting = meeting
         self.there = there
         self.why = ""
+        self.held: frozenset[str] = frozenset()
+        self.strain = Strain()
         self._commands: set[RemoteCommand] = set()
         self._closed = False
         self._asking = asyncio.Lock()
@@ -131,16 +131,11 @@ class Connection:
             raise ToolFailed(f"The command cannot be started ({error.strerror}).") from None
         command = RemoteCommand(self, child, mark)
         self._commands.add(command)
-        try:
+        async with or_gone(command):
             await command.start(self._program + self._task(mark))
             if not self.alive:
                 raise ToolFailed(LOST)
             await child.write(text)
-        except BaseException:
-            with CancelScope(shield=True):
-                await command.end(0)
-            command.close()
-            raise
         return command
 
     def _task(self, mark: str) -> bytes:

@@ -42,12 +42,13 @@ class Folders:
         """For what a session's commands keep beside their work: their home and their temporary files."""
         return self.root / f"{session}.private"
 
-    def make(self, spec: BoxSpec, *, notes: bool) -> None:
-        """What is missing of it. `notes` puts the demo model's into a folder that is new."""
+    def make(self, spec: BoxSpec, *, here: bool, notes: bool) -> None:
+        """What is missing of it; the folder to work in only if that is `here`. `notes` puts the demo model's into one
+        that is new."""
         self.root.mkdir(mode=FOLDER_MODE, exist_ok=True)
         for folder in (spec.private, spec.home, spec.temporary):
             folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
-        if spec.folder != self.of(spec.session):
+        if spec.project or not here:
             return
         with contextlib.suppress(FileExistsError):
             spec.folder.mkdir(mode=FOLDER_MODE)

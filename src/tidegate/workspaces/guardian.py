@@ -18,6 +18,7 @@ nothing but Python 3.10.
 
 import contextlib
 import ctypes
+import itertools
 import math
 import os
 import resource
@@ -57,12 +58,19 @@ def packed(fields: list[str]) -> bytes:
 
 
 def task(
-    command: list[str], environment: dict[str, str], limits: tuple[int, int, int], folder: str, keeper: str = ""
+    command: list[str],
+    environment: dict[str, str],
+    limits: tuple[int, int, int],
+    folder: str,
+    keeper: str = "",
+    joins: tuple[str, ...] = (),
 ) -> bytes:
     """What a guardian is told. `limits` are bytes of memory, bytes of a file and seconds of processor time, of each
-    process; `keeper` is what that is known as, if there is one."""
+    process; `keeper` is what that is known as, if there is one; `joins` are files of control groups, to each of which
+    the command itself writes 0 before it begins."""
     variables = [f"{name}={value}" for name, value in environment.items()]
-    return packed([folder, keeper, *map(str, limits), str(len(variables)), *variables, *command])
+    numbers = (*limits, len(joins), len(variables))
+    return packed([folder, keeper, *map(str, numbers), *joins, *variables, *command])
 
 
 def received(source: int) -> list[str]:
@@ -220,7 +228,9 @@ class Guardian:
         self._poll = select.poll()
         self._woken = -1
 
-    def start(self, command: list[str], environment: dict[str, str], limits: list[int], folder: str) -> None:
+    def start(
+        self, command: list[str], environment: dict[str, str], limits: list[int], folder: str, joins: list[str]
+    ) -> None:
         if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl")
         self._listen()
@@ -228,7 +238,7 @@ class Guardian:
         signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD)
         self._main = os.fork()
         if self._main == 0:
-            _become(command, environment, limits, folder)
+            _become(command, environment, limits, folder, joins)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         _say(self._report, UP + b"%s %d\n" % (known_as(os.getpid()).encode(), self._main))
         nothing = os.open(os.devnull, os.O_RDWR)
@@ -313,10 +323,14 @@ class Guardian:
                 self._alone = True
 
 
-def _become(command: list[str], environment: dict[str, str], limits: list[int], folder: str) -> None:
-    """The command, in a session of its own. Never returns."""
+def _become(command: list[str], environment: dict[str, str], limits: list[int], folder: str, joins: list[str]) -> None:
+    """The command, in a session and in control groups of its own. Never returns."""
     try:
         os.setsid()
+        for path in joins:
+            group = os.open(path, os.O_WRONLY)
+            os.write(group, b"0")
+            os.close(group)
         kinds = (resource.RLIMIT_DATA, resource.RLIMIT_FSIZE, resource.RLIMIT_CPU, resource.RLIMIT_CORE)
         for kind, wanted in zip(kinds, (*limits, 0), strict=True):
             most = resource.getrlimit(kind)[1]
@@ -348,14 +362,15 @@ def guard(source: int, report: int, owner: int) -> None:
     fields = received(source)
     if not fields:
         return
-    folder, keeper, *numbers = fields[:6]
-    limits = [int(number) for number in numbers[:3]]
-    variables = int(numbers[3])
-    environment = dict(field.split("=", 1) for field in fields[6 : 6 + variables])
+    folder, keeper = fields[:2]
+    *limits, groups, variables = map(int, fields[2:7])
+    rest = iter(fields[7:])
+    joins = list(itertools.islice(rest, groups))
+    environment = dict(field.split("=", 1) for field in itertools.islice(rest, variables))
     for fd in (report, owner):
         os.set_inheritable(fd, False)
     guardian = Guardian(report, owner, keeper)
-    guardian.start(fields[6 + variables :], environment, limits, folder)
+    guardian.start(list(rest), environment, limits, folder, joins)
     guardian.run()
 
 

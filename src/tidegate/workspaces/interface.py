@@ -6,14 +6,43 @@ script in, output out, and the *state channel*, by which the wrapper tells what 
 a process group, an ssh connection and a container have in common, and all that is needed.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from tidegate.values import Frozen
 from tidegate.workspaces.files import Files
 
 Enforcement = Literal["cgroup", "namespace", "rlimit", "polled", "none"]
+
+POLLED: Mapping[str, Enforcement] = MappingProxyType(
+    {
+        "memory_bytes": "polled",
+        "processes": "polled",
+        "disk_bytes": "polled",
+        "file_bytes": "rlimit",
+        "cpu_seconds": "rlimit",
+    }
+)
+"""How limits are kept where nothing else is there to keep them."""
+
+
+def enforced(held: Iterable[str], besides: Mapping[str, Enforcement] | None = None) -> Mapping[str, Enforcement]:
+    """How limits are kept where control groups hold some, and `besides` says more of the others."""
+    return MappingProxyType({**POLLED, **(besides or {}), **dict.fromkeys(held, "cgroup")})
+
+
+CALLED: Mapping[str, str] = MappingProxyType(
+    {
+        "processes": "process count",
+        "memory_bytes": "memory",
+        "disk_bytes": "disk",
+        "file_bytes": "size of a file",
+        "cpu_seconds": "processor time",
+    }
+)
+"""What the limits are called where people are told of them."""
 
 MARK = "TIDEGATE_MARK"
 """The variable by which the processes of one command are found again, also those that left its group."""
@@ -30,14 +59,17 @@ class BoxLimits(Frozen, frozen=True):
 
 
 class BoxSpec(Frozen, frozen=True):
-    """What a box is made from. `folder` is where the session works; `private` is the gateway's own folder for the
-    session's home and temporary files, so that neither clutters a project nor is lost with the box. All that a command
-    finds in its environment is `environment` and what the backend adds to tell where things are."""
+    """What a box is made from. `folder` is where the session works: if it is a `project`, a folder of the user's own on
+    the machine that commands run on; else one that is the session's own, which only exists here if that is this
+    machine. `private` is the gateway's own folder, always here, for the session's home and temporary files, so that
+    neither clutters a project nor is lost with the box. All that a command finds in its environment is `environment`
+    and what the backend adds to tell where things are."""
 
     session: str
     folder: Path
     private: Path
     limits: BoxLimits
+    project: bool = False
     network: bool = False
     environment: Mapping[str, str] = {}
     read_only: tuple[Path, ...] = ()
@@ -56,6 +88,14 @@ class Load(Frozen, frozen=True):
 
     processes: int = 0
     memory_bytes: int = 0
+
+
+class Strain(NamedTuple):
+    """How often the kernel held a box to its limits: processes that it killed for want of memory, and those that it did
+    not let begin."""
+
+    killed: int = 0
+    refused: int = 0
 
 
 class Child(Protocol):
@@ -107,6 +147,12 @@ class Box(Protocol):
     why: str
     """Why it closed itself, in a sentence; empty when it did not."""
 
+    held: frozenset[str]
+    """The settings among its limits that the kernel holds for all that is in it together: nobody has to look."""
+
+    @property
+    def strain(self) -> Strain: ...
+
     async def spawn(self, script: bytes, mark: str) -> Child:
         """Starts bash on a script. Whatever comes of it carries the mark."""
         ...
@@ -156,6 +202,9 @@ class Backend(Protocol):
 class Elsewhere(Protocol):
     """Of a backend whose sessions have their folders on another machine: none of them is made, measured or removed
     here."""
+
+    where: str
+    """Which machine that is."""
 
     async def put_away(self, session: str, *, keep: bool, age: float) -> None:
         """The folders of an ended session go to the trash there, or are removed if they are not to be kept; what has

@@ -16,19 +16,19 @@ import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
-import structlog
-from anyio import CancelScope, to_thread
+from anyio import to_thread
 
 from tidegate.errors import ToolFailed
-from tidegate.lifetimes import gather
+from tidegate.lifetimes import KILLED_SECONDS, gather
+from tidegate.log import Log
 from tidegate.workspaces import guardian, script
-from tidegate.workspaces.children import KILLED_SECONDS, ChildProcess, Spawner, find
+from tidegate.workspaces.cgroups import UNGROUPED, Cgroups, Group
+from tidegate.workspaces.children import ChildProcess, Spawner, find, or_gone
 from tidegate.workspaces.files import Files, Mount
-from tidegate.workspaces.interface import MARK, BoxSpec, Enforcement, Load, OpenBox
+from tidegate.workspaces.interface import MARK, BoxSpec, Enforcement, Load, OpenBox, Strain, enforced
 
-log = structlog.stdlib.get_logger(__name__)
+log = Log(__name__)
 
 SPEC_BYTES = 64 * 1024
 """Of what a guardian is told before it starts: mostly the environment. A socket takes so much at once."""
@@ -44,21 +44,15 @@ class Local:
     name = "local"
     sandboxed = False
 
-    def __init__(self, spawner: Spawner) -> None:
+    def __init__(self, spawner: Spawner, groups: Cgroups | None = None) -> None:
+        """Without `groups`, what they would hold is looked at."""
         self._spawner = spawner
+        self._groups = groups
 
     @property
     def enforced(self) -> Mapping[str, Enforcement]:
-        """The kernel counts the processes of a user, not those of a session."""
-        return MappingProxyType(
-            {
-                "memory_bytes": "polled",
-                "processes": "polled",
-                "disk_bytes": "polled",
-                "file_bytes": "rlimit",
-                "cpu_seconds": "rlimit",
-            }
-        )
+        """Without groups, the kernel counts the processes of a user, not those of a session."""
+        return enforced(self._groups.held if self._groups else ())
 
     def inner(self, folder: Path) -> str:
         return str(folder)
@@ -73,18 +67,23 @@ class Local:
     async def check(self) -> str | None:
         if find("bash") is None:
             return "bash is not installed here: install it, or choose another workspaces.backend."
+        if self._groups is not None:
+            await to_thread.run_sync(self._groups.find)
         return None
 
     async def open(self, spec: BoxSpec) -> "Quarters":
-        return Quarters(self._spawner, spec)
+        return Quarters(self._spawner, spec, None if self._groups is None else await self._groups.make(spec.limits))
 
 
 class Quarters:
-    """One session's: what runs for it now. It owns the guardians."""
+    """One session's: what runs for it now. It owns the guardians, and the control group, if there is one; that is for
+    commands, and the guardians are not in it."""
 
-    def __init__(self, spawner: Spawner, spec: BoxSpec) -> None:
+    def __init__(self, spawner: Spawner, spec: BoxSpec, group: Group | None) -> None:
         self._spawner = spawner
         self._spec = spec
+        self._group = group
+        self.held: frozenset[str] = group.held if group else frozenset()
         self._commands: set[Command] = set()
         self._closed = asyncio.Event()
         self.why = ""
@@ -97,7 +96,14 @@ class Quarters:
     def pid(self) -> int | None:
         return None
 
+    @property
+    def strain(self) -> Strain:
+        return self._group.strain if self._group else Strain()
+
     async def spawn(self, text: bytes, mark: str) -> "Command":
+        if self._group and self.alive and not self._group.there:
+            self.why = UNGROUPED
+            await self.close()
         told = self._told(mark)
         ours, theirs = socket.socketpair()
         try:
@@ -116,16 +122,11 @@ class Quarters:
             theirs.close()
         command = Command(self, child, ours, mark)
         self._commands.add(command)
-        try:
+        async with or_gone(command):
             if not self.alive:
                 raise ToolFailed("The workspace is closed.")
             await command.start(told)
             await child.write(text)
-        except BaseException:
-            with CancelScope(shield=True):
-                await command.end(0)
-            command.close()
-            raise
         return command
 
     def _told(self, mark: str) -> bytes:
@@ -142,7 +143,8 @@ class Quarters:
             MARK: mark,
         }
         limits = (spec.limits.memory_bytes, spec.limits.file_bytes, int(spec.limits.cpu_seconds))
-        told = guardian.task(list(script.ENTRY), environment, limits, str(spec.folder))
+        joins = self._group.joins if self._group else ()
+        told = guardian.task(list(script.ENTRY), environment, limits, str(spec.folder), joins=joins)
         if len(told) > SPEC_BYTES:
             raise ToolFailed(f"The environment has more than {SPEC_BYTES} bytes; let workspaces.environment name less.")
         return told
@@ -160,6 +162,15 @@ class Quarters:
     async def close(self) -> None:
         self._closed.set()
         await gather([command.end(0) for command in tuple(self._commands)])
+        if self._group is not None:
+            await to_thread.run_sync(self._group.end)
+
+    async def purge(self, command: "Command") -> None:
+        """What came of a command whose guardian was killed. Where nothing else runs, all that is in the group did."""
+        if self._group is not None and self._commands <= {command}:
+            await to_thread.run_sync(self._group.kill)
+        if not await to_thread.run_sync(guardian.sweep, f"{MARK}={command.mark}"):
+            log.error("what came of a command cannot be ended", mark=command.mark)
 
     def forget(self, command: "Command") -> None:
         self._commands.discard(command)
@@ -174,7 +185,7 @@ class Command:
         self._child = child
         self._guard = guard
         self._guard.setblocking(False)
-        self._mark = mark
+        self.mark = mark
         self._said = b""
         self.guardian = child.pid
         self.pid: int | None = None
@@ -216,8 +227,8 @@ class Command:
                 log.error("what came of a command cannot be ended", guardian=self.guardian)
                 await self._child.end(0)
             told = self._report()
-            if told is None and not await to_thread.run_sync(guardian.sweep, f"{MARK}={self._mark}"):
-                log.error("what came of a command cannot be ended", mark=self._mark)
+            if told is None:
+                await self._quarters.purge(self)
             return told[1] if told else 0
         finally:
             if not self._child.running:

@@ -12,9 +12,9 @@ import threading
 from pathlib import Path
 from typing import NamedTuple
 
-import structlog
+from tidegate.log import Log
 
-log = structlog.stdlib.get_logger(__name__)
+log = Log(__name__)
 
 NEW, OLD = ".log", ".old"
 FILE_MODE = 0o600

@@ -2,20 +2,21 @@
 
 Guarantee: a process has its row before it is spawned, and one live process of a session has a name; starting what runs
 already changes nothing. Its output goes to its log as it comes, at a bounded pace. Its end is recorded once, with how
-it came about, and told: to whoever waits for it, else by a new turn if that was asked for, else with the next message.
-What it leaves behind is ended with it. The processes of a site are on the site; nothing is kept here.
+it came about, and told, once, over a kill too: to whoever waits for it, else by a new turn if that was asked for, else
+with the next message. What it leaves behind is ended with it. The processes of a site are on the site; nothing is kept
+here.
 """
 
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
 
-import structlog
 from anyio import to_thread
 
 from tidegate.config import WorkspaceSettings
-from tidegate.errors import Conflict, Refused, ToolFailed
+from tidegate.errors import Conflict, Refused, Stopping, TidegateError, ToolFailed
 from tidegate.lifetimes import outlast
+from tidegate.log import Log
 from tidegate.spool import Spool
 from tidegate.store import Db, ProcessEnd, ProcessRow, Store, notices, processes, workspaces
 from tidegate.values import new_id
@@ -24,9 +25,9 @@ from tidegate.workspaces.interface import Box, Child
 from tidegate.workspaces.logs import ProcessLog
 from tidegate.workspaces.proc import start_ticks
 from tidegate.workspaces.running import END_GRACE, conduct
-from tidegate.workspaces.site import Site
+from tidegate.workspaces.site import Site, strained
 
-log = structlog.stdlib.get_logger(__name__)
+log = Log(__name__)
 
 MOST_RUNNING = 16
 """Named processes of one session at once: a person could not tell more of them apart."""
@@ -43,13 +44,17 @@ PACE_BYTES = 8 * 1024 * 1024
 TOLD_BYTES = 1200
 """Of a finished process's last output that are told with its end."""
 
+BATCH, BATCHES = 200, 100
+"""Rows that are taken from the store at once, and how often in one run: more than there is, and an end to it."""
+
 COMMAND_CHARACTERS = 200
 """Of a command that are told to say which process it is."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 OnFinished = Callable[[ProcessRow, str], Awaitable[None]]
-"""Told of the end of a process that was started with `notify`, with what to tell its agent."""
+"""Begins a turn for the end of a process that was started with `notify`, with what to tell its agent; the mark that it
+was told is written with the turn. Raises when there is to be none."""
 
 
 class Running:
@@ -62,7 +67,9 @@ class Running:
         self.log = log
         self.over = asyncio.Event()
         self.news = asyncio.Event()
+        self.before = box.strain
         self.stopping = False
+        self.late = False
         self.waited_for = 0
 
     def tell(self) -> None:
@@ -72,7 +79,7 @@ class Running:
     @property
     def grace(self) -> float:
         """What its command leaves behind has as long as it had itself."""
-        return STOP_GRACE if self.stopping else END_GRACE
+        return STOP_GRACE if self.stopping or self.late else END_GRACE
 
 
 class Processes:
@@ -155,8 +162,6 @@ class Processes:
         except BaseException:
             await self._abandon(site, row, child)
             raise
-        for old in await self._store.write(processes.prune, site.session, self._settings.kept_processes):
-            await to_thread.run_sync(self.log_of(old).remove)
 
     async def _abandon(self, site: Site, row: ProcessRow, child: Child | None) -> None:
         """It came to nothing: what there is of it ends, and its row says so."""
@@ -189,16 +194,25 @@ class Processes:
                 await asyncio.sleep(max(0.0, since + 1 - loop.time()))
                 since, taken = loop.time(), 0
 
+        most = self._settings.process_seconds
+        end_late = loop.call_later(most, self._end_late, site, running) if most else None
         try:
             ended = await conduct(running.child, keep, scope=site.scope, grace=lambda: running.grace)
             if not site.leaving:
                 await self._ended(site, running, ended.code or 0, ended.left)
         finally:
+            if end_late is not None:
+                end_late.cancel()
             running.log.close()
             if site.running.get(running.row.name) is running:
                 del site.running[running.row.name]
             running.over.set()
             running.tell()
+
+    def _end_late(self, site: Site, running: Running) -> None:
+        if site.scope.open:
+            running.late = True
+            site.scope.start(running.child.end, STOP_GRACE, name=f"end of process {running.row.id}, which is late")
 
     async def _ended(self, site: Site, running: Running, code: int, left: int) -> None:
         row = running.row
@@ -210,12 +224,16 @@ class Processes:
         known = state == "ended" or running.waited_for > 0
         again = state == "lost" and row.restart
         by_turn = row.notify and state == "exited" and not known
-        text = "" if known or again else await self._how(row, state, code, left, running.log)
+        told = strained(running.before, running.box.strain, site.spec.limits)
+        if running.late:
+            told = f"It had run for {self._settings.process_seconds:g} s (workspaces.process_seconds). {told}".strip()
+        text = "" if known or again else await self._how(row, state, code, left, running.log, told)
         ended = await self._store.write(self._record, row, state, code, known or again, "" if by_turn else text)
         if ended is None:
             return
         if by_turn:
             await self._begin_turn(ended, text)
+        await self._prune(row.session)
         if again:
             site.running.pop(row.name, None)
             await self.again(site, ended)
@@ -223,9 +241,32 @@ class Processes:
     async def _begin_turn(self, row: ProcessRow, text: str) -> None:
         try:
             await self._finished(row, text)
+        except Stopping:
+            return  # the next start does
+        except TidegateError as error:
+            log.warning("no turn for the end of a process", session=row.session, process=row.id, reason=error.message)
         except Exception:
             log.exception("no turn could be begun for the end of a process", session=row.session, process=row.id)
-            await self._store.write(notices.add, row.session, text, self._clock())
+        else:
+            return
+        await self._store.write(_tell_later, row, text, self._clock())
+
+    async def tell(self) -> None:
+        """Of each end that was recorded and, for a kill or a fault, not told. May be asked at any time when turns can
+        begin: who is about to tell of one tells it once all the same."""
+        last = ""
+        for _ in range(BATCHES):
+            rows: list[ProcessRow] = await self._store.read(processes.untold, after=last, limit=BATCH)
+            for row in rows:
+                how = await self._how(row, "exited", row.exit_code or 0, 0, self.log_of(row), "")
+                await self._begin_turn(row, how)
+            if len(rows) < BATCH:
+                break
+            last = rows[-1].id
+
+    async def _prune(self, session: str) -> None:
+        for old in await self._store.write(processes.prune, session, self._settings.kept_processes):
+            await to_thread.run_sync(self.log_of(old).remove)
 
     def _record(
         self, db: Db, row: ProcessRow, state: ProcessEnd, code: int | None, known: bool, text: str
@@ -237,11 +278,12 @@ class Processes:
             notices.add(db, row.session, text, now)
         return ended
 
-    async def _how(self, row: ProcessRow, state: ProcessEnd, code: int, left: int, log: ProcessLog) -> str:
+    async def _how(self, row: ProcessRow, state: ProcessEnd, code: int, left: int, log: ProcessLog, told: str) -> str:
         if state == "lost":
             return f"The process {called(row)} is gone: its sandbox was ended from outside."
         how = f"was ended by signal {-code}" if code < 0 else f"has ended with exit code {code}"
         rest = f" It had left {left} processes running, which were ended." if left else ""
+        rest += f" {told}" if told else ""
         said = (await to_thread.run_sync(log.read, None, TOLD_BYTES)).data.decode("utf-8", "replace").strip()
         return f"The process {called(row)} {how}.{rest}{f' Its last output:{chr(10)}{said}' if said else ''}"
 
@@ -273,6 +315,7 @@ class Processes:
         """It should be alive and is not, because the gateway was not."""
         text = "" if row.restart else f"The process {called(row)} ended when the gateway was stopped."
         ended: ProcessRow | None = await self._store.write(self._record, row, "lost", None, row.restart, text)
+        await self._prune(row.session)
         return ended
 
     async def forget(self, session: str) -> None:
@@ -287,6 +330,11 @@ def called(row: ProcessRow) -> str:
     command = " ".join(row.command.split())
     shown = command if len(command) <= COMMAND_CHARACTERS else f"{command[:COMMAND_CHARACTERS]}…"
     return f"{row.name!r} ({shown})"
+
+
+def _tell_later(db: Db, row: ProcessRow, text: str, now: float) -> None:
+    if processes.mark_told(db, row.id):
+        notices.add(db, row.session, text, now)
 
 
 def _spawned(db: Db, id: str, pid: int | None) -> bool:

@@ -27,20 +27,24 @@ _END = "# saved"  # the last line of what was saved; without it, the shell was k
 
 _DIGITS = 9  # of a number of processes; what has more is not ours
 
+_CROWD = 24  # left behind, so that there may be no room for one more process, such as saving the shell takes
+
 _FIND = f"""__tidegate_find() {{
-  # Without a subshell: that would carry the mark too, and be ended by itself.
-  local file pid; __tidegate_pids=()
-  for file in $(command grep -lzs "^{MARK}=$1\\$" /proc/[0-9]*/environ 2>/dev/null); do
+  # Without a process of its own: that would carry the mark too, and there may be no room for one.
+  local IFS=$'\\1' file pid all; __tidegate_pids=()
+  for file in /proc/[0-9]*/environ; do
     pid=${{file#/proc/}}; pid=${{pid%/environ}}
-    [ "$pid" != "$$" ] && builtin kill -0 "$pid" 2>/dev/null && __tidegate_pids+=("$pid")
+    [ "$pid" != "$$" ] && builtin mapfile -d '' -t all 2>/dev/null <"$file" || continue
+    [[ $'\\1'"${{all[*]}}"$'\\1' == *$'\\1{MARK}='"$1"$'\\1'* ]] || continue
+    builtin kill -0 "$pid" 2>/dev/null && __tidegate_pids+=("$pid")
   done
   [ ${{#__tidegate_pids[@]}} -gt 0 ]
 }}
 __tidegate_end() {{
   # Asked first, killed after a third of a second.
-  local round; __tidegate_left=0
+  local round
   __tidegate_find "$1" || return
-  __tidegate_left=${{#__tidegate_pids[@]}}
+  __tidegate_left=$((__tidegate_left + ${{#__tidegate_pids[@]}}))
   builtin kill -TERM "${{__tidegate_pids[@]}}"
   for round in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; do
     command sleep 0.03
@@ -51,8 +55,12 @@ __tidegate_end() {{
 """
 
 _SAVE = f"""__tidegate_save() {{
-  local code=$? mark=${MARK} theirs
-  theirs=$(builtin trap -p EXIT); builtin trap - EXIT; builtin set +eux
+  local code=$? mark=${MARK} theirs some; builtin set +eux; __tidegate_left=0
+  __tidegate_find "$mark"; some=${{#__tidegate_pids[@]}}
+  if [ $some -ge {_CROWD} ]; then
+    builtin kill -KILL "${{__tidegate_pids[@]}}"; __tidegate_left=$some
+  fi
+  theirs=$(builtin trap -p EXIT); builtin trap - EXIT
   if [ "$theirs" != "trap -- '__tidegate_save' EXIT" ] && [ -n "$theirs" ]; then
     builtin eval "builtin set -- $theirs"; builtin eval "$3"
   fi
@@ -62,7 +70,7 @@ _SAVE = f"""__tidegate_save() {{
     builtin export -n {MARK} PWD SHLVL _
     builtin printf 'builtin cd -- %q 2>/dev/null\n' "$PWD"
     builtin export -p; builtin declare -f; builtin alias -p; builtin echo '{_END}' ) >&9 2>/dev/null
-  __tidegate_end "$mark"
+  [ $some -eq 0 ] || __tidegate_end "$mark"
   builtin printf 'left %s\n' "$__tidegate_left" >&9
   builtin exec 9>&-
   builtin exit "$code"

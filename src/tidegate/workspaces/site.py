@@ -2,8 +2,8 @@
 
 Guarantee: a session has one box at a time, opened when the first command needs it, once however many ask; one that was
 removed from outside is noticed, made again at the next need, and the agent is told. What uses more than its limits is
-ended as a whole, and the agent is told which limit it was. `close` ends everything. The site owns the box, the running
-processes; it hangs on the session's record and nowhere else.
+ended as a whole, where the kernel does not hold them anyway, and the agent is told which one it was. `close` ends
+everything. The site owns the box and the running processes; it hangs on the session's record and nowhere else.
 """
 
 import asyncio
@@ -12,18 +12,18 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import structlog
 from anyio import to_thread
 
 from tidegate.errors import ToolFailed
 from tidegate.lifetimes import Flight, Scope
+from tidegate.log import Log
 from tidegate.workspaces.folders import used_bytes
-from tidegate.workspaces.interface import Backend, Box, BoxLimits, BoxSpec, Child, Elsewhere, Load
+from tidegate.workspaces.interface import Backend, Box, BoxLimits, BoxSpec, Child, Elsewhere, Load, Strain
 
 if TYPE_CHECKING:
     from tidegate.workspaces.processes import Running
 
-log = structlog.stdlib.get_logger(__name__)
+log = Log(__name__)
 
 CLOSE_SECONDS = 5.0
 """Within which what was watching the processes of a closed box has seen their ends."""
@@ -40,6 +40,7 @@ ENOUGH = 4
 BOX_SECONDS = 0.5
 """Within which a box is seen to be gone after what ran in it was killed with it."""
 
+_LOOKED_AT = frozenset(("memory_bytes", "processes"))  # by what is told of processes, unless the kernel holds them
 _KILLED = (-9, 137)  # as a process says it, and as a shell says it of one
 
 OUTSIDE = (
@@ -61,11 +62,9 @@ class Site:
         *,
         prepare: Callable[[], Awaitable[None]],
         tell: Tell,
-        project: bool = False,
     ) -> None:
         self.spec = spec
         self.backend = backend
-        self.project = project
         self.scope = scope
         self.running: dict[str, Running] = {}
         self.box: Box | None = None
@@ -154,9 +153,10 @@ class Site:
             await self._tell(self.session, box.why or OUTSIDE)
 
     async def lost(self, box: Box, code: int) -> bool:
-        """Whether something that has just ended in this box with that code did so because the box was removed."""
+        """Whether something that has just ended in this box with that code did so because the box was removed: it was
+        killed with it, or could not enter it any more."""
         if code not in _KILLED:
-            return False
+            return code != 0 and not box.alive
         try:
             async with asyncio.timeout(BOX_SECONDS):
                 await box.wait()
@@ -167,12 +167,12 @@ class Site:
     # -- limits --
 
     async def look(self) -> None:
-        """End everything here if it uses more than it may."""
+        """End everything here if it uses more than it may. What the kernel holds is not looked at."""
         box = self.box
         if box is None or not box.alive:
             return
-        limits = self.spec.limits
-        reason = _over(await box.load(), limits) or await self._over_disk()
+        load = Load() if box.held >= _LOOKED_AT else await box.load()
+        reason = _over(load, self.spec.limits, box.held) or await self._over_disk()
         if reason and self.box is box:
             await self.end_all(reason)
 
@@ -193,7 +193,7 @@ class Site:
         at, took = self._measured
         if isinstance(self.backend, Elsewhere):
             return ""
-        if self.project or self.idle or time.monotonic() < at + max(LEAST_SECONDS, MEASURE_AGAIN * took):
+        if self.spec.project or self.idle or time.monotonic() < at + max(LEAST_SECONDS, MEASURE_AGAIN * took):
             return ""
         begun, most = time.monotonic(), self.spec.limits.disk_bytes
         used = await to_thread.run_sync(used_bytes, (self.spec.folder, self.spec.private), ENOUGH * most)
@@ -221,11 +221,32 @@ class Site:
             log.error("the end of a process was not seen", session=self.session, processes=sorted(self.running))
 
 
-def _over(load: Load, limits: BoxLimits) -> str:
-    if load.memory_bytes > limits.memory_bytes:
+def strained(before: Strain, after: Strain, limits: BoxLimits) -> str:
+    """What the kernel did to what ran in a box meanwhile, because of its limits; empty when it did nothing."""
+    told = []
+    if after.killed > before.killed:
+        most = _amount(limits.memory_bytes)
+        told.append(
+            f"The system killed {_counted(after.killed - before.killed)} of this conversation's, because together they "
+            f"needed more than {most} of memory (workspaces.memory_bytes)."
+        )
+    if after.refused > before.refused:
+        told.append(
+            f"The system did not let {_counted(after.refused - before.refused)} begin, because {limits.processes} "
+            "of this conversation's may run at once, threads included (workspaces.processes)."
+        )
+    return " ".join(told)
+
+
+def _counted(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes"
+
+
+def _over(load: Load, limits: BoxLimits, held: frozenset[str]) -> str:
+    if load.memory_bytes > limits.memory_bytes and "memory_bytes" not in held:
         used = _amount(load.memory_bytes)
         return f"it used {used} of memory, more than {_amount(limits.memory_bytes)} (workspaces.memory_bytes)"
-    if load.processes > limits.processes:
+    if load.processes > limits.processes and "processes" not in held:
         return f"it had {load.processes} processes, more than {limits.processes} (workspaces.processes)"
     return ""
 

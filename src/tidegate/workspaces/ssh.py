@@ -16,17 +16,16 @@ import os
 import pwd
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
-from anyio import CancelScope, to_thread
+from anyio import to_thread
 
 from tidegate.errors import ToolFailed
 from tidegate.workspaces import guardian, keeper
-from tidegate.workspaces.children import ChildProcess, Spawner, find
+from tidegate.workspaces.children import ChildProcess, Spawner, find, gone, or_gone
 from tidegate.workspaces.connection import OPEN_SECONDS, SAID_BYTES, Connection, Meeting, There
 from tidegate.workspaces.files import Files
 from tidegate.workspaces.files.remote import RemoteFiles
-from tidegate.workspaces.interface import BoxSpec, Enforcement, OpenBox
+from tidegate.workspaces.interface import BoxSpec, Enforcement, OpenBox, enforced
 from tidegate.workspaces.shipping import BOOTSTRAP, program
 
 _FIXED = (
@@ -47,20 +46,12 @@ class Ssh:
 
     def __init__(self, spawner: Spawner, host: str, options: Sequence[str]) -> None:
         self._spawner = spawner
-        self._host = host
+        self._host = self.where = host
         self._options = tuple(options)
 
     @property
     def enforced(self) -> Mapping[str, Enforcement]:
-        return MappingProxyType(
-            {
-                "memory_bytes": "polled",
-                "processes": "polled",
-                "disk_bytes": "none",
-                "file_bytes": "rlimit",
-                "cpu_seconds": "rlimit",
-            }
-        )
+        return enforced((), {"disk_bytes": "none"})
 
     def inner(self, folder: Path) -> str:
         """Commands start there, wherever that is."""
@@ -82,13 +73,13 @@ class Ssh:
         child: ChildProcess | None = None
         try:
             keeping, guarding = await to_thread.run_sync(_programs, meeting)
-            project = "" if spec.folder.name == spec.session else str(spec.folder)
+            project = str(spec.folder) if spec.project else ""
             told = keeping + guardian.packed([spec.session, project])
             child = await self._call(("ControlMaster=yes", f"ControlPath={meeting.path}"), told)
             there = There(*(await self._answer(child)).decode("utf-8", "surrogateescape").split("\0"))
         except BaseException:
             if child is not None:
-                await _gone(child)
+                await gone(child)
             meeting.close()
             raise
         # A further call never makes a way of its own: that would be authenticated anew.
@@ -107,7 +98,7 @@ class Ssh:
         try:
             await self._answer(child)
         finally:
-            await _gone(child)
+            await gone(child)
 
     async def _call(self, options: Sequence[str], told: bytes) -> ChildProcess:
         """A connection to the machine, on which the first thing is told."""
@@ -119,12 +110,9 @@ class Ssh:
             )
         except OSError as error:
             raise ToolFailed(f"ssh cannot be started ({error.strerror}).") from None
-        try:
+        async with or_gone(child):
             with contextlib.suppress(ToolFailed):  # then it says why
                 await child.write(told)
-        except BaseException:
-            await _gone(child)
-            raise
         return child
 
     async def _answer(self, child: ChildProcess) -> bytes:
@@ -159,9 +147,3 @@ def _ssh() -> str:
 
 def _options(options: Sequence[str]) -> list[str]:
     return [word for option in options for word in ("-o", option)]
-
-
-async def _gone(child: ChildProcess) -> None:
-    with CancelScope(shield=True):
-        await child.end(0)
-    child.close()

@@ -7,18 +7,18 @@ needs it. Cancelling `run` ends the command and all that came of it within a sec
 """
 
 import asyncio
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidegate.errors import ToolFailed
 from tidegate.store import Db, workspaces
 from tidegate.values import new_id
 from tidegate.workspaces import script
+from tidegate.workspaces.disk import Disk, MeteredFiles
 from tidegate.workspaces.files import Files
-from tidegate.workspaces.interface import Box
+from tidegate.workspaces.interface import Box, Elsewhere
 from tidegate.workspaces.looking import Lookout, view
 from tidegate.workspaces.running import Conducted, Sink, conduct
-from tidegate.workspaces.site import OUTSIDE, Site
+from tidegate.workspaces.site import OUTSIDE, Site, strained
 from tidegate.workspaces.views import Finished, Page, ProcessView, Waited
 
 if TYPE_CHECKING:
@@ -42,11 +42,7 @@ class Workspace:
         self.session = session
         self.agent = agent
         self.turn = turn
-
-    @property
-    def folder(self) -> Path | None:
-        """Where the session's folder is on this machine, or will be."""
-        return self._owner.folder(self.session, self.agent)
+        self._disk: Disk | None = None
 
     @property
     def command_seconds(self) -> float:
@@ -61,7 +57,17 @@ class Workspace:
         """The session's files; the folder is made when there is none yet."""
         backend, spec = await self._owner.spec(self.session, self.agent)
         await self._owner.prepare(spec, backend, self.agent)
-        return backend.files(spec, self._box)
+        files = backend.files(spec, self._box)
+        if spec.project or isinstance(backend, Elsewhere):
+            return files
+        if self._disk is None:
+            self._disk = Disk((spec.folder, spec.private), spec.limits.disk_bytes)
+        return MeteredFiles(files, self._disk)
+
+    def _disk_changes(self) -> None:
+        """A command runs: it may write, or remove, what it wants."""
+        if self._disk is not None:
+            self._disk.changed()
 
     async def _box(self) -> Box:
         async with self._owner.at_work(self.session, self.agent) as site:
@@ -77,25 +83,29 @@ class Workspace:
             shell = await self._owner.store.read(workspaces.shell, self.session)
             mark, inner = new_id("c"), site.backend.inner(site.spec.folder)
             box, child = await site.spawn(script.command(text, mark=mark, folder=inner, shell=shell, pty=pty), mark)
+            before = box.strain
             done = await conduct(child, sink, scope=site.scope, timeout=timeout, look=site.look)
-            notes = await self._keep_shell(site, box, done, shell)
+            self._disk_changes()
+            told = strained(before, box.strain, site.spec.limits)
+            notes = await self._keep_shell(site, box, done, shell, told)
         left = max(done.left, script.read_state(done.state).left)
         return Finished(code=done.code, timed_out=done.code is None, left_behind=left, note=" ".join(notes))
 
-    async def _keep_shell(self, site: Site, box: Box, done: Conducted, before: bytes | None) -> list[str]:
-        """Save what the shell is like now; what the caller should know of that."""
+    async def _keep_shell(self, site: Site, box: Box, done: Conducted, before: bytes | None, told: str) -> list[str]:
+        """Save what the shell is like now; what the caller should know of that, beside what is `told` anyway."""
+        notes = [told] if told else []
         saved = script.read_state(done.state)
         if saved.shell is not None:
             if saved.shell != before:
                 await self._owner.store.write(_save_shell, self.session, saved.shell)
-            return []
+            return notes
         if saved.too_long:
-            return [_TOO_LONG]
+            return [*notes, _TOO_LONG]
         if site.box is not box:
-            return [site.why or box.why or OUTSIDE]
+            return [*notes, site.why or box.why or OUTSIDE]
         if done.code is None:
-            return []
-        return [box.why or OUTSIDE if await site.lost(box, done.code) else _REPLACED]
+            return notes
+        return [*notes, box.why or OUTSIDE if await site.lost(box, done.code) else _REPLACED]
 
     # -- background processes --
 
@@ -103,6 +113,7 @@ class Workspace:
         """Start a process under a name, or find it running."""
         text = _checked(command)
         async with self._owner.at_work(self.session, self.agent) as site:
+            self._disk_changes()
             row = await self._owner.processes.start(site, name, text, restart=restart, notify=notify)
             return await self._lookout().view(name, new=False) if row is None else view(row, 0)
 

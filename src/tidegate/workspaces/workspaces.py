@@ -18,25 +18,27 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import structlog
 from anyio import CancelScope, to_thread
 
 from tidegate.config import Config, WorkspaceSettings
 from tidegate.errors import Refused, ToolFailed
 from tidegate.lifetimes import Holding, Presence, Scope, gather
+from tidegate.log import Log
 from tidegate.spool import Spool
 from tidegate.store import Db, ProcessRow, Store, WorkspaceRow, notices, processes, workspaces
+from tidegate.workspaces.cgroups import Cgroups
 from tidegate.workspaces.children import Spawner
 from tidegate.workspaces.choosing import Choice, NoCommands
 from tidegate.workspaces.folders import Folders
 from tidegate.workspaces.folders import remove as remove_folder
-from tidegate.workspaces.interface import Backend, BoxLimits, BoxSpec, Elsewhere
+from tidegate.workspaces.interface import CALLED, Backend, BoxLimits, BoxSpec, Elsewhere
 from tidegate.workspaces.proc import start_ticks
 from tidegate.workspaces.processes import OnFinished, Processes
+from tidegate.workspaces.remains import Remains
 from tidegate.workspaces.site import Site
 from tidegate.workspaces.workspace import Workspace
 
-log = structlog.stdlib.get_logger(__name__)
+log = Log(__name__)
 
 RECONCILE_SECONDS = 5.0
 """Between two looks at what is alive and what it uses."""
@@ -93,7 +95,9 @@ class Workspaces:
         self._config = config
         self._clock = clock
         self._environment = {name: environment[name] for name in self.settings.environment if name in environment}
-        self._choice = Choice(self.settings, Spawner(frozenset(os.sched_getaffinity(0))), backends)
+        self._groups = Cgroups(config.home)
+        self._remains = Remains(store, clock, self.settings.trash)
+        self._choice = Choice(self.settings, Spawner(frozenset(os.sched_getaffinity(0))), self._groups, backends)
         presence.ledger.view("workspace", self._measure)
         scope.on_close(self._close, name="workspaces")
 
@@ -105,19 +109,22 @@ class Workspaces:
     async def backend(self) -> Backend:
         return await self._choice.backend()
 
-    def folder(self, session: str, agent: str) -> Path:
-        """Where sessions of an agent work. One whose agent is no longer configured has its own folder."""
-        project = self._config.project(agent) if agent in self._config.agents else None
-        return self.folders.of(session) if project is None else project
+    async def _elsewhere(self) -> Elsewhere | None:
+        """The backend, if folders are on another machine. Any other is not even looked for: that takes a process."""
+        backend = await self.backend() if self.settings.backend == "ssh" else None
+        return backend if isinstance(backend, Elsewhere) else None
 
     async def spec(self, session: str, agent: str) -> tuple[Backend, BoxSpec]:
-        return await self.backend(), self._spec(session, self.folder(session, agent))
+        """What sessions of an agent work with. One whose agent is no longer configured has its own folder."""
+        project = self._config.project(agent) if agent in self._config.agents else None
+        return await self.backend(), self._spec(session, project)
 
-    def _spec(self, session: str, folder: Path) -> BoxSpec:
+    def _spec(self, session: str, project: Path | None) -> BoxSpec:
         settings = self.settings
         return BoxSpec(
             session=session,
-            folder=folder,
+            folder=project or self.folders.of(session),
+            project=project is not None,
             private=self.folders.private(session),
             network=settings.network,
             environment={**_DEFAULTS, **self._environment},
@@ -156,7 +163,6 @@ class Workspaces:
             self._scope,
             prepare=lambda: self.prepare(spec, backend, agent),
             tell=self._tell,
-            project=self._is_project(spec),
         )
         self._presence.lodge(spec.session, site)
         if there is not None:
@@ -169,13 +175,11 @@ class Workspaces:
             )
         return site
 
-    def _is_project(self, spec: BoxSpec) -> bool:
-        return spec.folder != self.folders.of(spec.session)
-
     async def prepare(self, spec: BoxSpec, backend: Backend, agent: str) -> None:
         """The folders are there, and it is written down whose they are."""
-        project = self._is_project(spec)
-        wanted = WorkspaceRow(spec.session, backend.name, str(spec.folder), project, "live", None)
+        here = not isinstance(backend, Elsewhere)
+        folder = str(spec.folder) if here or spec.project else ""
+        wanted = WorkspaceRow(spec.session, backend.name, folder, spec.project, "live", None)
         row = await self.store.read(workspaces.get, spec.session)
         if row != wanted:
             try:
@@ -183,19 +187,19 @@ class Workspaces:
             except Refused as error:
                 raise ToolFailed(error.message) from None
         try:
-            await to_thread.run_sync(self._make, spec, project and not isinstance(backend, Elsewhere), agent)
+            await to_thread.run_sync(self._make, spec, here, agent)
         except OSError as error:
             raise ToolFailed(f"The workspace's folder cannot be made ({error.strerror}).") from None
 
-    def _make(self, spec: BoxSpec, project: bool, agent: str) -> None:
-        if project and not spec.folder.is_dir():
+    def _make(self, spec: BoxSpec, here: bool, agent: str) -> None:
+        if spec.project and here and not spec.folder.is_dir():
             raise ToolFailed(
                 f"The folder {spec.folder}, which the agent's workspace is set to, is not there: make it, or change "
                 "the setting."
             )
         settings = self._config.agents.get(agent)
         model = None if settings is None else self._config.models.get(settings.model)
-        self.folders.make(spec, notes=model is not None and model.api == "demo")
+        self.folders.make(spec, here=here, notes=model is not None and model.api == "demo")
 
     @asynccontextmanager
     async def at_work(self, session: str, agent: str) -> AsyncIterator[Site]:
@@ -224,6 +228,9 @@ class Workspaces:
 
     async def start(self) -> None:
         """Take note of what the last process left: its processes are gone, and those marked `restart` begin again."""
+        await to_thread.run_sync(self._groups.sweep)
+        if (there := await self._elsewhere()) is not None:
+            await self._remains.recover(there)
         last = ""
         for _ in range(BATCHES):
             rows: list[ProcessRow] = await self.store.read(processes.live, after=last, limit=BATCH)
@@ -249,7 +256,8 @@ class Workspaces:
         if place is None or place.state != "live":
             return
         try:
-            site = await self._occupy(self._spec(row.session, Path(place.folder)), await self.backend(), "")
+            spec = self._spec(row.session, Path(place.folder) if place.project else None)
+            site = await self._occupy(spec, await self.backend(), "")
             with site.in_use():
                 await self.processes.again(site, row)
         except (ToolFailed, Refused) as error:  # refused: its session has ended meanwhile, and hears of nothing
@@ -281,13 +289,10 @@ class Workspaces:
             await self.store.write(workspaces.remove, session)
 
     async def _put_away(self, row: WorkspaceRow, *, keep: bool) -> None:
-        """What the session has on another machine; as long as that is away, it stays there."""
+        """What the session has on another machine."""
         backend = await self.backend()
         if isinstance(backend, Elsewhere) and backend.name == row.backend:
-            try:
-                await backend.put_away(row.session, keep=keep, age=self.settings.trash)
-            except ToolFailed as error:
-                log.warning("folders on another machine stay there", session=row.session, reason=error.message)
+            await self._remains.put_away(backend, row.session, keep=keep)
 
     async def _let_go(self, session: str) -> WorkspaceRow | None:
         """What runs there is gone when this returns; None when the session never had a workspace, as most."""
@@ -323,6 +328,9 @@ class Workspaces:
     async def tidy(self) -> None:
         """Folders that nobody owns, folders whose time in the trash is over, and rows that nothing is behind."""
         self._choice.reconsider()
+        await to_thread.run_sync(self._groups.sweep)
+        if (there := await self._elsewhere()) is not None:
+            await self._remains.retry(there)
         await self._tidy_rows()
         for row in await self.store.read(workspaces.due_for_removal, self._clock() - self.settings.trash):
             if await to_thread.run_sync(self._remove_all, row.session):
@@ -368,6 +376,7 @@ class Workspaces:
             "problem": backend.why if isinstance(backend, NoCommands) else "",
             "sandboxed": backend is not None and backend.sandboxed,
             "enforced": {} if backend is None else dict(backend.enforced),
+            "limits": "" if backend is None else _kept(backend.enforced),
             "boxes": sum(site.box is not None for site in sites),
             "processes": sum(len(site.running) for site in sites),
         }
@@ -387,6 +396,11 @@ async def _side_by_side(jobs: list[Any]) -> None:
             await job
 
     await gather([one(job) for job in jobs])
+
+
+def _kept(enforced: Mapping[str, str]) -> str:
+    """Which limit is held by what, in one sentence."""
+    return "; ".join(f"{called}: {enforced[name]}" for name, called in CALLED.items() if name in enforced)
 
 
 def _claim(db: Db, row: WorkspaceRow) -> None:

@@ -5,6 +5,7 @@ cancelled; a write that has been done stays done. It owns nothing between calls.
 """
 
 import os
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -15,6 +16,30 @@ from tidegate.workspaces.files.mounts import Mount
 from tidegate.workspaces.files.searching import search
 from tidegate.workspaces.files.shelf import Shelf
 from tidegate.workspaces.files.values import Choice, Found, Lines, Listing, Loaded, Query, Written
+
+
+class _Opening:
+    """A descriptor on its way from a thread: who is cancelled may be gone before it comes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._fd = -1
+        self._unwanted = False
+
+    def open(self, shelf: Shelf, path: str) -> int:
+        fd = shelf.open(path)
+        with self._lock:
+            if self._unwanted:
+                os.close(fd)
+            else:
+                self._fd = fd
+        return fd
+
+    def close(self) -> None:
+        with self._lock:
+            self._unwanted = True
+            if self._fd >= 0:
+                os.close(self._fd)
 
 
 class LocalFiles:
@@ -35,11 +60,11 @@ class LocalFiles:
 
     @asynccontextmanager
     async def opened(self, path: str) -> AsyncIterator[int]:
-        fd = await to_thread.run_sync(self._shelf.open, path)
+        opening = _Opening()
         try:
-            yield fd
+            yield await to_thread.run_sync(opening.open, self._shelf, path)
         finally:
-            os.close(fd)
+            opening.close()
 
     async def write(self, path: str, data: bytes, *, expected: str | None = None) -> Written:
         return await to_thread.run_sync(self._shelf.write, path, data, expected)

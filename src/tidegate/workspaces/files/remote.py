@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-from anyio import CancelScope, to_thread
+from anyio import to_thread
 
 from tidegate.errors import ToolFailed
 from tidegate.values import Frozen, new_id
 from tidegate.workspaces import script
+from tidegate.workspaces.children import gone
 from tidegate.workspaces.files import serving
 from tidegate.workspaces.files.values import Choice, Found, Lines, Listing, Loaded, Query, Written
 from tidegate.workspaces.shipping import BOOTSTRAP, program
@@ -136,9 +137,7 @@ class RemoteFiles:
         except (ValueError, msgspec.ValidationError):
             raise ToolFailed("The other machine gave an answer that cannot be read.") from None
         finally:
-            with CancelScope(shield=True):
-                await child.end(0)
-            child.close()
+            await gone(child)
 
 
 class _Said(Frozen, frozen=True):

@@ -17,18 +17,18 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
-import structlog
-from anyio import CancelScope, from_thread, to_thread
+from anyio import from_thread, to_thread
 
 from tidegate.errors import ToolFailed
 from tidegate.lifetimes import gather
-from tidegate.workspaces.children import ChildProcess, Spawner, find
+from tidegate.log import Log
+from tidegate.workspaces.children import ChildProcess, Spawner, find, gone
 from tidegate.workspaces.files import matching
 from tidegate.workspaces.files.feeding import Feed, found
 from tidegate.workspaces.files.mounts import Mount
 from tidegate.workspaces.files.values import Found, Query
 
-log = structlog.stdlib.get_logger(__name__)
+log = Log(__name__)
 
 SECONDS = 20.0
 """How long a search may take: longer, and the one who asked does better with a smaller question."""
@@ -115,9 +115,7 @@ async def _run(spawner: Spawner, engine: _Engine, feed: Feed, places: list[tuple
     finally:
         pipe.close()
         if child is not None:
-            with CancelScope(shield=True):
-                await child.end(0)
-            child.close()
+            await gone(child)
 
 
 def _confine(pid: int) -> None:

@@ -1,0 +1,121 @@
+"""The folders that agents are given, looked at before a gateway starts.
+
+Guarantee: what belongs to the gateway is in none of them. A folder that is the home folder, holds it, or is one of the
+gateway's own in it is a fault, and so is one that holds a secret which the settings name: whoever works there could
+read the owner's key, rewrite the configuration and stop the gateway. Folders are compared by what they are, not by how
+they are written, so that no `~`, `..`, link or second mount hides one. A folder that is not there is a warning. Nothing
+is kept, made or changed.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tidegate.config import FILE_NAME, Config
+from tidegate.errors import Misconfigured
+
+OWN = frozenset({"spool", "tools", "trash", "workspaces"})
+"""Folders of the home that are the gateway's. Whatever is a plain file there is taken for its own, too."""
+
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+"""What every sandbox shows of the machine."""
+
+_ELSEWHERE = "name a folder that lies elsewhere, or move the home folder with --home or TIDEGATE_HOME"
+
+
+def unsafe(config: Config, secrets: Mapping[str, str]) -> Iterator[str]:
+    """A sentence for each folder that cannot be given to an agent. `secrets` are references, by setting."""
+    home = _Place(config.home)
+    kept = {setting: _Place(file) for setting, file in _secret_files(config, secrets)}
+    for setting, text in _named(config):
+        try:
+            folder = config.path(text)
+        except Misconfigured as error:
+            yield f"{FILE_NAME}: {setting}: {error.message}"
+            continue
+        # With ssh it is another machine's.
+        if config.workspaces.backend != "ssh" and (why := _shows(folder, config.home, home, kept)) is not None:
+            yield f"{FILE_NAME}: {setting}: {why}"
+    for system in SYSTEM:
+        if home.lies_in(_Place(Path(system))):
+            yield (
+                f"the home folder {config.home} lies in {system}, which every sandbox shows: choose another with "
+                "--home or TIDEGATE_HOME"
+            )
+            return
+
+
+def missing(config: Config) -> Iterator[str]:
+    """A sentence for each folder of an agent's that is not there."""
+    for name in config.agents:
+        folder = config.project(name)
+        if folder is not None and not folder.is_dir():
+            reason = f"the folder {folder} does not exist; make it, or the agent's file tools will fail"
+            yield f"{FILE_NAME}: [agents.{name}] workspace: {reason}"
+
+
+def _named(config: Config) -> Iterator[tuple[str, str]]:
+    """What the settings name, each with its setting."""
+    for name, agent in config.agents.items():
+        if agent.workspace is not None:
+            yield f"[agents.{name}] workspace", agent.workspace
+    for text in config.workspaces.read_only:
+        yield "[workspaces] read_only", text
+
+
+def _shows(folder: Path, home: Path, its_place: "_Place", secrets: Mapping[str, "_Place"]) -> str | None:
+    """What of the gateway's the folder would show, and what to do about it; None when it is nothing."""
+    place = _Place(folder)
+    if its_place.lies_in(place):
+        how = "is" if place.lies_in(its_place) else "holds"
+        return f"the folder {folder} {how} the gateway's home folder {home}, with its keys; {_ELSEWHERE}"
+    inside = place.below(its_place)
+    if inside is not None and _is_own(home / inside[0]):
+        return f"{folder} is the gateway's own, in its home folder {home}; {_ELSEWHERE}"
+    for setting, file in secrets.items():
+        if file.lies_in(place):
+            return f"the folder {folder} holds the secret that {setting} names; keep that file elsewhere"
+    return None
+
+
+def _is_own(path: Path) -> bool:
+    return path.name in OWN or (path.exists() and not path.is_dir())
+
+
+def _secret_files(config: Config, secrets: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+    named = {setting: text.removeprefix("file:") for setting, text in secrets.items() if text.startswith("file:")}
+    if config.server.tls_key is not None:
+        named["[server] tls_key"] = config.server.tls_key
+    for setting, text in named.items():
+        with contextlib.suppress(Misconfigured):  # whoever reads it tells that it cannot be found
+            yield setting, config.path(text)
+
+
+class _Place:
+    """A path as what it leads to: itself and the folders above it, each known by its inode where there is one."""
+
+    def __init__(self, path: Path) -> None:
+        real = Path(os.path.realpath(path))
+        self._trail = [(each.name, _identity(each)) for each in (real, *real.parents)]
+
+    def lies_in(self, other: "_Place") -> bool:
+        """Also when it is the same."""
+        return any(identity == other._trail[0][1] for _, identity in self._trail)
+
+    def below(self, other: "_Place") -> tuple[str, ...] | None:
+        """Its path from there; None when it lies elsewhere."""
+        names: list[str] = []
+        for name, identity in self._trail:
+            if identity == other._trail[0][1]:
+                return tuple(reversed(names))
+            names.append(name)
+        return None
+
+
+def _identity(path: Path) -> tuple[int, int] | str:
+    try:
+        found = path.stat()
+    except OSError:
+        return str(path)
+    return found.st_dev, found.st_ino

@@ -1,0 +1,281 @@
+"""Turns that a finished background process begins: one for each, with no more rights than who started it."""
+
+import asyncio
+import base64
+import json
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from bench.scripted_wire import OBEY
+from tests.core import ANNA, WAIT, Core, core
+from tests.deeds import Deeds, asked, configured, results, until
+from tests.sessions.test_upkeep import run
+from tests.workspaces.making import alive, token
+from tidegate.sessions import changes
+from tidegate.store import ProcessRow, processes, turns
+
+pytestmark = pytest.mark.anyio
+
+SANDBOX = '[workspaces]\nbackend = "bubblewrap"'
+PUSH = '[tool push {"what": "x"}] [say done]'
+
+
+def working(
+    home: Path, model: ScriptedModel, deeds: Deeds, *rules: str, mode: str = "autonomous", **options: Any
+) -> AbstractAsyncContextManager[Core]:
+    text = configured(model, SANDBOX, mode=mode, rules=rules).replace('"deeds"', '"deeds", "terminal"')
+    return core(home, model=model, toml=text, toolsets={"deeds": deeds.toolset()}, **options)
+
+
+def job(says: str, name: str = "job") -> str:
+    """A message that starts a process which is to be told of, waits to be let go, and says this at its end."""
+    hidden = _hidden(says)
+    command = f"until test -e {name}.go; do sleep 0.02; done; echo {hidden} | base64 -d"
+    call = {"action": "start", "name": name, "command": command, "notify": True}
+    return f"[tool process {json.dumps(call)}] [say started]"
+
+
+def _hidden(says: str) -> str:
+    return base64.b64encode(f"{OBEY} {says}".encode()).decode()
+
+
+async def let_go(house: Core, name: str = "job") -> None:
+    """The turn that started it has ended, so that nobody waits for it."""
+    row = await the_process(house, name)
+    (house.config.home / "workspaces" / row.session / f"{name}.go").touch()
+
+
+async def told(house: Core, count: int = 1) -> list[str]:
+    """The turns besides the first, once there are so many and all have ended."""
+
+    def begun(db: Any) -> list[str]:
+        rows = db.execute("SELECT id, state FROM turns ORDER BY accepted, number").fetchall()
+        return [id for id, state in rows[1:] if state == "answered"]
+
+    with anyio.fail_after(WAIT):
+        while len(found := await house.store.read(begun)) < count:
+            await anyio.sleep(0.005)
+    return found
+
+
+async def the_process(house: Core, name: str = "job") -> ProcessRow:
+    def latest(db: Any) -> ProcessRow:
+        found = processes.get(db, db.execute("SELECT max(id) FROM processes WHERE name = ?", (name,)).get)
+        assert found is not None
+        return found
+
+    return await house.store.read(latest)
+
+
+# -- told once, whatever happens -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drain", [None, 0.05])
+async def test_an_end_that_was_recorded_and_not_told_is_told_by_the_next_process_once(
+    home: Path, model: ScriptedModel, drain: float | None
+) -> None:
+    """S08, F4: killed or stopped between the two; the next start begins the turn, and no later one does again."""
+    deeds, stuck = Deeds(), anyio.Event()
+
+    async def dies(row: ProcessRow, text: str) -> None:
+        stuck.set()
+        await asyncio.Event().wait()
+
+    async with working(home, model, deeds, drain=drain) as house:
+        house.door.workspaces.processes._finished = dies
+        await house.say(job(PUSH))
+        await let_go(house)
+        with anyio.fail_after(WAIT):
+            await stuck.wait()
+        assert (await the_process(house)).state == "exited"
+        assert deeds.done == []
+    for _ in range(2):
+        async with working(home, model, deeds, drain=drain) as house:
+            assert len(await told(house)) == 1
+            assert (await the_process(house)).told
+            assert deeds.done == ["x"]
+    assert "has ended with exit code 0" in model.recorded[-1].body.decode()
+
+
+async def test_an_end_is_told_once_however_often_it_is_told_of(home: Path, model: ScriptedModel) -> None:
+    """S08, F4: the turn and the mark that it was told are one write."""
+    deeds = Deeds()
+    async with working(home, model, deeds) as house:
+        await house.say(job(PUSH))
+        await let_go(house)
+        await told(house)
+        row = await the_process(house)
+        await house.door._process_finished(row, PUSH)
+        await house.door.recover()
+        assert len(await told(house)) == 1
+        assert deeds.done == ["x"]
+
+
+async def test_an_end_whose_telling_broke_off_is_told_by_the_timer_once(home: Path, model: ScriptedModel) -> None:
+    """S08, L16: the timer looks at what is, and whoever was about to tell tells nothing twice."""
+    deeds, stuck, goes_on = Deeds(), anyio.Event(), anyio.Event()
+    async with working(home, model, deeds) as house:
+        tell = house.door.workspaces.processes._finished
+
+        async def dawdle(row: ProcessRow, text: str) -> None:
+            stuck.set()
+            await goes_on.wait()
+            await tell(row, text)
+
+        house.door.workspaces.processes._finished = dawdle
+        session = (await house.say(job(PUSH))).session
+        await let_go(house)
+        with anyio.fail_after(WAIT):
+            await stuck.wait()
+        house.door.workspaces.processes._finished = tell
+        await run(house, "recover")
+        assert len(await told(house)) == 1
+        goes_on.set()
+        await until(lambda: not (site := house.door.workspaces.present(session)) or not site.running)
+        await run(house, "recover")
+        assert len(await told(house)) == 1
+        assert deeds.done == ["x"]
+
+
+async def test_an_end_that_comes_while_the_gateway_stops_is_told_after_the_next_start(
+    home: Path, model: ScriptedModel
+) -> None:
+    """S08: as a turn, which is what was asked for."""
+    deeds = Deeds()
+    async with working(home, model, deeds) as house:
+        call = {"action": "start", "name": "job", "command": "read line", "notify": True}
+        await house.say(f"[tool process {json.dumps(call)}] [say started]")
+        await house.door.drain(0)
+        row = await the_process(house)
+        workspace = house.door.workspaces.of(row.session, "main", "t")
+        await workspace.write("job", b"go\n")
+        await until(lambda: not (site := house.door.workspaces.present(row.session)) or not site.running)
+        row = await the_process(house)
+        assert (row.state, row.told) == ("exited", False)
+    async with working(home, model, deeds) as house:
+        assert len(await told(house)) == 1
+
+
+async def test_where_no_turn_can_be_begun_the_end_is_told_with_the_next_message_and_no_later_start_tells_it(
+    home: Path, model: ScriptedModel
+) -> None:
+    """S08: the queue is full, for example."""
+    deeds = Deeds()
+
+    async def refuse(row: ProcessRow, text: str) -> None:
+        raise RuntimeError("no turns today")
+
+    async with working(home, model, deeds) as house:
+        house.door.workspaces.processes._finished = refuse
+        await house.say(job("fine"))
+        await let_go(house)
+        with anyio.fail_after(WAIT):
+            while not (await the_process(house)).told:
+                await anyio.sleep(0.005)
+    async with working(home, model, deeds) as house:
+        await house.say("[say next]")
+        assert "has ended with exit code 0" in model.recorded[-1].body.decode()
+        assert len(await told(house)) == 1
+
+
+# -- with the rights of its channel ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["page", "http"])
+async def test_a_rule_about_a_channel_holds_in_the_turn_that_a_process_of_it_begins(
+    home: Path, model: ScriptedModel, first: str
+) -> None:
+    """X11, X14: whichever channel the session began on, and however many processes lie between."""
+    deeds = Deeds()
+    async with working(home, model, deeds, "deny push channel:page") as house:
+        await house.say("[say hello]", channel=first)
+        await house.say(job(job(PUSH, "second"), "first"), channel="page")
+        await let_go(house, "first")
+        await told(house, 2)
+        await let_go(house, "second")
+        await told(house, 3)
+        assert results(house)[-1].startswith("Not run: this is denied here")
+        assert deeds.done == []
+        await house.say(job(PUSH, "third"), channel="http")
+        await let_go(house, "third")
+        await told(house, 5)
+        assert deeds.done == ["x"]
+
+
+async def test_a_process_that_is_started_again_keeps_its_channel(home: Path, model: ScriptedModel) -> None:
+    """X11, V12: over a restart of the gateway, too."""
+    deeds = Deeds()
+    hidden = _hidden(PUSH)
+    command = f"test -e seen && {{ echo {hidden} | base64 -d; exit; }}; touch seen; sleep 97531"
+    call = {"action": "start", "name": "job", "command": command, "notify": True, "restart": True}
+    async with working(home, model, deeds, "deny push channel:page", drain=0) as house:
+        await house.say("[say hello]")
+        await house.say(f"[tool process {json.dumps(call)}] [say started]", channel="page")
+        seen = home / "workspaces" / (await the_process(house)).session / "seen"
+        await until(seen.exists)
+    async with working(home, model, deeds, "deny push channel:page") as house:
+        await told(house, 2)
+        assert results(house)[-1].startswith("Not run: this is denied here")
+        assert deeds.done == []
+
+
+async def test_who_started_a_process_can_be_asked_in_the_turn_that_it_begins(home: Path, model: ScriptedModel) -> None:
+    """S29, X11: where a person is; where there is none, to ask is to deny."""
+    deeds = Deeds()
+    async with working(home, model, deeds, mode="balanced") as house:
+        session = (await house.say("[say hello]", channel="http")).session
+        await house.say(job(PUSH), channel="page")
+        await let_go(house)
+        await until(lambda: house.door.questions.waiting == 1)
+        running = house.door.engine.running(session)
+        assert running is not None
+        [question] = await asked(house, running.turn)
+        await house.door.questions.answer(question.id, ANNA, "approved")
+        await told(house, 2)
+        assert deeds.done == ["x"]
+        await house.say(job(PUSH, "another"), channel="http")
+        await let_go(house, "another")
+        await told(house, 4)
+        assert "nobody can be asked on the channel http" in results(house)[-1]
+        assert deeds.done == ["x"]
+
+
+async def test_a_turn_that_is_tried_again_has_the_rights_that_it_had(home: Path, model: ScriptedModel) -> None:
+    """X11: not those of the channel on which the session began."""
+    deeds = Deeds()
+    async with working(home, model, deeds, "deny push channel:page") as house:
+        await house.say("[say hello]", channel="http")
+        outcome = await house.say(PUSH, channel="page")
+        accepted = await changes.retry(house.door, outcome.session, ANNA)
+        await house.answered(accepted.turn)
+        again = await house.store.read(turns.get, accepted.turn)
+        assert again is not None and again.channel == "page"
+        assert deeds.done == []
+
+
+# -- and it keeps nothing alive --------------------------------------------------------------------------------------
+
+
+async def test_a_session_whose_process_runs_expires_like_any_other(home: Path, model: ScriptedModel) -> None:
+    """S08, L16: a process is no activity, whatever it puts out; it ends with its session."""
+    deeds, now, mark = Deeds(), [1e9], token()
+    call = {"action": "start", "name": "server", "command": f"while echo busy; do sleep 0.01; done & sleep {mark}"}
+    expiry = f'{SANDBOX}\n[expiry]\nnamed_idle = "1h"'
+    text = configured(model, expiry, mode="autonomous").replace('"deeds"', '"deeds", "terminal"')
+    options = {"toml": text, "toolsets": {"deeds": deeds.toolset()}, "clock": lambda: now[0]}
+    async with core(home, model=model, **options) as house:
+        session = (await house.say(f"[tool process {json.dumps(call)}] [say started]")).session
+        now[0] += 1800
+        await run(house, "expire")
+        assert alive(mark)
+        assert (await house.door.row(session, ANNA)).ended is None
+        now[0] += 1801
+        await run(house, "expire")
+        assert (await house.door.row(session, ANNA)).ended is not None
+        await until(lambda: not alive(mark))
+        assert (await the_process(house, "server")).state == "ended"

@@ -1,0 +1,283 @@
+"""Limits that the kernel holds by control groups, against real ones; where none can be made, nothing is held."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from anyio import to_thread
+
+from tests.workspaces.conformance import Conformance, Place, opened, spawner, spec_of
+from tests.workspaces.making import WAIT, Room, alive, room, token, until
+from tests.workspaces.test_kill import gateway
+from tidegate.workspaces.bubblewrap import Bubblewrap
+from tidegate.workspaces.cgroups import JOIN, Cgroups, Group, handed_over
+from tidegate.workspaces.hierarchy import Tree, trees
+from tidegate.workspaces.interface import BoxLimits, Strain
+from tidegate.workspaces.local import Local
+
+pytestmark = pytest.mark.anyio
+
+MIB = 1 << 20
+BOTH = frozenset(("processes", "memory_bytes"))
+LIMITS = BoxLimits(memory_bytes=64 * MIB, processes=40, disk_bytes=MIB, file_bytes=MIB, cpu_seconds=100)
+
+FORKS = """
+import os, time
+made = refused = 0
+for _ in range(300):
+    try:
+        child = os.fork()
+    except BlockingIOError:
+        refused += 1
+        continue
+    if child == 0:
+        time.sleep(1000)
+        os._exit(0)
+    made += 1
+print(made, refused)
+"""
+"""Tries to have three hundred children, no more, that stay."""
+
+SHARE = """
+import mmap
+memory = mmap.mmap(-1, 200 << 20)
+for place in range(0, 200 << 20, 4096):
+    memory[place] = 1
+"""
+"""Takes memory that counts for no process alone, so that nothing but a group bounds it."""
+
+
+@pytest.fixture
+def groups(tmp_path: Path) -> Cgroups:
+    made = Cgroups(tmp_path)
+    made.find()
+    if made.held != BOTH:
+        pytest.skip("this process may not make control groups here: what is looked at instead has tests of its own")
+    return made
+
+
+def folders(prefix: str) -> list[Path]:
+    """Of groups, in every tree that this process is in."""
+    here = trees(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text())
+    return [found for tree in here for found in tree.folder.glob(f"{prefix}*")]
+
+
+def prefix_of(home: Path) -> str:
+    return Cgroups(home)._prefix
+
+
+@contextlib.contextmanager
+def member(group: Group, *command: str) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["/bin/sh", "-c", JOIN, "sh", *group.joins, "--", *command]) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+# -- the backends, with groups -----------------------------------------------------------------------------------------
+
+
+class TestBubblewrapInAGroup(Conformance):
+    @pytest.fixture
+    async def place(self, groups: Cgroups, tmp_path: Path) -> AsyncIterator[Place]:
+        async with opened(Bubblewrap(spawner(), groups), spec_of(tmp_path)) as made:
+            assert made.box.held == BOTH
+            yield made
+        assert folders(prefix_of(tmp_path)) == []
+
+
+class TestLocalInAGroup(Conformance):
+    @pytest.fixture
+    async def place(self, groups: Cgroups, tmp_path: Path) -> AsyncIterator[Place]:
+        async with opened(Local(spawner(), groups), spec_of(tmp_path)) as made:
+            assert made.box.held == BOTH
+            yield made
+        assert folders(prefix_of(tmp_path)) == []
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "local"])
+async def test_there_are_never_more_processes_than_may_be(groups: Cgroups, home: Path, backend: str) -> None:
+    """L14, L24: also for a gateway that is root; who asked is told, and everything goes on."""
+    async with room(home, backend=backend, processes=40) as rooms:
+        session = await rooms.new_session()
+        assert rooms.workspaces.status()["enforced"] == {}  # nobody has asked for commands yet
+        await rooms.said(session, f"cat > forks.py <<'END'\n{FORKS}\nEND")
+        done, printed = await rooms.run(session, "python3 forks.py")
+        made, refused = map(int, printed.split())
+        assert 30 <= made < 40 and made + refused == 300
+        assert done.code == 0 and "processes begin, because 40 of" in done.note
+        assert "(workspaces.processes)" in done.note and done.left_behind == made
+        done, printed = await rooms.run(session, "echo fine")
+        assert (printed, done.note) == ("fine\n", "")
+        assert rooms.workspaces.status()["enforced"]["processes"] == "cgroup"
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "local"])
+async def test_what_needs_more_memory_than_may_be_is_killed_and_told(groups: Cgroups, home: Path, backend: str) -> None:
+    """L14, L24: in one sentence that names the limit; what else runs there goes on, and so does the shell."""
+    async with room(home, backend=backend, memory_bytes=64 * MIB) as rooms:
+        session = await rooms.new_session()
+        await rooms.of(session).start("server", "sleep 1000")
+        await rooms.said(session, f"export KEPT=yes; cat > share.py <<'END'\n{SHARE}\nEND")
+        done, _ = await rooms.run(session, "python3 share.py; echo $?")
+        assert done.code == 0
+        assert done.note == (
+            "The system killed 1 process of this conversation's, because together they needed more than 64 MiB of "
+            "memory (workspaces.memory_bytes)."
+        )
+        assert await rooms.said(session, "echo $KEPT") == "yes"
+        assert set(rooms.site(session).running) == {"server"}  # type: ignore[union-attr]
+        assert rooms.workspaces.status()["enforced"]["memory_bytes"] == "cgroup"
+
+
+async def test_a_process_in_the_background_that_is_killed_for_its_memory_is_told_of(
+    groups: Cgroups, home: Path
+) -> None:
+    async with room(home, memory_bytes=64 * MIB) as rooms:
+        session = await rooms.new_session()
+        await rooms.of(session).start("large", f"exec python3 -c '{SHARE}'")
+        await until(lambda: rooms.site(session).running == {})  # type: ignore[union-attr]
+        told = await rooms.told(session)
+        assert "'large'" in told and "was ended by signal 9" in told and "workspaces.memory_bytes" in told
+
+
+# -- what becomes of groups --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "local"])
+async def test_a_group_is_there_as_long_as_the_box(groups: Cgroups, home: Path, backend: str) -> None:
+    """B3, L14: and is gone with the session's end."""
+    prefix = prefix_of(home)
+    async with room(home, backend=backend) as rooms:
+        session = await rooms.new_session()
+        assert folders(prefix) == []
+        await rooms.of(session).start("server", "sleep 1000")
+        assert len(folders(prefix)) >= 1
+        await rooms.end(session)
+        assert folders(prefix) == []
+
+
+async def test_groups_of_a_killed_gateway_are_removed_at_the_next_start(groups: Cgroups, tmp_path: Path) -> None:
+    """L14, V09: with whatever may still be in them."""
+    mark, prefix = token(), prefix_of(tmp_path / "home")
+    with gateway(tmp_path, mark) as (process, said):
+        assert said[0] == "ready" and folders(prefix)
+        process.send_signal(signal.SIGKILL)
+        process.wait(WAIT)
+    await until(lambda: alive(mark) == [])
+    assert folders(prefix)
+    async with room(tmp_path / "home"):
+        assert folders(prefix) == []
+
+
+async def test_only_groups_of_the_same_home_are_removed(groups: Cgroups, tmp_path: Path) -> None:
+    mark = token()
+    other = Cgroups(tmp_path / "other")
+    mine, others = await groups.make(LIMITS), await other.make(LIMITS)
+    assert mine is not None and others is not None
+    with member(mine, "/bin/sleep", mark) as one, member(others, "/bin/sleep", mark) as two:
+        await until(lambda: len(alive(f"sleep\0{mark}")) == 2)
+        await to_thread.run_sync(groups.sweep)  # its own, that lives
+        assert one.poll() is None and mine.there
+        await to_thread.run_sync(Cgroups(tmp_path).sweep)  # as after a restart
+        assert one.wait(WAIT) == -9 and two.poll() is None
+        assert not mine.there and others.there
+        assert await to_thread.run_sync(others.end) and two.wait(WAIT) == -9
+    assert folders(prefix_of(tmp_path / "other")) == []
+
+
+async def test_a_group_ends_whatever_is_in_it_and_in_those_below_it(groups: Cgroups) -> None:
+    mark = token()
+    group = await groups.make(LIMITS)
+    assert group is not None
+    for folder in [Path(path).parent for path in group.joins]:
+        (folder / "below").mkdir()
+    escape = f"for g in {' '.join(group.joins)}; do echo 0 > ${{g%/*}}/below/cgroup.procs; done; setsid sleep {mark}"
+    with member(group, "/bin/bash", "-c", f"trap '' TERM; ({escape}) & setsid env -i sleep {mark} & sleep {mark}"):
+        await until(lambda: len(alive(f"sleep\0{mark}")) == 3)
+        assert await to_thread.run_sync(group.end)
+        await until(lambda: alive(mark) == [])
+        assert await to_thread.run_sync(group.end)  # again
+    assert group.strain == Strain()
+
+
+async def test_a_group_that_was_removed_from_outside_is_made_again(groups: Cgroups, rooms: Room, session: str) -> None:
+    await rooms.said(session, "export KEPT=yes")
+    for folder in folders(prefix_of(rooms.home)):
+        folder.rmdir()
+    assert await rooms.said(session, "echo $KEPT") == "yes"
+    assert "control group" in await rooms.told(session)
+
+
+async def test_what_has_killed_its_guardian_and_hidden_ends_with_the_group(groups: Cgroups, home: Path) -> None:
+    """L14: of a command without a sandbox that means to stay."""
+    mark = token()
+    async with room(home, backend="local") as rooms:
+        session = await rooms.new_session()
+        await rooms.run(session, f"(setsid env -i sleep {mark} &) ; kill -9 $PPID; sleep {mark}")
+        assert alive(mark) == []
+
+
+async def test_whoever_is_cancelled_while_a_group_is_made_leaves_none(groups: Cgroups, tmp_path: Path) -> None:
+    made = 0
+    for turns in range(40):
+        task = asyncio.ensure_future(groups.make(LIMITS))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            group = await task
+            assert group is not None and await to_thread.run_sync(group.end)
+            made += 1
+    assert made < 40
+    await until(lambda: folders(prefix_of(tmp_path)) == [])
+
+
+def test_a_tree_that_was_not_handed_over_is_left_alone(tmp_path: Path) -> None:
+    """L14: nothing is made, and nobody moved, where the kernel or systemd does not let us."""
+    before = Path("/proc/self/cgroup").read_text()
+    assert handed_over(Tree(2, tmp_path, ("pids", "memory"))) is None
+    (tmp_path / "cgroup.controllers").write_text("cpu io\n")
+    assert handed_over(Tree(2, tmp_path, ("pids", "memory"))) is None
+    assert [path.name for path in tmp_path.iterdir()] == ["cgroup.controllers"]
+    assert Path("/proc/self/cgroup").read_text() == before
+
+
+async def test_where_no_group_can_be_made_limits_are_looked_at(home: Path) -> None:
+    """L14, L24: and the status says so."""
+    async with room(home, polled=True) as rooms:
+        session = await rooms.new_session()
+        await rooms.said(session, "true")
+        site = rooms.site(session)
+        assert site is not None and site.box is not None and site.box.held == frozenset()
+        status = rooms.workspaces.status()
+        assert status["enforced"]["memory_bytes"] == "polled"
+        assert "memory: polled" in status["limits"]
+
+
+# -- version 2, as far as it can be had --------------------------------------------------------------------------------
+
+
+async def test_a_group_of_version_2_is_joined_ended_and_removed(tmp_path: Path) -> None:
+    """L14: on a machine of version 1, too, there is often a tree of version 2, without controllers."""
+    text = Path("/proc/self/cgroup").read_text()
+    own = "".join(line for line in text.splitlines(keepends=True) if line.startswith("0::"))
+    found = trees(own, Path("/proc/self/mountinfo").read_text())
+    if not found or not os.access(found[0].folder, os.W_OK):
+        pytest.skip("there is no tree of version 2 in which this process may make groups")
+    mark = token()
+    group = Group(f"tidegate-test-{os.getpid()}-0", (Tree(2, found[0].folder, ()),), lambda _: None)
+    await to_thread.run_sync(group.begin, LIMITS)
+    try:
+        with member(group, "/bin/bash", "-c", f"(setsid env -i sleep {mark} &); sleep {mark}"):
+            await until(lambda: len(alive(f"sleep\0{mark}")) == 2)
+            assert await to_thread.run_sync(group.end)
+            await until(lambda: alive(mark) == [])
+    finally:
+        assert await to_thread.run_sync(group.end)
