@@ -42,6 +42,22 @@ async def test_an_approval_survives_the_process_and_the_tool_runs_once(
         assert deeds.done == ["a"]
 
 
+async def test_a_question_waits_over_any_number_of_kills(home: Path, model: ScriptedModel) -> None:
+    """S29, F4: to wait for a person brings no process down, so that limits.resumes is not spent by it."""
+    deeds = Deeds()
+    async with asking(home, model, deeds, drain=None) as house:
+        turn, [question] = await ask(house)
+        kills = house.door.config.limits.resumes + 2
+    for _ in range(kills):
+        async with asking(home, model, deeds, drain=None) as house:
+            assert [found.id for found in await asked(house, turn)] == [question.id]
+    async with asking(home, model, deeds) as house:
+        await asked(house, turn)
+        await house.door.questions.answer(question.id, ANNA, "approved")
+        assert (await house.answered(turn)).text == "done"
+    assert deeds.done == ["a"]
+
+
 @pytest.mark.parametrize("drain", [None, 0.05])
 async def test_an_answer_given_before_the_turn_looks_again_counts(
     home: Path, model: ScriptedModel, drain: float | None

@@ -23,6 +23,7 @@ INCOMING = "in-"
 """How the steps are named that a turn's own messages are, in their order: in-0, in-1, …"""
 _ANSWER, _PARTIAL = "model-", "partial"
 """The steps in which a model speaks: its answers, and what was shown of one that was stopped."""
+_WORKED = "NOT EXISTS (SELECT 1 FROM approvals WHERE approvals.turn = turns.id AND approvals.state = 'open')"
 
 
 def _row(row: Any) -> TurnRow:
@@ -82,7 +83,8 @@ def get(db: Db, id: str) -> TurnRow | None:
 
 def take(db: Db, id: str, now: float) -> TurnRow:
     """The turn runs now. Taken from the queue, its waiting messages get the next places and the names in-0, in-1, …;
-    taken again after a crash, only its attempts are counted: what came in meanwhile is for `messages.steered`."""
+    taken again after a crash, only its attempts are counted: what came in meanwhile is for `messages.steered`. One that
+    waits for a person does nothing that could have brought the process down, and may wait over any number of starts."""
     found = db.execute(
         "UPDATE turns SET attempts = attempts + 1, started = ?, state = 'running' WHERE id = ? AND state = 'queued'"
         f" RETURNING {_COLUMNS}",
@@ -91,7 +93,8 @@ def take(db: Db, id: str, now: float) -> TurnRow:
     queued = found is not None
     if not queued:
         found = db.execute(
-            f"UPDATE turns SET attempts = attempts + 1 WHERE id = ? AND state = 'running' RETURNING {_COLUMNS}", (id,)
+            f"UPDATE turns SET attempts = attempts + {_WORKED} WHERE id = ? AND state = 'running' RETURNING {_COLUMNS}",
+            (id,),
         ).get
     if found is None:
         raise _not_open(db, id)
