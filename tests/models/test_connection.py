@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tidegate.models.address import Address
 from tidegate.models.clients import Clients, Origin
-from tidegate.models.connection import HEAD_BYTES, READ_AHEAD_BYTES, WHOLE_BYTES, LinkFailed, Response, Waits
+from tidegate.models.connection import FRAME_BYTES, READ_AHEAD_BYTES, WHOLE_BYTES, LinkFailed, Response, Waits
 
 pytestmark = pytest.mark.anyio
 
@@ -173,7 +173,10 @@ def test_it_does_not_matter_where_the_network_cuts_an_answer(cuts: set[int]) -> 
         (CHUNKED + b"zz\r\n", "foreign"),
         (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", "foreign"),
         (OK + b"Content-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc", "foreign"),
-        (OK + b"X: " + b"x" * HEAD_BYTES + b"\r\nContent-Length: 1\r\n\r\nx", "foreign"),
+        (OK + b"X: " + b"x" * 8 * FRAME_BYTES, "foreign"),
+        (OK + b"X: x\r\n" * FRAME_BYTES, "foreign"),
+        (CHUNKED + b"1\r\nx\r\n0\r\nX: " + b"x" * 8 * FRAME_BYTES, "foreign"),
+        (CHUNKED + b"1\r\nx\r\n1;" + b"x" * 8 * FRAME_BYTES, "foreign"),
     ],
 )
 async def test_what_is_cut_or_is_no_http_is_told_and_leaves_no_connection(answer: bytes | None, what: str) -> None:

@@ -94,6 +94,7 @@ def test_an_approval_is_a_card_with_what_would_be_done(page: Page) -> None:
     expect(page.locator("#stop")).to_be_visible()
     expect(page.locator("#announcer")).to_contain_text("The agent asks")
     expect(page.locator(".entries a[aria-current] .asking")).to_be_visible()
+    expect(page.locator(".tool-state").last).to_have_text("waits for you")
     expect(page).to_have_title(re.compile(r"^\(1\) "))
     card.get_by_role("button", name="Approve").click()
     expect(card).to_have_count(0)
@@ -117,6 +118,7 @@ def test_a_question_is_answered_by_a_button_or_in_words(page: Page) -> None:
     """S29: as the demo model's own examples say it; an empty answer is none."""
     send(page, CHOICES)
     expect(page.locator(".question pre")).to_have_text("Tea or coffee?")
+    expect(page.locator(".tool-state").last).to_have_text("waits for you")
     page.locator(".question").get_by_role("button", name="coffee").click()
     expect(page.locator(".answer .markdown").last).to_contain_text("coffee")
     send(page, "ask me What is your name?")

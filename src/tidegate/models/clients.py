@@ -158,8 +158,10 @@ class Clients:
         """An idle connection, or a new one when there is room for it."""
         try:
             async with asyncio.timeout(within):
+                again = False
                 while not self._has_room(origin):
-                    await self._turn()
+                    await self._turn(again)
+                    again = True
                     connection = self._take_idle(origin)
                     if connection is not None:
                         return connection
@@ -174,11 +176,11 @@ class Clients:
             next(iter(self._idle.values()))[0].abort()  # another endpoint's, long unused
         return self._counts.total() < self._connections
 
-    async def _turn(self) -> None:
-        """Until a connection was freed or closed."""
+    async def _turn(self, again: bool) -> None:
+        """Until a connection was freed or closed. Who was overtaken then waits on in front."""
         assert self._loop is not None
         waiter = self._loop.create_future()
-        self._waiting.append(waiter)
+        (self._waiting.appendleft if again else self._waiting.append)(waiter)
         try:
             await waiter
         except BaseException:
@@ -214,7 +216,8 @@ class Clients:
                 server_hostname=origin.host if origin.secure else None,
             )
         except ssl.SSLError as error:
-            raise LinkFailed("untrusted", error.reason or str(error)) from None
+            why = getattr(error, "verify_message", "") or error.reason or str(error)
+            raise LinkFailed("untrusted", why) from None
         except TimeoutError:
             raise
         except OSError as error:

@@ -19,8 +19,8 @@ from tidegate.values import Frozen
 READ_AHEAD_BYTES = 64 * 1024
 """Of a body that arrives faster than it is read."""
 
-HEAD_BYTES = 64 * 1024
-"""Of a response's headers: several times what any endpoint sends."""
+FRAME_BYTES = 64 * 1024
+"""Of headers, trailers and the like, without a byte of a body between: several times what any endpoint sends."""
 
 PIECE_BYTES = 64 * 1024
 """Of a long request that is written at once, so that it does not hold up the loop."""
@@ -139,7 +139,7 @@ class Connection(asyncio.Protocol):
         self._response: Response | None = None
         self._sent = self._paused = self._ended = False
         self._until_closed = self._head_done = self._reusable = False
-        self._head_bytes = 0
+        self._framed = 0
         self._heard = self._patience = self._idle_patience = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -156,7 +156,7 @@ class Connection(asyncio.Protocol):
             raise LinkFailed("broken")
         response = self._response = Response(self)
         self._until_closed = self._head_done = self._sent = self._reusable = False
-        self._head_bytes = 0
+        self._framed = 0
         self._patience, self._idle_patience = waits.first_byte, waits.idle
         if len(body) <= WHOLE_BYTES:
             self._transport.write(head + body)
@@ -222,10 +222,14 @@ class Connection(asyncio.Protocol):
             self.abort()  # nobody asked for anything
             return
         self._heard = self.loop.time()
+        self._framed += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserCallbackError, httptools.HttpParserUpgrade) as error:
             self._break(LinkFailed("foreign", str(error)))
+            return
+        if self._framed > FRAME_BYTES:  # the parser keeps what it cannot tell the end of
+            self._break(LinkFailed("foreign", f"headers longer than {FRAME_BYTES} bytes"))
 
     def eof_received(self) -> None:
         if self._response is not None and self._until_closed:
@@ -255,10 +259,6 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._head_done or self._response is None:
             return  # a trailer
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > HEAD_BYTES:
-            self._break(LinkFailed("foreign", f"headers longer than {HEAD_BYTES} bytes"))
-            return
         known = self._response.headers
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
         known[key] = f"{known[key]}, {text}" if key in known else text
@@ -282,6 +282,7 @@ class Connection(asyncio.Protocol):
         response = self._response
         if response is None or self._ended:
             return
+        self._framed = 0
         if self._patience != self._idle_patience:
             self._patience = self._idle_patience
             if self._timer is not None and self._timer.when() > self._heard + self._patience:
@@ -296,6 +297,7 @@ class Connection(asyncio.Protocol):
         response = self._response
         if response is not None and self._head_done and not self._ended:
             response.complete = True
+            self._framed = 0
             self._reusable = self._parser.should_keep_alive()
             self._quiet()
             response.wake()

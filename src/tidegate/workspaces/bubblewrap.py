@@ -3,9 +3,12 @@
 Guarantee: a command sees a read-only system, its session's folder under /workspace, a home and a /tmp of the session's
 own and the processes of its session, and nothing else of the machine; it has no capability and can get none. Everything
 in a sandbox ends with it, and the sandbox ends with the gateway, however that dies: the kernel ends a namespace with
-its first process, and that one ends with the gateway, by a signal and by the end of its input.
+its first process, and that one ends with the gateway by either of two ways, the end of its input and a signal that the
+kernel sends. What came of one command ends with that command: it is known by its control group, or, where there is
+none, by a mark in its environment.
 
-A sandbox is one `bwrap` that does nothing but hold its namespaces; each command enters them. So a session's commands
+A sandbox is one `bwrap` and a shell in it, its first process, that does nothing but hold the namespaces and reap what
+is orphaned there; each command enters them. So a session's commands
 share /tmp and see each other, a background process outlives the command that started it, and a command has its own
 streams and exit code like any child. All that is on disk, so that a sandbox may be closed and made again when nothing
 runs in it.
@@ -17,6 +20,7 @@ import fcntl
 import os
 import signal
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +29,7 @@ from anyio import CancelScope, to_thread
 
 from tidegate.errors import ToolFailed
 from tidegate.workspaces import script
-from tidegate.workspaces.cgroups import JOIN, UNGROUPED, Cgroups, Group
+from tidegate.workspaces.cgroups import JOIN, UNGROUPED, Cgroups, Group, Leaf
 from tidegate.workspaces.children import ChildProcess, Spawner, find, gone, or_gone
 from tidegate.workspaces.files import Files, Mount
 from tidegate.workspaces.interface import MARK, BoxSpec, Enforcement, Load, OpenBox, Strain, enforced
@@ -37,18 +41,24 @@ OPEN_SECONDS = 10.0
 """A sandbox is there within milliseconds; a machine that needs longer than this has another problem."""
 
 SHARED_MEMORY_BYTES = 64 * 1024 * 1024
-"""Of /dev/shm and /run each, which lie in memory and are no process's own."""
+"""Of /dev/shm and /run each, at most: they lie in memory and are no process's own. Together they have no more than the
+session's memory, of which they are a part."""
 
 CROWDED = (
     "All that ran in the workspace was ended, because a command made more processes than could be ended one by one."
 )
 
 _LOOK_SECONDS = 0.02  # between two looks at whether a killed process is gone
+_REAP_SECONDS = 1.0  # in which what waits for a killed process has reaped it, and ends by itself
 _LOOKS = 25  # until a sandbox in which something cannot be ended is ended itself
 _NOTHING = 0  # the signal that only asks whether there is somebody
 _NS_GET_USERNS = 0xB701  # the user namespace that owns a namespace (ioctl_ns(2))
-_HOLD = "echo $$; exec cat >/dev/null"  # its line says that all is mounted, and its number; the end of input ends it
-_FIRST = "1"  # the number of a namespace's first process in it
+_HOLD = "trap '' HUP INT QUIT TERM; echo up; exec >/dev/null; while read -r _; do :; done"
+"""What a sandbox's first process does: its line says that all is mounted; at the end of its input it ends. A shell reaps
+whatever is orphaned below it. From inside it cannot be killed, as no first process can."""
+
+_OWN = frozenset(("1",))  # what belongs to the sandbox itself, as it is numbered in there
+_IN_MEMORY = ("../dev/shm", "../run")  # from its /proc
 _USER = 1000  # whoever the gateway is, the sandbox's user is nobody in particular
 _PASSWD = f"agent:x:{_USER}:{_USER}:agent:{HOME}:/bin/bash\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n"
 _GROUP = f"agent:x:{_USER}:\nnogroup:x:65534:\n"
@@ -156,8 +166,8 @@ class Bubblewrap:
 
     async def open(self, spec: BoxSpec) -> "Sandbox":
         programs = _programs()
-        arguments = [programs.bwrap, *_isolation(network=spec.network), *self._nesting]
-        arguments += await to_thread.run_sync(_system)
+        arguments = [programs.bwrap, *_isolation(network=spec.network), *self._nesting, "--as-pid-1"]
+        arguments += await to_thread.run_sync(_system, spec.limits.memory_bytes // 2)
         arguments += ["--bind", str(spec.temporary), "/tmp", "--bind", str(spec.temporary), "/var/tmp"]
         arguments += ["--bind", str(spec.home), HOME, "--bind", str(spec.folder), INNER, "--chdir", INNER]
         for folder in spec.read_only:
@@ -191,10 +201,10 @@ class Bubblewrap:
                     given.callback(os.close, fd)
                 child = await self._spawner.spawn(arguments, {"PATH": "/usr/bin:/bin"}, passing=passing)
             async with or_gone(child):
-                held = await _standing(child)
+                await _standing(child)
                 # Written before what it has just said, in one piece or more, and far less than a pipe holds.
                 first = int(msgspec.json.decode(os.read(told, 4096))["child-pid"])
-                return Sandbox(self._spawner, programs, spec, child, first, frozenset((_FIRST, held)), group)
+                return Sandbox(self._spawner, programs, spec, child, first, group)
 
 
 class Sandbox:
@@ -209,16 +219,14 @@ class Sandbox:
         spec: BoxSpec,
         child: ChildProcess,
         first: int,
-        own: frozenset[str],
         group: Group | None,
     ) -> None:
-        """`first` is its first process, as we see it; `own` are those that belong to the sandbox itself."""
+        """`first` is its first process, as we see it."""
         self._spawner = spawner
         self._programs = programs
         self._spec = spec
         self._holder = child
         self._first = first
-        self._own = own
         self._group = group
         self.held: frozenset[str] = group.held if group else frozenset()
         self._commands: set[Command] = set()
@@ -246,14 +254,33 @@ class Sandbox:
     def strain(self) -> Strain:
         return self._group.strain if self._group else Strain()
 
-    async def spawn(self, text: bytes, mark: str) -> "Command":
+    async def spawn(self, text: bytes, mark: str, *, full: bool = False) -> "Command":
         if self._group and self.alive and not self._group.there:
             self.why = UNGROUPED
             await self.close()
         if not self.alive:
             raise ToolFailed("The sandbox is gone.")
+        leaf = await self._leaf()
+        try:
+            command = await self._enter(mark, leaf, full)
+        except BaseException:
+            if leaf is not None:
+                with CancelScope(shield=True):
+                    await to_thread.run_sync(leaf.remove)
+            raise
+        async with or_gone(command):
+            await command.write(text)
+        return command
+
+    async def _leaf(self) -> Leaf | None:
+        try:
+            return None if self._group is None else await to_thread.run_sync(self._group.leaf)
+        except OSError as error:
+            raise ToolFailed(f"The command cannot be started: it gets no control group ({error.strerror}).") from None
+
+    async def _enter(self, mark: str, leaf: Leaf | None, full: bool) -> "Command":
         programs, limits = self._programs, self._spec.limits
-        enter = ["/bin/sh", "-c", JOIN, "sh", *self._group.joins, "--"] if self._group else []
+        enter = ["/bin/sh", "-c", JOIN, "sh", *leaf.joins, "--"] if leaf else []
         enter += [programs.nsenter, "--user=/proc/self/fd/3", "--preserve-credentials", "-t", str(self._first)]
         enter += ["-m", "-p", "-n", "-i", "-u", f"-W{INNER}", "--"]
         if os.fstat(self._owner).st_ino != os.fstat(self._user).st_ino:
@@ -261,7 +288,7 @@ class Sandbox:
             enter += [programs.nsenter, "--user=/proc/self/fd/4", "--preserve-credentials", "--"]
         # What is reserved and not used does not count as data: programs reserve more than any machine has.
         confine = [programs.prlimit, f"--data={limits.memory_bytes}", f"--nproc={limits.processes}"]
-        confine += [f"--fsize={limits.file_bytes}", f"--cpu={int(limits.cpu_seconds)}", "--core=0", "--"]
+        confine += [f"--fsize={0 if full else limits.file_bytes}", f"--cpu={int(limits.cpu_seconds)}", "--core=0", "--"]
         confine += [programs.setpriv, "--no-new-privs"]
         # The descriptors of the namespaces are for entering only: what runs inside does not get them.
         confine += ["bash", "-c", 'exec 3<&- 4<&-; exec "$@"', "bash"]
@@ -282,20 +309,25 @@ class Sandbox:
                 )
             except OSError as error:
                 raise ToolFailed(f"The command cannot be started ({error.strerror}).") from None
-            command = Command(self, child, mark)
+            command = Command(self, child, mark, leaf)
             self._commands.add(command)
-        async with or_gone(command):
-            await child.write(text)
         return command
 
     async def load(self) -> Load:
-        return await to_thread.run_sync(self._table.load, self._spec.limits)
+        return await to_thread.run_sync(self._load)
+
+    def _load(self) -> Load:
+        load = self._table.load(self._spec.limits)
+        beside = self._table.lying_in(_IN_MEMORY)
+        return Load(processes=load.processes, memory_bytes=load.memory_bytes + beside)
 
     async def wait(self) -> None:
         await self._holder.wait()
 
     async def close(self) -> None:
-        """The kernel kills all that is in the namespace when its first process is killed."""
+        """The kernel kills all that is in the namespace when its first process is killed. What waits for that, and for
+        commands, is let end by itself: else nobody would reap them but the first process of the machine, and that may
+        be the gateway."""
         if self._closed:
             await self._holder.wait()
             return
@@ -305,7 +337,7 @@ class Sandbox:
                 # Its parent has not been reaped, and it is reaped by that one alone: the number is still its own.
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self._first, signal.SIGKILL)
-            await self._holder.end(0)
+            await _over(self._holder)
             for command in tuple(self._commands):
                 await command.reaped()
         finally:
@@ -318,8 +350,12 @@ class Sandbox:
         self._release.close()
 
     async def signal(self, command: "Command", number: int) -> int:
-        """To all that came of a command; to how many. What carries its mark no more can be told from what others have
-        started only while there are no others, and while none comes."""
+        """To all that came of a command; to how many. Without control groups, what carries its mark no more can be told
+        from what others have started only while there are no others, and while none comes."""
+        if command.leaf is not None:
+            reach = command.leaf.kill if number == signal.SIGKILL else partial(command.leaf.send, number)
+            # But not to what waits for it outside of the sandbox, and has to reap it.
+            return await to_thread.run_sync(reach, command.pid) if self.alive else 0
         async with self._door:
             if not self.alive:
                 return 0
@@ -330,9 +366,9 @@ class Sandbox:
         return reached or 0
 
     def _signal(self, number: int, mark: str | None) -> int | None:
-        if self._table.is_crowded(self._spec.limits.processes + len(self._own)):
+        if self._table.is_crowded(self._spec.limits.processes + len(_OWN)):
             return None
-        return self._table.signal(number, besides=self._own, mark=mark)
+        return self._table.signal(number, besides=_OWN, mark=mark)
 
     async def give_up(self) -> None:
         """What cannot be ended otherwise ends with the sandbox."""
@@ -346,10 +382,12 @@ class Sandbox:
 class Command:
     """A command inside a sandbox. It ends with everything that came of it."""
 
-    def __init__(self, sandbox: Sandbox, child: ChildProcess, mark: str) -> None:
+    def __init__(self, sandbox: Sandbox, child: ChildProcess, mark: str, leaf: Leaf | None) -> None:
+        """`leaf` is its own control group, which goes with it."""
         self._sandbox = sandbox
         self._child = child
         self.mark = mark
+        self.leaf = leaf
         self.pid: int | None = child.pid
         self.write = child.write
         self.close_input = child.close_input
@@ -360,7 +398,7 @@ class Command:
 
     async def reaped(self) -> None:
         """The sandbox is gone, and it was in it."""
-        await self._child.end(0)
+        await _over(self._child)
 
     async def end(self, grace: float) -> int:
         by_itself = not self._child.running
@@ -374,6 +412,8 @@ class Command:
                         await self._child.wait()
                         await self._vanished()
             killed = await self._kill()
+            if self.leaf is not None:
+                await to_thread.run_sync(self.leaf.remove)
             return max(left, killed) if by_itself else 0
         finally:
             self._sandbox.forget(self)
@@ -387,8 +427,12 @@ class Command:
 
     async def _kill(self) -> int:
         """All that is left of it; how many at the first look."""
-        await self._child.end(0)
         first = found = await self._send(signal.SIGKILL)
+        if found:
+            await _over(self._child)
+        else:  # it has not even entered
+            await self._child.end(0)
+            found = await self._send(signal.SIGKILL)
         for _ in range(_LOOKS):
             if not found:
                 return first
@@ -399,6 +443,14 @@ class Command:
 
     async def _send(self, number: int) -> int:
         return await self._sandbox.signal(self, number)
+
+
+async def _over(child: ChildProcess) -> None:
+    """What it waits for was killed: it reaps that and ends, or is killed too."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_REAP_SECONDS):
+            await child.wait()
+    await child.end(0)
 
 
 def _owner(first: int) -> int:
@@ -424,18 +476,16 @@ def _holding(text: str) -> int:
     return out
 
 
-async def _standing(child: ChildProcess) -> str:
-    """Waits until the sandbox stands; the number, inside, of what holds it."""
+async def _standing(child: ChildProcess) -> None:
+    """Waits until the sandbox stands."""
     try:
         async with asyncio.timeout(OPEN_SECONDS):
-            held = (await child.read()).decode(errors="replace").strip()
-            if not held:
+            if not await child.read():
                 said = (await child.read_state()).decode(errors="replace").strip()
                 raise ToolFailed(f"The sandbox cannot be started: {said or 'bwrap gave no reason'}.")
     except TimeoutError:
         raise ToolFailed(f"The sandbox was not there within {OPEN_SECONDS:g} s.") from None
     child.close_output()  # it says no more, and a descriptor for each session is a descriptor
-    return held
 
 
 def _programs() -> _Programs:
@@ -455,8 +505,9 @@ def _isolation(*, network: bool) -> list[str]:
     return [*options, "--share-net"] if network else options
 
 
-def _system() -> list[str]:
-    """The read-only system. Links of the root (merged /usr) stay links."""
+def _system(memory: int = SHARED_MEMORY_BYTES) -> list[str]:
+    """The read-only system. Links of the root (merged /usr) stay links. What lies in memory gets no more than `memory`
+    each."""
     options: list[str] = []
     for name in _SYSTEM:
         place = Path("/", name)
@@ -466,7 +517,7 @@ def _system() -> list[str]:
             options += ["--ro-bind", str(place), str(place)]
     for name in _ETC:
         options += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
-    size = ["--size", str(SHARED_MEMORY_BYTES)]
+    size = ["--size", str(min(SHARED_MEMORY_BYTES, memory))]
     machine = [option for name in _MACHINE for option in ("--ro-bind-try", f"/proc/{name}", f"/proc/{name}")]
     options += ["--proc", "/proc", *machine, "--dev", "/dev"]
     options += [*size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]

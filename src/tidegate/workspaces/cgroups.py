@@ -3,8 +3,9 @@
 Guarantee: where this gateway may make groups, each box gets one of its own, below the group that the gateway itself is
 in, so that what bounds the gateway bounds its workspaces too. Who is in a group cannot leave it by forking; there are
 never more processes in it than its limit, and what needs more memory than its limit is killed by the kernel. A process
-joins by itself before it becomes the agent's command, so that nothing of that is ever outside. `Group.end` kills what
-is in it and removes it. A group bears a digest of the home folder: what a killed gateway left is known by it, and of
+joins by itself before it becomes the agent's command, so that nothing of that is ever outside. Each command has a leaf
+of its own below its box's group, so that a signal reaches exactly what came of that command, whatever it has thrown
+away. `Group.end` kills what is in it and removes it. A group bears a digest of the home folder: what a killed gateway left is known by it, and of
 others nothing is touched. Where no group may be made, none is, and `held` is empty. What is not `async` blocks: for
 threads.
 
@@ -29,6 +30,7 @@ from anyio import CancelScope, to_thread
 from tidegate.log import Log
 from tidegate.workspaces.hierarchy import CONTROLLERS, PROCESSES, Setting, Tree, counter, settings, trees
 from tidegate.workspaces.interface import BoxLimits, Strain
+from tidegate.workspaces.membership import count, kill, members, removed, send, shut, write
 
 log = Log(__name__)
 
@@ -45,8 +47,8 @@ UNGROUPED = (
 JOIN = 'while [ "$1" != -- ]; do echo 0 >"$1" || exit 125; shift; done; shift; exec "$@"'
 """For a shell, which enters the groups whose files come before `--`, and becomes the command behind it."""
 
+_LOOKS = 20  # at a leaf whose last process is just ending
 _LOOK_SECONDS = 0.005  # between two tries to remove a group whose last process is just ending
-_COUNTS_BYTES = 4096  # more than there is in a file that counts
 _STEPS = 5  # tries to step aside, while helpers of the gateway come and go
 _SYSTEMD = Path("/run/systemd/system")  # is there where systemd rules
 _DELEGATED = ("user.delegate", "trusted.delegate")  # how it marks what it has handed over
@@ -108,14 +110,20 @@ class Cgroups:
 
 
 class Group:
-    """One box's. It owns the folders of its name, one in each tree."""
+    """One box's. It owns the folders of its name, one in each tree, and the leaves below them."""
 
     def __init__(self, name: str, trees: tuple[Tree, ...], forget: Callable[[str], None]) -> None:
         self.name = name
         self._trees = trees
         self._forget = forget
         self._folders = tuple(tree.folder / name for tree in trees)
+        # One tree is enough to know who belongs to whom; the other limits are the box's, and felt there.
+        self._counting = next((at for at, tree in enumerate(trees) if "pids" in tree.controllers), 0)
+        self._numbers = itertools.count()
+        self._leaves: set[Leaf] = set()
+        self._refused = 0
         self._felt = Strain()
+        self._counting_lock = threading.Lock()  # never held while something is waited for
         self._lock = threading.Lock()
         self._over = False
         self.held = _settings_of(trees)
@@ -133,6 +141,22 @@ class Group:
                     for setting in settings(tree.version, controller, limits):
                         _set(folder, setting)
 
+    def leaf(self) -> "Leaf":
+        """A new group below it, for one command. Raises OSError when it cannot be made."""
+        with self._counting_lock:
+            folder = self._folders[self._counting] / f"{self.name}-{next(self._numbers)}"
+            folder.mkdir()
+            others = [path for at, path in enumerate(self.joins) if at != self._counting]
+            leaf = Leaf(folder, (str(folder / PROCESSES), *others), self._drop)
+            self._leaves.add(leaf)
+            return leaf
+
+    def _drop(self, leaf: "Leaf") -> None:
+        with self._counting_lock:
+            if leaf in self._leaves:
+                self._refused += self._refusals(leaf.folder)
+                self._leaves.discard(leaf)
+
     @property
     def there(self) -> bool:
         """Whether it can be joined: one in which nothing is can be removed by anybody who may."""
@@ -140,20 +164,22 @@ class Group:
 
     @property
     def strain(self) -> Strain:
-        """How often its limits were felt so far; once it is gone, as it was before."""
+        """How often its limits were felt so far; once it is gone, as it was before. Version 1 counts a refusal where
+        the process is that was refused, version 2 where the limit is."""
         felt = {
-            controller: _count(folder, *counter(tree.version, controller))
+            controller: count(folder, *counter(tree.version, controller))
             for tree, folder in zip(self._trees, self._folders, strict=True)
             for controller in tree.controllers
         }
-        before = self._felt
-        self._felt = Strain(max(felt.get("memory", 0), before.killed), max(felt.get("pids", 0), before.refused))
-        return self._felt
+        with self._counting_lock:
+            refused = felt.get("pids", 0) + self._refused + sum(self._refusals(leaf.folder) for leaf in self._leaves)
+            before = self._felt
+            self._felt = Strain(max(felt.get("memory", 0), before.killed), max(refused, before.refused))
+            return self._felt
 
-    def kill(self) -> None:
-        """All that is in it."""
-        for folder in self._folders:
-            _kill(folder)
+    def _refusals(self, folder: Path) -> int:
+        """In a leaf. In version 2 it has no counter."""
+        return count(folder, *counter(self._trees[self._counting].version, "pids"))
 
     def end(self) -> bool:
         """Nothing is in it any more and it is gone; false when that cannot be had. May be asked again."""
@@ -162,9 +188,8 @@ class Group:
         with self._lock:
             self._over = True
             for folder in self._folders:
-                with contextlib.suppress(OSError):
-                    _write(folder / "pids.max", "0")  # nothing new comes while what is there is killed
-            while not all([_removed(folder) for folder in self._folders]):
+                shut(folder)
+            while not all([self._ended(folder) for folder in self._folders]):
                 if time.monotonic() > until:
                     break
                 time.sleep(_LOOK_SECONDS)
@@ -174,6 +199,37 @@ class Group:
         self._forget(self.name)  # for the next sweep to try again
         log.error("what is in a control group cannot be ended", group=self.name)
         return False
+
+    def _ended(self, folder: Path) -> bool:
+        kill(folder)
+        return removed(folder)
+
+
+class Leaf:
+    """One command's: what is in it came of that command, and of no other. Its folder is the group's."""
+
+    def __init__(self, folder: Path, joins: tuple[str, ...], dropped: "Callable[[Leaf], None]") -> None:
+        self.folder = folder
+        self.joins = joins
+        """A process that writes 0 to each of these is in it."""
+        self._dropped = dropped
+
+    def send(self, number: int, besides: int | None = None) -> int:
+        """To all that is in it but one; to how many."""
+        return send(self.folder, number, besides)
+
+    def kill(self, besides: int | None = None) -> int:
+        """All that is in it but one, and nothing new begins; how many that were."""
+        shut(self.folder)
+        return send(self.folder, signal.SIGKILL, besides)
+
+    def remove(self) -> None:
+        """Nothing is in it any more. What is not gone now goes with the group. May be asked again."""
+        for _ in range(_LOOKS):
+            self._dropped(self)
+            if removed(self.folder):
+                return
+            time.sleep(_LOOK_SECONDS)
 
 
 def handed_over(tree: Tree) -> Tree | None:
@@ -190,7 +246,7 @@ def handed_over(tree: Tree) -> Tree | None:
         wanted = " ".join(f"+{name}" for name in usable.controllers)
         for _ in range(_STEPS):
             try:
-                _write(root / "cgroup.subtree_control", wanted)
+                write(root / "cgroup.subtree_control", wanted)
                 return usable
             except OSError as error:
                 if error.errno != errno.EBUSY:
@@ -200,7 +256,7 @@ def handed_over(tree: Tree) -> Tree | None:
     except OSError as error:
         log.info("no control groups can be made here", group=str(root), reason=str(error))
     with contextlib.suppress(OSError):
-        _write(own / PROCESSES, "0")
+        write(own / PROCESSES, "0")
         if own == root:
             (root / ASIDE).rmdir()
     return None
@@ -211,10 +267,10 @@ def _step_aside(root: Path) -> None:
     aside = root / ASIDE
     aside.mkdir(exist_ok=True)
     me = os.getpid()
-    for pid in _members(root):
+    for pid in members(root):
         if pid == me or _parent(pid) == me:
             with contextlib.suppress(ProcessLookupError):
-                _write(aside / PROCESSES, str(pid))
+                write(aside / PROCESSES, str(pid))
 
 
 def _usable(name: str) -> Iterator[Tree]:
@@ -241,46 +297,6 @@ def _settings_of(trees: tuple[Tree, ...]) -> frozenset[str]:
     return frozenset(CONTROLLERS[name] for tree in trees for name in tree.controllers)
 
 
-def _removed(folder: Path) -> bool:
-    """Whether it is gone, with all that was in it; else that is tried."""
-    _kill(folder)
-    for here, _, _ in os.walk(folder, topdown=False):
-        with contextlib.suppress(OSError):  # what was killed is still ending
-            Path(here).rmdir()
-    return not folder.exists()
-
-
-def _kill(folder: Path) -> None:
-    try:
-        _write(folder / "cgroup.kill", "1")
-    except OSError:  # version 1, or a kernel before 5.14
-        for here, _, _ in os.walk(folder):
-            for pid in _members(Path(here)):
-                _kill_member(pid, folder.name)
-
-
-def _kill_member(pid: int, name: str) -> None:
-    """Of a group, and no other process that has got its number since."""
-    try:
-        process = os.pidfd_open(pid)
-    except OSError:
-        return
-    try:
-        if name in Path(f"/proc/{pid}/cgroup").read_text():
-            signal.pidfd_send_signal(process, signal.SIGKILL)
-    except OSError:
-        pass  # it has gone by itself
-    finally:
-        os.close(process)
-
-
-def _members(folder: Path) -> list[int]:
-    try:
-        return [int(pid) for pid in (folder / PROCESSES).read_text().split() if pid != "0"]  # of another namespace
-    except OSError:
-        return []
-
-
 def _names(folder: Path, prefix: str) -> list[str]:
     try:
         return [entry.name for entry in os.scandir(folder) if entry.name.startswith(prefix)]
@@ -293,18 +309,6 @@ def _parent(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
     except OSError:
         return 0
-
-
-def _count(folder: Path, file: str, word: str) -> int:
-    try:
-        fd = os.open(folder / file, os.O_RDONLY | os.O_CLOEXEC)  # house: allow it is in the kernel's memory
-        try:
-            lines = os.read(fd, _COUNTS_BYTES).decode().splitlines()
-        finally:
-            os.close(fd)
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.split()[0] == word), 0)
 
 
 def _is_delegated(folder: Path) -> bool:
@@ -325,15 +329,7 @@ def _attribute(folder: Path, name: str) -> bytes:
 
 def _set(folder: Path, setting: Setting) -> None:
     try:
-        _write(folder / setting.file, setting.value)
+        write(folder / setting.file, setting.value)
     except OSError:
         if setting.needed:
             raise
-
-
-def _write(path: Path, value: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, value.encode())
-    finally:
-        os.close(fd)

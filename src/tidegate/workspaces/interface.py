@@ -153,8 +153,9 @@ class Box(Protocol):
     @property
     def strain(self) -> Strain: ...
 
-    async def spawn(self, script: bytes, mark: str) -> Child:
-        """Starts bash on a script. Whatever comes of it carries the mark."""
+    async def spawn(self, script: bytes, mark: str, *, full: bool = False) -> Child:
+        """Starts bash on a script. Whatever comes of it carries the mark. Where the disk is `full`, it can remove files
+        and make none larger."""
         ...
 
     async def load(self) -> Load: ...

@@ -17,13 +17,13 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from anyio import to_thread
+from anyio import CancelScope, to_thread
 
 from tidegate.errors import ToolFailed
 from tidegate.lifetimes import KILLED_SECONDS, gather
 from tidegate.log import Log
 from tidegate.workspaces import guardian, script
-from tidegate.workspaces.cgroups import UNGROUPED, Cgroups, Group
+from tidegate.workspaces.cgroups import UNGROUPED, Cgroups, Group, Leaf
 from tidegate.workspaces.children import ChildProcess, Spawner, find, or_gone
 from tidegate.workspaces.files import Files, Mount
 from tidegate.workspaces.interface import MARK, BoxSpec, Enforcement, Load, OpenBox, Strain, enforced
@@ -100,11 +100,29 @@ class Quarters:
     def strain(self) -> Strain:
         return self._group.strain if self._group else Strain()
 
-    async def spawn(self, text: bytes, mark: str) -> "Command":
+    async def spawn(self, text: bytes, mark: str, *, full: bool = False) -> "Command":
         if self._group and self.alive and not self._group.there:
             self.why = UNGROUPED
             await self.close()
-        told = self._told(mark)
+        leaf = await self._leaf()
+        try:
+            return await self._start(text, mark, leaf, full)
+        except BaseException:
+            if leaf is not None:
+                with CancelScope(shield=True):
+                    await to_thread.run_sync(leaf.remove)
+            raise
+
+    async def _leaf(self) -> Leaf | None:
+        if self._group is None or not self.alive:
+            return None
+        try:
+            return await to_thread.run_sync(self._group.leaf)
+        except OSError as error:
+            raise ToolFailed(f"The command cannot be started: it gets no control group ({error.strerror}).") from None
+
+    async def _start(self, text: bytes, mark: str, leaf: Leaf | None, full: bool) -> "Command":
+        told = self._told(mark, leaf, full)
         ours, theirs = socket.socketpair()
         try:
             child = await self._spawner.spawn(
@@ -120,7 +138,7 @@ class Quarters:
             raise
         finally:
             theirs.close()
-        command = Command(self, child, ours, mark)
+        command = Command(self, child, ours, mark, leaf)
         self._commands.add(command)
         async with or_gone(command):
             if not self.alive:
@@ -129,7 +147,7 @@ class Quarters:
             await child.write(text)
         return command
 
-    def _told(self, mark: str) -> bytes:
+    def _told(self, mark: str, leaf: Leaf | None, full: bool) -> bytes:
         """The guardian itself does not carry the mark: whoever ends by it would end what is to do so."""
         spec, user = self._spec, pwd.getpwuid(os.geteuid()).pw_name
         environment = {
@@ -142,8 +160,9 @@ class Quarters:
             **spec.environment,
             MARK: mark,
         }
-        limits = (spec.limits.memory_bytes, spec.limits.file_bytes, int(spec.limits.cpu_seconds))
-        joins = self._group.joins if self._group else ()
+        largest = 0 if full else spec.limits.file_bytes
+        limits = (spec.limits.memory_bytes, largest, int(spec.limits.cpu_seconds))
+        joins = leaf.joins if leaf else ()
         told = guardian.task(list(script.ENTRY), environment, limits, str(spec.folder), joins=joins)
         if len(told) > SPEC_BYTES:
             raise ToolFailed(f"The environment has more than {SPEC_BYTES} bytes; let workspaces.environment name less.")
@@ -166,9 +185,9 @@ class Quarters:
             await to_thread.run_sync(self._group.end)
 
     async def purge(self, command: "Command") -> None:
-        """What came of a command whose guardian was killed. Where nothing else runs, all that is in the group did."""
-        if self._group is not None and self._commands <= {command}:
-            await to_thread.run_sync(self._group.kill)
+        """What came of a command whose guardian was killed."""
+        if command.leaf is not None:
+            await to_thread.run_sync(command.leaf.kill)
         if not await to_thread.run_sync(guardian.sweep, f"{MARK}={command.mark}"):
             log.error("what came of a command cannot be ended", mark=command.mark)
 
@@ -180,12 +199,15 @@ class Command:
     """A command and its guardian, which is over when nothing of the command runs any more. `pid` is the command's own:
     whoever kills that one leaves the rest to the guardian."""
 
-    def __init__(self, quarters: Quarters, child: ChildProcess, guard: socket.socket, mark: str) -> None:
+    def __init__(
+        self, quarters: Quarters, child: ChildProcess, guard: socket.socket, mark: str, leaf: Leaf | None
+    ) -> None:
         self._quarters = quarters
         self._child = child
         self._guard = guard
         self._guard.setblocking(False)
         self.mark = mark
+        self.leaf = leaf
         self._said = b""
         self.guardian = child.pid
         self.pid: int | None = None
@@ -229,6 +251,8 @@ class Command:
             told = self._report()
             if told is None:
                 await self._quarters.purge(self)
+            if self.leaf is not None:
+                await to_thread.run_sync(self.leaf.remove)
             return told[1] if told else 0
         finally:
             if not self._child.running:

@@ -9,7 +9,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from tidegate.workspaces.interface import MARK, BoxLimits, Load
 
@@ -58,6 +58,16 @@ class ProcessTable:
             if used > limits.memory_bytes:
                 used = sum(_shared_bytes(process) for _, process in self._processes())
         return Load(processes=len(own), memory_bytes=used)
+
+    def lying_in(self, folders: Iterable[str]) -> int:
+        """The bytes that file systems hold, each named from here: of those that lie in memory, and are nobody's own."""
+        total = 0
+        with self._lock:
+            for name in folders:
+                with _held(name, self._folder) as folder, contextlib.suppress(OSError):
+                    found = os.statvfs(folder)
+                    total += (found.f_blocks - found.f_bfree) * found.f_frsize
+        return total
 
     def is_crowded(self, most: int) -> bool:
         """Whether there are more processes than that: then to look at each may take longer than to make them."""

@@ -56,13 +56,13 @@ function Progress({ text }) {
   return html`<pre class="progress" ref=${box} tabindex="0" aria-label="Output so far">${text}</pre>`;
 }
 
-const Tool = memo(({ call, result, live }) => {
+const Tool = memo(({ call, result, live, waits }) => {
   const state = result ? (result.failed ? "failed" : "done") : (live?.state ?? "none");
   const excerpt = result?.text ?? live?.excerpt ?? "";
   return html`<details class="tool" data-state=${state}>
     <summary><span class="dot" aria-hidden="true"></span><span class="tool-name">${call.name}</span>
       <span class="tool-words">${summary(pretty(call.arguments))}</span>
-      <span class="tool-state">${STATES[state]}</span></summary>
+      <span class="tool-state">${state === "running" && waits ? "waits for you" : STATES[state]}</span></summary>
     ${call.arguments && call.arguments !== "{}" && html`<pre tabindex="0">${call.arguments}</pre>`}
     ${excerpt && html`<${Long} text=${excerpt} draw=${(text) => html`<pre tabindex="0">${text}</pre>`} />`}
   </details>
@@ -102,12 +102,13 @@ function resultsOf(rows) {
   return results;
 }
 
-function drawRow({ seq, message }, results, live) {
+function drawRow({ seq, message }, results, { live, asked }) {
   if (message.role === "user") return html`<${UserRow} key=${`row-${seq}`} message=${message} />`;
   if (message.role !== "assistant") return null;
   const calls = message.calls ?? [];
   const tools = calls.length
-    ? calls.map((call) => html`<${Tool} key=${call.id} call=${call} result=${results.get(call)} live=${results.has(call) ? null : live[call.id]} />`)
+    ? calls.map((call) => html`<${Tool} key=${call.id} call=${call} result=${results.get(call)} live=${results.has(call) ? null : live[call.id]}
+        waits=${asked.some((question) => (question.tool || "ask_user") === call.name)} />`)
     : null;
   return html`<${AnswerRow} key=${`row-${seq}`} message=${message} tools=${tools} />`;
 }
@@ -196,7 +197,7 @@ function timeline(record, results, onRetry) {
   };
   for (const row of record.rows) {
     notesUpTo(row.seq - 1);
-    drawn.push(drawRow(row, results, record.live));
+    drawn.push(drawRow(row, results, record));
   }
   if (!record.later) notesUpTo(Number.POSITIVE_INFINITY);
   return drawn;
