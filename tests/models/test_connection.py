@@ -193,6 +193,30 @@ async def test_an_answer_that_says_more_than_was_asked_is_taken_and_its_connecti
         assert clients.stats().open == 0
 
 
+async def test_a_connection_that_breaks_as_it_is_used_again_is_replaced_unseen() -> None:
+    """L11: hung up on in the moment of its use; with a new one it is tried once, and what breaks there is told."""
+    one = OK + b"Content-Length: 3\r\n\r\nabc"
+    wire = Wire(one, None, one, None, None)
+    async with wire.serve() as origin, Clients() as clients:
+        assert await whole(await ask(clients, origin)) == b"abc"
+        assert await whole(await ask(clients, origin)) == b"abc"
+        assert wire.accepted == 2
+        with pytest.raises(LinkFailed) as caught:
+            await ask(clients, origin)
+        assert (caught.value.trouble, wire.accepted) == ("broken", 3)
+
+
+async def test_an_answer_that_breaks_off_is_not_asked_for_again() -> None:
+    """What has begun is for whoever asked to judge: it may have been shown."""
+    one = OK + b"Content-Length: 3\r\n\r\nabc"
+    wire = Wire(one, b"HTTP/1.1 200 OK\r\n")
+    async with wire.serve() as origin, Clients() as clients:
+        assert await whole(await ask(clients, origin)) == b"abc"
+        with pytest.raises(LinkFailed):
+            await ask(clients, origin)
+        assert wire.accepted == 1
+
+
 async def test_bytes_that_nobody_asked_for_close_an_idle_connection() -> None:
     wire = Wire(OK + b"Content-Length: 3\r\n\r\nabc")
     async with wire.serve() as origin, Clients() as clients:

@@ -133,14 +133,15 @@ class Clients:
 
     async def request(self, origin: Origin, head: bytes, body: bytes, waits: Waits) -> Response:
         """The response, when its head has arrived. Close it: that frees its connection, or closes it."""
-        connection = self._take_idle(origin)
-        if connection is None:
-            connection = await self._obtain(origin, waits.connect)
-        try:
-            return await connection.request(head, body, waits)
-        except BaseException:
-            connection.abort()
-            raise
+        used = self._take_idle(origin)
+        if used is not None:
+            try:
+                return await _ask(used, head, body, waits)
+            except LinkFailed as error:
+                if error.trouble != "broken" or used.heard:
+                    raise
+                # The other side hung up on it just as it was used again: that says nothing of this request.
+        return await _ask(await self._obtain(origin, waits.connect), head, body, waits)
 
     # -- connections --
 
@@ -272,6 +273,14 @@ class Clients:
         if self._idle:
             soonest = min(group[0].idle_since for group in self._idle.values())
             self._expiry = self._loop.call_at(soonest + self._keepalive, self._expire)
+
+
+async def _ask(connection: Connection, head: bytes, body: bytes, waits: Waits) -> Response:
+    try:
+        return await connection.request(head, body, waits)
+    except BaseException:
+        connection.abort()
+        raise
 
 
 async def _addresses(origin: Origin) -> Sequence[AddrInfoType]:

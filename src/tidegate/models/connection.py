@@ -131,6 +131,8 @@ class Connection(asyncio.Protocol):
         self.closed: asyncio.Future[None] = loop.create_future()
         """Done when its socket is closed."""
         self.idle_since = 0.0
+        self.heard = False
+        """Whether anything came in answer to the last request."""
         self._free = free
         self._gone = gone
         self._parser = httptools.HttpResponseParser(self)
@@ -140,7 +142,7 @@ class Connection(asyncio.Protocol):
         self._sent = self._paused = self._ended = False
         self._until_closed = self._head_done = self._reusable = False
         self._framed = 0
-        self._heard = self._patience = self._idle_patience = 0.0
+        self._last_heard = self._patience = self._idle_patience = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -157,6 +159,7 @@ class Connection(asyncio.Protocol):
         response = self._response = Response(self)
         self._until_closed = self._head_done = self._sent = self._reusable = False
         self._framed = 0
+        self.heard = False
         self._patience, self._idle_patience = waits.first_byte, waits.idle
         if len(body) <= WHOLE_BYTES:
             self._transport.write(head + body)
@@ -164,8 +167,8 @@ class Connection(asyncio.Protocol):
         else:
             self._sent = await self._upload(self._transport, head, body)
         if not self._ended and not response.complete:
-            self._heard = self.loop.time()
-            self._timer = self.loop.call_at(self._heard + min(waits.first_byte, waits.idle), self._look)
+            self._last_heard = self.loop.time()
+            self._timer = self.loop.call_at(self._last_heard + min(waits.first_byte, waits.idle), self._look)
         await response.begin()
         return response
 
@@ -205,7 +208,7 @@ class Connection(asyncio.Protocol):
         """There is room again for more of the body."""
         if self._paused and self._transport is not None and not self._ended:
             self._paused = False
-            self._heard = self.loop.time()
+            self._last_heard = self.loop.time()
             self._transport.resume_reading()
 
     # -- asyncio's side --
@@ -221,7 +224,8 @@ class Connection(asyncio.Protocol):
         if self._response is None:
             self.abort()  # nobody asked for anything
             return
-        self._heard = self.loop.time()
+        self._last_heard = self.loop.time()
+        self.heard = True
         self._framed += len(data)
         try:
             self._parser.feed_data(data)
@@ -285,9 +289,9 @@ class Connection(asyncio.Protocol):
         self._framed = 0
         if self._patience != self._idle_patience:
             self._patience = self._idle_patience
-            if self._timer is not None and self._timer.when() > self._heard + self._patience:
+            if self._timer is not None and self._timer.when() > self._last_heard + self._patience:
                 self._quiet()
-                self._timer = self.loop.call_at(self._heard + self._patience, self._look)
+                self._timer = self.loop.call_at(self._last_heard + self._patience, self._look)
         response.take(piece)
         if response.held > READ_AHEAD_BYTES and not self._paused and self._transport is not None:
             self._paused = True
@@ -308,8 +312,8 @@ class Connection(asyncio.Protocol):
         """On the timer: has there been silence for too long?"""
         now = self.loop.time()
         if self._paused:
-            self._heard = now
-        due = self._heard + self._patience
+            self._last_heard = now
+        due = self._last_heard + self._patience
         if now < due:
             self._timer = self.loop.call_at(due, self._look)
         else:
