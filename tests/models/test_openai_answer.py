@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tidegate.models.openai_answer import CALLS, Answer, AnswerBroken, AnswerError
+from tidegate.models.answer import AnswerBroken, AnswerError
+from tidegate.models.openai_answer import CALLS, ChatAnswer
 from tidegate.values import Message, ToolCall, Usage
 
 
@@ -19,7 +20,7 @@ def delta(finish: str | None = None, **given: Any) -> bytes:
 
 def read(*events: bytes, limit: int = 4096) -> tuple[Message, list[str]]:
     shown: list[str] = []
-    answer = Answer(limit, shown.append)
+    answer = ChatAnswer(limit, shown.append)
     answer.feed(b"".join(events))
     answer.end()
     assert answer.complete
@@ -117,7 +118,7 @@ def test_tool_arguments_count_towards_the_limit() -> None:
 
 
 def test_a_stream_of_nothing_is_not_read_for_ever() -> None:
-    answer = Answer(1024, lambda text: None)
+    answer = ChatAnswer(1024, lambda text: None)
     with pytest.raises(AnswerBroken):
         for _ in range(1000):
             answer.feed(b": keep alive\n" * 200)
@@ -130,7 +131,7 @@ def test_too_many_calls_are_refused() -> None:
 
 def test_text_before_a_broken_piece_was_shown() -> None:
     shown: list[str] = []
-    answer = Answer(1024, shown.append)
+    answer = ChatAnswer(1024, shown.append)
     with pytest.raises(AnswerBroken):
         answer.feed(delta(content="a") + b"data: {oops\n\n")
     assert shown == ["a"]
@@ -139,12 +140,12 @@ def test_text_before_a_broken_piece_was_shown() -> None:
 
 def test_an_error_object_is_told_as_such() -> None:
     with pytest.raises(AnswerError) as caught:
-        Answer(1024, lambda text: None).feed(event(error={"message": "overloaded", "code": 503}))
+        ChatAnswer(1024, lambda text: None).feed(event(error={"message": "overloaded", "code": 503}))
     assert b"overloaded" in caught.value.complaint
 
 
 def test_a_completion_in_one_piece_is_read_too() -> None:
-    answer = Answer(1024, lambda text: None)
+    answer = ChatAnswer(1024, lambda text: None)
     answer.whole(
         json.dumps({"choices": [{"message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}]}).encode()
     )

@@ -10,7 +10,7 @@ from bench.scripted_model import ScriptedModel
 from tests.house import WAIT, House
 from tests.logs import capture_logs
 from tests.web.asking import CHAT, Reply, asked, chat
-from tidegate.models.openai_chat import OpenAIChat
+from tidegate.models.asking import HttpModel
 from tidegate.web.telling import Telling
 
 pytestmark = pytest.mark.anyio
@@ -62,7 +62,7 @@ async def test_an_unforeseen_error_inside_a_turn_is_an_incident_and_the_session_
         raise RuntimeError(SECRET)
 
     with capture_logs() as logged, monkeypatch.context() as patched:
-        patched.setattr(OpenAIChat, "ask", broken)
+        patched.setattr(HttpModel, "ask", broken)
         reply = await chat(gateway, "one", session="n", stream=stream)
     assert reply.status == 500 and reply.headers["X-Turn-Id"].startswith("t_")
     told_and_logged(reply.error, logged, "a turn broke")
@@ -83,7 +83,7 @@ async def test_an_unforeseen_error_of_a_turn_that_has_said_something_ends_its_st
         raise RuntimeError(SECRET)
 
     with capture_logs() as logged, monkeypatch.context() as patched:
-        patched.setattr(OpenAIChat, "ask", broken)
+        patched.setattr(HttpModel, "ask", broken)
         reply = await begun_and_broken(gateway, "one", seen.set)
     told_and_logged(has_ended_with_an_error(reply), logged, "a turn broke")
     assert (await chat(gateway, "two", session="n")).status == 200

@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import msgspec
 
 from tidegate.errors import ModelFailed
+from tidegate.models.asking import signature
 from tidegate.models.clients import Clients, Lease
 from tidegate.models.demo_script import Reply, read_request, reply
 from tidegate.models.interface import Encoded
-from tidegate.models.openai_chat import signature
 from tidegate.models.openai_wire import OpenAIWire
 from tidegate.values import Call, Message, Usage
 

@@ -2,7 +2,7 @@
 
 Guarantee: what comes out is complete (a finish reason or the end mark was seen) and bounded (bytes of text and
 arguments, number of calls, size of an event), or an AnswerBroken says why not. Text is handed on once per read from
-the network, in order. Tool arguments are kept verbatim. An Answer belongs to one attempt of one model step.
+the network, in order. Tool arguments are kept verbatim. It belongs to one attempt of one model step.
 """
 
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from tidegate.models.answer import AnswerBroken, AnswerError
 from tidegate.models.sse import EVENT_BYTES, Events, EventTooLarge
 from tidegate.values import Message, ToolCall, Usage
 
@@ -70,22 +71,6 @@ _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 _encode = msgspec.json.Encoder().encode
 
 
-class AnswerBroken(Exception):
-    """The stream is not an answer. `limit` names the bound that was exceeded, if it was one."""
-
-    def __init__(self, what: str, *, limit: str = "") -> None:
-        super().__init__(what)
-        self.limit = limit
-
-
-class AnswerError(Exception):
-    """The endpoint put an error object into its answer; `complaint` is its JSON."""
-
-    def __init__(self, complaint: bytes) -> None:
-        super().__init__("error in the answer")
-        self.complaint = complaint
-
-
 class _Growing:
     """A tool call while its arguments arrive."""
 
@@ -98,7 +83,7 @@ class _Growing:
         self.arguments: list[str] = []  # house: allow `_weigh` bounds an answer
 
 
-class Answer:
+class ChatAnswer:
     """`shown` says that text was handed on; `done` that the end mark was seen."""
 
     __slots__ = (

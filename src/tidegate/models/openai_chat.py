@@ -1,230 +1,28 @@
-"""A model behind an endpoint that speaks OpenAI's chat completions.
+"""OpenAI's chat completions, as one format of an HTTP model.
 
-Guarantee: every wait has a deadline (connect, first byte, silence within a stream); what the endpoint does wrong ends
-as ModelFailed; a failed attempt is tried again while nothing was shown, and once after something was, which is then
-declared void; a cancelled ask closes its connection before it returns. Nothing is kept between asks.
+Guarantee: it holds nothing of a conversation; wire and answers are what `openai_wire` and `openai_answer` promise.
 """
 
-import asyncio
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from urllib.parse import urlsplit
 
-from tidegate.errors import ModelFailed
-from tidegate.models.address import Address
-from tidegate.models.clients import Clients, Lease
-from tidegate.models.connection import WHOLE_BYTES, LinkFailed, Response, Waits
-from tidegate.models.failures import ERROR_BODY_BYTES, Complainer
-from tidegate.models.interface import Encoded
-from tidegate.models.openai_answer import Answer, AnswerBroken, AnswerError
+from tidegate.models.openai_answer import ChatAnswer
 from tidegate.models.openai_wire import OpenAIWire
-from tidegate.models.retry import Patience
-from tidegate.values import Call, Message
 
-# The slowest upload that is waited for, on top of the connect and first-byte timeouts.
-UPLOAD_BYTES_PER_SECOND = 64 * 1024
-# After the end mark, the rest of the response usually is there already; to wait a little for it saves a connection.
-DRAIN_SECONDS = 0.25
-_USER_AGENT = "tidegate"
 # OpenAI's own services know the output limit by its newer name only.
 _NEWER_HOSTS = ("api.openai.com", ".openai.azure.com")
 
 
-class Settings(Protocol):
-    """What this file needs of a model's settings."""
-
-    @property
-    def base_url(self) -> str: ...
-    @property
-    def model(self) -> str: ...
-    @property
-    def connect_timeout(self) -> float: ...
-    @property
-    def first_byte_timeout(self) -> float: ...
-    @property
-    def idle_timeout(self) -> float: ...
-    @property
-    def retries(self) -> int: ...
-
-
 class OpenAIChat:
-    """One configured model. `key` and the values of `headers` are revealed: this is the edge where they are sent."""
+    api = "openai-chat"
+    path = "/chat/completions"
 
-    def __init__(
-        self,
-        name: str,
-        settings: Settings,
-        *,
-        key: str | None,
-        headers: Mapping[str, str],
-        redact: Callable[[str], str],
-        clients: Clients,
-        answer_bytes: int,
-        patience: Patience,
-    ) -> None:
-        self.name = name
-        self._address = Address(settings.base_url.rstrip("/") + "/chat/completions")
-        self.wire = OpenAIWire(completion_tokens=self._address.origin.host.endswith(_NEWER_HOSTS))
-        self.signature = signature("openai-chat", settings.base_url, settings.model, headers, key)
-        self._model = settings.model
-        self._clients = clients
-        self._endpoint = settings.base_url
-        self._head = self._address.head("POST", _headers(headers, key))
-        self._waits = Waits(
-            connect=settings.connect_timeout, first_byte=settings.first_byte_timeout, idle=settings.idle_timeout
-        )
-        self._before_answer = settings.connect_timeout + settings.first_byte_timeout
-        self._retries = settings.retries
-        self._answer_bytes = answer_bytes
-        self._patience = patience
-        self._complain = Complainer(name, self._address.shown, redact)
+    def __init__(self, base_url: str) -> None:
+        host = urlsplit(base_url).hostname or ""
+        self.wire = OpenAIWire(completion_tokens=host.endswith(_NEWER_HOSTS))
 
-    def __repr__(self) -> str:
-        return f"OpenAIChat({self.name!r})"
+    def headers(self, key: str | None) -> Mapping[str, str]:
+        return {} if key is None else {"Authorization": f"Bearer {key}"}
 
-    def lease(self) -> Lease:
-        return self._clients.lease(self._endpoint)
-
-    async def ask(
-        self,
-        prefix: Encoded,
-        history: Sequence[bytes],
-        call: Call,
-        *,
-        on_text: Callable[[str], None],
-        on_reset: Callable[[str], None],
-    ) -> Message:
-        body = self.wire.body(self._model, prefix, history, call, stream=True)
-        history = ()  # it may hold pictures that were loaded for this request alone
-        attempt = 0
-        restarted = False
-        while True:
-            answer = Answer(self._answer_bytes, on_text)
-            try:
-                await self._attempt(body, answer)
-                return answer.message(self._model)
-            except ModelFailed as failure:
-                failure.shown = answer.shown
-                pause = self._patience.pause(failure, attempt)
-                if pause is None or attempt >= self._retries or (restarted and answer.shown):
-                    raise
-                if answer.shown:
-                    restarted = True
-                    on_reset(failure.message)
-            attempt += 1
-            await self._patience.sleep(pause)
-
-    async def _attempt(self, body: bytes, answer: Answer) -> None:
-        try:
-            response = await self._send(body)
-        except LinkFailed as error:
-            raise self._complain.of_link(error, begun=False) from error
-        begun = False
-        try:
-            if response.status != 200:
-                complaint = await _read_bounded(response, ERROR_BODY_BYTES)
-                raise self._complain.of_status(response.status, complaint, response.headers, self._patience.clock())
-            if response.content_type == "application/json":
-                answer.whole(await self._read_whole(response))
-                return
-            while not answer.done:
-                received = await response.read()
-                if not received:
-                    answer.end()
-                    break
-                begun = True
-                answer.feed(received)
-                received = b""  # it may be large, and the next one may be long in coming
-            if not answer.complete:
-                raise self._cut(response)
-            if not response.complete:
-                await _drain(response)
-        except AnswerBroken as error:
-            raise self._broken(error) from error
-        except AnswerError as error:
-            raise self._complain.of_stream_error(error.complaint) from error
-        except LinkFailed as error:
-            if answer.complete:
-                return
-            raise self._complain.of_link(error, begun=begun) from error
-        finally:
-            # Gives a fully read connection back to the pool and closes any other, without waiting.
-            response.close()
-
-    async def _send(self, body: bytes) -> Response:
-        head = self._head + b"%d\r\n\r\n" % len(body)
-        if len(body) <= WHOLE_BYTES:
-            return await self._clients.request(self._address.origin, head, body, self._waits)
-        # A large request may have to wait for the other side to read, for which there is no silence to go by.
-        try:
-            async with asyncio.timeout(self._before_answer + len(body) / UPLOAD_BYTES_PER_SECOND):
-                return await self._clients.request(self._address.origin, head, body, self._waits)
-        except TimeoutError:
-            raise LinkFailed("silent") from None
-
-    async def _read_whole(self, response: Response) -> bytes:
-        limit = 2 * self._answer_bytes + ERROR_BODY_BYTES
-        body = await _read_bounded(response, limit + 1)
-        if len(body) > limit:
-            raise AnswerBroken(f"the answer is longer than {self._answer_bytes} bytes", limit="answer_bytes")
-        return body
-
-    def _cut(self, response: Response) -> ModelFailed:
-        if response.content_type != "text/event-stream":
-            what = f"the endpoint answered with {response.content_type}, not a completion; check base_url."
-            return self._complain.failed(what, kind="protocol", retryable=False, status=response.status)
-        what = "the answer ended in the middle; try again."
-        return self._complain.failed(what, kind="network", retryable=True)
-
-    def _broken(self, error: AnswerBroken) -> ModelFailed:
-        advice = "raise limits.answer_bytes or ask for less" if error.limit == "answer_bytes" else "check the endpoint"
-        return self._complain.failed(f"{error}; {advice}.", kind="protocol", retryable=False)
-
-
-def _headers(configured: Mapping[str, str], key: str | None) -> dict[str, str]:
-    """What is configured comes last, and may be spelt in any case."""
-    headers = {
-        "Content-Type": "application/json",
-        "Accept": "text/event-stream",
-        # A compressed stream costs more than it saves between machines that pay for tokens.
-        "Accept-Encoding": "identity",
-        "User-Agent": _USER_AGENT,
-    }
-    if key is not None:
-        headers["Authorization"] = f"Bearer {key}"
-    named = {name.lower(): name for name in headers}
-    for name, value in configured.items():
-        headers.pop(named.get(name.lower(), ""), None)
-        headers[name] = value
-    return headers
-
-
-def signature(api: str, base_url: str, model: str, headers: Mapping[str, str], key: str | None) -> bytes:
-    """A digest in which each part is framed by its length, so that no two settings run into each other."""
-    digest = hashlib.sha256()
-    parts = [api, base_url, model, "" if key is None else "key " + key]
-    for name, value in sorted(headers.items()):
-        parts += (name, value)
-    for part in parts:
-        encoded = part.encode()
-        digest.update(len(encoded).to_bytes(8, "big"))
-        digest.update(encoded)
-    return digest.digest()
-
-
-async def _read_bounded(response: Response, limit: int) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    while size < limit and (part := await response.read()):
-        parts.append(part)
-        size += len(part)
-    return b"".join(parts)[:limit]
-
-
-async def _drain(response: Response) -> None:
-    try:
-        async with asyncio.timeout(DRAIN_SECONDS):
-            while await response.read():
-                pass
-    except TimeoutError:
-        return
+    def answer(self, limit: int, on_text: Callable[[str], None]) -> ChatAnswer:
+        return ChatAnswer(limit, on_text)

@@ -13,6 +13,7 @@ import anyio
 
 from tidegate.config import ModelSettings, is_reference
 from tidegate.errors import Misconfigured
+from tidegate.models.asking import HttpModel
 from tidegate.models.clients import Clients
 from tidegate.models.interface import Model
 from tidegate.models.openai_chat import OpenAIChat
@@ -75,9 +76,10 @@ class Models:
             header: self._reveal(f"[models.{name}] headers.{header}", value, secrets) if is_reference(value) else value
             for header, value in settings.headers.items()
         }
-        return OpenAIChat(
+        return HttpModel(
             name,
             settings,
+            OpenAIChat(settings.base_url),
             key=key,
             headers=headers,
             redact=Redactor(secrets).text,
