@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.models.support import ask as said
+from tests.models.support import configured
 from tidegate.models.address import Address
 from tidegate.models.clients import Clients, Origin
 from tidegate.models.connection import FRAME_BYTES, READ_AHEAD_BYTES, WHOLE_BYTES, LinkFailed, Response, Waits
@@ -32,6 +34,7 @@ class Wire:
         self.bodies: list[bytes] = []
         self.hold = asyncio.Event()
         self.hold.set()
+        self.over = asyncio.Event()
         self._streams: list[asyncio.StreamWriter] = []
 
     @asynccontextmanager
@@ -40,6 +43,7 @@ class Wire:
         try:
             yield Origin(secure=False, host="127.0.0.1", port=server.sockets[0].getsockname()[1])
         finally:
+            self.over.set()
             server.close()
             for stream in self._streams:
                 stream.close()
@@ -59,6 +63,8 @@ class Wire:
                     break
                 writer.write(answer)
                 await writer.drain()
+        except asyncio.LimitOverrunError:
+            await self.over.wait()  # it does not read on, and does not hang up either
         except (asyncio.IncompleteReadError, ConnectionError):
             return
         finally:
@@ -173,6 +179,8 @@ def test_it_does_not_matter_where_the_network_cuts_an_answer(cuts: set[int]) -> 
         (CHUNKED + b"zz\r\n", "foreign"),
         (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", "foreign"),
         (OK + b"Content-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc", "foreign"),
+        (b"HTTP/1.1 000 Nothing\r\nContent-Length: 3\r\n\r\nabc", "foreign"),
+        (OK + b"Transfer-Encoding: gzip, chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n", "foreign"),
         (OK + b"X: " + b"x" * 8 * FRAME_BYTES, "foreign"),
         (OK + b"X: x\r\n" * FRAME_BYTES, "foreign"),
         (CHUNKED + b"1\r\nx\r\n0\r\nX: " + b"x" * 8 * FRAME_BYTES, "foreign"),
@@ -235,6 +243,31 @@ async def test_silence_is_counted_from_the_last_byte_and_by_the_patience_that_ho
     assert await trouble(Wire(begun, None), Waits(WAIT, WAIT, 0.05)) == "silent"
 
 
+async def test_headers_that_drip_do_not_count_as_an_answer() -> None:
+    """L11: the patience for the first byte is for an answer, and is not renewed by what stands before it."""
+    stopped = asyncio.Event()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            writer.write(OK)
+            while not stopped.is_set():
+                writer.write(b"X: y\r\n")
+                await writer.drain()
+                await asyncio.sleep(0.01)
+        except ConnectionError:
+            return
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    async with server, Clients() as clients:
+        origin = Origin(secure=False, host="127.0.0.1", port=server.sockets[0].getsockname()[1])
+        with pytest.raises(LinkFailed) as caught:
+            await ask(clients, origin, waits=Waits(connect=WAIT, first_byte=0.2, idle=WAIT))
+        stopped.set()
+    assert caught.value.trouble == "silent"
+
+
 async def test_what_is_not_read_waits_in_the_socket_and_is_no_silence() -> None:
     """L18: an answer of many megabytes to a reader that takes its time holds a bound of memory, and is not given up."""
     size = 64 * READ_AHEAD_BYTES
@@ -254,7 +287,7 @@ async def test_what_is_not_read_waits_in_the_socket_and_is_no_silence() -> None:
 
 async def test_a_server_that_answers_before_it_has_read_a_long_request_is_heard() -> None:
     """A 413 comes early: nothing more is sent, and the connection is not used again."""
-    wire = Deaf(b"HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\n\r\nabc")
+    wire = Deaf(b"HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\n\r\nabc", None)
     async with wire.serve() as origin, Clients() as clients:
         response = await ask(clients, origin, b"x" * (64 * WHOLE_BYTES))
         assert response.status == 413
@@ -300,8 +333,8 @@ async def test_who_finds_the_pool_full_waits_for_a_place_and_not_for_ever() -> N
                 while wire.accepted < 2:
                     await anyio.lowlevel.checkpoint()
             with pytest.raises(LinkFailed) as caught:
-                await ask(clients, origin, waits=Waits(connect=0.02, first_byte=WAIT, idle=WAIT))
-            assert caught.value.trouble == "late"
+                await ask(clients, origin, waits=Waits(connect=WAIT, first_byte=0.02, idle=WAIT))
+            assert caught.value.trouble == "crowded"
             assert clients.stats().open == 2
             wire.hold.set()
         assert answers == [b"abc"] * 4
@@ -311,11 +344,53 @@ async def test_who_finds_the_pool_full_waits_for_a_place_and_not_for_ever() -> N
 async def test_an_idle_connection_to_another_endpoint_makes_room_for_one_that_is_needed() -> None:
     """L11: the limit of the whole pool does not lock an endpoint out."""
     one = OK + b"Content-Length: 3\r\n\r\nabc"
-    left, right = Wire(one), Wire(one)
+    left, right = Wire(one, None), Wire(one, None)
     async with left.serve() as here, right.serve() as there, Clients(connections=1, per_host=1) as clients:
         assert await whole(await ask(clients, here)) == b"abc"
         assert await whole(await ask(clients, there)) == b"abc"
         assert clients.stats().open == 1
+
+
+async def test_a_place_that_a_failed_connection_had_is_free_again() -> None:
+    """L11: refused, and then another endpoint is asked over the only place."""
+    wire = Wire(OK + b"Content-Length: 3\r\n\r\nabc")
+    async with wire.serve() as origin, Clients(connections=1, per_host=1) as clients:
+        async with Wire().serve() as nobody:
+            pass
+        for _ in range(3):
+            with pytest.raises(LinkFailed) as caught:
+                await ask(clients, nobody)
+            assert caught.value.trouble == "unconnected"
+        assert await whole(await ask(clients, origin)) == b"abc"
+
+
+async def test_a_freed_connection_goes_to_who_waits_for_it_and_to_nobody_before() -> None:
+    """L11: of two endpoints, each with who waits, a place at one wakes who can use it; who comes later comes later."""
+    one = OK + b"Content-Length: 3\r\n\r\nabc"
+    here, there = Wire(*[one] * 50, None), Wire(*[one] * 50, None)
+    order: list[str] = []
+    async with here.serve() as near, there.serve() as far, Clients(connections=2, per_host=1) as clients:
+        first, second = await ask(clients, near), await ask(clients, far)
+
+        async def wait_for(origin: Origin, name: str) -> None:
+            response = await ask(clients, origin)
+            order.append(name)
+            await whole(response)
+
+        async with anyio.create_task_group() as group:
+            for origin, name in ((near, "near"), (far, "far")):
+                group.start_soon(wait_for, origin, name)
+                with anyio.fail_after(WAIT):
+                    while clients.stats().waiting < 1 + (name == "far"):
+                        await anyio.lowlevel.checkpoint()
+            await whole(second)
+            group.start_soon(wait_for, far, "late")
+            with anyio.fail_after(WAIT):
+                while "far" not in order:
+                    await anyio.lowlevel.checkpoint()
+            assert "near" not in order
+            await whole(first)
+    assert order.index("far") < order.index("late") and "near" in order
 
 
 async def test_a_cancelled_wait_for_a_place_hands_the_place_on() -> None:
@@ -336,6 +411,21 @@ async def test_a_cancelled_wait_for_a_place_hands_the_place_on() -> None:
             assert await whole(await third) == b"abc"
             with pytest.raises(asyncio.CancelledError):
                 await second
+
+
+async def test_a_header_that_is_configured_stands_for_our_own() -> None:
+    """X22: spelt in any case, and never beside it: which of two an endpoint takes nobody knows."""
+    body = b'{"choices":[{"message":{"content":"hi"}}]}'
+    wire = Wire(OK + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+    own = {"authorization": "env:CANARY", "HOST": "front.example", "user-agent": "me"}
+    async with wire.serve() as origin:
+        url = f"http://{origin.host}:{origin.port}/v1"
+        async with configured(url, key="env:CANARY", headers=own, retries=0) as model:
+            await said(model, "hello")
+    lines = wire.heads[0].split(b"\r\n")
+    for name in (b"authorization", b"host", b"user-agent", b"content-length"):
+        assert sum(line.lower().startswith(name + b":") for line in lines) == 1
+    assert b"HOST: front.example" in lines and b"user-agent: me" in lines
 
 
 @pytest.mark.parametrize(

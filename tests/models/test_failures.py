@@ -86,6 +86,7 @@ def test_an_error_inside_a_stream_has_its_kind(complaint: bytes, kind: str, retr
 @pytest.mark.parametrize(
     ("trouble", "begun", "kind", "retryable", "word"),
     [
+        ("crowded", False, "overloaded", True, "limits.connections_per_host"),
         ("late", False, "timeout", True, "connect timeout"),
         ("silent", False, "timeout", True, "first_byte_timeout"),
         ("silent", True, "timeout", True, "idle_timeout"),

@@ -150,3 +150,12 @@ def test_a_completion_in_one_piece_is_read_too() -> None:
         json.dumps({"choices": [{"message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}]}).encode()
     )
     assert answer.message("m").text == "hi"
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"choices":[]}', b'{"choices":[{}]}', b'{"status":"ok"}'])
+def test_a_whole_answer_without_an_answer_in_it_is_none(body: bytes) -> None:
+    """Another service at that address would otherwise pass for a model that has nothing to say."""
+    answer = ChatAnswer(1000, lambda _: None)
+    with pytest.raises(AnswerBroken):
+        answer.whole(body)
+    assert not answer.done

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -133,6 +134,58 @@ def test_nothing_logged_can_pose_as_another_line(format: str) -> None:
         assert "\x1b" not in log.text
         Log("tidegate.test").error("failed", exc_info=RuntimeError(evil))
         assert not any(line.startswith("2026-01-01T00:00:00Z error forged") for line in log.text.splitlines())
+
+
+class Hostile:
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_nothing_that_is_logged_raises_or_hides_what_a_line_is(format: str) -> None:
+    """L31, X16: values that cannot be shown, names that a line has already, a library's odd ways."""
+    with logging_as(format) as log:
+        own, library = Log("tidegate.test"), logging.getLogger("lib")
+        own.warning("honest", level=None, timestamp="never", logger=["x"])
+        getattr(own, "warning")("named", event="forged")  # noqa: B009
+        own.warning("hostile", value=Hostile())
+        library.warning("odd", extra={"values": 3})
+        library.warning("%s", Hostile())
+        library.error("without one", exc_info=False)
+        own.info("still there")
+        text = log.text
+    for word in ("honest", "named", "odd", "without one", "still there"):
+        assert word in text
+    assert "event_" in text and "level_" in text
+    assert "error" in text.splitlines()[-2] or "could not be written" in text
+
+
+def test_a_secret_that_only_the_finished_line_holds_is_hidden() -> None:
+    """X15: put together from a name and a value, neither of which is one."""
+    stream = io.StringIO()
+    undo = configure_logging(LogSettings(format="text"), Redactor([Secret("turn=t_123 steps")]), stream)
+    try:
+        Log("tidegate.test").info("ended", turn="t_123", steps=2)
+    finally:
+        undo()
+    assert "t_123" not in stream.getvalue() and "[hidden]" in stream.getvalue()
+
+
+def test_a_long_line_of_what_might_be_a_secret_is_looked_through_in_bounded_time() -> None:
+    """L20: each place where one may begin is looked at for a while, and not to the end."""
+    short, long = "eyJaaaaaaaa-" * 2_000, "eyJaaaaaaaa-" * 16_000
+    redactor = Redactor()
+    took = []
+    for text in (short, long):
+        tries = []
+        for _ in range(3):
+            began = time.perf_counter()
+            redactor.text(text)
+            tries.append(time.perf_counter() - began)
+        took.append(min(tries))
+    assert took[1] < 40 * max(took[0], 1e-4)
 
 
 @pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])

@@ -37,13 +37,16 @@ def unsafe(config: Config, secrets: Mapping[str, str]) -> Iterator[str]:
         # With ssh it is another machine's.
         if config.workspaces.backend != "ssh" and (why := _shows(folder, config.home, home, kept)) is not None:
             yield f"{FILE_NAME}: {setting}: {why}"
-    for system in SYSTEM:
-        if home.lies_in(_Place(Path(system))):
+    for system in (Path(name) for name in SYSTEM if not Path(name).is_symlink()):
+        shown = _Place(system)
+        if home.lies_in(shown):
             yield (
                 f"the home folder {config.home} lies in {system}, which every sandbox shows: choose another with "
                 "--home or TIDEGATE_HOME"
             )
-            return
+        for setting, file in kept.items():
+            if file.lies_in(shown):
+                yield f"{FILE_NAME}: {setting}: the file lies in {system}, which every sandbox shows; keep it elsewhere"
 
 
 def missing(config: Config) -> Iterator[str]:

@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from ipaddress import ip_address
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 from aiohappyeyeballs import AddrInfoType, start_connection
@@ -22,9 +22,9 @@ from anyio import to_thread
 from tidegate.models.connection import Connection, LinkFailed, Response, Waits
 from tidegate.values import Frozen
 
-# More than the default of running turns (64), so that the pool is never what a turn waits for.
-CONNECTIONS = 256
-CONNECTIONS_PER_HOST = 192
+# As the settings have it: as many as the default of running turns (64) to one host, so that no turn waits for the pool.
+CONNECTIONS = 128
+CONNECTIONS_PER_HOST = 64
 # Shorter than the idle time after which common servers and proxies hang up (60 s and more), so that we close first.
 KEEPALIVE_SECONDS = 30.0
 # A connection with its socket, transport, parser and, while one is under way, request and response. Measured.
@@ -75,6 +75,13 @@ class Lease:
             del self._counts[self.endpoint]
 
 
+class _Waiter(NamedTuple):
+    """Who waits for a connection: given one, or told that there is room for a new one."""
+
+    origin: Origin
+    given: "asyncio.Future[Connection | None]"
+
+
 class Clients:
     """Process lifetime. The endpoints that can be asked are those of the configuration, so the counts are bounded."""
 
@@ -93,7 +100,7 @@ class Clients:
         self._origins: dict[Connection, Origin] = {}
         self._idle: dict[Origin, list[Connection]] = {}
         self._counts: Counter[Origin] = Counter()  # open or being opened
-        self._waiting: deque[asyncio.Future[None]] = deque()  # house: allow as many as there are running turns
+        self._waiting: deque[_Waiter] = deque()  # house: allow as many as there are running turns
         self._expiry: asyncio.TimerHandle | None = None
         self._leases: Counter[str] = Counter()
 
@@ -133,15 +140,14 @@ class Clients:
 
     async def request(self, origin: Origin, head: bytes, body: bytes, waits: Waits) -> Response:
         """The response, when its head has arrived. Close it: that frees its connection, or closes it."""
-        used = self._take_idle(origin)
-        if used is not None:
+        while (used := self._take_idle(origin)) is not None:
             try:
                 return await _ask(used, head, body, waits)
             except LinkFailed as error:
                 if error.trouble != "broken" or used.heard:
                     raise
                 # The other side hung up on it just as it was used again: that says nothing of this request.
-        return await _ask(await self._obtain(origin, waits.connect), head, body, waits)
+        return await _ask(await self._obtain(origin, waits), head, body, waits)
 
     # -- connections --
 
@@ -155,17 +161,20 @@ class Clients:
             del self._idle[origin]
         return connection
 
-    async def _obtain(self, origin: Origin, within: float) -> Connection:
-        """An idle connection, or a new one when there is room for it."""
+    async def _obtain(self, origin: Origin, waits: Waits) -> Connection:
+        """A connection that was freed for us, or a new one when there is room for it."""
+        overtaken = False
+        while not self._has_room(origin):
+            try:
+                async with asyncio.timeout(waits.first_byte):
+                    given = await self._turn(origin, overtaken)
+            except TimeoutError:
+                raise LinkFailed("crowded") from None
+            if given is not None and given.usable:
+                return given
+            overtaken = True
         try:
-            async with asyncio.timeout(within):
-                again = False
-                while not self._has_room(origin):
-                    await self._turn(again)
-                    again = True
-                    connection = self._take_idle(origin)
-                    if connection is not None:
-                        return connection
+            async with asyncio.timeout(waits.connect):
                 return await self._connect(origin)
         except TimeoutError:
             raise LinkFailed("late") from None
@@ -177,27 +186,36 @@ class Clients:
             next(iter(self._idle.values()))[0].abort()  # another endpoint's, long unused
         return self._counts.total() < self._connections
 
-    async def _turn(self, again: bool) -> None:
-        """Until a connection was freed or closed. Who was overtaken then waits on in front."""
-        assert self._loop is not None
-        waiter = self._loop.create_future()
-        (self._waiting.appendleft if again else self._waiting.append)(waiter)
+    async def _turn(self, origin: Origin, overtaken: bool) -> Connection | None:
+        """Until there is a connection for us, or room for one. Who was overtaken then waits on in front."""
+        waiter = _Waiter(origin, asyncio.get_running_loop().create_future())
+        (self._waiting.appendleft if overtaken else self._waiting.append)(waiter)
         try:
-            await waiter
+            return await waiter.given
         except BaseException:
-            if waiter.done() and not waiter.cancelled():
-                self._next()  # it was ours to take, and we do not
+            if waiter.given.done() and not waiter.given.cancelled():  # it was ours to take, and we do not
+                given = waiter.given.result()
+                if given is not None and given.usable:
+                    self._free(given)
+                else:
+                    self._next()
             raise
         finally:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
 
     def _next(self) -> None:
-        while self._waiting:
-            waiter = self._waiting.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
+        """Wakes the first who can go on now: a place at one endpoint is of no use to who waits for another."""
+        spare = self._counts.total() < self._connections or bool(self._idle)
+        for waiter in self._waiting:
+            if spare and self._counts[waiter.origin] < self._per_host:
+                self._give(waiter, None)
                 return
+
+    def _give(self, waiter: "_Waiter", connection: Connection | None) -> None:
+        self._waiting.remove(waiter)
+        if not waiter.given.done():
+            waiter.given.set_result(connection)
 
     async def _connect(self, origin: Origin) -> Connection:
         loop = self._loop
@@ -223,6 +241,8 @@ class Clients:
             raise
         except OSError as error:
             raise LinkFailed("unconnected", error.strerror or "") from None
+        except UnicodeError:
+            raise LinkFailed("unconnected", "that is no name of a host") from None
         finally:
             if connection is None:
                 self._forget(origin)
@@ -240,7 +260,12 @@ class Clients:
         return self._tls
 
     def _free(self, connection: Connection) -> None:
-        self._idle.setdefault(self._origins[connection], []).append(connection)
+        origin = self._origins[connection]
+        for waiter in self._waiting:
+            if waiter.origin == origin and not waiter.given.done():
+                self._give(waiter, connection)
+                return
+        self._idle.setdefault(origin, []).append(connection)
         if self._expiry is None and self._loop is not None:
             self._expiry = self._loop.call_later(self._keepalive, self._expire)
         self._next()

@@ -28,12 +28,13 @@ PIECE_BYTES = 64 * 1024
 WHOLE_BYTES = 256 * 1024
 """A request up to this is written in one piece."""
 
-Trouble = Literal["unconnected", "late", "untrusted", "silent", "broken", "foreign"]
+Trouble = Literal["crowded", "unconnected", "late", "untrusted", "silent", "broken", "foreign"]
 
 
 class LinkFailed(Exception):
-    """`trouble` says what: no connection could be made, or not in time; TLS was refused; nothing came for too long; the
-    connection broke; what came is not HTTP. `said` is the system's or the parser's word for it."""
+    """`trouble` says what: all connections were in use; none could be made, or not in time; TLS was refused; nothing
+    came for too long; the connection broke; what came is not HTTP. `said` is the system's or the parser's word for
+    it."""
 
     def __init__(self, trouble: Trouble, said: str = "") -> None:
         super().__init__(said or trouble)
@@ -180,7 +181,7 @@ class Connection(asyncio.Protocol):
         for start in range(0, len(body), PIECE_BYTES):
             if self._writable is not None:
                 await self._writable
-            if self._ended or self._head_done:
+            if self._ended or self._head_done or transport.is_closing():
                 return False
             transport.write(view[start : start + PIECE_BYTES])
         return True
@@ -224,7 +225,6 @@ class Connection(asyncio.Protocol):
         if self._response is None:
             self.abort()  # nobody asked for anything
             return
-        self._last_heard = self.loop.time()
         self.heard = True
         self._framed += len(data)
         try:
@@ -232,6 +232,8 @@ class Connection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserCallbackError, httptools.HttpParserUpgrade) as error:
             self._break(LinkFailed("foreign", str(error)))
             return
+        if self._head_done:  # what comes before is no answer, however slowly it drips
+            self._last_heard = self.loop.time()
         if self._framed > FRAME_BYTES:  # the parser keeps what it cannot tell the end of
             self._break(LinkFailed("foreign", f"headers longer than {FRAME_BYTES} bytes"))
 
@@ -271,13 +273,21 @@ class Connection(asyncio.Protocol):
         response, status = self._response, self._parser.get_status_code()
         if response is None or self._ended:
             return
-        if 100 <= status < 200:  # something to read before the answer, as `100 Continue`
+        if status < 100:
+            self._break(LinkFailed("foreign", f"the status {status}"))
+            return
+        if status < 200:  # something to read before the answer, as `100 Continue`
             response.headers.clear()
             return
         if response.headers.get("content-encoding", "identity").lower() != "identity":
             self._break(LinkFailed("foreign", "the answer is compressed, which was not asked for"))
             return
+        if response.headers.get("transfer-encoding", "chunked").lower() != "chunked":
+            self._break(LinkFailed("foreign", "the answer is encoded in a way that was not asked for"))
+            return
         self._head_done = True
+        self._last_heard = self.loop.time()
+        self.resume_writing()  # whoever still sends has been answered
         self._until_closed = not {"content-length", "transfer-encoding"} & response.headers.keys()
         response.status = status
         response.wake()

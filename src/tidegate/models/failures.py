@@ -109,6 +109,12 @@ class Complainer:
         """`begun` says that the answer had begun to arrive."""
         where = self._address
         match failure.trouble:
+            case "crowded":
+                what = (
+                    f"all connections to {where} were in use; try again, or raise limits.connections and "
+                    "limits.connections_per_host to limits.turns."
+                )
+                return self.failed(what, kind="overloaded", retryable=True)
             case "late":
                 what = f"no connection to {where} within the connect timeout; check base_url and the network."
                 return self.failed(what, kind="timeout", retryable=True)

@@ -137,6 +137,8 @@ class ChatAnswer:
     def whole(self, body: bytes) -> None:
         """A completion that came in one piece, from an endpoint that does not stream."""
         self._take([body])
+        if self._finish is None and not self._text and not self._calls:
+            raise AnswerBroken("the endpoint's answer holds none")
         self.done = True
 
     def _take(self, events: list[bytes]) -> None:

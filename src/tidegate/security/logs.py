@@ -108,24 +108,34 @@ class _Handler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            message = record.getMessage()
-        except Exception as error:  # a library's wrong format string is no reason to fail, nor to lose the line
-            message = f"{record.msg!r} could not be formatted: {type(error).__name__}"
-        event: Event = {
-            "timestamp": datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z"),
-            "level": _NAMES[_nearest_level(record.levelno)],
-            "event": message,
-        }
-        values = getattr(record, VALUES, None)
-        event.update({"logger": record.name} if values is None else values)
-        raised = None if record.exc_info is None else record.exc_info[1]
-        if raised is not None:
-            event["exception"] = "".join(traceback.format_exception(raised)).rstrip("\n")
-        self._sink.write(event)
+            self._sink.write(_event(record))
+        except Exception:
+            self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
         # The inherited one prints the record with its arguments, unredacted.
         self._sink.lost += 1
+
+
+def _event(record: logging.LogRecord) -> Event:
+    try:
+        message = record.getMessage()
+    except Exception as error:  # a library's wrong format string is no reason to fail, nor to lose the line
+        message = f"{record.msg!r} could not be formatted: {type(error).__name__}"
+    event: Event = {
+        "timestamp": datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z"),
+        "level": _NAMES[_nearest_level(record.levelno)],
+        "event": message,
+    }
+    values = getattr(record, VALUES, None)
+    if isinstance(values, dict):
+        event.update((f"{name}_" if name in event else name, value) for name, value in values.items())
+    else:
+        event["logger"] = record.name
+    raised = record.exc_info[1] if record.exc_info else None
+    if raised is not None:
+        event["exception"] = "".join(traceback.format_exception(raised)).rstrip("\n")
+    return event
 
 
 def _nearest_level(number: int) -> int:

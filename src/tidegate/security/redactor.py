@@ -34,7 +34,7 @@ _LOOKS = (
     r"|\b(?:sk|pk|rk)[-_][A-Za-z0-9_-]{8,}"
     r"|\btgc?_[A-Za-z0-9]{16,}"
     r"|\b(?:gh[pousr]_|github_pat_|glpat-|xox[a-z]-|AKIA|AIza|hf_)[A-Za-z0-9_-]{8,}"
-    r"|\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]*)?"
+    r"|\beyJ[A-Za-z0-9_-]{8,1024}\.[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]*)?"
     r"|(?P<user>://[^\s/:@]*:)[^\s/@]+(?=@)"
 )
 
