@@ -326,6 +326,15 @@ def test_the_doctor_finds_nothing_wrong_with_a_running_gateway(running: Gateway)
     assert running.say("say well") != ""
 
 
+def test_status_and_doctor_warn_of_a_gateway_that_is_root(running: Gateway) -> None:
+    """X12: what the wall is worth then."""
+    [finding] = [finding for finding in _json("doctor", home=running.home) if finding["name"] == "commands"]
+    shown = tidegate("status", home=running.home).stdout
+    for text in (finding["text"], shown):
+        assert ("The gateway runs as root" in text) == (os.geteuid() == 0)
+    assert os.geteuid() != 0 or finding["state"] == "warn"
+
+
 def test_the_doctor_looks_at_a_database_itself_when_no_gateway_runs(tmp_path: Path) -> None:
     """L18: and it leaves the folder as it found it; damage and wrong rights are found."""
     home = tmp_path / "home"

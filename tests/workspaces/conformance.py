@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import itertools
 import os
+import resource
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,6 +123,9 @@ async def output_of(child: Child) -> str:
 
 
 class Conformance:
+    finds_the_unmarked = True
+    """Whether what carries no mark any more is told from what others have started."""
+
     # -- how a command ends --
 
     @pytest.mark.parametrize("code", [0, 1, 7, 137, 255])
@@ -235,6 +239,33 @@ class Conformance:
         ran = await place.run(f"(setsid env -i sleep {mark} >/dev/null 2>&1 </dev/null &); echo started")
         assert (ran.code, ran.output, ran.left) == (0, "started\n", 1)
         assert not alive(mark)
+
+    async def test_what_has_thrown_away_its_environment_ends_with_its_command_while_others_run(
+        self, place: Place
+    ) -> None:
+        """L14, P12: when that returns, and when it is stopped; and what is another's goes on."""
+        mark, other = token(), token()
+        beside = await place.start(f"(setsid env -i sleep {other} &); sleep {other}")
+        await until(lambda: len(alive(f"sleep\0{other}")) == 2)
+        ran = await place.run(f"(setsid env -i sleep {mark} >/dev/null 2>&1 </dev/null &); echo started")
+        assert (ran.code, ran.output) == (0, "started\n")
+        if not self.finds_the_unmarked:
+            with anyio.fail_after(WAIT):
+                await place.box.close()
+            assert not alive(mark)
+            beside.close()
+            return
+        assert ran.left == 1 and not alive(mark)
+        child = await place.start(f"(env -i setsid sh -c 'trap \"\" TERM; sleep {mark}; :' &); sleep {mark}")
+        await until(lambda: len(alive(f"sleep\0{mark}")) == 2)
+        with anyio.fail_after(WAIT):
+            await child.end(0.05)
+        assert not alive(mark) and len(alive(f"sleep\0{other}")) == 2
+        with anyio.fail_after(WAIT):
+            await beside.end(0)
+        assert not alive(other)
+        child.close()
+        beside.close()
 
     async def test_what_a_process_leaves_behind_is_ended_when_it_ends(self, place: Place) -> None:
         mark = token()
@@ -360,4 +391,9 @@ class Conformance:
         assert await place.said("stat -c %s large") == str(2 * MIB)
 
     async def test_each_process_has_its_bounds(self, place: Place) -> None:
-        assert await place.said("ulimit -t; ulimit -c; ulimit -d") == f"100\n0\n{1024 * 1024}"
+        before = resource.getrlimit(resource.RLIMIT_CORE)
+        resource.setrlimit(resource.RLIMIT_CORE, (before[1], before[1]))  # of this process, and so of what it starts
+        try:
+            assert await place.said("ulimit -t; ulimit -c; ulimit -d") == f"100\n0\n{1024 * 1024}"
+        finally:
+            resource.setrlimit(resource.RLIMIT_CORE, before)

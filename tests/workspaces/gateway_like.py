@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.workspaces.making import alive, room
+from tests.workspaces.making import FORKS, alive, room
 
 _PR_SET_DUMPABLE = 4
 
@@ -31,6 +31,8 @@ async def live(home: Path, token: str, *, ready: bool) -> None:
         if ready:
             print(f"ready {os.geteuid()} {session}", flush=True)
             await asyncio.sleep(3600)
+        if os.geteuid() != 0:
+            await count(home)
         command.cancel()
         await asyncio.gather(command, return_exceptions=True)
         assert await rooms.said(session, "cd /tmp; id -un; pwd") == "agent\n/tmp"
@@ -43,6 +45,16 @@ async def live(home: Path, token: str, *, ready: bool) -> None:
         assert [entry.name for entry in (home / "trash").iterdir()].count(session) == 1
         await rooms.workspaces.discard(session)
         assert list((home / "trash").iterdir()) == list((home / "workspaces").iterdir()) == []
+
+
+async def count(home: Path) -> None:
+    """Without control groups, the kernel counts the processes of a plain user, and refuses what would be one more."""
+    async with room(home.with_name("counted"), polled=True, processes=60) as rooms:
+        session = await rooms.new_session()
+        await rooms.said(session, f"cat > forks.py <<'END'\n{FORKS}\nEND")
+        _, printed = await rooms.run(session, "ulimit -u; python3 forks.py")
+        limit, made, refused = map(int, printed.split()[:3])
+        assert limit == 60 and made < 60 and made + refused == 300, printed
 
 
 def become(user: int) -> None:

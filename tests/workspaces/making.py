@@ -25,6 +25,23 @@ from tidegate.workspaces.site import Site
 WAIT = 30
 """Seconds before a test that waits for something gives up; nothing asserts on how long it took."""
 
+FORKS = """
+import os, time
+made = refused = 0
+for _ in range(300):
+    try:
+        child = os.fork()
+    except BlockingIOError:
+        refused += 1
+        continue
+    if child == 0:
+        time.sleep(1000)
+        os._exit(0)
+    made += 1
+print(made, refused)
+"""
+"""Tries to have three hundred children, no more, that stay."""
+
 
 class Clock:
     def __init__(self) -> None:

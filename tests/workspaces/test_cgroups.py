@@ -12,10 +12,10 @@ import pytest
 from anyio import to_thread
 
 from tests.workspaces.conformance import Conformance, Place, opened, spawner, spec_of
-from tests.workspaces.making import WAIT, Room, alive, room, token, until
+from tests.workspaces.making import FORKS, WAIT, Room, alive, room, token, until
 from tests.workspaces.test_kill import gateway
 from tidegate.workspaces.bubblewrap import Bubblewrap
-from tidegate.workspaces.cgroups import JOIN, Cgroups, Group, handed_over
+from tidegate.workspaces.cgroups import JOIN, Cgroups, Group, Leaf, handed_over
 from tidegate.workspaces.hierarchy import Tree, trees
 from tidegate.workspaces.interface import BoxLimits, Strain
 from tidegate.workspaces.local import Local
@@ -25,23 +25,6 @@ pytestmark = pytest.mark.anyio
 MIB = 1 << 20
 BOTH = frozenset(("processes", "memory_bytes"))
 LIMITS = BoxLimits(memory_bytes=64 * MIB, processes=40, disk_bytes=MIB, file_bytes=MIB, cpu_seconds=100)
-
-FORKS = """
-import os, time
-made = refused = 0
-for _ in range(300):
-    try:
-        child = os.fork()
-    except BlockingIOError:
-        refused += 1
-        continue
-    if child == 0:
-        time.sleep(1000)
-        os._exit(0)
-    made += 1
-print(made, refused)
-"""
-"""Tries to have three hundred children, no more, that stay."""
 
 SHARE = """
 import mmap
@@ -72,12 +55,17 @@ def prefix_of(home: Path) -> str:
 
 
 @contextlib.contextmanager
-def member(group: Group, *command: str) -> Iterator[subprocess.Popen[bytes]]:
+def member(group: Group | Leaf, *command: str) -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(["/bin/sh", "-c", JOIN, "sh", *group.joins, "--", *command]) as process:
         try:
             yield process
         finally:
             process.kill()
+
+
+def inside(group: Group | Leaf) -> int:
+    """How many have joined it, in every tree."""
+    return min(len(Path(path).read_text().split()) for path in group.joins)
 
 
 # -- the backends, with groups -----------------------------------------------------------------------------------------
@@ -136,6 +124,18 @@ async def test_what_needs_more_memory_than_may_be_is_killed_and_told(groups: Cgr
         assert rooms.workspaces.status()["enforced"]["memory_bytes"] == "cgroup"
 
 
+@pytest.mark.parametrize("place", ["/dev/shm", "/run"])
+async def test_what_lies_in_memory_counts_as_memory(groups: Cgroups, home: Path, place: str) -> None:
+    """L24: also when the command that wrote it is over."""
+    async with room(home, memory_bytes=64 * MIB) as rooms:
+        session = await rooms.new_session()
+        await rooms.said(session, f"head -c {30 * MIB} /dev/zero > {place}/kept")
+        hold = f"python3 -c 'import mmap; m = mmap.mmap(-1, {50 * MIB}); [m.write(bytes({MIB})) for _ in range(50)]'"
+        done, _ = await rooms.run(session, f"{hold}; echo $?")
+        assert "workspaces.memory_bytes" in done.note
+        await rooms.said(session, f"rm {place}/kept; {hold}")
+
+
 async def test_a_process_in_the_background_that_is_killed_for_its_memory_is_told_of(
     groups: Cgroups, home: Path
 ) -> None:
@@ -163,6 +163,25 @@ async def test_a_group_is_there_as_long_as_the_box(groups: Cgroups, home: Path, 
         assert folders(prefix) == []
 
 
+@pytest.mark.parametrize("backend", ["bubblewrap", "local"])
+async def test_each_command_has_a_group_below_which_goes_with_it(groups: Cgroups, home: Path, backend: str) -> None:
+    """L14, L06."""
+    prefix = prefix_of(home)
+    async with room(home, backend=backend) as rooms:
+        session = await rooms.new_session()
+
+        def leaves() -> int:
+            return sum(entry.is_dir() for folder in folders(prefix) for entry in folder.iterdir())
+
+        await rooms.of(session).start("server", "sleep 1000")
+        assert leaves() == 1
+        for _ in range(3):
+            await rooms.said(session, "sleep 0.01 & true")
+        assert leaves() == 1
+        await rooms.of(session).stop("server")
+        assert leaves() == 0
+
+
 async def test_groups_of_a_killed_gateway_are_removed_at_the_next_start(groups: Cgroups, tmp_path: Path) -> None:
     """L14, V09: with whatever may still be in them."""
     mark, prefix = token(), prefix_of(tmp_path / "home")
@@ -182,7 +201,7 @@ async def test_only_groups_of_the_same_home_are_removed(groups: Cgroups, tmp_pat
     mine, others = await groups.make(LIMITS), await other.make(LIMITS)
     assert mine is not None and others is not None
     with member(mine, "/bin/sleep", mark) as one, member(others, "/bin/sleep", mark) as two:
-        await until(lambda: len(alive(f"sleep\0{mark}")) == 2)
+        await until(lambda: inside(mine) == inside(others) == 1)
         await to_thread.run_sync(groups.sweep)  # its own, that lives
         assert one.poll() is None and mine.there
         await to_thread.run_sync(Cgroups(tmp_path).sweep)  # as after a restart
@@ -190,6 +209,20 @@ async def test_only_groups_of_the_same_home_are_removed(groups: Cgroups, tmp_pat
         assert not mine.there and others.there
         assert await to_thread.run_sync(others.end) and two.wait(WAIT) == -9
     assert folders(prefix_of(tmp_path / "other")) == []
+
+
+async def test_what_is_refused_to_what_is_being_killed_is_no_limit_that_was_felt(groups: Cgroups) -> None:
+    group = await groups.make(LIMITS)
+    assert group is not None
+    leaf = await to_thread.run_sync(group.leaf)
+    loop = "i=0; while [ $i -lt 1000000 ]; do /bin/true; i=$((i + 1)); done"
+    with member(leaf, "/bin/dash", "-c", loop) as process:
+        await until(lambda: inside(leaf))
+        await to_thread.run_sync(leaf.kill, process.pid)
+        await until(lambda: process.poll() is not None)
+    assert process.returncode == 2  # it could not go on
+    await to_thread.run_sync(leaf.remove)
+    assert group.strain == Strain() and await to_thread.run_sync(group.end)
 
 
 async def test_a_group_ends_whatever_is_in_it_and_in_those_below_it(groups: Cgroups) -> None:
@@ -275,6 +308,15 @@ async def test_a_group_of_version_2_is_joined_ended_and_removed(tmp_path: Path) 
     group = Group(f"tidegate-test-{os.getpid()}-0", (Tree(2, found[0].folder, ()),), lambda _: None)
     await to_thread.run_sync(group.begin, LIMITS)
     try:
+        one, other = await to_thread.run_sync(group.leaf), await to_thread.run_sync(group.leaf)
+        with member(one, "/bin/sleep", mark) as first, member(other, "/bin/sleep", mark) as second:
+            await until(lambda: inside(one) == inside(other) == 1)
+            assert await to_thread.run_sync(one.send, 0, first.pid) == 0
+            assert await to_thread.run_sync(one.kill) == 1
+            assert first.wait(WAIT) == -9 and second.poll() is None
+            await to_thread.run_sync(one.remove)
+            assert not one.folder.exists() and other.folder.exists()
+            second.kill()
         with member(group, "/bin/bash", "-c", f"(setsid env -i sleep {mark} &); sleep {mark}"):
             await until(lambda: len(alive(f"sleep\0{mark}")) == 2)
             assert await to_thread.run_sync(group.end)

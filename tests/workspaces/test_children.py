@@ -1,8 +1,11 @@
 """Children of the gateway: owned, reaped, ended as a group."""
 
 import asyncio
+import contextlib
 import os
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import anyio
@@ -61,6 +64,31 @@ async def test_its_streams_are_its_own_and_nothing_else_is(spawner: Spawner) -> 
     assert "given" in printed and "heard" in printed and "ONLY=this" in printed and "HOME=" not in printed
     assert await child.read_state() == b"said\n"
     child.close()
+
+
+def test_what_the_gateway_was_given_by_who_started_it_is_not_for_its_children() -> None:
+    """L06, X15: a supervisor may hand over descriptors, and what is behind them is nobody else's."""
+    read, write = os.pipe()
+    look = (
+        "import asyncio; from tidegate.workspaces.children import Spawner\n"
+        "async def main():\n"
+        "    child = await Spawner(frozenset({0})).spawn(['/bin/bash', '-c', 'ls /proc/self/fd'], {})\n"
+        "    print(await child.wait(), (await child.read()).decode().split())\n"
+        "    child.close()\n"
+        "asyncio.run(main())\n"
+    )
+    with contextlib.ExitStack() as opened:
+        opened.callback(os.close, read)
+        opened.callback(os.close, write)
+        done = subprocess.run(
+            [sys.executable, "-c", look],
+            pass_fds=(read, write),
+            capture_output=True,
+            timeout=WAIT,
+            check=True,
+            text=True,
+        )
+    assert done.stdout.strip() == "0 ['0', '1', '2', '3']"  # the last is the folder itself
 
 
 async def test_output_that_nobody_takes_waits_where_it_is(spawner: Spawner) -> None:

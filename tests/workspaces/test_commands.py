@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import resource
+import time
 from pathlib import Path
 
 import anyio
@@ -130,6 +132,11 @@ async def test_a_gigabyte_of_output_goes_through_without_being_held(rooms: Room,
     assert most - before < 16 << 20
 
 
+def _peak() -> int:
+    """Of this process since it began, so that what was held for a moment counts too."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def _resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -168,6 +175,36 @@ async def test_a_stopped_turn_takes_its_command_with_it(rooms: Room, session: st
         task.cancel()
     assert alive(mark) == []
     assert await rooms.said(session, "echo fine") == "fine"
+
+
+async def test_a_command_that_does_not_listen_is_stopped_within_a_second_of_one_that_does(
+    rooms: Room, session: str
+) -> None:
+    """L14: beside what it takes anyway, so that a busy machine counts for both."""
+
+    async def stopped(command: str) -> float:
+        mark = token()
+        task = asyncio.ensure_future(rooms.run(session, command.format(mark)))
+        await until(lambda: alive(f"sleep\0{mark}"))
+        begun = time.monotonic()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert alive(mark) == []
+        return time.monotonic() - begun
+
+    deaf = [await stopped("trap '' TERM; sleep {0}; sleep {0}") for _ in range(3)]
+    plain = [await stopped("sleep {0}") for _ in range(3)]
+    assert min(deaf) < min(plain) + 1
+
+
+async def test_what_is_said_on_the_state_channel_is_not_held(rooms: Room, session: str) -> None:
+    """L24: it is the command's own to write to, without end."""
+    await rooms.said(session, "true")
+    before = _peak()
+    done, _ = await rooms.run(session, "head -c 200000000 /dev/zero >&9")
+    assert done.code == 0 and "KiB and were not kept" in done.note
+    assert _peak() - before < 64 << 20
 
 
 async def test_a_turn_that_is_stopped_twice_takes_its_command_with_it_all_the_same(rooms: Room, session: str) -> None:

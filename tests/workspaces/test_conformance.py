@@ -18,4 +18,4 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
 
 
 class TestBubblewrap(Conformance):
-    pass
+    finds_the_unmarked = False  # without control groups

@@ -1,18 +1,23 @@
-"""What the tools for files may write."""
+"""What commands and the tools for files may write."""
 
 import asyncio
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
+from aiohttp import web
 
+from tests.tools.sites import Agent, agent, site
 from tests.workspaces.filing import Yard
-from tests.workspaces.making import room
+from tests.workspaces.making import WAIT, room, until
 from tidegate.errors import ToolFailed
 from tidegate.tools.files.editing import edit
 from tidegate.tools.files.writing import write
 from tidegate.workspaces.files.shelf import Shelf
+from tidegate.workspaces.folders import used_bytes
 
 pytestmark = pytest.mark.anyio
 
@@ -56,6 +61,147 @@ async def test_what_commands_write_and_remove_counts(home: Path) -> None:
         await write(await mine.files(), "big2", "x" * MIB)
 
 
+WRITE = "head -c 1000000 /dev/zero > f{}"
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "local"])
+async def test_commands_that_fill_the_disk_one_after_the_other_come_to_an_end(
+    home: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    """L19: what each of them writes counts for the next; then files can be removed, and none made larger."""
+    monkeypatch.setattr("tidegate.workspaces.disk.QUICK_SECONDS", WAIT)
+    async with room(home, backend=backend, disk_bytes=3 * MIB) as rooms:
+        session = await rooms.new_session()
+        notes = [(await rooms.run(session, WRITE.format(number)))[0].note for number in range(12)]
+        written = sum(file.stat().st_size for file in (home / "workspaces" / session).iterdir())
+        assert 3 * MIB < written <= 4 * MIB
+        assert notes[:3] == ["", "", ""] and all("workspaces.disk_bytes" in note for note in notes[3:])
+        with pytest.raises(ToolFailed, match=r"was not started: .*workspaces\.disk_bytes"):
+            await rooms.of(session).start("server", "sleep 1000")
+        with pytest.raises(ToolFailed, match=r"workspaces\.disk_bytes"):
+            await write(await rooms.of(session).files(), "more", "x")
+        done, _ = await rooms.run(session, "rm f*; echo fine")
+        assert (done.code, done.note) == (0, "")
+        assert await rooms.said(session, f"{WRITE.format(1)}; stat -c %s f1") == "1000000"
+
+
+async def test_too_much_is_known_also_when_nothing_was_present_in_between(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L19: a box that is closed, and a restart, are no way around it."""
+    monkeypatch.setattr("tidegate.workspaces.disk.QUICK_SECONDS", WAIT)
+    session = ""
+    for _ in range(2):
+        async with room(home, disk_bytes=MIB) as rooms:
+            session = session or await rooms.new_session()
+            for number in range(3):
+                done, _ = await rooms.run(session, f"head -c 1500000 /dev/zero >> f; touch g{number}")
+                assert "workspaces.disk_bytes" in done.note
+                if (site := rooms.site(session)) is not None:
+                    await rooms.workspaces._vacate(site)
+            assert (home / "workspaces" / session / "f").stat().st_size == 1_500_000
+            assert (home / "workspaces" / session / "g2").exists()
+            assert rooms.presence.get(session) is None
+
+
+async def test_a_command_that_failed_because_it_could_not_write_is_told_why(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidegate.workspaces.disk.QUICK_SECONDS", WAIT)
+    async with room(home, disk_bytes=MIB) as rooms:
+        session = await rooms.new_session()
+        await rooms.run(session, "; ".join(WRITE.format(number) for number in range(3)))
+        done, _ = await rooms.run(session, f"rm f*; {WRITE.format(1)}")
+        assert done.code != 0 and "workspaces.disk_bytes" in done.note
+
+
+async def test_what_a_stopped_command_wrote_counts(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L19: for the next one."""
+    monkeypatch.setattr("tidegate.workspaces.disk.QUICK_SECONDS", WAIT)
+    async with room(home, disk_bytes=MIB) as rooms:
+        session = await rooms.new_session()
+        await rooms.said(session, "true")
+        running = asyncio.ensure_future(
+            rooms.run(session, f"{WRITE.format(1)}; {WRITE.format(2)}; touch done; sleep 1000")
+        )
+        await until((home / "workspaces" / session / "done").exists)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        done, _ = await rooms.run(session, WRITE.format(3))
+        assert done.code != 0 and "workspaces.disk_bytes" in done.note
+
+
+async def test_a_process_that_goes_on_does_not_outlast_a_full_disk(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L19: what may have filled it is ended on the timer, and when a command has filled it."""
+    monkeypatch.setattr("tidegate.workspaces.disk.QUICK_SECONDS", WAIT)
+    async with room(home, disk_bytes=2 * MIB) as rooms:
+        session = await rooms.new_session()
+        await rooms.of(session).start("writer", f"{WRITE.format(1)}; {WRITE.format(2)}; {WRITE.format(3)}; sleep 1000")
+        last = home / "workspaces" / session / "f3"
+        await until(lambda: last.exists() and last.stat().st_size == 1_000_000)
+        await rooms.workspaces.reconcile()
+        assert "workspaces.disk_bytes" in await rooms.told(session)
+        await until(lambda: not rooms.site(session) or not rooms.site(session).running)  # type: ignore[union-attr]
+        assert [view.state for view in await rooms.of(session).list()] == ["ended"]
+        await rooms.said(session, "rm f*")
+        await rooms.of(session).start("server", "sleep 1000")
+        done, _ = await rooms.run(session, "; ".join(WRITE.format(number) for number in range(3)))
+        assert "workspaces.disk_bytes" in done.note and "server" in await rooms.told(session)
+
+
+async def test_who_removes_files_is_let_go_on_while_there_is_too_much(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidegate.workspaces.disk.QUICK_SECONDS", WAIT)
+    async with room(home, disk_bytes=MIB) as rooms:
+        session = await rooms.new_session()
+        await rooms.run(session, "; ".join(WRITE.format(number) for number in range(3)))
+        site = rooms.site(session)
+        assert site is not None and site.disk is not None and site.disk.full
+        removing = asyncio.ensure_future(
+            rooms.run(session, "rm f0; touch one; until [ -e go ]; do sleep 0.01; done; rm f*")
+        )
+        await until((home / "workspaces" / session / "one").exists)
+        await rooms.workspaces.reconcile()
+        (home / "workspaces" / session / "go").touch()
+        done, _ = await removing
+        assert (done.code, done.note) == (0, "")
+
+
+async def test_a_large_workspace_is_measured_seldom(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L20: to measure takes a small part of the time, whatever is asked."""
+    monkeypatch.setattr("tidegate.workspaces.disk.QUICK_SECONDS", 0)
+    monkeypatch.setattr("tidegate.workspaces.disk.MEASURE_AGAIN", 1e9)
+    measured: list[int] = []
+
+    def counted(folders: Any, enough: int) -> int:
+        measured.append(enough)
+        return used_bytes(folders, enough)
+
+    monkeypatch.setattr("tidegate.workspaces.disk.used_bytes", counted)
+    async with room(home) as rooms:
+        session = await rooms.new_session()
+        for _ in range(3):
+            await rooms.said(session, "echo x > f")
+            await rooms.workspaces.reconcile()
+        assert len(measured) == 1
+
+
+async def test_what_is_fetched_into_a_file_counts(home: Path, tmp_path: Path) -> None:
+    """L19: web_fetch with `save` is a tool that writes."""
+    async with room(home, disk_bytes=2 * MIB) as rooms, site(_large) as found, agent(tmp_path) as mine:
+        session = await rooms.new_session()
+        mine = Agent(msgspec.structs.replace(mine._context, workspace=rooms.of(session)), home)
+        assert "Saved" in (await mine.fetch(found.url, save="one")).text
+        with pytest.raises(ToolFailed, match=r'"two" was not written: .*workspaces\.disk_bytes'):
+            await mine.fetch(found.url, save="two")
+        assert [path.name for path in (home / "workspaces" / session).iterdir()] == ["one"]
+
+
+async def _large(request: web.Request) -> web.StreamResponse:
+    return web.Response(body=bytes(MIB + MIB // 4), content_type="application/zip")
+
+
 async def test_several_that_write_at_once_do_not_get_above_it_together(home: Path) -> None:
     """L25: what one is to write counts before it is written."""
     async with room(home, disk_bytes=2 * MIB) as rooms:
@@ -65,6 +211,18 @@ async def test_several_that_write_at_once_do_not_get_above_it_together(home: Pat
         done = await asyncio.gather(*jobs, return_exceptions=True)
         assert sum(isinstance(result, str) for result in done) == 3
         assert all(isinstance(result, (str, ToolFailed)) for result in done)
+
+
+async def test_several_that_write_at_once_by_handles_of_their_own_do_not_either(home: Path) -> None:
+    """L25: what is known of the disk is the session's, as long as anything of it is present."""
+    async with room(home, disk_bytes=2 * MIB) as rooms:
+        session = await rooms.new_session()
+        with rooms.presence.attend(session):
+            files = [await rooms.of(session).files() for _ in range(8)]
+            jobs = [write(mine, f"f{number}", "x" * (MIB // 2)) for number, mine in enumerate(files)]
+            done = await asyncio.gather(*jobs, return_exceptions=True)
+        assert sum(isinstance(result, str) for result in done) == 3
+        assert rooms.presence.get(session) is None
 
 
 async def test_a_project_may_be_written_however_large_it_is(home: Path) -> None:

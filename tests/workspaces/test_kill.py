@@ -1,5 +1,6 @@
 """A gateway that is killed takes everything with it that it had started, whoever it ran as."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -12,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.workspaces.making import WAIT, alive, room, token, until
+from tests.workspaces.making import WAIT, Room, alive, room, token, until
 from tidegate.store import processes
+from tidegate.workspaces.bubblewrap import Sandbox
 
 pytestmark = pytest.mark.anyio
 
@@ -47,6 +49,32 @@ async def test_a_killed_gateway_leaves_nothing_running(tmp_path: Path) -> None:
         assert (row.name, row.state) == ("server", "lost")
         assert "'server'" in await rooms.told(session)
         assert await rooms.said(session, "pwd; echo $KEPT; cat /workspace/file") == "/tmp\nyes\ntext"
+
+
+async def test_a_sandbox_ends_with_its_gateway_though_somebody_holds_its_input(tmp_path: Path) -> None:
+    """L14: the kernel's signal is enough alone."""
+    mark = token()
+    with gateway(tmp_path, mark) as (process, (ready, *_)), contextlib.ExitStack() as held:
+        assert ready == "ready"
+        tasks = Path(f"/proc/{process.pid}/task").iterdir()
+        children = [pid for task in tasks for pid in (task / "children").read_text().split()]
+        for pid in children:
+            held.callback(os.close, os.open(f"/proc/{pid}/fd/0", os.O_WRONLY))
+        process.send_signal(signal.SIGKILL)
+        process.wait(WAIT)
+        await until(lambda: alive(mark) == [])
+
+
+async def test_a_sandbox_ends_with_its_input(rooms: Room, session: str) -> None:
+    """L14: and so is that: its gateway lives, and nobody sends a signal."""
+    mark = token()
+    tree = f"(setsid env -i sleep {mark} &); (setsid bash -c 'trap \"\" TERM; sleep {mark}; :' &); sleep {mark}; :"
+    await rooms.of(session).start("server", tree)
+    await until(lambda: len(alive(f"sleep\0{mark}")) == 3)
+    site = rooms.site(session)
+    assert site is not None and isinstance(site.box, Sandbox)
+    site.box._holder.close_input()
+    await until(lambda: alive(mark) == [])
 
 
 async def test_all_of_it_holds_for_a_gateway_that_is_a_plain_user(tmp_path: Path) -> None:

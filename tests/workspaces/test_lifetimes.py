@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from anyio import to_thread
 
+from tests.logs import capture_logs
 from tests.workspaces.making import Clock, Room, alive, room, token, until
 from tidegate.errors import ToolFailed
 from tidegate.store import processes, sessions, workspaces
@@ -62,6 +63,20 @@ async def test_a_box_that_was_removed_from_outside_is_made_again_and_the_agent_i
     assert "ended from outside" in told and "'server'" in told
     assert [view.state for view in await rooms.of(session).list()] == ["lost"]
     assert alive(mark) == []
+
+
+async def test_the_loss_of_a_box_in_which_nothing_ran_is_told_too(rooms: Room, session: str) -> None:
+    """S10: what lay in its memory is gone; it is told once, on the timer or with the next command."""
+    for look in (rooms.workspaces.reconcile, lambda: rooms.said(session, "true")):
+        await rooms.said(session, "true")
+        site = rooms.site(session)
+        assert site is not None and site.box is not None
+        os.kill(box_pid(rooms, session), signal.SIGKILL)
+        await site.box.wait()
+        await look()
+        assert "The sandbox of this conversation's commands was ended from outside" in await rooms.told(session)
+        assert await rooms.said(session, "echo fine") == "fine"
+        assert await rooms.told(session) == ""
 
 
 async def test_what_was_lost_with_a_box_is_known_also_when_the_next_command_comes_at_once(
@@ -190,6 +205,25 @@ async def test_what_is_held_is_on_the_books(rooms: Room, session: str) -> None:
     assert set(status["enforced"]) == {"memory_bytes", "processes", "disk_bytes", "file_bytes", "cpu_seconds"}
 
 
+@pytest.mark.parametrize(
+    ("backend", "meaning"), [("auto", "a hole in the sandbox"), ("local", "so do the agents' commands"), ("none", "")]
+)
+@pytest.mark.parametrize("user", [0, 1000])
+async def test_a_gateway_that_runs_as_root_says_what_that_means(
+    home: Path, monkeypatch: pytest.MonkeyPatch, backend: str, meaning: str, user: int
+) -> None:
+    """X12: once in the log, and in the status."""
+    monkeypatch.setattr("os.geteuid", lambda: user)
+    with capture_logs() as lines:
+        async with room(home, backend=backend) as rooms:
+            warning = rooms.workspaces.status()["warning"]
+            await rooms.workspaces.reconcile()
+            await rooms.workspaces.tidy()
+    assert [line["meaning"] for line in lines if "as root" in line["event"]] == ([warning] if warning else [])
+    assert bool(warning) == (user == 0 and backend != "none")
+    assert user != 0 or meaning in warning
+
+
 # -- the gateway -------------------------------------------------------------------------------------------------------
 
 
@@ -240,9 +274,11 @@ async def test_what_the_last_gateway_left_alive_is_ended_at_the_start(home: Path
     mark = token()
     async with room(home) as rooms:
         session = await rooms.new_session()
-        left = await Spawner(frozenset(os.sched_getaffinity(0))).spawn(["/bin/sleep", mark], {})
+        spawner = Spawner(frozenset(os.sched_getaffinity(0)))
+        left, stranger = [await spawner.spawn(["/bin/sleep", mark], {}) for _ in range(2)]
+        assert os.getpgid(stranger.pid) == stranger.pid
         try:
-            for name, pid in (("left", left.pid), ("stranger", os.getpid())):
+            for name, pid in (("left", left.pid), ("stranger", stranger.pid)):
                 await rooms.store.write(
                     lambda db, name=name: processes.begin(
                         db, id=f"pr_{name}", session=session, name=name, command="sleep", backend="local",
@@ -255,9 +291,12 @@ async def test_what_the_last_gateway_left_alive_is_ended_at_the_start(home: Path
                 await rooms.store.write(processes.spawned, f"pr_{name}", pid=pid, start_ticks=wrong)
             await rooms.workspaces.start()
             assert await left.wait() == -9
+            await stranger.end(5)
+            assert await stranger.wait() == -15  # it was there to be asked
         finally:
-            await left.end(0)
-            left.close()
+            for child in (left, stranger):
+                await child.end(0)
+                child.close()
 
 
 async def test_a_row_that_nothing_is_behind_is_put_right_on_the_timer(rooms: Room, session: str) -> None:

@@ -51,6 +51,32 @@ async def test_memory_that_is_shared_counts_once(home: Path) -> None:
         assert 50 * MIB < await memory(rooms, session) < 200 * MIB
 
 
+async def test_what_lies_in_memory_counts_as_memory(home: Path) -> None:
+    """L24: though it is no process's own; and there is never more of it than the session's memory."""
+    async with room(home, polled=True, memory_bytes=60 * MIB) as rooms:
+        session = await rooms.new_session()
+        sizes = await rooms.said(session, "df --output=size -B1 /dev/shm /run | tail -n +2")
+        assert [int(size) for size in sizes.split()] == [30 * MIB] * 2
+        eat = EAT.format(25 * MIB)
+        await rooms.said(session, f"head -c {25 * MIB} /dev/zero > /dev/shm/x; head -c {20 * MIB} /dev/zero > /run/x")
+        assert await memory(rooms, session) >= 45 * MIB
+        done, _ = await rooms.run(session, eat)
+        assert done.code != 0 and "workspaces.memory_bytes" in done.note
+        assert await rooms.said(session, "ls /dev/shm /run") == "/dev/shm:\n\n/run:"
+
+
+async def test_a_place_in_memory_is_bounded_however_much_memory_there_may_be(home: Path) -> None:
+    async with room(home, memory_bytes=1 << 40) as rooms:
+        sizes = await rooms.said(await rooms.new_session(), "df --output=size -B1 /dev/shm /run | tail -n +2")
+        assert sizes.split() == [str(64 * MIB)] * 2
+
+
+async def test_the_kernel_is_told_how_many_processes_there_may_be(home: Path) -> None:
+    """L14: where it counts them; of a plain user the test of a killed gateway shows that it does."""
+    async with room(home, processes=77) as rooms:
+        assert await rooms.said(await rooms.new_session(), "ulimit -u; ulimit -Hu") == "77\n77"
+
+
 async def test_a_running_command_is_told_which_limit_it_was(home: Path) -> None:
     async with room(home, polled=True, memory_bytes=64 * MIB) as rooms:
         session = await rooms.new_session()
@@ -78,8 +104,7 @@ async def test_too_many_files_end_what_writes_them_and_let_who_removes_them(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L19: the disk of a workspace is bounded; it is looked at while something runs."""
-    monkeypatch.setattr("tidegate.workspaces.site.LEAST_SECONDS", 0)
-    monkeypatch.setattr("tidegate.workspaces.site.MEASURE_AGAIN", 0)
+    monkeypatch.setattr("tidegate.workspaces.disk.MEASURE_AGAIN", 0)
     async with room(home, disk_bytes=4 * MIB) as rooms:
         session = await rooms.new_session()
         writer = "for i in $(seq 100); do head -c 1000000 /dev/zero > f$i; sleep 0.05; done; sleep 1000"
@@ -90,7 +115,6 @@ async def test_too_many_files_end_what_writes_them_and_let_who_removes_them(
 
 
 async def test_a_project_is_as_large_as_it_is(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidegate.workspaces.site.LEAST_SECONDS", 0)
     async with room(home, disk_bytes=MIB) as rooms:
         (home / "project").mkdir()
         (home / "project" / "large").write_bytes(b"x" * 3 * MIB)

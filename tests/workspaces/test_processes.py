@@ -313,6 +313,17 @@ async def test_one_that_prints_without_end_does_not_take_the_gateway(rooms: Room
         await mine.stop("yes")
 
 
+async def test_output_is_taken_at_a_pace(rooms: Room, session: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L21: three times what is taken in a second takes two seconds at least, however fast it comes."""
+    monkeypatch.setattr("tidegate.workspaces.processes.PACE_BYTES", 1 << 20)
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    await rooms.of(session).start("yes", "yes")
+    await until(lambda: _written(rooms, session, "yes") > 3 << 20)
+    assert loop.time() - begun >= 2
+    await rooms.of(session).stop("yes")
+
+
 async def test_unloading_touches_no_process(rooms: Room, session: str) -> None:
     """B1, B2, S08, V11, V12: a process does not keep a session in memory, and is kept when that goes."""
     mark = token()

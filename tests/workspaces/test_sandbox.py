@@ -7,6 +7,8 @@ import pytest
 
 from tests.workspaces.making import Room, alive, room, token, until
 from tidegate.errors import ToolFailed
+from tidegate.tools.files.editing import edit
+from tidegate.tools.files.writing import write
 
 pytestmark = pytest.mark.anyio
 
@@ -69,6 +71,23 @@ async def test_it_sees_the_processes_of_its_session_only(rooms: Room, session: s
     assert done.code != 0
 
 
+async def test_no_command_line_tells_where_the_gateway_is(rooms: Room, session: str) -> None:
+    """X18: nor does any environment."""
+    seen = await rooms.said(session, "cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null | tr '\\0' ' '; true")
+    assert "bash" in seen and str(rooms.home) not in seen and "bwrap" not in seen
+
+
+async def test_it_can_not_end_its_own_sandbox(rooms: Room, session: str) -> None:
+    """X12: nor leave anything there that nobody reaps."""
+    pids = "readlink /proc/self/ns/pid"
+    before = await rooms.said(session, pids)
+    await rooms.said(session, "for i in $(seq 31); do kill -$i 1; done 2>/dev/null; true")
+    await rooms.run(session, "kill -9 -1")
+    assert await rooms.said(session, pids) == before
+    orphans = "for i in 1 2 3 4 5; do (sleep 0.01 & exec true) & done; wait; sleep 0.3"
+    assert await rooms.said(session, f"{orphans}; cat /proc/[0-9]*/stat | grep -c ') Z '; true") == "0"
+
+
 async def test_it_has_no_descriptor_that_it_was_not_given(rooms: Room, session: str) -> None:
     assert await rooms.said(session, "ls -l /proc/self/fd | grep -cE 'ns:|user:|socket|/proc/[0-9]+/ns'; true") == "0"
 
@@ -108,6 +127,26 @@ async def test_a_folder_that_the_operator_allows_can_be_read(home: Path, tmp_pat
         assert await rooms.said(session, f"cat {shared}/manual") == "read me"
         done, _ = await rooms.run(session, f"touch {shared}/x")
         assert done.code != 0
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "local"])
+async def test_a_folder_that_the_operator_allows_to_be_read_cannot_be_written_by_tools(
+    home: Path, tmp_path: Path, backend: str
+) -> None:
+    """X07: the gateway itself could."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / "manual").write_text("read me")
+    async with room(home, backend=backend, read_only=(str(shared),)) as rooms:
+        files = await rooms.of(await rooms.new_session()).files()
+        found = await files.lines(f"{shared}/manual", offset=0, lines=10, max_bytes=1000)
+        assert found.data == b"read me"
+        for name in ("manual", "new"):
+            with pytest.raises(ToolFailed):
+                await write(files, f"{shared}/{name}", "changed")
+        with pytest.raises(ToolFailed):
+            await edit(files, f"{shared}/manual", "read", "write")
+    assert [(path.name, path.read_text()) for path in shared.iterdir()] == [("manual", "read me")]
 
 
 async def test_a_file_and_a_process_have_their_limits(home: Path) -> None:

@@ -187,4 +187,7 @@ def _commands(home: Path, holder: Holder | None) -> Finding:
         found: dict[str, Any] = ask(home, {"do": "status", "memory": False})["workspaces"]
     except TidegateError as error:
         return Finding("commands", "warn", f"the gateway could not be asked: {error.message}")
-    return Finding("commands", "warn" if found["problem"] else "ok", commands(found))
+    said, warning = commands(found), found["warning"]
+    if warning:
+        return Finding("commands", "warn", f"{said.removesuffix('.')}. {warning}")
+    return Finding("commands", "warn" if found["problem"] else "ok", said)

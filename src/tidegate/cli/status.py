@@ -51,6 +51,8 @@ def _print_facts(status: dict[str, Any]) -> None:
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
         print(f"{name:>{width}}: {value}")
+    if status["workspaces"]["warning"]:
+        print(f"{'warning':>{width}}: {status['workspaces']['warning']}")
     for chore in status["chores"]:
         if chore.get("error"):
             print(f"{'warning':>{width}}: the chore {chore['name']!r} failed last time: {chore['error']}")

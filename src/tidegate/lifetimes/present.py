@@ -6,7 +6,7 @@ equal, is built once however many ask for it, and leaves by one path, `unload`. 
 bytes; the least recently used goes first, and one whose turn is running is never released before that turn ends, not
 even when it was replaced meanwhile. Releasing happens in tasks of the scope, beside every turn; a failure there is
 reported with the session's name. Presence owns the records and the residents; `turn`, `waiting` and `held` on them are
-the engine's, `workspace` is that of the room of workspaces.
+the engine's, `workspace` and `disk` are those of the room of workspaces.
 """
 
 import asyncio
@@ -63,6 +63,7 @@ class Present(Link):
         "__weakref__",
         "building",
         "detached",
+        "disk",
         "held",
         "key",
         "passing",
@@ -86,6 +87,7 @@ class Present(Link):
         self.detached: tuple[Resident, ...] = ()
         self.passing: Resident | None = None
         self.workspace: Any | None = None
+        self.disk: Any | None = None
         self.used = used
         self.held = 0
         self.watchers: tuple[asyncio.Future[None], ...] = ()

@@ -108,9 +108,10 @@ class _Handler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._sink.write(_event(record))
-        except Exception:
-            self.handleError(record)
+            event = _event(record)
+            self._sink.write(event)
+        except Exception as error:  # something in it cannot be shown: then it is said that there was something
+            self._sink.write(_plain(record, f"a line could not be shown ({type(error).__name__})"))
 
     def handleError(self, record: logging.LogRecord) -> None:
         # The inherited one prints the record with its arguments, unredacted.
@@ -122,20 +123,24 @@ def _event(record: logging.LogRecord) -> Event:
         message = record.getMessage()
     except Exception as error:  # a library's wrong format string is no reason to fail, nor to lose the line
         message = f"{record.msg!r} could not be formatted: {type(error).__name__}"
-    event: Event = {
-        "timestamp": datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z"),
-        "level": _NAMES[_nearest_level(record.levelno)],
-        "event": message,
-    }
+    event = _plain(record, message)
     values = getattr(record, VALUES, None)
     if isinstance(values, dict):
+        del event["logger"]
         event.update((f"{name}_" if name in event else name, value) for name, value in values.items())
-    else:
-        event["logger"] = record.name
     raised = record.exc_info[1] if record.exc_info else None
     if raised is not None:
         event["exception"] = "".join(traceback.format_exception(raised)).rstrip("\n")
     return event
+
+
+def _plain(record: logging.LogRecord, message: str) -> Event:
+    return {
+        "timestamp": datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z"),
+        "level": _NAMES[_nearest_level(record.levelno)],
+        "event": message,
+        "logger": record.name,
+    }
 
 
 def _nearest_level(number: int) -> int:

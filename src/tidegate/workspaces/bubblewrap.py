@@ -53,9 +53,9 @@ _REAP_SECONDS = 1.0  # in which what waits for a killed process has reaped it, a
 _LOOKS = 25  # until a sandbox in which something cannot be ended is ended itself
 _NOTHING = 0  # the signal that only asks whether there is somebody
 _NS_GET_USERNS = 0xB701  # the user namespace that owns a namespace (ioctl_ns(2))
-_HOLD = "trap '' HUP INT QUIT TERM; echo up; exec >/dev/null; while read -r _; do :; done"
-"""What a sandbox's first process does: its line says that all is mounted; at the end of its input it ends. A shell reaps
-whatever is orphaned below it. From inside it cannot be killed, as no first process can."""
+_HOLD = "echo up; exec >/dev/null; while read -r _; do :; done"
+"""What a sandbox's first process does: its line says that all is mounted; at the end of its input it ends. A shell
+reaps whatever is orphaned below it. From inside it cannot be killed, as no first process can."""
 
 _OWN = frozenset(("1",))  # what belongs to the sandbox itself, as it is numbered in there
 _IN_MEMORY = ("../dev/shm", "../run")  # from its /proc
@@ -166,7 +166,7 @@ class Bubblewrap:
 
     async def open(self, spec: BoxSpec) -> "Sandbox":
         programs = _programs()
-        arguments = [programs.bwrap, *_isolation(network=spec.network), *self._nesting, "--as-pid-1"]
+        arguments = [programs.bwrap, *_isolation(network=spec.network), *self._nesting]
         arguments += await to_thread.run_sync(_system, spec.limits.memory_bytes // 2)
         arguments += ["--bind", str(spec.temporary), "/tmp", "--bind", str(spec.temporary), "/var/tmp"]
         arguments += ["--bind", str(spec.home), HOME, "--bind", str(spec.folder), INNER, "--chdir", INNER]
@@ -355,7 +355,7 @@ class Sandbox:
         if command.leaf is not None:
             reach = command.leaf.kill if number == signal.SIGKILL else partial(command.leaf.send, number)
             # But not to what waits for it outside of the sandbox, and has to reap it.
-            return await to_thread.run_sync(reach, command.pid) if self.alive else 0
+            return await to_thread.run_sync(reach, command.waiting) if self.alive else 0
         async with self._door:
             if not self.alive:
                 return 0
@@ -395,6 +395,11 @@ class Command:
         self.read_state = child.read_state
         self.wait = child.wait
         self.close = child.close
+
+    @property
+    def waiting(self) -> int | None:
+        """What waits for it outside; once that is reaped, its number may be another's."""
+        return self.pid if self._child.running else None
 
     async def reaped(self) -> None:
         """The sandbox is gone, and it was in it."""
@@ -500,7 +505,8 @@ def _programs() -> _Programs:
 
 
 def _isolation(*, network: bool) -> list[str]:
-    options = ["--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"]
+    # What is started is itself the first process: so `bwrap` ends after it has reaped it, and not before.
+    options = ["--unshare-all", "--as-pid-1", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"]
     options += ["--uid", str(_USER), "--gid", str(_USER), "--hostname", "workspace"]
     return [*options, "--share-net"] if network else options
 

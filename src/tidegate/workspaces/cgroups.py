@@ -5,9 +5,9 @@ in, so that what bounds the gateway bounds its workspaces too. Who is in a group
 never more processes in it than its limit, and what needs more memory than its limit is killed by the kernel. A process
 joins by itself before it becomes the agent's command, so that nothing of that is ever outside. Each command has a leaf
 of its own below its box's group, so that a signal reaches exactly what came of that command, whatever it has thrown
-away. `Group.end` kills what is in it and removes it. A group bears a digest of the home folder: what a killed gateway left is known by it, and of
-others nothing is touched. Where no group may be made, none is, and `held` is empty. What is not `async` blocks: for
-threads.
+away. `Group.end` kills what is in it and removes it. A group bears a digest of the home folder: what a killed gateway
+left is known by it, and of others nothing is touched. Where no group may be made, none is, and `held` is empty. What is
+not `async` blocks: for threads.
 
 Both versions of the kernel's interface are served. Version 1 has a tree of folders for each controller, version 2 one
 for all; there a group with processes may have no groups with limits below it, so the gateway first steps aside, into a
@@ -220,6 +220,7 @@ class Leaf:
 
     def kill(self, besides: int | None = None) -> int:
         """All that is in it but one, and nothing new begins; how many that were."""
+        self._dropped(self)  # what is refused from now on is no limit that was felt
         shut(self.folder)
         return send(self.folder, signal.SIGKILL, besides)
 

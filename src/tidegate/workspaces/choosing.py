@@ -5,6 +5,7 @@ commands are refused with that sentence and files work all the same. Only `auto`
 named is never replaced by another.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +17,16 @@ from tidegate.workspaces.cgroups import Cgroups
 from tidegate.workspaces.children import Spawner
 from tidegate.workspaces.files import Files, Mount
 from tidegate.workspaces.interface import Backend, Box, BoxSpec, Enforcement, OpenBox
+
+AS_ROOT: Mapping[str, str] = MappingProxyType(
+    {
+        "bubblewrap": "The gateway runs as root: a hole in the sandbox is one in the whole machine, and what commands "
+        "leave in an agent's own folder is root's. Run it as a user of its own.",
+        "local": "The gateway runs as root, and so do the agents' commands: they can do anything to this machine. Run "
+        "it as a user of its own, or choose another workspaces.backend.",
+    }
+)
+"""What that means, for each backend whose commands run on this machine."""
 
 
 class NoCommands:
@@ -76,6 +87,12 @@ class Choice:
             else:
                 await self._choosing.join()
         return self._chosen
+
+    @property
+    def warning(self) -> str:
+        """What the operator should know of who the gateway runs as; empty when there is nothing."""
+        name = "bubblewrap" if self._settings.backend == "auto" else self._settings.backend
+        return AS_ROOT.get(name, "") if os.geteuid() == 0 and not isinstance(self._chosen, NoCommands) else ""
 
     def reconsider(self) -> None:
         """Ask anew where it did not work: it may have been installed, or may be reached, since."""

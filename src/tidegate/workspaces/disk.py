@@ -1,15 +1,18 @@
-"""What the files of one session take on the disk, and a wall for the tools that write them.
+"""What the files of one session take on the disk, and a wall for whoever writes them.
 
 Guarantee: what a tool writes does not bring the session's folders above `workspaces.disk_bytes`; what makes a file
-smaller is always let through. (What commands write is looked at while they run.) The folders are measured when first
-something is written, and again when commands may have changed them; in between is added up what is written. It owns
-nothing: it lives as long as the handle that it was made for.
+smaller is always let through. What commands write is measured after each of them, and while they run: when it is too
+much, they are ended, and as long as it is too much the kernel lets no command make a file larger, so that things can
+be removed and nothing else. It is measured when it may have changed, unless that takes long: then so seldom that it
+takes a small part of the time. The measure hangs on the session's record while anything of the session is present, and
+is made anew before anything is written after that. It owns nothing.
 """
 
 import asyncio
 import contextlib
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from anyio import to_thread
@@ -21,36 +24,90 @@ from tidegate.workspaces.folders import used_bytes
 BLOCK = 4096
 """What a file takes at least, and in whole numbers of."""
 
+QUICK_SECONDS = 0.02
+"""A measurement that takes no longer than this, as of some thousand files, is made whenever it is asked for."""
+
+MEASURE_AGAIN = 30.0
+"""Times that a longer one took, until the next: so that it takes at most some percent of the time."""
+
+ENOUGH = 4
+"""Times the limit, beyond which it is not measured how much larger a workspace is."""
+
 
 class Disk:
     """Of the session with these folders."""
 
     def __init__(self, folders: Sequence[Path], most: int) -> None:
-        self._folders = tuple(folders)
-        self._most = most
+        self.folders = tuple(folders)
+        self.most = most
         self._used: int | None = None
+        self._promised = 0
+        self._stale = False
+        self._again = 0.0
         self._measuring = asyncio.Lock()
+
+    @property
+    def full(self) -> bool:
+        """Whether there was too much at the last look."""
+        return self._used is not None and self._used > self.most
 
     def changed(self) -> None:
         """Somebody else may have written."""
-        self._used = None
+        self._stale = True
 
-    async def take(self, count: int) -> bool:
-        """So many bytes are to be written; false when there is no room for them."""
+    async def look(self, *, running: bool) -> bool:
+        """Measure if something may have changed, as it always may while something is `running`. Whether that has to
+        end: there has come to be too much, or even more than that. Who removes files is let go on."""
         async with self._measuring:
-            if self._used is None:
-                self._used = await to_thread.run_sync(used_bytes, self._folders, self._most)
-            blocks = -(-count // BLOCK) * BLOCK
-            if self._used + blocks > self._most:
+            if self._used is not None and (not (running or self._stale) or time.monotonic() < self._again):
                 return False
-            self._used += blocks
-            return True
+            before = self._used if self.full else None
+            used = await self._measure()
+            self._stale |= running  # it goes on
+            return used > self.most and (before is None or used > before)
+
+    @contextlib.asynccontextmanager
+    async def room_for(self, count: int) -> AsyncIterator[bool]:
+        """So many bytes are to be written in here; false when there is no room for them. What others are writing just
+        now counts before it is there."""
+        blocks = -(-count // BLOCK) * BLOCK
+        async with self._measuring:
+            used = self._used
+            if used is None or (not self._promised and time.monotonic() >= self._again):
+                used = await self._measure()
+            if used + blocks > self.most and self._stale and not self._promised:
+                used = await self._measure()  # nobody is refused for what may be gone
+            there_is = used + self._promised + blocks <= self.most
+            if there_is:
+                self._promised += blocks
+        if not there_is:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            self._promised -= blocks
+            self._used = (self._used or 0) + blocks
+
+    async def _measure(self) -> int:
+        begun, self._stale = time.monotonic(), False
+        self._used = used = await to_thread.run_sync(used_bytes, self.folders, ENOUGH * self.most)
+        took = time.monotonic() - begun
+        self._again = time.monotonic() + (MEASURE_AGAIN * took if took > QUICK_SECONDS else 0)
+        return used
 
     @property
-    def full(self) -> str:
+    def no_room(self) -> str:
         return (
-            f"the files of this conversation may take {self._most // 2**20} MiB together (workspaces.disk_bytes), "
+            f"the files of this conversation may take {self.most // 2**20} MiB together (workspaces.disk_bytes), "
             "and there is no room left for it; remove what is not needed"
+        )
+
+    @property
+    def too_much(self) -> str:
+        return (
+            f"the files of this conversation take more than {self.most // 2**20} MiB together (workspaces.disk_bytes); "
+            "remove what is not needed: until then commands can remove files, and make none larger"
         )
 
 
@@ -67,9 +124,10 @@ class MeteredFiles:
         self.search = files.search
 
     async def write(self, path: str, data: bytes, *, expected: str | None = None) -> Written:
-        if not await self._disk.take(len(data)) and len(data) > await self._size(path):
-            raise ToolFailed(f"{shown(path)} was not written: {self._disk.full}.")
-        return await self._files.write(path, data, expected=expected)
+        async with self._disk.room_for(len(data)) as there_is:
+            if not there_is and len(data) > await self._size(path):
+                raise ToolFailed(f"{shown(path)} was not written: {self._disk.no_room}.")
+            return await self._files.write(path, data, expected=expected)
 
     async def _size(self, path: str) -> int:
         """Of what is there already and would be replaced."""

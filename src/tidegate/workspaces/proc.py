@@ -28,6 +28,13 @@ def start_ticks(pid: int) -> int | None:
     return int(fields[_START_FIELD]) if fields else None
 
 
+def ended(pid: int) -> bool:
+    """Whether it only waits to be reaped."""
+    with _held(f"/proc/{pid}", None) as process:
+        fields = _stat(process)
+    return bool(fields) and fields[_STATE_FIELD] == b"Z"
+
+
 class ProcessTable:
     """The processes that a folder of the kind of /proc shows. It owns the descriptor of the folder, which nobody uses
     any more once it is closed: its number may be another folder's by then."""

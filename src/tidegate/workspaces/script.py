@@ -44,7 +44,7 @@ __tidegate_end() {{
   # Asked first, killed after a third of a second.
   local round
   __tidegate_find "$1" || return
-  __tidegate_left=$((__tidegate_left + ${{#__tidegate_pids[@]}}))
+  [ $__tidegate_left -gt 0 ] || __tidegate_left=${{#__tidegate_pids[@]}}  # else they are counted, and still ending
   builtin kill -TERM "${{__tidegate_pids[@]}}"
   for round in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; do
     command sleep 0.03

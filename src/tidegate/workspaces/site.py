@@ -12,13 +12,11 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from anyio import to_thread
-
 from tidegate.errors import ToolFailed
 from tidegate.lifetimes import Flight, Scope
 from tidegate.log import Log
-from tidegate.workspaces.folders import used_bytes
-from tidegate.workspaces.interface import Backend, Box, BoxLimits, BoxSpec, Child, Elsewhere, Load, Strain
+from tidegate.workspaces.disk import Disk
+from tidegate.workspaces.interface import Backend, Box, BoxLimits, BoxSpec, Child, Load, Strain
 
 if TYPE_CHECKING:
     from tidegate.workspaces.processes import Running
@@ -27,15 +25,6 @@ log = Log(__name__)
 
 CLOSE_SECONDS = 5.0
 """Within which what was watching the processes of a closed box has seen their ends."""
-
-MEASURE_AGAIN = 30.0
-"""Times that a measurement of the disk took, until the next: so that it takes at most some percent of the time."""
-
-LEAST_SECONDS = 10.0
-"""Between two measurements of a workspace's disk."""
-
-ENOUGH = 4
-"""Times the limit, beyond which it is not measured how much larger a workspace is."""
 
 BOX_SECONDS = 0.5
 """Within which a box is seen to be gone after what ran in it was killed with it."""
@@ -60,6 +49,7 @@ class Site:
         backend: Backend,
         scope: Scope,
         *,
+        disk: Disk | None,
         prepare: Callable[[], Awaitable[None]],
         tell: Tell,
     ) -> None:
@@ -74,12 +64,12 @@ class Site:
         self.leaving = False
         """The gateway stops: what ends now has not ended by itself, and the next start tells so."""
         self.used = time.monotonic()
+        self.disk = disk
+        """None where nobody measures: in a folder of the user's own, and on another machine."""
         self._users = 0
         self._opening: Flight[Box] | None = None
         self._prepare = prepare
         self._tell = tell
-        self._disk: int | None = None
-        self._measured = (0.0, 0.0)
 
     @property
     def session(self) -> str:
@@ -122,14 +112,17 @@ class Site:
 
     async def spawn(self, text: bytes, mark: str) -> tuple[Box, Child]:
         """A command in the session's box. If that goes at this very moment, it is made again, once."""
+        full = await self.full()
+        if self.disk is not None:
+            self.disk.changed()  # from now on, however it ends
         box = await self.enter()
         try:
-            return box, await box.spawn(text, mark)
+            return box, await box.spawn(text, mark, full=full)
         except ToolFailed:
             if box.alive or self.closed:
                 raise
         box = await self.enter()
-        return box, await box.spawn(text, mark)
+        return box, await box.spawn(text, mark, full=full)
 
     async def _open(self) -> Box:
         await self.mourn()
@@ -172,9 +165,11 @@ class Site:
         if box is None or not box.alive:
             return
         load = Load() if box.held >= _LOOKED_AT else await box.load()
-        reason = _over(load, self.spec.limits, box.held) or await self._over_disk()
+        reason = _over(load, self.spec.limits, box.held)
         if reason and self.box is box:
             await self.end_all(reason)
+        elif not reason:
+            await self.measure(running=not self.idle)
 
     async def end_all(self, reason: str) -> None:
         box, self.box = self.box, None
@@ -188,20 +183,16 @@ class Site:
         log.warning("what ran in a workspace was ended", session=self.session, reason=reason, processes=names)
         await self._tell(self.session, f"{self.why}{f' Among it: {names}.' if names else ''}")
 
-    async def _over_disk(self) -> str:
-        """A project of the user's is as large as it is; and who is removing files is let go on."""
-        at, took = self._measured
-        if isinstance(self.backend, Elsewhere):
-            return ""
-        if self.spec.project or self.idle or time.monotonic() < at + max(LEAST_SECONDS, MEASURE_AGAIN * took):
-            return ""
-        begun, most = time.monotonic(), self.spec.limits.disk_bytes
-        used = await to_thread.run_sync(used_bytes, (self.spec.folder, self.spec.private), ENOUGH * most)
-        before, self._disk = self._disk, used
-        self._measured = (time.monotonic(), time.monotonic() - begun)
-        if used <= most or before is None or used < before:
-            return ""
-        return f"its files take more than {_amount(most)} (workspaces.disk_bytes); remove what is not needed"
+    async def measure(self, *, running: bool) -> None:
+        """Look at the disk; what is running, and may have filled it, is ended when there is too much on it."""
+        disk = self.disk
+        if disk is not None and await disk.look(running=running) and running:
+            await self.end_all(disk.too_much)
+
+    async def full(self) -> bool:
+        """Whether commands can only remove files now. What was started before it came to that is ended."""
+        await self.measure(running=bool(self.running) or self._users > 1)
+        return self.disk is not None and self.disk.full
 
     # -- the end --
 

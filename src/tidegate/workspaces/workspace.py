@@ -13,9 +13,9 @@ from tidegate.errors import ToolFailed
 from tidegate.store import Db, workspaces
 from tidegate.values import new_id
 from tidegate.workspaces import script
-from tidegate.workspaces.disk import Disk, MeteredFiles
+from tidegate.workspaces.disk import MeteredFiles
 from tidegate.workspaces.files import Files
-from tidegate.workspaces.interface import Box, Elsewhere
+from tidegate.workspaces.interface import Box
 from tidegate.workspaces.looking import Lookout, view
 from tidegate.workspaces.running import Conducted, Sink, conduct
 from tidegate.workspaces.site import OUTSIDE, Site, strained
@@ -42,7 +42,6 @@ class Workspace:
         self.session = session
         self.agent = agent
         self.turn = turn
-        self._disk: Disk | None = None
 
     @property
     def command_seconds(self) -> float:
@@ -57,17 +56,8 @@ class Workspace:
         """The session's files; the folder is made when there is none yet."""
         backend, spec = await self._owner.spec(self.session, self.agent)
         await self._owner.prepare(spec, backend, self.agent)
-        files = backend.files(spec, self._box)
-        if spec.project or isinstance(backend, Elsewhere):
-            return files
-        if self._disk is None:
-            self._disk = Disk((spec.folder, spec.private), spec.limits.disk_bytes)
-        return MeteredFiles(files, self._disk)
-
-    def _disk_changes(self) -> None:
-        """A command runs: it may write, or remove, what it wants."""
-        if self._disk is not None:
-            self._disk.changed()
+        files, disk = backend.files(spec, self._box), self._owner.disk(spec, backend)
+        return files if disk is None else MeteredFiles(files, disk)
 
     async def _box(self) -> Box:
         async with self._owner.at_work(self.session, self.agent) as site:
@@ -83,11 +73,13 @@ class Workspace:
             shell = await self._owner.store.read(workspaces.shell, self.session)
             mark, inner = new_id("c"), site.backend.inner(site.spec.folder)
             box, child = await site.spawn(script.command(text, mark=mark, folder=inner, shell=shell, pty=pty), mark)
-            before = box.strain
+            before, narrow = box.strain, site.disk is not None and site.disk.full
             done = await conduct(child, sink, scope=site.scope, timeout=timeout, look=site.look)
-            self._disk_changes()
+            full = await site.full() or (narrow and done.code != 0)
             told = strained(before, box.strain, site.spec.limits)
             notes = await self._keep_shell(site, box, done, shell, told)
+            if full and site.disk is not None and not any("workspaces.disk_bytes" in note for note in notes):
+                notes.append(f"Note: {site.disk.too_much}.")
         left = max(done.left, script.read_state(done.state).left)
         return Finished(code=done.code, timed_out=done.code is None, left_behind=left, note=" ".join(notes))
 
@@ -113,7 +105,8 @@ class Workspace:
         """Start a process under a name, or find it running."""
         text = _checked(command)
         async with self._owner.at_work(self.session, self.agent) as site:
-            self._disk_changes()
+            if name not in site.running and await site.full() and site.disk is not None:
+                raise ToolFailed(f"The process was not started: {site.disk.too_much}.")
             row = await self._owner.processes.start(site, name, text, restart=restart, notify=notify)
             return await self._lookout().view(name, new=False) if row is None else view(row, 0)
 

@@ -29,6 +29,7 @@ from tidegate.store import Db, ProcessRow, Store, WorkspaceRow, notices, process
 from tidegate.workspaces.cgroups import Cgroups
 from tidegate.workspaces.children import Spawner
 from tidegate.workspaces.choosing import Choice, NoCommands
+from tidegate.workspaces.disk import Disk
 from tidegate.workspaces.folders import Folders
 from tidegate.workspaces.folders import remove as remove_folder
 from tidegate.workspaces.interface import CALLED, Backend, BoxLimits, BoxSpec, Elsewhere
@@ -36,6 +37,7 @@ from tidegate.workspaces.proc import start_ticks
 from tidegate.workspaces.processes import OnFinished, Processes
 from tidegate.workspaces.remains import Remains
 from tidegate.workspaces.site import Site
+from tidegate.workspaces.strays import Strays
 from tidegate.workspaces.workspace import Workspace
 
 log = Log(__name__)
@@ -96,6 +98,7 @@ class Workspaces:
         self._clock = clock
         self._environment = {name: environment[name] for name in self.settings.environment if name in environment}
         self._groups = Cgroups(config.home)
+        self._strays = Strays()
         self._remains = Remains(store, clock, self.settings.trash)
         self._choice = Choice(self.settings, Spawner(frozenset(os.sched_getaffinity(0))), self._groups, backends)
         presence.ledger.view("workspace", self._measure)
@@ -138,6 +141,19 @@ class Workspaces:
             ),
         )
 
+    def disk(self, spec: BoxSpec, backend: Backend) -> Disk | None:
+        """What is known of the disk of a session, while anything of it is present; None where nobody measures. A
+        project of the user's is as large as it is."""
+        if spec.project or isinstance(backend, Elsewhere):
+            return None
+        record, folders, most = self._presence.get(spec.session), (spec.folder, spec.private), spec.limits.disk_bytes
+        known = None if record is None else record.disk
+        if not isinstance(known, Disk) or (known.folders, known.most) != (folders, most):
+            known = Disk(folders, most)
+        if record is not None:
+            record.disk = known
+        return known
+
     # -- what is present --
 
     def present(self, session: str) -> Site | None:
@@ -157,10 +173,12 @@ class Workspaces:
             return there
         if not self._scope.open:
             raise ToolFailed("The gateway is stopping: no command is started any more.")
+        self._presence.obtain(spec.session)  # what is known of its disk hangs on it, too
         site = Site(
             spec,
             backend,
             self._scope,
+            disk=self.disk(spec, backend),
             prepare=lambda: self.prepare(spec, backend, agent),
             tell=self._tell,
         )
@@ -228,6 +246,8 @@ class Workspaces:
 
     async def start(self) -> None:
         """Take note of what the last process left: its processes are gone, and those marked `restart` begin again."""
+        if self._choice.warning:
+            log.warning("the gateway runs as root", meaning=self._choice.warning)
         await to_thread.run_sync(self._groups.sweep)
         if (there := await self._elsewhere()) is not None:
             await self._remains.recover(there)
@@ -307,8 +327,9 @@ class Workspaces:
     # -- the timer --
 
     async def reconcile(self) -> None:
-        """Compare what is alive with what should be: boxes that went without us, what uses more than its limits, and
-        boxes in which nothing has run for a while."""
+        """Compare what is alive with what should be: boxes that went without us, what uses more than its limits,
+        boxes in which nothing has run for a while, and what nobody else would reap."""
+        await to_thread.run_sync(self._strays.reap)
         sites = self._sites()
         await _side_by_side([self._look(site) for site in sites])
         idle = sorted((site for site in sites if site.idle and not site.closed), key=lambda site: site.used)
@@ -374,6 +395,7 @@ class Workspaces:
         return {
             "backend": self.settings.backend if backend is None else backend.name,
             "problem": backend.why if isinstance(backend, NoCommands) else "",
+            "warning": self._choice.warning,
             "sandboxed": backend is not None and backend.sandboxed,
             "enforced": {} if backend is None else dict(backend.enforced),
             "limits": "" if backend is None else _kept(backend.enforced),

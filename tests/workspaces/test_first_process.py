@@ -1,0 +1,37 @@
+"""A gateway that is the first process of its system, as in a container without an init."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.workspaces.making import WAIT
+from tidegate.workspaces.strays import Strays
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "local"])
+def test_no_zombie_stays_with_a_gateway_that_is_the_first_process(tmp_path: Path, backend: str) -> None:
+    """L15: what ends as it should leaves none at all; what is killed by others is reaped on the timer."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can make a first process without a sandbox, in which there can be no other")
+    command = [sys.executable, "-m", "tests.workspaces.first_process", str(tmp_path / "home"), backend]
+    done = subprocess.run(
+        ["unshare", "-p", "-f", "--mount-proc", "--kill-child", *command],
+        cwd=ROOT, capture_output=True, text=True, timeout=2 * WAIT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    word, plain, harmed, left = done.stdout.split()
+    assert (word, plain, left) == ("zombies", "0", "0")
+    assert int(harmed) > 0  # else nothing was proved
+
+
+def test_where_there_is_another_first_process_nobody_elses_children_are_reaped() -> None:
+    with subprocess.Popen(["/bin/sh", "-c", "exit 7"]) as child:
+        assert os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT) is not None
+        strays = Strays()
+        assert [strays.reap() for _ in range(3)] == [0, 0, 0]
+        assert child.wait() == 7
