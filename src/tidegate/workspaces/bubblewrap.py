@@ -269,7 +269,8 @@ class Sandbox:
                     await to_thread.run_sync(leaf.remove)
             raise
         async with or_gone(command):
-            await command.write(text)
+            with contextlib.suppress(ToolFailed):  # one that has ended already says by its code and its words why
+                await command.write(text)
         return command
 
     async def _leaf(self) -> Leaf | None:

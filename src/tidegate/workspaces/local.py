@@ -144,7 +144,8 @@ class Quarters:
             if not self.alive:
                 raise ToolFailed("The workspace is closed.")
             await command.start(told)
-            await child.write(text)
+            with contextlib.suppress(ToolFailed):  # one that has ended already says by its code and its words why
+                await child.write(text)
         return command
 
     def _told(self, mark: str, leaf: Leaf | None, full: bool) -> bytes:
