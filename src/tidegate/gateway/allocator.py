@@ -15,7 +15,7 @@ _ARENAS = 2  # one for the loop, one shared by the store's threads: more only ra
 _LARGE = 512 << 10  # bytes: twice what the loop reads at once, for which nothing should be mapped or given back
 _ARENA_SPAN = 64 << 20  # address space that glibc sets aside for a heap of any arena but the first, and its alignment
 _KIB = 1024
-_TRIM_ABOVE = 8 << 20  # free bytes in the allocator that are worth a trim
+_TRIM_ABOVE = 1 << 20  # free bytes in the allocator that are worth a trim, which takes a millisecond or two
 
 
 def tune() -> bool:

@@ -42,7 +42,7 @@ from tidegate.web import Health, Server, create_app
 
 _HANDOVER_SECONDS = 5.0  # beside the old gateway's own budget, for it to close what is not turns
 _CLOSE_SHARE = 0.25  # of the budget that is kept for closing rooms when turns have taken the rest
-_TRIM_SECONDS = 60.0  # between two looks at what the allocator keeps for nothing
+_TRIM_SECONDS = 10.0  # between two looks at what the allocator keeps for nothing: a look takes some milliseconds
 _PARKING_SECONDS = 1.0  # that turns have to reach their next step when their time is over
 _THREADS = 16  # that work for the loop at once, on files and folders: more would only wait for the interpreter's lock
 _HALF_BUILT_SECONDS = 5.0  # for closing what was built, when the rest was not
