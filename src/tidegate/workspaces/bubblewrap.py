@@ -29,7 +29,7 @@ from anyio import CancelScope, to_thread
 
 from tidegate.errors import ToolFailed
 from tidegate.workspaces import script
-from tidegate.workspaces.cgroups import JOIN, UNGROUPED, Cgroups, Group, Leaf
+from tidegate.workspaces.cgroups import JOIN, UNGROUPED, Cgroups, Group, Leaf, leaf_for
 from tidegate.workspaces.children import ChildProcess, Spawner, find, gone, or_gone
 from tidegate.workspaces.files import Files, Mount
 from tidegate.workspaces.interface import MARK, BoxSpec, Enforcement, Load, OpenBox, Strain, enforced
@@ -260,24 +260,12 @@ class Sandbox:
             await self.close()
         if not self.alive:
             raise ToolFailed("The sandbox is gone.")
-        leaf = await self._leaf()
-        try:
+        async with leaf_for(self._group) as leaf:
             command = await self._enter(mark, leaf, full)
-        except BaseException:
-            if leaf is not None:
-                with CancelScope(shield=True):
-                    await to_thread.run_sync(leaf.remove)
-            raise
         async with or_gone(command):
             with contextlib.suppress(ToolFailed):  # one that has ended already says by its code and its words why
                 await command.write(text)
         return command
-
-    async def _leaf(self) -> Leaf | None:
-        try:
-            return None if self._group is None else await to_thread.run_sync(self._group.leaf)
-        except OSError as error:
-            raise ToolFailed(f"The command cannot be started: it gets no control group ({error.strerror}).") from None
 
     async def _enter(self, mark: str, leaf: Leaf | None, full: bool) -> "Command":
         programs, limits = self._programs, self._spec.limits

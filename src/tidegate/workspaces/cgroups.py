@@ -22,11 +22,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 from anyio import CancelScope, to_thread
 
+from tidegate.errors import ToolFailed
 from tidegate.log import Log
 from tidegate.workspaces.hierarchy import CONTROLLERS, PROCESSES, Setting, Tree, counter, settings, trees
 from tidegate.workspaces.interface import BoxLimits, Strain
@@ -231,6 +232,23 @@ class Leaf:
             if removed(self.folder):
                 return
             time.sleep(_LOOK_SECONDS)
+
+
+@contextlib.asynccontextmanager
+async def leaf_for(group: Group | None) -> AsyncIterator[Leaf | None]:
+    """One for a command that is started in here, and that goes with it from then on; None where there are no groups.
+    When it comes to no command, it is removed."""
+    try:
+        leaf = None if group is None else await to_thread.run_sync(group.leaf)
+    except OSError as error:
+        raise ToolFailed(f"The command cannot be started: it gets no control group ({error.strerror}).") from None
+    try:
+        yield leaf
+    except BaseException:
+        if leaf is not None:
+            with CancelScope(shield=True):
+                await to_thread.run_sync(leaf.remove)
+        raise
 
 
 def handed_over(tree: Tree) -> Tree | None:

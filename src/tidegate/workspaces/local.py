@@ -17,13 +17,13 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from anyio import CancelScope, to_thread
+from anyio import to_thread
 
 from tidegate.errors import ToolFailed
 from tidegate.lifetimes import KILLED_SECONDS, gather
 from tidegate.log import Log
 from tidegate.workspaces import guardian, script
-from tidegate.workspaces.cgroups import UNGROUPED, Cgroups, Group, Leaf
+from tidegate.workspaces.cgroups import UNGROUPED, Cgroups, Group, Leaf, leaf_for
 from tidegate.workspaces.children import ChildProcess, Spawner, find, or_gone
 from tidegate.workspaces.files import Files, Mount
 from tidegate.workspaces.interface import MARK, BoxSpec, Enforcement, Load, OpenBox, Strain, enforced
@@ -104,22 +104,8 @@ class Quarters:
         if self._group and self.alive and not self._group.there:
             self.why = UNGROUPED
             await self.close()
-        leaf = await self._leaf()
-        try:
+        async with leaf_for(self._group if self.alive else None) as leaf:
             return await self._start(text, mark, leaf, full)
-        except BaseException:
-            if leaf is not None:
-                with CancelScope(shield=True):
-                    await to_thread.run_sync(leaf.remove)
-            raise
-
-    async def _leaf(self) -> Leaf | None:
-        if self._group is None or not self.alive:
-            return None
-        try:
-            return await to_thread.run_sync(self._group.leaf)
-        except OSError as error:
-            raise ToolFailed(f"The command cannot be started: it gets no control group ({error.strerror}).") from None
 
     async def _start(self, text: bytes, mark: str, leaf: Leaf | None, full: bool) -> "Command":
         told = self._told(mark, leaf, full)
