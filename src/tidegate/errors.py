@@ -122,6 +122,7 @@ class ModelFailed(TidegateError):
     ) -> None:
         super().__init__(f"{message} It said: {said}" if said else message)
         self.brief = message
+        self.said = said
         self.kind: ModelKind = kind
         self.retryable = retryable
         self.retry_after = retry_after

@@ -31,12 +31,16 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 
 class Usage(Frozen, frozen=True):
-    """Tokens as the provider counted them; `cached` is the part of `input` that was billed as a repeated prefix.
-    `estimated` says that the provider did not count a part of them, and that we did."""
+    """Tokens as the provider counted them: `cached` is the part of `input` that was read from its cache, `written` the
+    part that it wrote to its cache, `reasoning` the part of `output` that nobody is shown. `cost` is in billionths of a
+    dollar. `estimated` says that the provider did not count a part of them, and that we did."""
 
     input: int = 0
     cached: int = 0
     output: int = 0
+    written: int = 0
+    reasoning: int = 0
+    cost: int = 0
     estimated: bool = False
 
     def __add__(self, other: "Usage") -> "Usage":
@@ -44,6 +48,9 @@ class Usage(Frozen, frozen=True):
             input=self.input + other.input,
             cached=self.cached + other.cached,
             output=self.output + other.output,
+            written=self.written + other.written,
+            reasoning=self.reasoning + other.reasoning,
+            cost=self.cost + other.cost,
             estimated=self.estimated or other.estimated,
         )
 
@@ -61,15 +68,31 @@ class ToolCall(Frozen, frozen=True):
 
 
 class Media(Frozen, frozen=True):
-    """A picture that a model is shown, as it is sent: small ones are `data`, larger ones lie in the session's spool
-    under the id `spooled` and are loaded only while a request is written. `note` says what was done to it (scaled)."""
+    """A picture or a sound for a model, as it is sent: small ones are `data`, larger ones lie in the session's spool
+    under the id `spooled` and are loaded only while a request is written. `note` says what was done to it (scaled).
+    Pictures have a size, sounds last so many `seconds` where that is known."""
 
     media_type: str
     data: bytes = b""
     spooled: str = ""
     width: int = 0
     height: int = 0
+    seconds: float = 0.0
     note: str = ""
+
+    @property
+    def is_sound(self) -> bool:
+        return self.media_type.startswith("audio/")
+
+
+class Carried(Frozen, frozen=True):
+    """Something in a model's answer that is no word of it but must go back with it, verbatim: a signed thought, an
+    encrypted one, a mark on a call. It stood after so many characters of the text and so many of the calls; what it
+    means, only the wire format that brought it knows."""
+
+    item: msgspec.Raw
+    text: int = 0
+    calls: int = 0
 
 
 class Message(Frozen, frozen=True):
@@ -77,7 +100,8 @@ class Message(Frozen, frozen=True):
 
     `aside` is what varies per message (a notice, a reminder): it was sent with this message and stays with it.
     `finish` and `usage` are set on what a model answered: finish is stop | length | tool_calls | content_filter |
-    stopped (a person stopped it) | error. `media` stands on user messages and on tools' results.
+    stopped (a person stopped it) | error. `media` stands on user messages and on tools' results. `carried` are things
+    that go back only to the same `model` in the same format, `carrier`.
     """
 
     role: Role
@@ -91,6 +115,8 @@ class Message(Frozen, frozen=True):
     usage: Usage | None = None
     model: str = ""
     media: tuple[Media, ...] = ()
+    carrier: str = ""
+    carried: tuple[Carried, ...] = ()
 
 
 class ToolDefinition(Frozen, frozen=True):
@@ -167,6 +193,8 @@ class Inbound(Frozen, frozen=True):
     busy: Busyness = "queue"
     on_disconnect: OnDisconnect | None = None
     receipts: tuple[Receipt, ...] = ()
+    job: str = ""
+    """The name of the job that it comes from, to which its tokens are written down."""
     new: bool = False
     """Start a new conversation that will be addressed by its id (the page's and the terminal's way)."""
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.scripted_model import ScriptedModel
 from tidegate.config import ModelSettings
-from tidegate.models import Clients, Encoded, Model, Models, Patience
+from tidegate.models import Clients, Model, Models, Patience, Wire
 from tidegate.security import Secret
 from tidegate.values import Call, Message, Prefix, ToolDefinition
 
@@ -75,6 +75,11 @@ async def configured(
         yield models.get("main")
 
 
+def encoded_by(wire: Wire, message: Message) -> bytes:
+    """A result of a tool is taken for all results of its step."""
+    return wire.encode_results([message]) if message.role == "tool" else wire.encode(message)
+
+
 async def ask(
     model: Model,
     messages: str | Sequence[Message],
@@ -86,9 +91,14 @@ async def ask(
     listener = listener or Listener()
     if isinstance(messages, str):
         messages = [Message(role="user", text=messages)]
-    history = [model.wire.encode(message) for message in messages]
-    encoded: Encoded = model.wire.encode_prefix(prefix)
-    return await model.ask(encoded, history, call or Call(), on_text=listener.pieces.append, on_reset=listener.reset)
+    history = [encoded for message in messages if (encoded := encoded_by(model.wire, message))]
+    return await model.ask(
+        model.wire.encode_prefix(prefix),
+        history,
+        call or Call(),
+        on_text=listener.pieces.append,
+        on_reset=listener.reset,
+    )
 
 
 __all__ = ["ANSWER_BYTES", "CANARY", "PREFIX", "Listener", "ScriptedModel", "Slept", "ask", "configured", "settings"]

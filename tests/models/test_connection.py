@@ -81,10 +81,16 @@ class Deaf(Wire):
         return b""
 
 
+def pieces(body: bytes) -> list[bytes]:
+    """As requests are made: one that is empty is a piece too."""
+    third = len(body) // 3
+    return [body[:third], b"", body[third:]]
+
+
 async def ask(clients: Clients, origin: Origin, body: bytes = b"{}", waits: Waits = WAITS) -> Response:
     head = Address(f"http://{origin.host}:{origin.port}/v1").head("POST", {}) + b"%d\r\n\r\n" % len(body)
     with anyio.fail_after(WAIT):
-        return await clients.request(origin, head, body, waits)
+        return await clients.request(origin, head, pieces(body), waits)
 
 
 async def whole(response: Response) -> bytes:

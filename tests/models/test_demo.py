@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.models.support import PREFIX, Listener, ask
+from tests.models.support import PREFIX, Listener, ask, encoded_by
 from tidegate.config import ModelSettings
 from tidegate.errors import ModelFailed
 from tidegate.models import Clients, Model, Models
+from tidegate.models.demo import FACTS
 from tidegate.models.demo_script import CONFIGURE, GREETING, HELP, HIGHEST_COUNT, read_request, reply
 from tidegate.models.openai_wire import OpenAIWire
 from tidegate.security import Secret
@@ -171,9 +172,9 @@ async def test_its_lease_is_counted(demo: Model) -> None:
 @given(st.lists(st.tuples(st.sampled_from(["user", "assistant", "tool"]), st.text(max_size=40)), max_size=6))
 def test_the_same_request_has_the_same_reply(said: list[tuple[str, str]]) -> None:
     """S32: whatever was said, it answers, and always the same."""
-    wire = OpenAIWire()
-    history = [wire.encode(Message(role=role, text=text, call_id="c")) for role, text in said]  # type: ignore[arg-type]
-    body = wire.body("demo", wire.encode_prefix(PREFIX), history, Call(), stream=True)
+    wire = OpenAIWire("demo", FACTS)
+    history = [encoded_by(wire, Message(role=role, text=text, call_id="c")) for role, text in said]  # type: ignore[arg-type]
+    body = b"".join(wire.body(wire.encode_prefix(PREFIX), history, Call()))
     assert reply(read_request(body)) == reply(read_request(body))
 
 

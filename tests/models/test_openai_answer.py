@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tidegate.models.answer import AnswerBroken, AnswerError
-from tidegate.models.openai_answer import CALLS, ChatAnswer
+from tidegate.models.streamed import CALLS, ChatAnswer
 from tidegate.values import Message, ToolCall, Usage
 
 

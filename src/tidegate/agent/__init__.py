@@ -8,6 +8,7 @@ from tidegate.agent.balance import in_call_order, is_balanced, missing
 from tidegate.agent.conversation import Conversation
 from tidegate.agent.hands import Equipment, Hands, Permits
 from tidegate.agent.loop import Bounds, run
+from tidegate.agent.mind import Mind
 from tidegate.agent.prompt import freeze
 from tidegate.agent.turn import EXCERPT_CHARACTERS, Effect, Turn
 
@@ -19,6 +20,7 @@ __all__ = [
     "Effect",
     "Equipment",
     "Hands",
+    "Mind",
     "Permits",
     "Purse",
     "Turn",

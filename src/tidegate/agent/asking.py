@@ -15,9 +15,6 @@ from tidegate.agent.turn import Turn
 from tidegate.errors import ModelFailed
 from tidegate.values import Call, Frozen, Message, TextDelta, TextReset, Usage
 
-BYTES_PER_TOKEN = 4
-"""About what a token is, over prose, code and JSON; for estimates only."""
-
 
 class Budget(Protocol):
     """Tokens that may be spent: by the whole gateway, a principal, a session."""
@@ -68,17 +65,17 @@ async def ask(turn: Turn, conversation: Conversation, call: Call, purse: Purse) 
             turn.cut(purse.model, usage)
             purse.spend(usage)
         raise
+    if answer.usage is not None and not answer.usage.estimated:
+        conversation.model.gauge.learn(conversation.estimated_bytes, answer.usage.input)
     usage = answer.usage or _estimate(conversation, shown + sum(_size(made.arguments) for made in answer.calls))
     purse.spend(usage)
     return answer if answer.usage is not None else msgspec.structs.replace(answer, usage=usage)
 
 
 def _estimate(conversation: Conversation, said: int) -> Usage:
-    return Usage(
-        input=conversation.estimated_bytes // BYTES_PER_TOKEN,
-        output=-(-said // BYTES_PER_TOKEN),
-        estimated=True,
-    )
+    model = conversation.model
+    tokens = model.gauge.tokens
+    return model.facts.priced(Usage(input=tokens(conversation.estimated_bytes), output=tokens(said), estimated=True))
 
 
 def _size(text: str) -> int:

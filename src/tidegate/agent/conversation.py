@@ -2,8 +2,8 @@
 
 Guarantee: every message is encoded once, when it is appended, and the encoded history only ever grows at its end; the
 same rows give the same bytes again when they are loaded from the store. However long it is, only its newest part is in
-memory. What tools show follows the last result of their step, in one message of its own. Pictures that lie in the spool
-are loaded while a request is written, and only then. A conversation owns its history and one lease on the shared model
+memory. The results of one step are encoded together, when the last of them is there. Media that lies in the spool is
+loaded while a request is written, and only then. A conversation owns its history and one lease on the shared model
 client; `release` gives both back and touches nothing else (unload is not end).
 """
 
@@ -12,7 +12,7 @@ from typing import cast
 
 import msgspec
 
-from tidegate.agent.history import History, Overflow
+from tidegate.agent.history import Group, History, Overflow
 from tidegate.log import Log
 from tidegate.models import Encoded, Lease, Model
 from tidegate.tools import Toolset
@@ -23,22 +23,31 @@ log = Log(__name__)
 BASE_OVERHEAD = 1024
 """Bytes of the conversation itself: its record, lists and lease."""
 
-PICTURE_OVERHEAD = 256
-"""Bytes that a picture costs of which only the name is held."""
+MEDIA_OVERHEAD = 256
+"""Bytes that a picture or a sound costs of which only the name is held."""
 
 LOADED_BYTES = 20 * 1024 * 1024
-"""Of spooled pictures in one request, as files: what the strictest provider takes, written as text. The first ones are
+"""Of spooled media in one request, as files: what the strictest provider takes, written as text. The first ones are
 shown, so that the request still begins as the one before."""
 
 PICTURE_TEXT_BYTES = 6400
 """Of text that costs about as many tokens as a picture does, large or small."""
+
+FRAME_BYTES = 64
+"""That a message has around its text, whichever format it is sent in."""
+
+SOUND_TEXT_BYTES = 128
+"""Of text that costs about as many tokens as a second of sound does."""
+
+SOUND_SECONDS = 60.0
+"""That a sound is taken to last when it is not known."""
 
 Load = Callable[[str], Awaitable[bytes]]
 """What lies in the session's spool under an id. OSError when it cannot be read."""
 
 
 async def load_nothing(id: str) -> bytes:
-    raise RuntimeError(f"the picture {id} cannot be loaded: this conversation was given no loader")
+    raise RuntimeError(f"the media {id} cannot be loaded: this conversation was given no loader")
 
 
 class Conversation:
@@ -49,7 +58,7 @@ class Conversation:
         "_load",
         "_loaded",
         "_owed",
-        "_shown",
+        "_results",
         "_unloaded",
         "history",
         "model",
@@ -78,14 +87,14 @@ class Conversation:
         self.version = -1
         """The session's version in the store when this was last known to be equal to it."""
         self.history = History(overflow)
-        """Encoded messages; as it is one of which a picture lies in the spool."""
+        """Encoded messages; as they are those of which media lies in the spool."""
         self._load = load
         self._owed = 0
         """Results that the last answer still waits for."""
-        self._shown: list[tuple[str, Media]] = []
-        """What those that came have shown, with the names of their tools."""
+        self._results: list[Message] = []  # house: allow at most as many as an answer has calls
+        """Those that came."""
         self._unloaded = 0
-        """Messages in the history that are not encoded."""
+        """Of the history that are not encoded."""
         self._estimated = 0
         self._loaded = 0
         self._asking = False
@@ -95,18 +104,17 @@ class Conversation:
 
     def append(self, message: Message) -> None:
         if message.role == "tool":
-            self._add(message)
-            self._shown += [(message.name, picture) for picture in message.media]
+            self._results.append(message)
             self._owed -= 1
-            if self._owed <= 0 and self._shown:
-                self._show()
+            if self._owed <= 0:
+                self._close_step()
             return
-        if self._shown:  # a result is missing, and will not come
-            self._show()
+        if self._results:  # one is missing, and will not come
+            self._close_step()
         self._owed = len(message.calls)
-        self._add(message)
+        self._add((message,))
 
-    def extend(self, messages: Sequence[Message]) -> None:
+    def extend(self, messages: Iterable[Message]) -> None:
         for message in messages:
             self.append(message)
 
@@ -143,72 +151,91 @@ class Conversation:
         if lease is not None:
             lease.release()
 
-    # -- pictures --
+    # -- messages --
 
-    def _show(self) -> None:
-        """The pictures of a step's results, after the last of them: between them nothing may stand."""
-        shown, self._shown = self._shown, []
-        told = "; ".join(f"{name} {_described(picture)}" for name, picture in shown)
-        said = f"Pictures that these results show, in this order: {told}."
-        self._add(Message(role="user", aside=said, media=tuple(picture for _, picture in shown)))
+    def _close_step(self) -> None:
+        results, self._results = tuple(self._results), []
+        self._add(results)
 
-    def _add(self, message: Message) -> None:
-        pictures = message.media if message.role != "tool" else ()
-        if any(picture.spooled for picture in pictures):
+    def _add(self, group: Group) -> None:
+        shown = [media for message in group for media in message.media if self.model.wire.takes(media.media_type)]
+        if any(media.spooled for media in shown):
             self._unloaded += 1
-            text = len(message.text) + len(message.aside)
-            held = text + sum(PICTURE_OVERHEAD + len(picture.data) for picture in pictures)
-            self.history.append_unencoded(message, held)
-            self._estimated += text + PICTURE_TEXT_BYTES * len(pictures)
+            text = _framed(group)
+            held = text + sum(MEDIA_OVERHEAD + len(media.data) for message in group for media in message.media)
+            self.history.append_unencoded(group, held)
+            self._estimated += text + sum(map(_text_bytes, shown))
             return
         # The encoder's result keeps the spare room of its buffer (512 bytes at least, up to half of a long text); what
         # is held for hours is an exact copy.
-        encoded = bytes(memoryview(self.model.wire.encode(message)))
+        encoded = bytes(memoryview(self._encode(group)))
+        if not encoded:
+            return
         self.history.append(encoded)
-        if pictures:
-            self._estimated += len(message.text) + len(message.aside) + PICTURE_TEXT_BYTES * len(pictures)
+        if shown:
+            self._estimated += _framed(group) + sum(map(_text_bytes, shown))
         else:
             self._estimated += len(encoded)
 
+    def _encode(self, group: Group) -> bytes:
+        wire = self.model.wire
+        return wire.encode_results(group) if group[0].role == "tool" else wire.encode(group[0])
+
     async def _write(self) -> Sequence[bytes]:
-        """The history with every picture in its place."""
+        """The history with all media in its place."""
         history = await self.history.read()
         if not self._unloaded:
             return cast(Sequence[bytes], history)
         room = LOADED_BYTES
         written: list[bytes] = []
         for held in history:
-            if isinstance(held, Message):
-                loaded, room = await self._with_pictures(held, room)
-                encoded = self.model.wire.encode(loaded)
-                self._loaded += len(encoded)
-                written.append(encoded)
-            else:
+            if isinstance(held, bytes):
                 written.append(held)
+                continue
+            loaded: list[Message] = []
+            for message in held:
+                shown, room = await self._with_media(message, room)
+                loaded.append(shown)
+            encoded = self._encode(tuple(loaded))
+            self._loaded += len(encoded)
+            written.append(encoded)
         return written
 
-    async def _with_pictures(self, message: Message, room: int) -> tuple[Message, int]:
-        """The same with its spooled pictures loaded, and what is left of the room. One that cannot be loaded, or is too
-        much, is told in words in its stead."""
-        pictures: list[Media] = []
-        aside = message.aside
-        for place, picture in enumerate(message.media, 1):
-            if picture.spooled:
+    async def _with_media(self, message: Message, room: int) -> tuple[Message, int]:
+        """The same with its spooled media loaded, and what is left of the room. What cannot be loaded, or is too much,
+        is told in words in its stead."""
+        kept: list[Media] = []
+        lost: list[str] = []
+        for place, media in enumerate(message.media, 1):
+            if media.spooled and self.model.wire.takes(media.media_type):
+                kind = "Sound" if media.is_sound else "Picture"
                 try:
-                    data = await self._load(picture.spooled) if room >= 0 else b""
+                    data = await self._load(media.spooled) if room >= 0 else b""
                 except OSError as error:
-                    log.warning("a picture cannot be read", id=picture.spooled, error=error.strerror)
-                    aside += f"\nPicture {place} is no longer there."
+                    log.warning("media of a conversation cannot be read", id=media.spooled, error=error.strerror)
+                    lost.append(f"{kind} {place} is no longer there.")
                     continue
                 room -= len(data)
                 if room < 0:
-                    aside += f"\nPicture {place} is left out: the pictures of one conversation are too many together."
+                    lost.append(f"{kind} {place} is left out: those of one conversation are too many together.")
                     continue
-                picture = msgspec.structs.replace(picture, data=data, spooled="")
-            pictures.append(picture)
-        return msgspec.structs.replace(message, aside=aside, media=tuple(pictures)), room
+                media = msgspec.structs.replace(media, data=data, spooled="")
+            kept.append(media)
+        if not kept and not lost:
+            return message, room
+        told = "\n".join(lost)
+        if message.role == "tool":
+            text, aside = "\n".join(filter(None, (message.text, told))), message.aside
+        else:
+            text, aside = message.text, "\n".join(filter(None, (message.aside, told)))
+        return msgspec.structs.replace(message, text=text, aside=aside, media=tuple(kept)), room
 
 
-def _described(picture: Media) -> str:
-    note = f", {picture.note}" if picture.note else ""
-    return f"({picture.width} x {picture.height}{note})"
+def _framed(group: Group) -> int:
+    """Bytes of what is said in it, about as they are sent."""
+    return sum(FRAME_BYTES + len(message.text) + len(message.aside) for message in group)
+
+
+def _text_bytes(media: Media) -> int:
+    """Of text that costs about as much."""
+    return int((media.seconds or SOUND_SECONDS) * SOUND_TEXT_BYTES) if media.is_sound else PICTURE_TEXT_BYTES

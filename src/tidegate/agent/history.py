@@ -1,13 +1,15 @@
 """The encoded messages of a conversation: the newest in memory, a long past in a file.
 
-Guarantee: what was appended is read back in order, byte for byte. After `settle` no more than a bound is in memory; the
-rest lies in a file without a name, which not even a kill leaves behind. Where the disk refuses, all stays in memory. A
-history owns its file, and `release` closes it.
+Guarantee: what was appended is read back in order, byte for byte, in a bounded number of pieces, so that a request
+costs the same however many messages are behind it. After `settle` no more than a bound is in memory; the rest lies in a
+file without a name, which not even a kill leaves behind. Where the disk refuses, all stays in memory. A history owns
+its file, and `release` closes it.
 """
 
 import os
 from collections.abc import Callable, Sequence
-from typing import BinaryIO
+from itertools import groupby
+from typing import BinaryIO, cast
 
 from anyio import to_thread
 
@@ -25,6 +27,15 @@ KEPT_BYTES = 128 * 1024
 ROW_OVERHEAD = 64
 """Bytes that an encoded message costs beside its text: the object's header and its slot in the list."""
 
+PIECES = 64
+"""In memory at most, before old ones are put together."""
+
+KEPT_PIECES = 16
+"""Of the newest that stay as they are then: a wire format may have to look at them."""
+
+Group = tuple[Message, ...]
+"""What is encoded together: one message, or all results of one model step."""
+
 Overflow = Callable[[], BinaryIO]
 """Opens a file without a name. OSError when the disk refuses."""
 
@@ -40,14 +51,15 @@ class Run:
 
 
 class History:
-    __slots__ = ("_end", "_file", "_overflow", "memory", "parts", "size")
+    __slots__ = ("_end", "_file", "_fold_at", "_overflow", "memory", "parts", "size")
 
     def __init__(self, overflow: Overflow | None) -> None:
         self._overflow = overflow
         self._file: BinaryIO | None = None
         self._end = 0
-        self.parts: list[bytes | Message | Run] = []
-        """In their order; a message that could not be encoded yet stands as it is."""
+        self._fold_at = PIECES
+        self.parts: list[bytes | Group | Run] = []
+        """In their order; what could not be encoded yet stands as it is."""
         self.memory = 0
         """Bytes that are held in memory."""
         self.size = 0
@@ -62,8 +74,11 @@ class History:
         self.memory += len(encoded) + ROW_OVERHEAD
         self.size += len(encoded)
 
-    def append_unencoded(self, message: Message, weight: int) -> None:
-        self.parts.append(message)
+        if len(self.parts) >= self._fold_at:
+            self._fold()
+
+    def append_unencoded(self, group: Group, weight: int) -> None:
+        self.parts.append(group)
         self.memory += weight + ROW_OVERHEAD
 
     async def settle(self) -> None:
@@ -71,7 +86,7 @@ class History:
         if self.memory > IN_MEMORY_BYTES and self._overflow is not None:
             await to_thread.run_sync(self._move)
 
-    async def read(self) -> Sequence[bytes | Message]:
+    async def read(self) -> Sequence[bytes | Group]:
         """All of it; several messages may stand in one piece."""
         if self._file is None:
             return self.parts  # type: ignore[return-value]  # no run without a file
@@ -84,10 +99,25 @@ class History:
             self._file.close()
             self._file = None
 
+    def _fold(self) -> None:
+        """Puts neighbours together. No more is copied than may be in memory, and that only every so many messages."""
+        old, self.parts[:-KEPT_PIECES] = self.parts[:-KEPT_PIECES], []
+        folded: list[bytes | Group | Run] = []
+        for kind, parts in groupby(old, type):
+            together = list(parts)
+            if kind is bytes and len(together) > 1:
+                folded.append(b",".join(cast(list[bytes], together)))
+                self.memory -= (len(together) - 1) * (ROW_OVERHEAD - 1)
+                self.size += len(together) - 1
+            else:
+                folded += together
+        self.parts[:0] = folded
+        self._fold_at = len(self.parts) + PIECES - KEPT_PIECES
+
     # -- in a thread --
 
     def _move(self) -> None:
-        parts: list[bytes | Message | Run] = []
+        parts: list[bytes | Group | Run] = []
         moving: list[bytes] = []
         left, end = self.memory, self._end
         for place, part in enumerate(self.parts):
@@ -126,7 +156,7 @@ class History:
             view, end = view[written:], end + written
         self._end = end
 
-    def _read(self) -> list[bytes | Message]:
+    def _read(self) -> list[bytes | Group]:
         assert self._file is not None
         file = self._file.fileno()
         return [_whole(file, part) if isinstance(part, Run) else part for part in self.parts]

@@ -2,13 +2,12 @@
 
 Guarantee: each model answer and each tool result is one journal step, in an order that a replay walks again; what was
 steered into the turn joins between steps, never inside one; every call gets a result before the model is asked again.
-The loop owns nothing: the conversation is its resident's, the journal its engine's, and its hands are its turn's.
+The loop owns nothing: the mind and the hands are its turn's, the journal its engine's.
 """
 
-from tidegate.agent.asking import Purse, ask
 from tidegate.agent.balance import model_step
-from tidegate.agent.conversation import Conversation
 from tidegate.agent.hands import Hands
+from tidegate.agent.mind import Mind
 from tidegate.agent.repeats import Repeats, Verdict
 from tidegate.agent.turn import Turn
 from tidegate.errors import TurnFailed
@@ -24,21 +23,19 @@ class Bounds(Frozen, frozen=True):
     repeats: int
 
 
-async def run(
-    turn: Turn, conversation: Conversation, hands: Hands, call: Call, bounds: Bounds, purse: Purse
-) -> Message:
+async def run(turn: Turn, mind: Mind, hands: Hands, call: Call, bounds: Bounds) -> Message:
     """Work the turn to its answer, which is given back."""
-    conversation.extend(turn.incoming)
+    mind.extend(turn.incoming)
     repeats = Repeats(bounds.repeats)
     caller_drives = bool(call.tools)
 
     async def next_answer() -> Message:
-        return await ask(turn, conversation, call, purse)
+        return await mind.ask(turn, call)
 
     for number in range(bounds.steps):
-        conversation.extend(await turn.drain("steer"))
+        mind.extend(await turn.drain("steer"))
         answer = await turn.step(model_step(number), next_answer, ends=lambda said: caller_drives or not said.calls)
-        conversation.append(answer)
+        mind.append(answer)
         if caller_drives or not answer.calls:
             return answer
         results = await hands.use(number, answer.calls)
@@ -49,9 +46,9 @@ async def run(
                 "turn was ended; say differently what you need, or raise limits.repeats.",
                 code="loop",
             )
-        conversation.extend(results)
+        mind.extend(results)
         if verdict is Verdict.WARN:
-            conversation.extend(await _warn(turn, number, bounds.repeats))
+            mind.extend(await _warn(turn, number, bounds.repeats))
     raise TurnFailed(
         f"The agent used all {bounds.steps} steps of its turn without an answer; say 'go on' to continue, or raise "
         "limits.turn_steps.",

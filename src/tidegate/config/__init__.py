@@ -10,6 +10,7 @@ from tidegate.config.reading import FILE_NAME, home_folder, load, read
 from tidegate.config.rules import Duration, Wrong, is_reference, looks_secret, nearest
 from tidegate.config.settings import (
     AgentSettings,
+    BudgetSettings,
     Config,
     Expiry,
     Limits,
@@ -26,6 +27,7 @@ from tidegate.config.showing import example, reference, show
 __all__ = [
     "FILE_NAME",
     "AgentSettings",
+    "BudgetSettings",
     "Config",
     "Duration",
     "Expiry",

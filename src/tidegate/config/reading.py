@@ -7,7 +7,7 @@ is repeated in one.
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +19,7 @@ from tidegate.config.settings import (
     NAMED,
     SINGLE,
     AgentSettings,
+    BudgetSettings,
     Config,
     ModelSettings,
     Server,
@@ -37,8 +38,9 @@ FAULTS_SHOWN = 10
 """Enough to mend a file in one go; what follows is often the echo of the first ones."""
 
 NAMES_AT_MOST = 1000
-"""Models, and agents, in one file."""
+"""Models, agents, and budgets, in one file."""
 
+PRICES = ("price_input", "price_output", "price_cached", "price_written")
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]{1,64}")
 TOML_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 DEFAULT_TOOLS = ("ask", "clock", "files", "terminal")
@@ -82,6 +84,7 @@ def read(text: str, home: Path) -> Config:
     parts: dict[str, Any] = {name: _table(kind, document.get(name, {}), name, faults) for name, kind in SINGLE.items()}
     models = _named("models", document, faults)
     agents = _named("agents", document, faults)
+    budgets = _named("budgets", document, faults)
     demo = not models
     if demo:
         models = {"main": ModelSettings(api="demo")}
@@ -92,10 +95,16 @@ def read(text: str, home: Path) -> Config:
     _check_models(models, faults)
     if isinstance(document.get("models", {}), dict):
         _check_agents(agents, models, document.get("agents", {}), faults)
+    _check_budgets(budgets, agents, faults)
     if faults:
         raise Misconfigured(_report(faults))
     return Config(
-        home=home.absolute(), models=MappingProxyType(models), agents=MappingProxyType(agents), demo=demo, **parts
+        home=home.absolute(),
+        models=MappingProxyType(models),
+        agents=MappingProxyType(agents),
+        budgets=MappingProxyType(budgets),
+        demo=demo,
+        **parts,
     )
 
 
@@ -225,11 +234,27 @@ def _check_web(web: WebSettings | None, faults: list[str]) -> None:
 
 def _check_models(models: dict[str, ModelSettings | None], faults: list[str]) -> None:
     for name, model in models.items():
-        if model is None or model.api == "demo":
+        if model is None:
             continue
+        where = _join("models", name)
+        faults += (f"[{where}] {fault}" for fault in _model_faults(model))
+
+
+def _model_faults(model: ModelSettings) -> Iterator[str]:
+    if model.api != "demo":
         for key in ("base_url", "model"):
             if not getattr(model, key):
-                faults.append(f"[{_join('models', name)}] needs the key {key!r} with api = {quote(model.api)}")
+                yield f"needs the key {key!r} with api = {quote(model.api)}"
+    if model.key is not None and model.keys:
+        yield "has both 'key' and 'keys'; keep one of them"
+    if model.cache_ttl is not None and model.api != "anthropic":
+        yield f"has the key 'cache_ttl', which only api = \"anthropic\" knows, not {quote(model.api)}; remove it"
+    if model.context_window is not None and (model.max_output or 0) > model.context_window:
+        yield f"has a 'max_output' of more than its 'context_window', {model.context_window}; lower it"
+    given = [key for key in PRICES if getattr(model, key) is not None]
+    for needed in ("price_input", "price_output"):
+        if given and needed not in given:
+            yield f"needs the key {needed!r} too, since it has {given[0]!r}; prices come together"
 
 
 def _check_agents(
@@ -239,9 +264,43 @@ def _check_agents(
     faults: list[str],
 ) -> None:
     for name, agent in agents.items():
-        if agent is None or agent.model in models:
+        if agent is None:
             continue
         where = _join("agents", name)
+        for spare in agent.fallback:
+            if spare == agent.model:
+                faults.append(
+                    f"[{where}] fallback names {_key(spare)!r}, which is its 'model' already; remove it there"
+                )
+            elif spare not in models:
+                faults.append(
+                    f"[{where}] fallback names no model: there is no [models.{_key(spare)}]{nearest(spare, models)}"
+                )
+        if agent.model in models:
+            continue
         named = "model" in given[name]
         is_no_model = f"names no model: there is no [models.{_key(agent.model)}]{nearest(agent.model, models)}"
         faults.append(f"{where}.model {'' if named else 'is not given, and its default '}{is_no_model}")
+
+
+def _check_budgets(
+    budgets: dict[str, BudgetSettings | None], agents: dict[str, AgentSettings | None], faults: list[str]
+) -> None:
+    for name, budget in budgets.items():
+        if budget is not None:
+            where = _join("budgets", name)
+            faults += (f"[{where}] {fault}" for fault in _budget_faults(budget, agents))
+
+
+def _budget_faults(budget: BudgetSettings, agents: Mapping[str, AgentSettings | None]) -> Iterator[str]:
+    if budget.tokens is None and budget.money is None:
+        yield "needs the key 'tokens' or 'money', what may be spent"
+    if budget.per == "turn" and budget.each is not None:
+        yield "has the key 'each', which a budget per turn does not know; remove it"
+    if budget.per != "turn" and budget.each is None:
+        yield f"needs the key 'each' with per = {quote(budget.per)}: \"hour\", \"day\", \"month\" or \"total\""
+    if budget.only and budget.per not in ("principal", "agent", "job"):
+        yield f"has the key 'only', which goes with per = \"principal\", \"agent\" or \"job\", not {quote(budget.per)}"
+    for agent in budget.only if budget.per == "agent" else ():
+        if agent not in agents:
+            yield f"only names no agent: there is no [agents.{_key(agent)}]{nearest(agent, agents)}"

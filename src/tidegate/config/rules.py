@@ -43,6 +43,12 @@ SIZE = re.compile(r"\s*(\d+)\s*(B|KiB|MiB|GiB)\s*")
 BYTES = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 LONGEST = 100 * 366 * 86400.0
 """A century: more is a slip of the hand, and overflows dates."""
+REFERENCES_AT_MOST = 100
+"""Keys of one endpoint."""
+DEAREST = 1_000_000
+"""Dollars for a million tokens: more is a slip of the hand."""
+RICHEST = 1_000_000_000
+"""Dollars of a budget; in billionths it is still a number that the store can add up."""
 
 
 class Wrong(Exception):
@@ -140,6 +146,32 @@ class Whole(Plain):
                 f"must be {self.shape if value < self.at_least else f'at most {self.at_most}'}, not {quote(value)}"
             )
         return value
+
+
+class Price(Plain):
+    """Dollars; what is written as a whole number is read as the same decimal one."""
+
+    shape = "a price in dollars, a number of at least 0"
+
+    def read(self, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+            raise Wrong(f"must be {self.shape}, not {quote(value)}")
+        if value > DEAREST:
+            raise Wrong(f"must be at most {DEAREST}, not {quote(value)}")
+        return float(value)
+
+
+class Dollars(Plain):
+    """An amount of money that may be spent."""
+
+    shape = "dollars, a number above 0"
+
+    def read(self, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise Wrong(f"must be {self.shape}, not {quote(value)}")
+        if value > RICHEST:
+            raise Wrong(f"must be at most {RICHEST}, not {quote(value)}")
+        return float(value)
 
 
 class Size:
@@ -257,10 +289,32 @@ class OneOf(Plain):
         return value
 
 
+class Several(Plain):
+    """A list of some of the words, at least one, in the order of the words."""
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+
+    @property
+    def shape(self) -> str:
+        return "a list of some of " + ", ".join(f'"{word}"' for word in self.words)
+
+    def read(self, value: Any) -> tuple[str, ...]:
+        if not isinstance(value, list) or not value:
+            raise Wrong(f"must be {self.shape}, not {'an empty list' if value == [] else quote(value)}")
+        for word in value:
+            if not isinstance(word, str) or word not in self.words:
+                raise Wrong(f"must be {self.shape}, and holds {quote(word)}")
+        return tuple(word for word in self.words if word in value)
+
+
 class Words(Plain):
-    """A list of names, in the file's order, each at most once."""
+    """A list of names, in the file's order, each at most once; with `once`, a second time is refused."""
 
     shape = "a list of names"
+
+    def __init__(self, *, once: bool = False) -> None:
+        self.once = once
 
     def read(self, value: Any) -> tuple[str, ...]:
         if not isinstance(value, list):
@@ -268,6 +322,8 @@ class Words(Plain):
         for word in value:
             if not isinstance(word, str) or not NAME.fullmatch(word):
                 raise Wrong(f"must be {self.shape} (letters, digits, '.', '_', '-'), and holds {quote(word)}")
+            if self.once and value.count(word) > 1:
+                raise Wrong(f"must name each at most once, and holds {quote(word)} several times")
         return tuple(dict.fromkeys(value))
 
 
@@ -356,6 +412,21 @@ class Reference(Plain):
         if not isinstance(value, str) or not is_reference(value):
             raise Wrong(f"must be {self.shape}; a secret itself must not stand in this file")
         return value
+
+
+class References(Plain):
+    """A list of references, at least one and each once. What is refused is never quoted."""
+
+    shape = 'a list of references, "env:NAME" or "file:PATH"'
+
+    def read(self, value: Any) -> tuple[str, ...]:
+        if not isinstance(value, list) or not value or len(value) > REFERENCES_AT_MOST:
+            raise Wrong(f"must be {self.shape}, one to {REFERENCES_AT_MOST} of them")
+        if not all(isinstance(each, str) and is_reference(each) for each in value):
+            raise Wrong(f"must be {self.shape}; a secret itself must not stand in this file")
+        if len(set(value)) < len(value):
+            raise Wrong("must name each reference once")
+        return tuple(value)
 
 
 class Headers:

@@ -14,6 +14,7 @@ import msgspec
 
 from tidegate.config.rules import (
     Address,
+    Dollars,
     Duration,
     FilePath,
     Flag,
@@ -22,8 +23,11 @@ from tidegate.config.rules import (
     Networks,
     OneOf,
     Origins,
+    Price,
     Reference,
+    References,
     Rule,
+    Several,
     Size,
     Text,
     Whole,
@@ -106,15 +110,20 @@ class ModelSettings(Frozen, frozen=True):
     """A model under a name of yours: `[models.NAME]`. With none, the built-in demo model is used and says so."""
 
     api: Annotated[
-        Literal["demo", "openai-chat"],
-        OneOf("demo", "openai-chat"),
-        "Wire format: OpenAI's chat completions, or the built-in demo model.",
+        Literal["demo", "openai-chat", "openai-responses", "anthropic"],
+        OneOf("demo", "openai-chat", "openai-responses", "anthropic"),
+        "Wire format: OpenAI's chat completions or responses, Anthropic's messages, or the built-in demo model.",
     ]
     base_url: Annotated[str, Address(), "Base of the API; needed for every api but demo."] = ""
     model: Annotated[str, Text(), "The provider's name of the model; needed for every api but demo."] = ""
     key: Annotated[
         str | None, Reference(), "Where the API key is. No key is ever taken from anywhere that is not named here."
     ] = None
+    keys: Annotated[
+        tuple[str, ...],
+        References(),
+        "Where several API keys for the endpoint are, instead of `key`: when one has no quota left, the next is used.",
+    ] = ()
     headers: Annotated[
         Mapping[str, str],
         Headers(),
@@ -124,12 +133,62 @@ class ModelSettings(Frozen, frozen=True):
     first_byte_timeout: Annotated[float, Duration(0.1), "How long the first byte of an answer may take."] = 120.0
     idle_timeout: Annotated[float, Duration(0.1), "How long a begun answer may be silent."] = 60.0
     retries: Annotated[int, Whole(0, 20), "How often a call is tried again before any text was shown."] = 3
+    context_window: Annotated[
+        int | None, Whole(1024, 2**30), "Tokens that a request and its answer may have together; else the catalogue's."
+    ] = None
+    max_output: Annotated[int | None, Whole(16, 2**30), "Tokens that an answer may have; else the catalogue's."] = None
+    vision: Annotated[bool | None, Flag(), "Whether it can be shown pictures; else what the catalogue says."] = None
+    audio: Annotated[bool | None, Flag(), "Whether it can be given sounds; else what the catalogue says."] = None
+    thinking: Annotated[
+        Literal["none", "effort", "adaptive", "budget"] | None,
+        OneOf("none", "effort", "adaptive", "budget"),
+        "How it is told how hard to think: not at all, by a word, by a word where it decides itself when to, or by a "
+        "number of tokens; else what the catalogue says.",
+    ] = None
+    efforts: Annotated[
+        tuple[str, ...] | None,
+        Several("none", "minimal", "low", "medium", "high", "xhigh", "max"),
+        "The words for it that the model knows; else the catalogue's.",
+    ] = None
+    price_input: Annotated[
+        float | None,
+        Price(),
+        "Dollars for a million tokens of a request; with `price_output` it replaces all prices of the catalogue.",
+    ] = None
+    price_output: Annotated[float | None, Price(), "Dollars for a million tokens of an answer."] = None
+    price_cached: Annotated[
+        float | None, Price(), "Dollars for a million tokens read from the provider's cache; else as `price_input`."
+    ] = None
+    price_written: Annotated[
+        float | None, Price(), "Dollars for a million tokens written to the provider's cache; else as `price_input`."
+    ] = None
+    cache_ttl: Annotated[
+        Literal["5m", "1h"] | None,
+        OneOf("5m", "1h"),
+        "How long the provider keeps what it cached, 5m if not set; only for api anthropic.",
+    ] = None
+
+    @property
+    def references(self) -> tuple[str, ...]:
+        """Where the API keys are, in the order of their use; none for an endpoint that wants none."""
+        return self.keys if self.key is None else (self.key,)
 
 
 class AgentSettings(Frozen, frozen=True):
     """An agent under a name of yours, which callers give as `model`: `[agents.NAME]`."""
 
     model: Annotated[str, Text(needed=True), "Name of one of `[models.…]`."] = "main"
+    fallback: Annotated[
+        tuple[str, ...], Words(once=True), "Names of models that are asked in turn when `model` fails."
+    ] = ()
+    fallback_for: Annotated[
+        float, Duration(0), "How long a conversation stays with a fallback before the agent's own model is tried again."
+    ] = 900.0
+    reasoning: Annotated[
+        Literal["off", "minimal", "low", "medium", "high", "max"] | None,
+        OneOf("off", "minimal", "low", "medium", "high", "max"),
+        "How hard its model is to think; if not set, as the provider does by itself.",
+    ] = None
     prompt: Annotated[str, Text(one_line=False, at_most=1_000_000), "The system prompt."] = (
         "You are a helpful assistant. Answer briefly and truthfully."
     )
@@ -159,6 +218,27 @@ class AgentSettings(Frozen, frozen=True):
         OneOf("go_on", "end"),
         "What a turn does when nobody answered its question in time: it goes on and is told so, or it ends.",
     ] = "go_on"
+
+
+class BudgetSettings(Frozen, frozen=True):
+    """What may be spent on models, under a name of yours: `[budgets.NAME]`. Whoever has spent four fifths is told; whoever
+    has spent all of it is refused until the time begins anew. See docs/usage.md."""
+
+    per: Annotated[
+        Literal["gateway", "principal", "agent", "session", "turn", "job"],
+        OneOf("gateway", "principal", "agent", "session", "turn", "job"),
+        "Whose spending is counted together: everybody's, or that of each principal, agent, conversation, turn or job.",
+    ]
+    each: Annotated[
+        Literal["hour", "day", "month", "total"] | None,
+        OneOf("hour", "day", "month", "total"),
+        "In what time, of UTC's calendar, or `total` for ever; needed for all but `per = \"turn\"`.",
+    ] = None
+    tokens: Annotated[int | None, Whole(1), "Tokens that may be used, those of requests and answers together."] = None
+    money: Annotated[float | None, Dollars(), "Dollars that may be spent; every model needs a known price then."] = None
+    only: Annotated[
+        tuple[str, ...], Lines(), "Names of the agents, principals or jobs that it is for; by default it is for each."
+    ] = ()
 
 
 class Limits(Frozen, frozen=True):
@@ -297,6 +377,7 @@ class Config(Frozen, frozen=True):
     models: Mapping[str, ModelSettings] = msgspec.field(default_factory=lambda: MappingProxyType({}))
     agents: Mapping[str, AgentSettings] = msgspec.field(default_factory=lambda: MappingProxyType({}))
     limits: Limits = Limits()
+    budgets: Mapping[str, BudgetSettings] = msgspec.field(default_factory=lambda: MappingProxyType({}))
     workspaces: WorkspaceSettings = WorkspaceSettings()
     web: WebSettings = WebSettings()
     expiry: Expiry = Expiry()
@@ -329,5 +410,7 @@ SINGLE: Mapping[str, type[Frozen]] = MappingProxyType(
 )
 """Tables that occur once, by their name in the file."""
 
-NAMED: Mapping[str, type[Frozen]] = MappingProxyType({"models": ModelSettings, "agents": AgentSettings})
+NAMED: Mapping[str, type[Frozen]] = MappingProxyType(
+    {"models": ModelSettings, "agents": AgentSettings, "budgets": BudgetSettings}
+)
 """Tables of tables, under names that the user chooses."""

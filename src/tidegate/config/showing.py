@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from tidegate.config.rules import Plain
+from tidegate.config.rules import Plain, References
 from tidegate.config.settings import NAMED, SINGLE, Config, Setting, settings_of
 from tidegate.values import Frozen
 
@@ -54,7 +54,8 @@ def _block(title: str, kind: type[Frozen], value: Frozen) -> str:
     for setting in settings_of(kind).values():
         current = getattr(value, setting.name)
         # TOML has no word for "not set"; where None is a value of its own, its rule writes it.
-        if current == setting.default and (current is None or current == "") and isinstance(setting.rule, Plain):
+        unset = current is None or current == "" or (isinstance(setting.rule, References) and not current)
+        if current == setting.default and unset and isinstance(setting.rule, Plain):
             continue
         lines.append(f"{setting.name} = {setting.rule.write(current)}")
     return "\n".join(lines)

@@ -392,7 +392,7 @@ class EmbeddedEngine(Engine):
         return Journal(
             live,
             self._store,
-            _billing(begun.taken),
+            _bill_to(begun.taken.turn, begun.taken.session),
             incoming=tuple(message for _, message in begun.incoming),
             recorded=begun.recorded,
             lost=begun.lost,
@@ -426,7 +426,7 @@ class EmbeddedEngine(Engine):
         return Ending(
             turn=live.turn,
             session=live.session,
-            billing=_billing(taken),
+            billing=_bill_to(taken.turn, taken.session),
             state="answered" if failure is None else "stopped" if failure.code == "stopped" else "failed",
             ephemeral=taken.session.kind == "ephemeral",
             accepted=taken.turn.accepted,
@@ -435,7 +435,7 @@ class EmbeddedEngine(Engine):
             error=failure,
             usage=usage,
             steps=steps,
-            cut_call=journal.cut_call if journal is not None else None,
+            cut_calls=journal.cut_calls if journal is not None else (),
             withdrawn=withdrawn,
         )
 
@@ -472,7 +472,7 @@ class EmbeddedEngine(Engine):
         ending = Ending(
             turn=turn.id,
             session=session.id,
-            billing=Billing(principal=session.principal, agent=session.agent, channel=turn.channel),
+            billing=_bill_to(turn, session),
             state="stopped" if failure.code == "stopped" else "failed",
             ephemeral=session.kind == "ephemeral",
             accepted=turn.accepted,
@@ -488,5 +488,5 @@ class EmbeddedEngine(Engine):
         return True
 
 
-def _billing(taken: Taken) -> Billing:
-    return Billing(principal=taken.session.principal, agent=taken.session.agent, channel=taken.turn.channel)
+def _bill_to(turn: TurnRow, session: SessionRow) -> Billing:
+    return Billing(principal=session.principal, agent=session.agent, channel=turn.channel, job=turn.job)

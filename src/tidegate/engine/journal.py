@@ -13,6 +13,7 @@ import msgspec
 
 from tidegate.agent import EXCERPT_CHARACTERS, Effect
 from tidegate.engine.live import Live
+from tidegate.errors import StoreFailed
 from tidegate.store import Db, MessageRow, Store, intents, messages, usage
 from tidegate.values import Event, Frozen, Message, MessageAdded, Usage
 
@@ -25,6 +26,7 @@ class Billing(Frozen, frozen=True):
     principal: str
     agent: str
     channel: str
+    job: str = ""
 
 
 class Parked(Exception):
@@ -73,6 +75,7 @@ def bill(db: Db, turn: str, session: str, model: str, tokens: Usage, billing: Bi
         principal=billing.principal,
         agent=billing.agent,
         channel=billing.channel,
+        job=billing.job,
         model=model,
         turn=turn,
         now=now,
@@ -100,8 +103,9 @@ class Journal:
         self.tail: tuple[str, Message] | None = None
         self.usage = Usage()
         self.steps = 0
-        self.cut_call: tuple[str, Usage] | None = None
-        """Model and tokens of a call that broke off."""
+        self.cut_calls: tuple[tuple[str, Usage], ...] = ()
+        """Model and tokens of calls that broke off and are not written down yet: at most the last one and the tries
+        before it."""
         self._live = live
         self._store = store
         self._billing = billing
@@ -176,7 +180,7 @@ class Journal:
 
     def cut(self, model: str, usage: Usage) -> None:
         self.usage = self.usage + usage
-        self.cut_call = (model, usage)
+        self.cut_calls += ((model, usage),)
 
     def emit(self, event: Event) -> None:
         self._live.log.append(event)
@@ -193,11 +197,18 @@ class Journal:
 
     async def _commit(self, name: str, message: Message, *, settles_intent: bool) -> None:
         now = self._clock()
+        cut, self.cut_calls = self.cut_calls, ()
 
         def write(db: Db) -> MessageRow:
             if settles_intent:
                 intents.clear(db, self.id, name)
+            for model, tokens in cut:
+                bill(db, self.id, self.session, model, tokens, self._billing, now)
             return commit_row(db, self.id, self.session, name, message, self._billing, now)
 
-        row = await self._store.write(write)
+        try:
+            row = await self._store.write(write)
+        except StoreFailed:
+            self.cut_calls = cut
+            raise
         self.emit(MessageAdded(seq=row.seq or 0, message=slim(message)))

@@ -29,8 +29,8 @@ class Ending(Frozen, frozen=True):
     error: Failure | None = None
     usage: Usage = Usage()
     steps: int = 0
-    cut_call: tuple[str, Usage] | None = None
-    """Model and tokens of a call that broke off: they are part of `usage`, and of no row."""
+    cut_calls: tuple[tuple[str, Usage], ...] = ()
+    """Model and tokens of calls that broke off: they are part of `usage`, and of no row."""
     withdrawn: bool = False
     """Stopped before it was taken: what it was to read stays out of the transcript, and nobody else takes it."""
 
@@ -71,8 +71,7 @@ def settle(db: Db, ending: Ending, now: float) -> Settled:
         for step, message in missing(journal, ending.unanswered):
             intents.clear(db, ending.turn, step)
             rows.append(commit(step, message))
-    if ending.cut_call is not None:
-        model, tokens = ending.cut_call
+    for model, tokens in ending.cut_calls:
         bill(db, ending.turn, ending.session, model, tokens, ending.billing, now)
     if now - ending.accepted > LONG_TURN:
         sessions.touch(db, ending.session, now)
@@ -129,6 +128,7 @@ def _spill(db: Db, ending: Ending, now: float) -> tuple[str | None, int]:
         call=Call(),
         on_disconnect="continue",
         now=now,
+        job=ending.billing.job,
     )
     messages.move(db, ending.turn, turn)
     return turn, 0

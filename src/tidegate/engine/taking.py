@@ -78,6 +78,7 @@ def begin_at_once(
     on_disconnect: OnDisconnect,
     incoming: Sequence[Message],
     now: float,
+    job: str = "",
 ) -> Begun:
     """Accept and take in one, for a session in which nothing else waits or runs: its rows are written once."""
     row = turns.insert(
@@ -88,6 +89,7 @@ def begin_at_once(
         call=call,
         on_disconnect=on_disconnect,
         now=now,
+        job=job,
         running=True,
     )
     placed = [

@@ -83,6 +83,7 @@ def _references(config: Config) -> dict[str, str]:
     named = {"[web] search_key": config.web.search_key}
     for name, model in config.models.items():
         named[f"[models.{name}] key"] = model.key
+        named |= {f"[models.{name}] keys[{number}]": reference for number, reference in enumerate(model.keys)}
         named |= {f"[models.{name}] headers.{header}": value for header, value in model.headers.items()}
     return {setting: text for setting, text in named.items() if text is not None and is_reference(text)}
 

@@ -10,13 +10,18 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+import msgspec
+
 from tidegate.errors import ModelFailed
 from tidegate.models.address import Address
 from tidegate.models.answer import Answer, AnswerBroken, AnswerError
 from tidegate.models.clients import Clients, Lease
 from tidegate.models.connection import WHOLE_BYTES, LinkFailed, Response, Waits
+from tidegate.models.facts import Facts
 from tidegate.models.failures import ERROR_BODY_BYTES, Complainer
+from tidegate.models.gauge import Gauge
 from tidegate.models.interface import Encoded, Wire
+from tidegate.models.keyring import KeyRing
 from tidegate.models.retry import Patience
 from tidegate.values import Call, Message
 
@@ -70,15 +75,16 @@ class Format(Protocol):
 
 
 class HttpModel:
-    """One configured model. `key` and the values of `headers` are revealed: this is the edge where they are sent."""
+    """One configured model. Its keys and the values of `headers` are revealed: this is the edge where they are sent."""
 
     def __init__(
         self,
         name: str,
         settings: Settings,
         format: Format,
+        facts: Facts,
         *,
-        key: str | None,
+        keys: KeyRing,
         headers: Mapping[str, str],
         redact: Callable[[str], str],
         clients: Clients,
@@ -89,11 +95,18 @@ class HttpModel:
         self._format = format
         self._address = Address(settings.base_url.rstrip("/") + format.path)
         self.wire = format.wire
-        self.signature = signature(format.api, settings.base_url, settings.model, headers, key)
-        self._model = settings.model
+        self.facts = facts
+        self.gauge = Gauge()
+        self.provided = settings.model
+        self.signature = signature(
+            format.api, settings.base_url, settings.model, headers, [key.secret for key in keys.keys], facts
+        )
         self._clients = clients
         self._endpoint = settings.base_url
-        self._head = self._address.head("POST", _headers(format.headers(key), headers))
+        self.keys = keys
+        self._heads = {
+            key: self._address.head("POST", _headers(format.headers(key.secret), headers)) for key in keys.keys
+        }
         self._waits = Waits(
             connect=settings.connect_timeout, first_byte=settings.first_byte_timeout, idle=settings.idle_timeout
         )
@@ -118,17 +131,20 @@ class HttpModel:
         on_text: Callable[[str], None],
         on_reset: Callable[[str], None],
     ) -> Message:
-        body = self.wire.body(self._model, prefix, history, call, stream=True)
-        history = ()  # it may hold pictures that were loaded for this request alone
+        body = self.wire.body(prefix, history, call)
+        history = ()  # it may hold media that was loaded for this request alone
         attempt = 0
         restarted = False
         while True:
             answer = self._format.answer(self._answer_bytes, on_text)
+            key = self.keys.key()
             try:
-                await self._attempt(body, answer)
-                return answer.message(self._model)
+                await self._attempt(body, answer, self._heads[key])
+                return self._priced(answer.message(self.provided))
             except ModelFailed as failure:
                 failure.shown = answer.shown
+                if self.keys.failed(key, failure) and not answer.shown:
+                    continue  # each time one key fewer, so that it ends
                 pause = self._patience.pause(failure, attempt)
                 if pause is None or attempt >= self._retries or (restarted and answer.shown):
                     raise
@@ -138,9 +154,14 @@ class HttpModel:
             attempt += 1
             await self._patience.sleep(pause)
 
-    async def _attempt(self, body: bytes, answer: Answer) -> None:
+    def _priced(self, message: Message) -> Message:
+        if message.usage is None:
+            return message
+        return msgspec.structs.replace(message, usage=self.facts.priced(message.usage))
+
+    async def _attempt(self, body: Sequence[bytes], answer: Answer, head: bytes) -> None:
         try:
-            response = await self._send(body)
+            response = await self._send(head, body)
         except LinkFailed as error:
             raise self._complain.of_link(error, begun=False) from error
         begun = False
@@ -175,13 +196,14 @@ class HttpModel:
             # Gives a fully read connection back to the pool and closes any other, without waiting.
             response.close()
 
-    async def _send(self, body: bytes) -> Response:
-        head = self._head + b"%d\r\n\r\n" % len(body)
-        if len(body) <= WHOLE_BYTES:
+    async def _send(self, head: bytes, body: Sequence[bytes]) -> Response:
+        size = sum(map(len, body))
+        head += b"%d\r\n\r\n" % size
+        if size <= WHOLE_BYTES:
             return await self._clients.request(self._address.origin, head, body, self._waits)
         # A large request may have to wait for the other side to read, for which there is no silence to go by.
         try:
-            async with asyncio.timeout(self._before_answer + len(body) / UPLOAD_BYTES_PER_SECOND):
+            async with asyncio.timeout(self._before_answer + size / UPLOAD_BYTES_PER_SECOND):
                 return await self._clients.request(self._address.origin, head, body, self._waits)
         except TimeoutError:
             raise LinkFailed("silent") from None
@@ -222,10 +244,14 @@ def _headers(own: Mapping[str, str], configured: Mapping[str, str]) -> dict[str,
     return headers
 
 
-def signature(api: str, base_url: str, model: str, headers: Mapping[str, str], key: str | None) -> bytes:
-    """A digest in which each part is framed by its length, so that no two settings run into each other."""
+def signature(
+    api: str, base_url: str, model: str, headers: Mapping[str, str], keys: Sequence[str | None], facts: Facts
+) -> bytes:
+    """A digest in which each part is framed by its length, so that no two settings run into each other. Of the facts,
+    those are in it by which messages are encoded."""
     digest = hashlib.sha256()
-    parts = [api, base_url, model, "" if key is None else "key " + key]
+    parts = [api, base_url, model, f"{facts.vision:d}{facts.audio:d}"]
+    parts += ("" if key is None else "key " + key for key in keys)
     for name, value in sorted(headers.items()):
         parts += (name, value)
     for part in parts:

@@ -138,7 +138,7 @@ class Clients:
             leases=dict(self._leases),
         )
 
-    async def request(self, origin: Origin, head: bytes, body: bytes, waits: Waits) -> Response:
+    async def request(self, origin: Origin, head: bytes, body: Sequence[bytes], waits: Waits) -> Response:
         """The response, when its head has arrived. Close it: that frees its connection, or closes it."""
         while (used := self._take_idle(origin)) is not None:
             try:
@@ -300,7 +300,7 @@ class Clients:
             self._expiry = self._loop.call_at(soonest + self._keepalive, self._expire)
 
 
-async def _ask(connection: Connection, head: bytes, body: bytes, waits: Waits) -> Response:
+async def _ask(connection: Connection, head: bytes, body: Sequence[bytes], waits: Waits) -> Response:
     try:
         return await connection.request(head, body, waits)
     except BaseException:

@@ -9,7 +9,7 @@ its transport and its timer.
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import httptools
@@ -153,8 +153,9 @@ class Connection(asyncio.Protocol):
 
     # -- a request --
 
-    async def request(self, head: bytes, body: bytes, waits: Waits) -> Response:
-        """Sends it; the response when its head has arrived. Whoever is cancelled here must `abort`."""
+    async def request(self, head: bytes, body: Sequence[bytes], waits: Waits) -> Response:
+        """Sends it; the response when its head has arrived. `body` is sent piece after piece and never put together
+        when it is long. Whoever is cancelled here must `abort`."""
         if self._transport is None or not self.usable:
             raise LinkFailed("broken")
         response = self._response = Response(self)
@@ -162,8 +163,8 @@ class Connection(asyncio.Protocol):
         self._framed = 0
         self.heard = False
         self._patience, self._idle_patience = waits.first_byte, waits.idle
-        if len(body) <= WHOLE_BYTES:
-            self._transport.write(head + body)
+        if sum(map(len, body)) <= WHOLE_BYTES:
+            self._transport.write(b"".join((head, *body)))
             self._sent = True
         else:
             self._sent = await self._upload(self._transport, head, body)
@@ -173,17 +174,18 @@ class Connection(asyncio.Protocol):
         await response.begin()
         return response
 
-    async def _upload(self, transport: asyncio.Transport, head: bytes, body: bytes) -> bool:
+    async def _upload(self, transport: asyncio.Transport, head: bytes, body: Sequence[bytes]) -> bool:
         """Piece by piece, as fast as the other side takes it, and no further once it answers: it has heard enough.
         Whether all was sent."""
         transport.write(head)
-        view = memoryview(body)
-        for start in range(0, len(body), PIECE_BYTES):
-            if self._writable is not None:
-                await self._writable
-            if self._ended or self._head_done or transport.is_closing():
-                return False
-            transport.write(view[start : start + PIECE_BYTES])
+        for piece in body:
+            view = memoryview(piece)
+            for start in range(0, len(piece), PIECE_BYTES):
+                if self._writable is not None:
+                    await self._writable
+                if self._ended or self._head_done or transport.is_closing():
+                    return False
+                transport.write(view[start : start + PIECE_BYTES])
         return True
 
     def finish(self, response: Response) -> None:

@@ -14,6 +14,8 @@ from tidegate.errors import ModelFailed
 from tidegate.models.asking import signature
 from tidegate.models.clients import Clients, Lease
 from tidegate.models.demo_script import Reply, read_request, reply
+from tidegate.models.facts import Facts, Prices
+from tidegate.models.gauge import Gauge
 from tidegate.models.interface import Encoded
 from tidegate.models.openai_wire import OpenAIWire
 from tidegate.values import Call, Message, Usage
@@ -21,6 +23,17 @@ from tidegate.values import Call, Message, Usage
 MODEL = "demo"
 # About what a token is; the demo model counts no better.
 BYTES_PER_TOKEN = 4
+EFFORTS = ("none", "minimal", "low", "medium", "high", "max")
+
+FACTS = Facts(
+    window=1_000_000,
+    vision=True,
+    audio=True,
+    thinking="effort",
+    efforts=EFFORTS,
+    prices=Prices(input=0, output=0),
+    known=True,
+)
 
 _RETRYABLE = frozenset({"rate", "overloaded", "network", "timeout"})
 
@@ -28,8 +41,11 @@ _RETRYABLE = frozenset({"rate", "overloaded", "network", "timeout"})
 class DemoModel:
     def __init__(self, name: str, clients: Clients) -> None:
         self.name = name
-        self.wire = OpenAIWire()
-        self.signature = signature("demo", "", MODEL, {}, None)
+        self.provided = MODEL
+        self.facts = FACTS
+        self.gauge = Gauge()
+        self.wire = OpenAIWire(MODEL, FACTS)
+        self.signature = signature("demo", "", MODEL, {}, (), FACTS)
         self._clients = clients
 
     def lease(self) -> Lease:
@@ -44,7 +60,7 @@ class DemoModel:
         on_text: Callable[[str], None],
         on_reset: Callable[[str], None],
     ) -> Message:
-        body = self.wire.body(MODEL, prefix, history, call, stream=True)
+        body = b"".join(self.wire.body(prefix, history, call))
         try:
             planned = reply(read_request(body))
         except msgspec.DecodeError as error:

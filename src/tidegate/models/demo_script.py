@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from tidegate.errors import ModelKind
-from tidegate.models.openai_wire import ASIDE_HEADING
+from tidegate.models.telling import ASIDE_HEADING
 from tidegate.values import Frozen, ToolCall
 
 HIGHEST_COUNT = 100_000

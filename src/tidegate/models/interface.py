@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from tidegate.models.clients import Lease
+from tidegate.models.facts import Facts
+from tidegate.models.gauge import Gauge
 from tidegate.values import Call, Frozen, Message, Prefix
 
 
@@ -21,20 +23,31 @@ class Encoded(Frozen, frozen=True):
 
 
 class Wire(Protocol):
-    """A provider's wire format. `version` rises whenever the same message would encode to other bytes; it is stored
-    with the session, because a change of it rebuilds the prefix."""
+    """A provider's wire format, for one model: what that model cannot be shown is told in words instead.
+
+    `version` is a number of the format in thousands, and rises by one whenever the same message would encode to other
+    bytes; it is stored with the session, because a change of it rebuilds the prefix."""
 
     @property
     def version(self) -> int: ...
 
+    def takes(self, media_type: str) -> bool:
+        """Whether media of this type is sent as what it is, so that it must be loaded before it is encoded."""
+        ...
+
     def encode(self, message: Message) -> bytes:
-        """One or more JSON objects joined by a comma."""
+        """What a user or a model said: one or more JSON objects joined by a comma, or nothing at all."""
+        ...
+
+    def encode_results(self, results: Sequence[Message]) -> bytes:
+        """All results of one model step, in the order of its calls, with what they show."""
         ...
 
     def encode_prefix(self, prefix: Prefix) -> Encoded: ...
 
-    def body(self, model: str, prefix: Encoded, history: Sequence[bytes], call: Call, *, stream: bool) -> bytes:
-        """The whole request. `history` holds what `encode` gave, in order."""
+    def body(self, prefix: Encoded, history: Sequence[bytes], call: Call) -> list[bytes]:
+        """The whole request for a stream, in pieces that are sent one after the other. `history` holds what was
+        encoded, in order; several of them may stand in one, joined by a comma."""
         ...
 
 
@@ -46,7 +59,20 @@ class Model(Protocol):
     def name(self) -> str: ...
 
     @property
+    def provided(self) -> str:
+        """The provider's name of it, under which its tokens are written down."""
+        ...
+
+    @property
     def wire(self) -> Wire: ...
+
+    @property
+    def facts(self) -> Facts: ...
+
+    @property
+    def gauge(self) -> Gauge:
+        """How many tokens its text has, as far as its provider has told."""
+        ...
 
     @property
     def signature(self) -> bytes: ...

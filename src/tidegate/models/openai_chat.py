@@ -6,20 +6,21 @@ Guarantee: it holds nothing of a conversation; wire and answers are what `openai
 from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
+from tidegate.models.facts import Facts
 from tidegate.models.openai_answer import ChatAnswer
-from tidegate.models.openai_wire import OpenAIWire
+from tidegate.models.openai_wire import API, OpenAIWire
 
 # OpenAI's own services know the output limit by its newer name only.
 _NEWER_HOSTS = ("api.openai.com", ".openai.azure.com")
 
 
 class OpenAIChat:
-    api = "openai-chat"
+    api = API
     path = "/chat/completions"
 
-    def __init__(self, base_url: str) -> None:
+    def __init__(self, base_url: str, model: str, facts: Facts) -> None:
         host = urlsplit(base_url).hostname or ""
-        self.wire = OpenAIWire(completion_tokens=host.endswith(_NEWER_HOSTS))
+        self.wire = OpenAIWire(model, facts, completion_tokens=host.endswith(_NEWER_HOSTS))
 
     def headers(self, key: str | None) -> Mapping[str, str]:
         return {} if key is None else {"Authorization": f"Bearer {key}"}

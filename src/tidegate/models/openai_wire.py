@@ -1,24 +1,27 @@
 """The chat-completions wire format, outgoing: messages, prefix and request body as bytes.
 
 Guarantee: equal values give equal bytes, and the order of the body (model, parameters, tools, messages) lets a
-request only ever grow at its end. Tool arguments and the schemas of tools go out verbatim; pictures go as they are, in
-data URLs. Nothing is kept here.
+request only ever grow at its end. Tool arguments, the schemas of tools and whatever a model wants back go out verbatim;
+pictures and sounds go as they are. Nothing is kept here.
 """
 
-import base64
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
 
 from tidegate.errors import ModelFailed
+from tidegate.models import effort, telling
+from tidegate.models.facts import Facts
 from tidegate.models.interface import Encoded
-from tidegate.values import Call, Media, Message, Prefix
+from tidegate.values import Call, Carried, Media, Message, Prefix, ToolCall
 
-# Says to the model whose words these are. Part of the wire format: to change it is to raise the version.
-ASIDE_HEADING = "[Note from the gateway, not written by the user]\n"
+API = "openai-chat"
+"""The name of this format, by which what a model wants back is known again."""
 
-_EFFORTS = {"off": "none", "max": "xhigh"}
+_PICTURES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
+_SOUNDS = {"audio/wav": "wav", "audio/mpeg": "mp3"}
+"""What the format takes, and by which name."""
 
 
 class _Text(msgspec.Struct):
@@ -35,9 +38,19 @@ class _Image(msgspec.Struct):
     type: Literal["image_url"] = "image_url"
 
 
+class _Sound(msgspec.Struct):
+    data: msgspec.Raw
+    format: str
+
+
+class _Audio(msgspec.Struct):
+    input_audio: _Sound
+    type: Literal["input_audio"] = "input_audio"
+
+
 class _Plain(msgspec.Struct):
     role: str
-    content: str | list[_Text | _Image]
+    content: str | list[_Text | _Image | _Audio]
 
 
 class _Function(msgspec.Struct):
@@ -53,7 +66,7 @@ class _Call(msgspec.Struct):
 
 class _Calling(msgspec.Struct):
     content: str | None
-    tool_calls: list[_Call]
+    tool_calls: list[msgspec.Raw]
     role: Literal["assistant"] = "assistant"
 
 
@@ -95,68 +108,119 @@ class _Parameters(msgspec.Struct, omit_defaults=True):
     metadata: dict[str, object] | None = None
 
 
+class Wanted(msgspec.Struct, omit_defaults=True):
+    """What is carried: the fields, a JSON object, that an endpoint put on its message or on the call whose number is
+    the carried item's, and that it wants to find there again."""
+
+    message: msgspec.Raw = msgspec.Raw()
+    call: msgspec.Raw = msgspec.Raw()
+
+
 _NO_CALL = Call()
 _names = msgspec.json.Decoder(list[_ToolName])
+_wanted = msgspec.json.Decoder(Wanted).decode
 
 
 class OpenAIWire:
     """`completion_tokens` chooses the newer name of the output limit, which OpenAI's own service insists on and most
     compatible servers do not know."""
 
-    version = 1
+    version = 1002
 
-    def __init__(self, *, completion_tokens: bool = False) -> None:
+    def __init__(self, model: str, facts: Facts, *, completion_tokens: bool = False) -> None:
+        self._model = model
+        self._facts = facts
         self._completion_tokens = completion_tokens
         self._encode = msgspec.json.Encoder().encode
+        self._opening = b'{"model":%b,"stream":true,"stream_options":{"include_usage":true}' % self._encode(model)
+
+    def takes(self, media_type: str) -> bool:
+        return self._facts.takes(media_type) and (media_type in _PICTURES or media_type in _SOUNDS)
 
     def encode(self, message: Message) -> bytes:
-        """A tool's result goes without its pictures: this format takes them from users only."""
-        if message.role == "tool":
-            return self._encode(_Result(message.call_id, message.text))
-        if message.calls:
-            calls = [_Call(call.id, _Function(call.name, call.arguments)) for call in message.calls]
-            return self._encode(_Calling(message.text or None, calls))
+        if message.role == "assistant":
+            return self._encode_answer(message)
         if message.aside or message.media:
-            parts: list[_Text | _Image] = [_Text(message.text)] if message.text else []
+            parts: list[_Text | _Image | _Audio] = [_Text(message.text)] if message.text else []
             if message.aside:
-                parts.append(_Text(ASIDE_HEADING + message.aside))
-            parts += [_Image(_Url(_data_url(picture))) for picture in message.media]
+                parts.append(_Text(telling.aside(message.aside)))
+            parts += self._media(message.media)
             return self._encode(_Plain(message.role, parts))
         return self._encode(_Plain(message.role, message.text))
+
+    def encode_results(self, results: Sequence[Message]) -> bytes:
+        """The results, and then what they show: this format takes that from users only, and lets nothing stand between
+        the results of one step."""
+        parts = [self._encode(_Result(result.call_id, result.text)) for result in results]
+        if told := telling.shown_by(results):
+            shown = tuple(media for result in results for media in result.media)
+            parts.append(self.encode(Message(role="user", aside=told, media=shown)))
+        return b",".join(parts)
 
     def encode_prefix(self, prefix: Prefix) -> Encoded:
         system = self._encode(_Plain("system", prefix.prompt)) if prefix.prompt else b""
         tools = [_Tool(_ToolFunction(tool.name, tool.description, tool.parameters)) for tool in prefix.tools]
         return Encoded(system=system, tools=self._encode(tools) if tools else b"")
 
-    def body(self, model: str, prefix: Encoded, history: Sequence[bytes], call: Call, *, stream: bool) -> bytes:
-        parts = [b'{"model":', self._encode(model)]
-        parts.append(b',"stream":true,"stream_options":{"include_usage":true}' if stream else b',"stream":false')
+    def body(self, prefix: Encoded, history: Sequence[bytes], call: Call) -> list[bytes]:
+        pieces = [self._opening]
         tools = prefix.tools
         if call is not _NO_CALL and call != _NO_CALL:
-            parts.append(self._parameters(call))
+            pieces.append(self._parameters(call))
             if call.tools:
                 tools = _join_tools(tools, call.tools)
             if tools and call.tool_choice:
-                parts += (b',"tool_choice":', call.tool_choice)
+                pieces += (b',"tool_choice":', call.tool_choice)
         if tools:
-            parts += (b',"tools":', tools)
-        parts.append(b',"messages":[')
-        messages = [prefix.system, *history] if prefix.system else [*history] or [b""]
-        messages[0] = b"".join((*parts, messages[0]))
-        messages[-1] += b"]}"
-        return b",".join(messages)  # the only copy of a history that may be long
+            pieces += (b',"tools":', tools)
+        pieces.append(b',"messages":[')
+        if prefix.system:
+            pieces += (prefix.system, b",")
+        for message in history:
+            pieces += (message, b",")
+        if pieces[-1] == b",":
+            pieces.pop()
+        pieces.append(b"]}")
+        return pieces
+
+    def _encode_answer(self, message: Message) -> bytes:
+        carried = message.carried if message.carrier == API and message.model == self._model else ()
+        wanted = [(item, _wanted(item.item)) for item in carried]
+        if message.calls:
+            calls = [self._encode_call(call, place, wanted) for place, call in enumerate(message.calls)]
+            encoded = self._encode(_Calling(message.text or None, calls))
+        else:
+            encoded = self._encode(_Plain(message.role, message.text))
+        return _with_fields(encoded, (found.message for _, found in wanted))
+
+    def _encode_call(self, call: ToolCall, place: int, wanted: Sequence[tuple[Carried, Wanted]]) -> msgspec.Raw:
+        encoded = self._encode(_Call(call.id, _Function(call.name, call.arguments)))
+        return msgspec.Raw(_with_fields(encoded, (found.call for item, found in wanted if item.calls == place)))
+
+    def _media(self, shown: Iterable[Media]) -> list[_Text | _Image | _Audio]:
+        """Already JSON, so that what is large is copied as seldom as can be; nothing in it needs escaping."""
+        parts: list[_Text | _Image | _Audio] = []
+        for media in shown:
+            if not self.takes(media.media_type):
+                parts.append(_Text(telling.unseen(media)))
+            elif media.is_sound:
+                data = msgspec.Raw(b'"%b"' % telling.base64_of(media))
+                parts.append(_Audio(_Sound(data, _SOUNDS[media.media_type])))
+            else:
+                parts.append(_Image(_Url(msgspec.Raw(telling.data_url(media)))))
+        return parts
 
     def _parameters(self, call: Call) -> bytes:
         newer = self._completion_tokens
-        effort = call.reasoning
+        facts = self._facts
+        thinks = call.reasoning is not None and facts.thinking != "none"
         encoded = self._encode(
             _Parameters(
                 temperature=call.temperature,
                 top_p=call.top_p,
                 max_tokens=None if newer else call.max_tokens,
                 max_completion_tokens=call.max_tokens if newer else None,
-                reasoning_effort=None if effort is None else _EFFORTS.get(effort, effort),
+                reasoning_effort=effort.word_for(call.reasoning, facts.efforts) if thinks and call.reasoning else None,
                 stop=call.stop,
                 user=call.user,
                 metadata=call.metadata,
@@ -167,11 +231,10 @@ class OpenAIWire:
         return parts + b',"response_format":' + shape if shape else parts
 
 
-def _data_url(picture: Media) -> msgspec.Raw:
-    """Already JSON, so that a large picture is copied as seldom as can be; nothing in it needs escaping."""
-    if not picture.data:
-        raise ValueError(f"the picture {picture.spooled} was not loaded before it was encoded")
-    return msgspec.Raw(b'"data:%b;base64,%b"' % (picture.media_type.encode(), base64.b64encode(picture.data)))
+def _with_fields(encoded: bytes, added: Iterable[msgspec.Raw]) -> bytes:
+    """A JSON object with the fields of others behind its own."""
+    fields = [bytes(raw)[1:-1] for raw in added if len(raw) > 2]
+    return b",".join((encoded[:-1], *fields)) + b"}" if fields else encoded
 
 
 def _join_tools(own: bytes, brought: bytes) -> bytes:

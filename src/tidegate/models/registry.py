@@ -1,8 +1,8 @@
 """The configured models by name.
 
-Guarantee: each model is built once, on entering, from the settings alone; a credential is used only where its model's
-settings name it, and one that cannot be found is told at the start, not at the first turn. Models owns no connection:
-those are the Clients'.
+Guarantee: each model is built once, on entering, from the settings and the catalogue alone; a credential is used only
+where its model's settings name it, and one that cannot be found is told at the start, not at the first turn. A model
+that failed rests (`rests`), for whoever can choose another. Models owns no connection: those are the Clients'.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,10 +13,14 @@ import anyio
 
 from tidegate.config import ModelSettings, is_reference
 from tidegate.errors import Misconfigured
-from tidegate.models.asking import HttpModel
+from tidegate.models.asking import Format, HttpModel
+from tidegate.models.catalogue import facts_of
 from tidegate.models.clients import Clients
+from tidegate.models.facts import Facts
 from tidegate.models.interface import Model
+from tidegate.models.keyring import Key, KeyRing
 from tidegate.models.openai_chat import OpenAIChat
+from tidegate.models.resting import Rests
 from tidegate.models.retry import Patience
 from tidegate.security import Redactor, Secret
 
@@ -37,6 +41,9 @@ class Models:
         self._answer_bytes = answer_bytes
         self._patience = patience or Patience()
         self._models: dict[str, Model] = {}
+        self._key_rests = Rests(self._patience.clock)
+        self.rests = Rests(self._patience.clock)
+        """Models by name that are left alone for a while."""
 
     async def __aenter__(self) -> Self:
         # A key may lie in a file, which may lie on a slow disk.
@@ -60,9 +67,9 @@ class Models:
         return model
 
     def _build_all(self) -> dict[str, Model]:
-        return {name: self._build(name, settings) for name, settings in self._settings.items()}
+        return {name: self._build(name, settings, facts_of(settings)) for name, settings in self._settings.items()}
 
-    def _build(self, name: str, settings: ModelSettings) -> Model:
+    def _build(self, name: str, settings: ModelSettings, facts: Facts) -> Model:
         if settings.api == "demo":
             from tidegate.models.demo import DemoModel  # only where it is used
 
@@ -71,7 +78,8 @@ class Models:
             if not getattr(settings, field):
                 raise Misconfigured(f'[models.{name}] needs `{field}` for api = "{settings.api}"; set it.')
         secrets: list[Secret] = []
-        key = None if settings.key is None else self._reveal(f"[models.{name}] key", settings.key, secrets)
+        setting = f"[models.{name}] {'keys' if settings.keys else 'key'}"
+        keys = [Key(reference, self._reveal(setting, reference, secrets)) for reference in settings.references]
         headers = {
             header: self._reveal(f"[models.{name}] headers.{header}", value, secrets) if is_reference(value) else value
             for header, value in settings.headers.items()
@@ -79,8 +87,9 @@ class Models:
         return HttpModel(
             name,
             settings,
-            OpenAIChat(settings.base_url),
-            key=key,
+            _format(settings, facts),
+            facts,
+            keys=KeyRing(keys, self._key_rests),
             headers=headers,
             redact=Redactor(secrets).text,
             clients=self._clients,
@@ -99,3 +108,18 @@ class Models:
             )
         secrets.append(secret)
         return text
+
+
+def _format(settings: ModelSettings, facts: Facts) -> Format:
+    """How the model's API is spoken; only the formats that are configured are imported."""
+    match settings.api:
+        case "openai-responses":
+            from tidegate.models.openai_responses import OpenAIResponses
+
+            return OpenAIResponses(settings.model, facts)
+        case "anthropic":
+            from tidegate.models.anthropic import Anthropic
+
+            return Anthropic(settings.model, facts, cache_ttl=settings.cache_ttl or "5m")
+        case _:
+            return OpenAIChat(settings.base_url, settings.model, facts)

@@ -62,6 +62,7 @@ def admit(db: Db, inbound: Inbound, turn: str, fresh: Fresh, *, queue_length: in
             on_disconnect=leaving,
             incoming=inbound.messages,
             now=now,
+            job=inbound.job,
         )
         return Admission(turn=turn, session=session.id, how="queued", begun=begun)
     turns.insert(
@@ -72,6 +73,7 @@ def admit(db: Db, inbound: Inbound, turn: str, fresh: Fresh, *, queue_length: in
         call=inbound.call,
         on_disconnect=leaving,
         now=now,
+        job=inbound.job,
     )
     _accept(db, inbound, session.id, turn, now)
     return Admission(turn=turn, session=session.id, how="queued")

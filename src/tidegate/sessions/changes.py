@@ -72,7 +72,14 @@ async def retry(door: "Sessions", session: str, principal: "Principal") -> Accep
         if old is None:
             raise Conflict("There is no turn to try again.")
         turns.insert(
-            db, id=turn, session=session, channel=old.channel, call=old.call, on_disconnect="continue", now=now
+            db,
+            id=turn,
+            session=session,
+            channel=old.channel,
+            call=old.call,
+            on_disconnect="continue",
+            now=now,
+            job=old.job,
         )
         for message in said:
             messages.accept(db, session=session, turn=turn, message=message, now=now)

@@ -99,6 +99,7 @@ class Sessions:
             self.presence,
             self.budget,
             Workshop(config, self.spool, self.questions, self.workspaces, self.web),
+            clock,
         )
         self.engine = EmbeddedEngine(
             scope,
@@ -321,7 +322,7 @@ class Sessions:
     def _view(self, row: SessionRow, held: tuple[Any, ...] = ()) -> SessionView:
         running = self.engine.running(row.id)
         agent = self.config.agents.get(row.agent)
-        model = self.runner.model(agent, held).name if agent is not None else ""
+        model = self.runner.substitutes.model(agent, held).name if agent is not None else ""
         return queries.view(
             row,
             running=running.turn if running is not None else None,

@@ -6,21 +6,22 @@ override never changes the agent's own configuration.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import msgspec
 
-from tidegate.agent import Bounds, Conversation, Hands, Purse, freeze, in_call_order, run
+from tidegate.agent import Bounds, Conversation, Hands, Mind, Purse, freeze, in_call_order, run
 from tidegate.config import AgentSettings, Config
 from tidegate.engine import Journal, Taken
-from tidegate.errors import Misconfigured, StoreFailed
+from tidegate.errors import Misconfigured, ModelFailed, StoreFailed
 from tidegate.lifetimes import BoundedCache, CacheStats, Holding, Presence
 from tidegate.models import Encoded, Model, Models
 from tidegate.sessions.admission import Fresh
 from tidegate.sessions.budget import DEMO, DayBudget
+from tidegate.sessions.substitutes import Substitutes
 from tidegate.sessions.workshop import Workshop
-from tidegate.store import SessionRow, Setting, Store, messages, sessions
+from tidegate.store import SessionRow, Store, messages, sessions
 from tidegate.tools import ToolRegistry, Toolset
 from tidegate.values import Call, Message, Notice, Outcome
 
@@ -47,6 +48,7 @@ class Runner:
         presence: Presence,
         day: DayBudget,
         workshop: Workshop,
+        clock: Callable[[], float],
     ) -> None:
         self._store = store
         self._config = config
@@ -54,6 +56,7 @@ class Runner:
         self.tools = tools
         self._presence = presence
         self._day = day
+        self.substitutes = Substitutes(models, store, clock)
         self._workshop = workshop
         self.prefixes: BoundedCache[tuple[bytes, bytes], Encoded] = BoundedCache(
             "prefixes", cap=PREFIXES_KEPT, max_bytes=PREFIX_BYTES, weigh=prefix_bytes
@@ -71,23 +74,30 @@ class Runner:
     async def __call__(self, journal: Journal, taken: Taken) -> None:
         session = taken.session
         agent = self.agent(session.agent)
-        model = self.model(agent, taken.settings)
-        call = self.call(taken)
+        model = await self.substitutes.begin(journal, taken, agent)
         if session.encoder != model.wire.version:
-            journal.emit(Notice(text=ENCODED_ANEW))
+            if session.encoder // 1000 == model.wire.version // 1000:  # who changes the model is told so already
+                journal.emit(Notice(text=ENCODED_ANEW))
             await self._store.write(sessions.reencode, session.id, model.wire.version)
-        if session.kind == "ephemeral":
-            conversation = await self._build(taken, model, self._toolset(agent), b"")
-            self._presence.lend(session.id, conversation)
-        else:
-            conversation = await self._resident(taken, agent, model)
+        conversation = await self._conversation(taken, agent, model)
+
+        failed: dict[str, Model] = {}  # house: allow at most the agent's chain
+
+        async def fall_back(last: Conversation, failure: ModelFailed) -> tuple[Conversation, Purse] | None:
+            failed[last.model.name] = last.model
+            other = await self.substitutes.next(journal, taken, agent, failed, failure)
+            if other is None:
+                return None
+            return await self._instead(taken, agent, last, other), self.purse(other)
+
+        mind = Mind(conversation, self.purse(model), fall_back)
         equip = partial(self._workshop.equip, journal, taken)
         hands = Hands(journal, conversation.tools, equip, parallel=self._config.limits.tools_parallel)
         try:
-            await run(journal, conversation, hands, call, self._bounds, self.purse(model))
+            await run(journal, mind, hands, self.call(taken, agent), self._bounds)
         finally:
             if session.kind == "ephemeral":
-                await conversation.release()
+                await mind.conversation.release()
                 if hands.used:
                     await self._workshop.leave_nothing(session.id)
 
@@ -106,13 +116,6 @@ class Runner:
             raise Misconfigured(f"The agent {name!r} is no longer configured; add [agents.{name}] to tidegate.toml.")
         return agent
 
-    def model(self, agent: AgentSettings, settings: tuple[Setting, ...]) -> Model:
-        """A session's own choice, while it is configured; else the agent's."""
-        for setting in settings:
-            if setting.key == "model" and setting.value in self._models.names:
-                return self._models.get(setting.value)
-        return self._models.get(agent.model)
-
     def purse(self, model: Model) -> Purse:
         """What calls of this model are paid from; the demo model costs nothing."""
         settings = self._config.models[model.name]
@@ -120,13 +123,14 @@ class Runner:
             return Purse(model=DEMO)
         return Purse(model=settings.model, budgets=(self._day,))
 
-    def call(self, taken: Taken) -> Call:
-        """The call's own parameters, then the session's settings."""
+    def call(self, taken: Taken, agent: AgentSettings) -> Call:
+        """The call's own parameters, then the session's settings, then the agent's."""
         call = taken.turn.call
-        for setting in taken.settings:
-            if setting.key == "reasoning" and call.reasoning is None:
-                return msgspec.structs.replace(call, reasoning=setting.value)
-        return call
+        if call.reasoning is not None:
+            return call
+        chosen = (setting.value for setting in taken.settings if setting.key == "reasoning")
+        reasoning = next(chosen, agent.reasoning)
+        return call if reasoning is None else msgspec.structs.replace(call, reasoning=reasoning)
 
     def fresh(self, name: str, extra: str = "", *, caller_tools: bool = False) -> Fresh:
         """What a new session of this agent begins with."""
@@ -180,6 +184,22 @@ class Runner:
                 yield owner, Holding(1, prefix_bytes(prefix))
 
     # -- residents --
+
+    async def _conversation(self, taken: Taken, agent: AgentSettings, model: Model) -> Conversation:
+        if taken.session.kind != "ephemeral":
+            return await self._resident(taken, agent, model)
+        conversation = await self._build(taken, model, self._toolset(agent), b"")
+        self._presence.lend(taken.session.id, conversation)
+        return conversation
+
+    async def _instead(self, taken: Taken, agent: AgentSettings, failed: Conversation, model: Model) -> Conversation:
+        """The same conversation to the same point with another model: everything that was said is in the store."""
+        conversation = await self._conversation(taken, agent, model)
+        if taken.session.kind == "ephemeral":
+            await failed.release()
+        rows = await self._store.read(messages.journal, taken.turn.id)
+        conversation.extend(in_call_order(row.message for row in rows))
+        return conversation
 
     async def _resident(self, taken: Taken, agent: AgentSettings, model: Model) -> Conversation:
         signature = self.signature(taken.session, agent, model)

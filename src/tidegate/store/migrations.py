@@ -60,6 +60,13 @@ def v4_whose_process_it_is(db: apsw.Connection) -> None:
         db.execute(statement)
 
 
+def v5_what_it_costs(db: apsw.Connection) -> None:
+    """A model call has a price and may belong to a job; sums of one principal, agent or job have an index each, and what
+    a principal spent stays known when the conversation is deleted."""
+    for statement in _V5:
+        db.execute(statement)
+
+
 def _prefix_that_ends_with(db: apsw.Connection, prefix: bytes | None, extra: str) -> bytes:
     """The session's own prefix, as it was ever made; one that was lost, or has another end, is made to end so."""
     body = None if prefix is None else db.execute("SELECT body FROM prefixes WHERE id = ?", (prefix,)).get
@@ -79,6 +86,7 @@ MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (
     v2_what_an_agent_owns,
     v3_prompts_once,
     v4_whose_process_it_is,
+    v5_what_it_costs,
 )
 CURRENT = len(MIGRATIONS)
 
@@ -237,4 +245,24 @@ _V4 = (
     "DROP INDEX processes_untold",
     "CREATE INDEX processes_untold ON processes(id) WHERE ended IS NOT NULL AND told = 0",
     "ALTER TABLE workspaces ADD COLUMN trash_bytes INTEGER",
+)
+
+_V5 = (
+    *(
+        f"ALTER TABLE {table} ADD COLUMN {column}"
+        for table in ("usage", "turns")
+        for column in (
+            "written INTEGER NOT NULL DEFAULT 0",
+            "reasoning INTEGER NOT NULL DEFAULT 0",
+            "cost INTEGER NOT NULL DEFAULT 0",
+            "job TEXT NOT NULL DEFAULT ''",
+        )
+    ),
+    "ALTER TABLE usage ADD COLUMN estimated INTEGER NOT NULL DEFAULT 0",
+    "CREATE INDEX usage_principal ON usage(principal, at) WHERE principal IS NOT NULL",
+    "CREATE INDEX usage_agent ON usage(agent, at)",
+    "CREATE INDEX usage_job ON usage(job, at) WHERE job <> ''",
+    """CREATE TABLE spent(
+        principal TEXT NOT NULL, hour INTEGER NOT NULL, tokens INTEGER NOT NULL, cost INTEGER NOT NULL,
+        PRIMARY KEY(principal, hour)) WITHOUT ROWID""",
 )

@@ -81,6 +81,7 @@ class TurnRow(Row, frozen=True):
     error: Failure | None
     usage: Usage
     steps: int
+    job: str
 
 
 class MessageRow(Row, frozen=True):
@@ -243,11 +244,26 @@ class KeyRow(Row, frozen=True):
 
 
 class UsageTotal(Row, frozen=True):
+    """Sums of `calls` model calls under one key; `name` is what people call it, where that is something else. `cost` is
+    in billionths of a dollar; of so many calls as `estimated` says, tokens were not counted by their provider."""
+
     key: str
-    turns: int
+    name: str
+    calls: int
     input: int
     cached: int
+    written: int
     output: int
+    reasoning: int
+    cost: int
+    estimated: int
+
+
+class Spent(Row, frozen=True):
+    """What was used up of a budget: tokens, and billionths of a dollar."""
+
+    tokens: int
+    cost: int
 
 
 _encode = msgspec.json.Encoder().encode

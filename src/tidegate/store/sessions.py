@@ -13,7 +13,7 @@ import apsw
 import msgspec
 
 from tidegate.errors import Conflict, NotFound, StoreFailed
-from tidegate.store import approvals, endings, workspaces
+from tidegate.store import approvals, endings, usage, workspaces
 from tidegate.store.rows import Db, Row, SessionKind, SessionRow, decode_prefix, encode, encode_ids, squeeze, unsqueeze
 from tidegate.values import Failure, Prefix
 
@@ -260,7 +260,7 @@ def delete(db: Db, id: str) -> bool:
     """Removes the session and all that is only its own. False when it is not there.
 
     Of an ephemeral session stay the receipts that hold their outcome, for their own retention, and the principal of
-    its usage rows; a prompt that only it used is left to `maintenance.tidy`, since the next one mostly has the same.
+    its usage rows; of a named one, how much its principal spent; a prompt that only it used is left to `maintenance.tidy`, since the next one mostly has the same.
     """
     found = db.execute("SELECT prefix, kind FROM sessions WHERE id = ?", (id,)).get
     if found is None:
@@ -272,10 +272,9 @@ def delete(db: Db, id: str) -> bool:
     db.execute(f"DELETE FROM intents WHERE turn IN {mine}", (id,))
     if ephemeral:
         db.execute(f"DELETE FROM receipts WHERE outcome IS NULL AND turn IN {mine}", (id,))
-        db.execute("UPDATE usage SET session = NULL, turn = NULL WHERE session = ?", (id,))
     else:
         db.execute(f"DELETE FROM receipts WHERE turn IN {mine}", (id,))
-        db.execute("UPDATE usage SET session = NULL, turn = NULL, principal = NULL WHERE session = ?", (id,))
+    usage.leave_numbers(db, id, named=not ephemeral)
     db.execute("DELETE FROM endings WHERE session = ?", (id,))
     db.execute("DELETE FROM outbox WHERE session = ?", (id,))
     db.execute("DELETE FROM sessions WHERE id = ?", (id,))

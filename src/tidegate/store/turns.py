@@ -16,7 +16,7 @@ from tidegate.values import Call, Failure, Message, OnDisconnect, Outcome, TurnS
 
 _COLUMNS = (
     "turns.id, session, number, state, turns.channel, call, on_disconnect, attempts, accepted, started, finished,"
-    " finish, error, input, cached, output, steps"
+    " finish, error, input, cached, output, written, reasoning, cost, steps, turns.job"
 )
 NOTHING = Usage()
 INCOMING = "in-"
@@ -28,7 +28,7 @@ _WORKED = "NOT EXISTS (SELECT 1 FROM approvals WHERE approvals.turn = turns.id A
 
 def _row(row: Any) -> TurnRow:
     (id, session, number, state, channel, call, on_disconnect, attempts, accepted, started, finished) = row[:11]
-    finish, error, spent_in, cached, spent_out, steps = row[11:]
+    finish, error, spent_in, cached, spent_out, written, reasoning, cost, steps, job = row[11:]
     return TurnRow(
         id,
         session,
@@ -43,8 +43,11 @@ def _row(row: Any) -> TurnRow:
         finished,
         finish,
         decode_failure(error),
-        Usage(input=spent_in, cached=cached, output=spent_out) if spent_in or spent_out else NOTHING,
+        Usage(input=spent_in, cached=cached, output=spent_out, written=written, reasoning=reasoning, cost=cost)
+        if spent_in or spent_out
+        else NOTHING,
         steps,
+        job,
     )
 
 
@@ -57,21 +60,37 @@ def insert(
     call: Call,
     on_disconnect: OnDisconnect,
     now: float,
+    job: str = "",
     running: bool = False,
 ) -> TurnRow:
     """A queued turn of a live session, or, with `running`, one that is taken as it comes."""
     state: TurnState = "running" if running else "queued"
     attempts, started = (1, now) if running else (0, None)
     number = db.execute(
-        "INSERT INTO turns(id, session, number, state, channel, call, on_disconnect, attempts, accepted, started)"
-        " SELECT ?, id, coalesce((SELECT max(number) FROM turns WHERE session = ?), 0) + 1, ?, ?, ?, ?, ?, ?, ?"
+        "INSERT INTO turns(id, session, number, state, channel, call, on_disconnect, attempts, accepted, started, job)"
+        " SELECT ?, id, coalesce((SELECT max(number) FROM turns WHERE session = ?), 0) + 1, ?, ?, ?, ?, ?, ?, ?, ?"
         " FROM sessions WHERE id = ? AND ended IS NULL RETURNING number",
-        (id, session, state, channel, encode_call(call), on_disconnect, attempts, now, started, session),
+        (id, session, state, channel, encode_call(call), on_disconnect, attempts, now, started, job, session),
     ).get
     if number is None:
         raise refusal(db, session)
     return TurnRow(
-        id, session, number, state, channel, call, on_disconnect, attempts, now, started, None, "", None, NOTHING, 0
+        id,
+        session,
+        number,
+        state,
+        channel,
+        call,
+        on_disconnect,
+        attempts,
+        now,
+        started,
+        None,
+        "",
+        None,
+        NOTHING,
+        0,
+        job,
     )
 
 
@@ -178,7 +197,8 @@ def settle(
 ) -> bool:
     """The turn has ended so. True once; False when it was settled already. Works in an ended session too."""
     done = db.execute(
-        "UPDATE turns SET state = ?, finish = ?, error = ?, input = ?, cached = ?, output = ?, steps = ?, finished = ?"
+        "UPDATE turns SET state = ?, finish = ?, error = ?, input = ?, cached = ?, output = ?, written = ?,"
+        " reasoning = ?, cost = ?, steps = ?, finished = ?"
         " WHERE id = ? AND state IN ('queued', 'running') RETURNING 1",
         (
             state,
@@ -187,6 +207,9 @@ def settle(
             usage.input,
             usage.cached,
             usage.output,
+            usage.written,
+            usage.reasoning,
+            usage.cost,
             steps,
             now,
             id,

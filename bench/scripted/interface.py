@@ -1,0 +1,96 @@
+"""What the server asks of a format, and a request as the server sees it: without its format.
+
+Guarantee: nothing here knows a format; a format knows neither connections nor faults.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from bench.scripted.reuse import Ledger
+    from bench.scripted.script import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What the request is made of: all of it, what came from a cache, what was written to one."""
+
+    prompt: int
+    cached: int = 0
+    written: int = 0
+
+
+@dataclass(slots=True)
+class Asked:
+    """One request that was not refused."""
+
+    request: Any
+    """The format's own value."""
+    model: str
+    stream: bool
+    text: str
+    """What directs: the last message of a person."""
+    last: int
+    """Where that message is; -1 if there is none."""
+    names: tuple[str, ...]
+    key: int
+    """The conversation."""
+    tokens: Tokens
+    most: int | None
+    """The most pieces that the answer may have."""
+    canned: bool
+    """Whether the plain answer may be said from canned bytes."""
+    thinks: bool = False
+    thinks_when_told: bool = False
+
+
+class Format(Protocol):
+    """One wire format. Everything it keeps is bounded; it owns no connection."""
+
+    name: str
+    path: str
+    """How the address ends."""
+    head: bytes
+    """What begins a streamed answer."""
+    identified: str
+    """Header lines that every other answer carries."""
+    spoiled: bytes
+    """An event that is no JSON."""
+    huge: tuple[bytes, bytes]
+    """How an event begins and ends whose text is without end."""
+    ledger: "Ledger"
+
+    def admit(self, headers: dict[str, str], key: str | None) -> None:
+        """Raises Refusal for headers that are missing or wrong; `key` is the only one that is right, if there is."""
+
+    def read(self, body: bytes) -> Asked:
+        """Raises Refusal."""
+
+    def step(self, asked: Asked) -> int:
+        """How many tool steps have been answered since the message that directs."""
+
+    def said(self, asked: Asked) -> str:
+        """The text of the last message."""
+
+    def call_id(self, asked: Asked, place: int) -> str: ...
+
+    def plain(self, asked: Asked) -> bytes:
+        """The whole streamed plain answer, head and end included."""
+
+    def beats(self, asked: Asked, plan: "Plan") -> Iterator[bytes]:
+        """The events of an answer, in the pieces that faults are counted by; without what `end` says."""
+
+    def end(self, asked: Asked, plan: "Plan", *, marked: bool) -> bytes:
+        """What follows the last piece; `marked`: with the mark by which a reader knows that it was all."""
+
+    def whole(self, asked: Asked, plan: "Plan") -> bytes:
+        """The body of an answer that is not streamed."""
+
+    def error(
+        self, status: int, message: str, *, code: str | None = None, kind: str | None = None, param: str | None = None
+    ) -> bytes:
+        """The body of an error."""
+
+    def complaint(self, asked: Asked, plan: "Plan", message: str, code: str, words: list[str]) -> bytes:
+        """An error inside a stream, as an event."""

@@ -1,0 +1,54 @@
+"""Pictures and sounds in a request: what says it is one must begin like one.
+
+Guarantee: `checked` returns the bytes, or raises Refusal with one sentence; nothing is fetched.
+"""
+
+import base64
+import binascii
+import re
+
+from bench.scripted.refusal import Refusal
+
+IMAGE_BYTES = 5 * 1024 * 1024
+AUDIO_BYTES = 25 * 1024 * 1024
+# What one costs, in the characters that tokens are counted by.
+IMAGE_CHARACTERS = 6400
+AUDIO_CHARACTERS = 1600
+IMAGES = {
+    "image/png": re.compile(rb"\x89PNG\r\n\x1a\n"),
+    "image/jpeg": re.compile(rb"\xff\xd8\xff"),
+    "image/gif": re.compile(rb"GIF8[79]a"),
+    "image/webp": re.compile(rb"RIFF....WEBP", re.DOTALL),
+}
+SOUNDS = {
+    "wav": re.compile(rb"RIFF....WAVE", re.DOTALL),
+    "mp3": re.compile(rb"ID3|\xff[\xe0-\xff]"),
+}
+_DATA_URL = re.compile(r"data:(image/(?:png|jpeg|gif|webp));base64,")
+
+
+def check_image(media_type: str, data: str, where: str) -> None:
+    _checked(data, IMAGES.get(media_type), IMAGE_BYTES, f"image: it is not what it says, {media_type}", where)
+
+
+def check_data_url(url: str, where: str) -> None:
+    """A picture in the request itself; an address would have to be fetched."""
+    found = _DATA_URL.match(url)
+    if found is None:
+        raise Refusal("Invalid image: a base64 data URL of a PNG, JPEG, GIF or WebP is needed.", param=where)
+    check_image(found[1], url[found.end() :], where)
+
+
+def check_audio(form: str, data: str, where: str) -> None:
+    _checked(data, SOUNDS.get(form), AUDIO_BYTES, f"audio: it is not what it says, {form}", where)
+
+
+def _checked(data: str, begins: re.Pattern[bytes] | None, most: int, wrong: str, where: str) -> None:
+    try:
+        found = base64.b64decode(data.encode("ascii"), validate=True)
+    except (UnicodeEncodeError, binascii.Error):
+        raise Refusal(f"Invalid {wrong.partition(':')[0]}: its base64 is broken.", param=where) from None
+    if begins is None or not begins.match(found):
+        raise Refusal(f"Invalid {wrong}.", param=where)
+    if len(found) > most:
+        raise Refusal(f"Invalid {wrong.partition(':')[0]}: it is larger than {most} bytes.", param=where)

@@ -1,0 +1,157 @@
+"""The little script language of a user's message, and what it makes of an answer, whatever the format.
+
+Guarantee: pure values; the same request and counters make the same plan.
+"""
+
+import json
+import re
+from collections.abc import Callable
+
+from bench.scripted.interface import Asked
+
+ANSWER = ("The tide", " comes in,", " the gate", " keeps", " the level.")
+THOUGHT = ("Water", " finds", " its level.")
+
+NOTE = "[Note from the gateway"
+"""How a note begins that the gateway adds of its own accord."""
+
+OBEY = "[obey]"
+"""In a note: it directs all the same, since a test has put it there."""
+
+STEPS = frozenset({"tool", "together", "badargs", "unknowntool"})
+FAULTS = frozenset({"status", "slow", "hold", "hang", "cut", "badjson", "error", "hugeline", "nodone", "close", "html"})
+_OPENING = re.compile(r"\[([a-z]+)")
+_json = json.JSONDecoder()
+
+
+class Directive:
+    """`[name word word key=value {json}]`; the text of JSON is kept verbatim."""
+
+    __slots__ = ("name", "options", "words")
+
+    def __init__(self, name: str, items: list[str]) -> None:
+        self.name = name
+        self.words = [item for item in items if item[:1] == "{" or "=" not in item]
+        self.options = dict(item.split("=", 1) for item in items if item[:1] != "{" and "=" in item)
+
+    def number(self, option: str, default: float) -> float:
+        return float(self.options.get(option, default))
+
+    def calls(self) -> list[tuple[str, str]]:
+        pairs: list[tuple[str, str]] = []
+        for word in self.words:
+            if word[0] == "{" and pairs:
+                pairs[-1] = (pairs[-1][0], word)
+            else:
+                pairs.append((word, "{}"))
+        return pairs
+
+    def pieces(self) -> tuple[str, ...]:
+        return tuple(word if n == 0 else " " + word for n, word in enumerate(self.words))
+
+
+class Plan:
+    """One answer: its pieces, and what is to go wrong. `sequence` is how many events have been told, where the format
+    numbers them."""
+
+    __slots__ = ("calls", "faults", "finish", "pieces", "redacted", "sequence", "thoughts")
+
+    def __init__(
+        self,
+        pieces: tuple[str, ...],
+        calls: list[tuple[str, str, str]],
+        finish: str,
+        thoughts: tuple[str, ...] = (),
+        *,
+        redacted: bool = False,
+    ) -> None:
+        self.pieces, self.calls, self.finish = pieces, calls, finish
+        self.thoughts, self.redacted = thoughts, redacted
+        self.faults: dict[str, Directive] = {}
+        self.sequence = 0
+
+    @property
+    def tokens(self) -> int:
+        return len(self.pieces) + 8 * len(self.calls) + len(self.thoughts)
+
+
+def directs(text: str, *, plain: bool) -> bool:
+    """Whether a user's message is a person's: one that is nothing but a note of the gateway gives no directions, unless
+    it says so. `plain`: it is a mere string, which no note is."""
+    return plain or not text.startswith(NOTE) or OBEY in text
+
+
+def read_script(text: str) -> list[Directive]:
+    found: list[Directive] = []
+    position = 0
+    while opening := _OPENING.search(text, position):
+        position = opening.end()
+        items: list[str] = []
+        while position < len(text) and text[position] != "]":
+            if text[position].isspace():
+                position += 1
+                continue
+            end = position
+            if text[position] == "{":
+                try:
+                    _, end = _json.raw_decode(text, position)
+                except json.JSONDecodeError:
+                    break
+            else:
+                while end < len(text) and not text[end].isspace() and text[end] != "]":
+                    end += 1
+            items.append(text[position:end])
+            position = end
+        if position < len(text) and text[position] == "]":
+            found.append(Directive(opening[1], items))
+    return found
+
+
+def plan_of(
+    asked: Asked, step: int, call_id: Callable[[int], str], meets: Callable[[Directive, int, int], bool]
+) -> Plan:
+    """`meets(directive, step, place)` says whether it is a fault's turn, and counts."""
+    script = read_script(asked.text)
+    wanted = _wanted(script, step, asked.names)
+    calls = [(call_id(n), name, given) for n, (name, given) in enumerate(wanted)]
+    pieces: tuple[str, ...] = () if calls else ANSWER
+    finish = "tool_calls" if calls else "stop"
+    thoughts = THOUGHT if asked.thinks else ()
+    redacted = False
+    faults: dict[str, Directive] = {}
+    for place, directive in enumerate(script):
+        if directive.name == ("saying" if calls else "say"):
+            pieces = directive.pieces()
+        elif directive.name == "words" and not calls:
+            pieces = tuple("w0" if n == 0 else f" w{n}" for n in range(int(directive.words[0])))
+        elif directive.name == "finish" and not calls:
+            finish = directive.words[0]
+        elif directive.name == "think" and (asked.thinks or asked.thinks_when_told):
+            thoughts = directive.pieces()
+        elif directive.name == "nothink":
+            thoughts = ()
+        elif directive.name == "redacted":
+            redacted = asked.thinks
+        elif directive.name in FAULTS and meets(directive, step, place):
+            faults[directive.name] = directive
+    if asked.most is not None and len(pieces) > asked.most:
+        pieces, finish = pieces[: asked.most], "length"
+    plan = Plan(pieces, calls, finish, thoughts, redacted=redacted)
+    plan.faults = faults
+    return plan
+
+
+def _wanted(script: list[Directive], step: int, names: tuple[str, ...]) -> list[tuple[str, str]]:
+    """The tools that this step calls, with their arguments."""
+    steps = [directive for directive in script if directive.name in STEPS]
+    loop = next((directive for directive in script if directive.name == "loop"), None)
+    if loop is not None:
+        return loop.calls()
+    if step >= len(steps):
+        return []
+    doing = steps[step]
+    if doing.name == "badargs":
+        return [(doing.words[0] if doing.words else names[0] if names else "no_such_tool", '{"path": ')]
+    if doing.name == "unknowntool":
+        return [("no_such_tool", "{}")]
+    return doing.calls()

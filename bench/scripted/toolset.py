@@ -1,0 +1,33 @@
+"""The tools of a request, checked once for the same bytes.
+
+Guarantee: at most KEPT sets are remembered; a set that is refused is not.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from bench.scripted.refusal import Refusal
+
+KEPT = 64
+Checked = TypeVar("Checked")
+
+
+class Toolsets(Generic[Checked]):
+    def __init__(self, check: Callable[[bytes], Checked]) -> None:
+        self._check = check
+        self._kept: OrderedDict[bytes, Checked] = OrderedDict()
+
+    def of(self, raw: bytes) -> Checked:
+        found = self._kept.get(raw)
+        if found is None:
+            found = self._kept[raw] = self._check(raw)
+            if len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        return found
+
+
+def check_unique(names: Sequence[str]) -> None:
+    if len(set(names)) != len(names):
+        doubled = sorted(name for name, times in Counter(names).items() if times > 1)
+        raise Refusal(f"Tool names must be unique; twice: {', '.join(doubled)}.", param="tools")

@@ -1,0 +1,21 @@
+"""How hard a model is asked to think, in its own words.
+
+Guarantee: of the words that a model knows, the one nearest to what was asked for and not above it, or its least; never
+one that it does not know. A pure function.
+"""
+
+from collections.abc import Sequence
+
+_RANKS = {"off": 0, "none": 0, "minimal": 1, "low": 2, "medium": 3, "high": 4, "xhigh": 5, "max": 6}
+"""Ours and the providers' words on one scale; ours go from off to max."""
+
+
+def word_for(reasoning: str, efforts: Sequence[str]) -> str | None:
+    """None when the model knows no such word at all. A word of the caller's own is handed through."""
+    if reasoning not in _RANKS:
+        return reasoning
+    known = sorted((effort for effort in efforts if effort in _RANKS), key=_RANKS.__getitem__)
+    if not known:
+        return None
+    fitting = [effort for effort in known if _RANKS[effort] <= _RANKS[reasoning]]
+    return fitting[-1] if fitting else known[0]

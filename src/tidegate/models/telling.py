@@ -1,0 +1,54 @@
+"""Words that the gateway itself puts into a request, and how media is written: the same in every wire format.
+
+Guarantee: pure functions. Part of every wire format: to change a sentence here is to raise their versions.
+"""
+
+import base64
+from collections.abc import Sequence
+
+from tidegate.values import Media, Message
+
+ASIDE_HEADING = "[Note from the gateway, not written by the user]\n"
+"""Says to the model whose words these are."""
+
+
+def aside(text: str) -> str:
+    return ASIDE_HEADING + text
+
+
+def described(media: Media) -> str:
+    """What it is, in a few words."""
+    if media.is_sound:
+        about = f"{media.media_type}, {media.seconds:.1f} s" if media.seconds else media.media_type
+    else:
+        about = f"{media.width} x {media.height}"
+    return f"({about}, {media.note})" if media.note else f"({about})"
+
+
+def unseen(media: Media) -> str:
+    """What a model is told instead of something that it cannot be shown."""
+    if media.is_sound:
+        return f"[A sound {described(media)} stands here, which this model cannot hear.]"
+    return f"[A picture {described(media)} stands here, which this model cannot see.]"
+
+
+def base64_of(media: Media) -> bytes:
+    if not media.data:
+        raise ValueError(f"the media {media.spooled} was not loaded before it was encoded")
+    return base64.b64encode(media.data)
+
+
+def data_url(media: Media) -> bytes:
+    """A JSON string, quotes and all: nothing in it needs escaping."""
+    return b'"data:%b;base64,%b"' % (media.media_type.encode(), base64_of(media))
+
+
+def shown_by(results: Sequence[Message]) -> str:
+    """What a model is told before the media of tools' results, where these do not stand in the results themselves."""
+    shown = [(result.name, media) for result in results for media in result.media]
+    if not shown:
+        return ""
+    sounds = sum(media.is_sound for _, media in shown)
+    kind = "Pictures" if not sounds else "Sounds" if sounds == len(shown) else "Pictures and sounds"
+    told = "; ".join(f"{name} {described(media)}" for name, media in shown)
+    return f"{kind} that these results show, in this order: {told}."
