@@ -23,6 +23,9 @@ class Scale:
     slope_sessions: int
     prefix_sessions: int
     prefix_turns: int
+    stream_pieces: int
+    """Of each of 64 answers."""
+    encoding_repeats: int
     hands_outputs: int
     """Turns whose tool prints 200 KB."""
     hands_processes: int
@@ -50,6 +53,8 @@ TINY = Scale(
     slope_sessions=10,
     prefix_sessions=2,
     prefix_turns=2,
+    stream_pieces=5,
+    encoding_repeats=1,
     hands_outputs=2,
     hands_processes=2,
     hands_bytes=2_000_000,
@@ -73,6 +78,8 @@ QUICK = Scale(
     slope_sessions=1_000,
     prefix_sessions=8,
     prefix_turns=6,
+    stream_pieces=150,
+    encoding_repeats=30,
     hands_outputs=200,
     hands_processes=500,
     hands_bytes=1_000_000_000,
@@ -96,6 +103,8 @@ FULL = Scale(
     slope_sessions=20_000,
     prefix_sessions=32,
     prefix_turns=10,
+    stream_pieces=300,
+    encoding_repeats=60,
     hands_outputs=200,
     hands_processes=500,
     hands_bytes=1_000_000_000,

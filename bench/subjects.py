@@ -58,10 +58,23 @@ class Floor(Subject):
 class Gateway(Subject):
     durable = True
 
-    def __init__(self, folder: Path, model: str, *, limits: Limits | None = None, tools: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        model: str,
+        *,
+        limits: Limits | None = None,
+        tools: tuple[str, ...] = (),
+        api: str = "openai-chat",
+    ) -> None:
         super().__init__("gateway", ["-m", "tidegate", "up", "--home", str(folder), "--port", "0"], folder)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "tidegate.toml").write_text(settings(model, limits or {}, tools))
+        (folder / "tidegate.toml").write_text(settings(model, limits or {}, tools, api))
+        if api == "anthropic":
+            # The model takes any key of this format, but not none.
+            (folder / "keys").mkdir(mode=0o700, exist_ok=True)
+            (folder / "keys" / "model").touch(mode=0o600)
+            (folder / "keys" / "model").write_text("any")
 
     @property
     def headers(self) -> dict[str, str]:
@@ -76,33 +89,45 @@ class Maker(Protocol):
     """Makes a subject in a folder; what it cannot honour it ignores."""
 
     def __call__(
-        self, folder: Path, model: str, *, limits: Limits | None = None, tools: tuple[str, ...] = ()
+        self,
+        folder: Path,
+        model: str,
+        *,
+        limits: Limits | None = None,
+        tools: tuple[str, ...] = (),
+        api: str = "openai-chat",
     ) -> Subject: ...
 
 
-def make_floor(folder: Path, model: str, *, limits: Limits | None = None, tools: tuple[str, ...] = ()) -> Subject:
+def make_floor(
+    folder: Path,
+    model: str,
+    *,
+    limits: Limits | None = None,
+    tools: tuple[str, ...] = (),
+    api: str = "openai-chat",
+) -> Subject:
     return Floor(folder, model)
 
 
-def make_gateway(folder: Path, model: str, *, limits: Limits | None = None, tools: tuple[str, ...] = ()) -> Subject:
-    return Gateway(folder, model, limits=limits, tools=tools)
+MAKERS: Mapping[str, Maker] = {"floor": make_floor, "gateway": Gateway}
 
 
-MAKERS: Mapping[str, Maker] = {"floor": make_floor, "gateway": make_gateway}
-
-
-def settings(model: str, limits: Limits, tools: tuple[str, ...]) -> str:
-    """A `tidegate.toml` for the scripted model at `model`. Nobody pays for its tokens: a long run has no daily cap."""
+def settings(model: str, limits: Limits, tools: tuple[str, ...], api: str = "openai-chat") -> str:
+    """A `tidegate.toml` for the scripted model at `model`. Nobody pays for its tokens: a long run has no daily cap.
+    Where a format has thoughts that go back with the conversation, the model is asked to think."""
     lines = [
         "[models.main]",
-        'api = "openai-chat"',
+        f'api = "{api}"',
         f'base_url = "{model}/v1"',
         'model = "scripted"',
+        *(['key = "file:keys/model"'] if api == "anthropic" else []),
         "",
         "[agents.main]",
         'model = "main"',
         f'prompt = "{PROMPT}"',
         f"tools = {json.dumps(list(tools))}",
+        *([] if api == "openai-chat" else ['reasoning = "medium"']),
         "",
         "[limits]",
         *(f"{name} = {value}" for name, value in {"day_tokens": 0, **limits}.items()),

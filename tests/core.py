@@ -12,7 +12,7 @@ import anyio
 from bench.scripted_model import ScriptedModel
 from tidegate.config import Config, load
 from tidegate.lifetimes import Ledger, Scope
-from tidegate.models import Clients, Models
+from tidegate.models import Clients, Models, Patience
 from tidegate.security import Principal, resolve
 from tidegate.sessions import Channels, EndHook, Sessions
 from tidegate.store import Store
@@ -33,6 +33,8 @@ def settings(model: ScriptedModel, extra: str = "", *, tools: str = '"clock", "f
 api = "openai-chat"
 base_url = "{model.base_url}"
 model = "scripted"
+vision = true
+audio = true
 retries = 0
 [models.other]
 api = "openai-chat"
@@ -99,6 +101,7 @@ async def core(
     toml: str | None = None,
     clock: Callable[[], float] = time.time,
     channels: Channels | None = None,
+    environment: Mapping[str, str] | None = None,
     **options: Any,
 ) -> AsyncIterator[Core]:
     """A core over `home`; entered a second time it is a restart. `drain` is the budget of its stop; with
@@ -112,7 +115,11 @@ async def core(
         Store.open(home / "tidegate.db", **options) as store,
         Clients(keepalive=config.limits.connection_idle) as clients,
         Models(
-            config.models, clients, lambda reference: resolve(reference, {}, home), config.limits.answer_bytes
+            config.models,
+            clients,
+            lambda reference: resolve(reference, environment or {}, home),
+            config.limits.answer_bytes,
+            patience=Patience(clock=clock),
         ) as models,
     ):
         turns = scope.child("turns")

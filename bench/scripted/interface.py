@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What the request is made of: all of it, what came from a cache, what was written to one."""
+    """What the request is made of: all of it, what came from a cache, what was written to one, and of that for
+    longer."""
 
     prompt: int
     cached: int = 0
     written: int = 0
+    lasting: int = 0
 
 
 @dataclass(slots=True)
@@ -43,28 +45,43 @@ class Asked:
     """Whether the plain answer may be said from canned bytes."""
     thinks: bool = False
     thinks_when_told: bool = False
+    bound: str = ""
+    """What its thoughts are bound to, if they are: all that was said before."""
 
 
 class Format(Protocol):
     """One wire format. Everything it keeps is bounded; it owns no connection."""
 
-    name: str
-    path: str
-    """How the address ends."""
-    head: bytes
-    """What begins a streamed answer."""
-    identified: str
-    """Header lines that every other answer carries."""
-    spoiled: bytes
-    """An event that is no JSON."""
-    huge: tuple[bytes, bytes]
-    """How an event begins and ends whose text is without end."""
-    ledger: "Ledger"
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def path(self) -> str:
+        """How the address ends."""
+
+    @property
+    def head(self) -> bytes:
+        """What begins a streamed answer."""
+
+    @property
+    def identified(self) -> str:
+        """Header lines that every other answer carries."""
+
+    @property
+    def spoiled(self) -> bytes:
+        """An event that is no JSON."""
+
+    @property
+    def huge(self) -> tuple[bytes, bytes]:
+        """How an event begins and ends whose text is without end."""
+
+    @property
+    def ledger(self) -> "Ledger": ...
 
     def admit(self, headers: dict[str, str], key: str | None) -> None:
         """Raises Refusal for headers that are missing or wrong; `key` is the only one that is right, if there is."""
 
-    def read(self, body: bytes) -> Asked:
+    def read(self, body: bytes, headers: dict[str, str]) -> Asked:
         """Raises Refusal."""
 
     def step(self, asked: Asked) -> int:

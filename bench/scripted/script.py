@@ -116,7 +116,7 @@ def plan_of(
     calls = [(call_id(n), name, given) for n, (name, given) in enumerate(wanted)]
     pieces: tuple[str, ...] = () if calls else ANSWER
     finish = "tool_calls" if calls else "stop"
-    thoughts = THOUGHT if asked.thinks else ()
+    thoughts: tuple[str, ...] = THOUGHT if asked.thinks else ()
     redacted = False
     faults: dict[str, Directive] = {}
     for place, directive in enumerate(script):

@@ -22,3 +22,8 @@ def reply_of(
 ) -> bytes:
     head = f"HTTP/1.1 {status} Scripted\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n{extra}"
     return head.encode() + (b"Connection: close\r\n\r\n" if close else b"\r\n") + body
+
+
+def credential_of(headers: dict[str, str]) -> str:
+    """The value of the header that names the caller, or empty."""
+    return headers.get("x-api-key") or headers.get("authorization", "")

@@ -16,7 +16,19 @@ from bench.report import Figure
 from bench.scale import Scale
 from bench.subjects import MAKERS, Limits, ScriptedModel, Subject
 
-FIGURES = ("idle", "start", "latency", "throughput", "resident", "slope", "prefix", "hands", "kill")
+FIGURES = (
+    "idle",
+    "start",
+    "latency",
+    "throughput",
+    "resident",
+    "slope",
+    "prefix",
+    "encoding",
+    "streams",
+    "hands",
+    "kill",
+)
 
 
 @dataclass
@@ -39,11 +51,15 @@ class Bench:
         folder.mkdir(parents=True)
         return folder
 
-    def make(self, which: str, *, limits: Limits | None = None, tools: tuple[str, ...] = ()) -> Subject:
-        return MAKERS[which](self.place(which), self.model.url, limits=limits, tools=tools)
+    def make(
+        self, which: str, *, limits: Limits | None = None, tools: tuple[str, ...] = (), api: str = "openai-chat"
+    ) -> Subject:
+        return MAKERS[which](self.place(which), self.model.url, limits=limits, tools=tools, api=api)
 
-    def make_measured(self, *, limits: Limits | None = None, tools: tuple[str, ...] = ()) -> Subject:
-        return self.make(self.subject, limits=limits, tools=tools)
+    def make_measured(
+        self, *, limits: Limits | None = None, tools: tuple[str, ...] = (), api: str = "openai-chat"
+    ) -> Subject:
+        return self.make(self.subject, limits=limits, tools=tools, api=api)
 
     def start_once(self) -> None:
         """Start and ask each subject once, so that no figure pays for compiling or for a cold disk."""

@@ -9,7 +9,7 @@
     │   ├── TooLarge          413  a named limit was exceeded
     │   ├── Mismatch          422  the same idempotency key with another body
     │   ├── Busy              429  try again later (retry_after)
-    │   ├── BudgetSpent       429  no model is asked until the budget opens again (retry_after)
+    │   ├── BudgetSpent       429  no model is asked until the budget opens again (retry_after, or never)
     │   └── Stopping          503  the gateway is going down; what was accepted goes on after its next start
     ├── ModelFailed        the model's side failed; `kind` says how, `retryable` whether trying again may help
     ├── ToolFailed         tell the model in one sentence; the turn goes on
@@ -93,11 +93,17 @@ class Busy(Refused):
 
     def __init__(self, message: str, *, retry_after: float = 1.0, code: str | None = None) -> None:
         super().__init__(message, code=code)
-        self.retry_after = retry_after
+        self.retry_after: float | None = retry_after
 
 
 class BudgetSpent(Busy):
+    """Without `retry_after`, waiting does not help: the limit must be raised, or something new begun."""
+
     code = "budget_spent"
+
+    def __init__(self, message: str, *, retry_after: float | None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class Stopping(Busy):

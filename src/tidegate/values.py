@@ -29,6 +29,16 @@ def new_id(prefix: str) -> str:
 
 Role = Literal["system", "user", "assistant", "tool"]
 
+BILLION = 1_000_000_000
+"""Money is counted in billionths of a dollar: one token of a cheap model costs some tens of them."""
+
+
+def dollars(billionths: int) -> str:
+    """An amount as people read it; the smaller it is, the more of it is shown."""
+    amount = billionths / BILLION
+    digits = 2 if amount >= 1 or not amount else 4 if amount >= 0.01 else 6
+    return f"${amount:,.{digits}f}"
+
 
 class Usage(Frozen, frozen=True):
     """Tokens as the provider counted them: `cached` is the part of `input` that was read from its cache, `written` the
@@ -84,6 +94,18 @@ class Media(Frozen, frozen=True):
     def is_sound(self) -> bool:
         return self.media_type.startswith("audio/")
 
+    @property
+    def about(self) -> str:
+        """What it is, in a few words: `audio/wav, 3.2 s`."""
+        length = f"{self.seconds:.1f} s" if self.seconds else ""
+        size = length if self.is_sound else f"{self.width} x {self.height}"
+        return ", ".join(filter(None, (self.media_type, size, self.note)))
+
+    @property
+    def words(self) -> str:
+        """What stands for it where there is nothing but text: `[sound: audio/wav, 3.2 s]`."""
+        return f"[{'sound' if self.is_sound else 'picture'}: {self.about}]"
+
 
 class Carried(Frozen, frozen=True):
     """Something in a model's answer that is no word of it but must go back with it, verbatim: a signed thought, an
@@ -101,7 +123,7 @@ class Message(Frozen, frozen=True):
     `aside` is what varies per message (a notice, a reminder): it was sent with this message and stays with it.
     `finish` and `usage` are set on what a model answered: finish is stop | length | tool_calls | content_filter |
     stopped (a person stopped it) | error. `media` stands on user messages and on tools' results. `carried` are things
-    that go back only to the same `model` in the same format, `carrier`.
+    that go back only to the same `model` in the same format, `carrier`, and after the same frozen prefix, `bound`.
     """
 
     role: Role
@@ -116,6 +138,7 @@ class Message(Frozen, frozen=True):
     model: str = ""
     media: tuple[Media, ...] = ()
     carrier: str = ""
+    bound: str = ""
     carried: tuple[Carried, ...] = ()
 
 
@@ -177,6 +200,15 @@ class Receipt(Frozen, frozen=True):
     keep: float = 86400.0
 
 
+class Brought(Frozen, frozen=True):
+    """A picture or a sound as a caller gave it, unchecked: `message` is the place of its message among those it came
+    with, `name` says where it stood."""
+
+    message: int
+    name: str
+    data: bytes
+
+
 class Inbound(Frozen, frozen=True):
     """A message at the door. `name` is the caller's own name of a conversation, `session` our id of an existing one;
     with neither, the session is ephemeral and `messages` is the whole conversation. With either, `messages` is the
@@ -195,6 +227,8 @@ class Inbound(Frozen, frozen=True):
     receipts: tuple[Receipt, ...] = ()
     job: str = ""
     """The name of the job that it comes from, to which its tokens are written down."""
+    brought: tuple[Brought, ...] = ()
+    """What becomes media of the messages when they are taken in."""
     new: bool = False
     """Start a new conversation that will be addressed by its id (the page's and the terminal's way)."""
 
@@ -252,6 +286,8 @@ class ToolEnded(Frozen, frozen=True, tag="tool_ended"):
     name: str
     excerpt: str
     failed: bool = False
+    media: tuple[str, ...] = ()
+    """Pictures and sounds that came with the result, in words."""
 
 
 class Notice(Frozen, frozen=True, tag="notice"):

@@ -44,7 +44,7 @@ async def server() -> AsyncIterator[ScriptedModel]:
 
 @pytest.fixture
 async def model(server: ScriptedModel) -> AsyncIterator[Model]:
-    async with configured(server.base_url) as model:
+    async with configured(server.base_url, vision=True) as model:
         yield model
 
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from tests.gateway.running import WAIT, Gateway, environment, gateway, tidegate
 from tidegate import __version__
-from tidegate.cli.root import root
+from tidegate.cli.root import COMMANDS, root
 
 
 def _json(*arguments: str, home: Path) -> Any:
@@ -41,7 +41,7 @@ def test_version_is_light(nobody: Path) -> None:
 def test_help_names_every_command_and_wrong_usage_is_exit_code_2() -> None:
     """F3: what one can say is found, and what one cannot is told."""
     text = tidegate("--help").stdout
-    for name in ("up", "stop", "status", "chat", "sessions", "approvals", "keys", "config", "doctor", "version"):
+    for name in COMMANDS:
         assert f"\n  {name} " in text
         assert CliRunner().invoke(root, [name, "--help"]).exit_code == 0
     wrong = tidegate("fly")

@@ -63,6 +63,18 @@ async def test_model_says_when_it_applies_and_what_it_costs(home: Path, model: S
             await run(house, "/model gpt", first.session)
 
 
+async def test_status_says_what_this_conversation_has_used(home: Path, model: ScriptedModel) -> None:
+    """X22: of all its turns, and of no other conversation."""
+    async with core(home, model=model) as house:
+        await house.say("one", name="other")
+        first, second = await house.say("one"), await house.say("two")
+        used = first.usage + second.usage
+        line = next(line for line in (await run(house, "/status", first.session)).text.splitlines() if "used" in line)
+        share = f" ({used.cached / used.input:.0%} of the former cached)"
+        assert line == f"used          {used.input:,} tokens in, {used.output:,} out{share}"
+        assert used.cached > 0
+
+
 async def test_reasoning_rebuilds_nothing(home: Path, model: ScriptedModel) -> None:
     """A3: said and true."""
     async with core(home, model=model) as house:

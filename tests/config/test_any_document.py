@@ -131,7 +131,8 @@ def test_a_secret_in_the_wrong_place_is_not_repeated(canary: str, table: str) ->
 def test_a_literal_secret_is_refused_wherever_a_reference_belongs(canary: str) -> None:
     """X15, X22: a key is referred to, never written down, and the refusal does not echo it."""
     base = "[models.main]\napi = 'openai-chat'\nbase_url = 'http://h/v1'\nmodel = 'm'\n"
-    for line in (f"key = {json.dumps(canary)}", f"headers = {{ Authorization = {json.dumps(canary)} }}"):
+    quoted = json.dumps(canary)
+    for line in (f"key = {quoted}", f"keys = ['env:A', {quoted}]", f"headers = {{ Authorization = {quoted} }}"):
         result = attempt(base + line)
         assert isinstance(result, str)
         assert "reference" in result

@@ -144,7 +144,11 @@ def test_a_configuration_cannot_be_changed() -> None:
             'tidegate.toml: server.origins must be a list of origins like "https://chat.example.org", without a path '
             "or '*', and holds \"*\"",
         ),
-        ("[models.main]", """tidegate.toml: [models.main] needs the key 'api', one of "demo", "openai-chat\""""),
+        (
+            "[models.main]",
+            "tidegate.toml: [models.main] needs the key 'api', one of "
+            '"demo", "openai-chat", "openai-responses", "anthropic"',
+        ),
         (
             '[models.main]\napi = "openai-chat"\nmodel = "m"',
             "tidegate.toml: [models.main] needs the key 'base_url' with api = \"openai-chat\"",
@@ -167,6 +171,97 @@ def test_a_configuration_cannot_be_changed() -> None:
         (
             MODEL + "[agents.a]\nmodel = 'mian'",
             "tidegate.toml: agents.a.model names no model: there is no [models.mian]; did you mean 'main'?",
+        ),
+        (
+            MODEL + "key = 'env:A'\nkeys = ['env:B']",
+            "tidegate.toml: [models.main] has both 'key' and 'keys'; keep one of them",
+        ),
+        (
+            MODEL + "keys = []",
+            'tidegate.toml: models.main.keys must be a list of references, "env:NAME" or "file:PATH", one to 100 of '
+            "them",
+        ),
+        (MODEL + "keys = ['env:A', 'env:A']", "tidegate.toml: models.main.keys must name each reference once"),
+        (
+            MODEL + "keys = ['env:A', 'sk-0123456789abcdef']",
+            'tidegate.toml: models.main.keys must be a list of references, "env:NAME" or "file:PATH"; a secret itself '
+            "must not stand in this file",
+        ),
+        (
+            MODEL + "price_input = 1",
+            "tidegate.toml: [models.main] needs the key 'price_output' too, since it has 'price_input'; prices come "
+            "together",
+        ),
+        (
+            MODEL + "price_output = 1",
+            "tidegate.toml: [models.main] needs the key 'price_input' too, since it has 'price_output'; prices come "
+            "together",
+        ),
+        (
+            MODEL + "price_input = -1\nprice_output = 1",
+            "tidegate.toml: models.main.price_input must be a price in dollars, a number of at least 0, not -1",
+        ),
+        (
+            MODEL + "price_input = true\nprice_output = 1",
+            "tidegate.toml: models.main.price_input must be a price in dollars, a number of at least 0, not true",
+        ),
+        (
+            MODEL + "price_input = nan\nprice_output = 1",
+            "tidegate.toml: models.main.price_input must be a price in dollars, a number of at least 0, not nan",
+        ),
+        (
+            MODEL + "price_input = '3 dollars'\nprice_output = 1",
+            "tidegate.toml: models.main.price_input must be a price in dollars, a number of at least 0, "
+            'not "3 dollars"',
+        ),
+        (
+            MODEL + "price_input = inf\nprice_output = 1",
+            "tidegate.toml: models.main.price_input must be at most 1000000, not inf",
+        ),
+        (
+            MODEL + "context_window = 4096\nmax_output = 5000",
+            "tidegate.toml: [models.main] has a 'max_output' of more than its 'context_window', 4096; lower it",
+        ),
+        (
+            MODEL + "context_window = 128.5",
+            "tidegate.toml: models.main.context_window must be a whole number of at least 1024 and at most 1073741824, "
+            "not 128.5",
+        ),
+        (
+            MODEL + "cache_ttl = '1h'",
+            "tidegate.toml: [models.main] has the key 'cache_ttl', which only api = \"anthropic\" knows, not "
+            '"openai-chat"; remove it',
+        ),
+        (
+            MODEL + "thinking = 'hard'",
+            'tidegate.toml: models.main.thinking must be one of "none", "effort", "adaptive", "budget", not "hard"',
+        ),
+        (
+            MODEL + "efforts = ['low', 'hard']",
+            'tidegate.toml: models.main.efforts must be a list of some of "none", "minimal", "low", "medium", "high", '
+            '"xhigh", "max", and holds "hard"',
+        ),
+        (
+            MODEL + "efforts = []",
+            'tidegate.toml: models.main.efforts must be a list of some of "none", "minimal", "low", "medium", "high", '
+            '"xhigh", "max", not an empty list',
+        ),
+        (
+            MODEL + "[agents.a]\nreasoning = 'hihg'",
+            'tidegate.toml: agents.a.reasoning must be one of "off", "minimal", "low", "medium", "high", "max", not '
+            "\"hihg\"; did you mean 'high'?",
+        ),
+        (
+            MODEL + "[agents.a]\nfallback = ['main']",
+            "tidegate.toml: [agents.a] fallback names 'main', which is its 'model' already; remove it there",
+        ),
+        (
+            MODEL + "[agents.a]\nfallback = ['mian']",
+            "tidegate.toml: [agents.a] fallback names no model: there is no [models.mian]; did you mean 'main'?",
+        ),
+        (
+            MODEL + "[models.b]\napi = 'demo'\n[agents.a]\nfallback = ['b', 'b']",
+            'tidegate.toml: agents.a.fallback must name each at most once, and holds "b" several times',
         ),
         (
             "[models.big]\napi = 'demo'\n[agents.a]\nprompt = 'p'",
@@ -215,6 +310,57 @@ def test_groups_of_a_wrong_kind_are_each_refused_once(models: str, agents: str) 
         return
     lines = complaints(f"models = {models}\nagents = {agents}")
     assert len(lines) == (models != "{}") + (agents != "{}")
+
+
+def test_what_is_said_of_a_model_and_of_who_stands_in_for_it_is_read() -> None:
+    config = read(
+        """
+        [models.main]
+        api = "anthropic"
+        base_url = "https://api.example.org/v1"
+        model = "claude"
+        keys = ["env:ONE", "file:keys/two"]
+        context_window = 200_000
+        max_output = 64_000
+        vision = true
+        audio = false
+        thinking = "adaptive"
+        efforts = ["max", "low", "low", "high"]
+        price_input = 3
+        price_output = 15.5
+        price_cached = 0.3
+        price_written = 3.75
+        cache_ttl = "1h"
+        [models.spare]
+        api = "openai-responses"
+        base_url = "https://api.example.com/v1"
+        model = "gpt"
+        key = "env:THREE"
+        [models.own]
+        api = "demo"
+        [agents.main]
+        fallback = ["own", "spare"]
+        reasoning = "max"
+        """,
+        HOME,
+    )
+    main, spare, own = config.models.values()
+    assert main.references == ("env:ONE", "file:keys/two")
+    assert (spare.references, own.references) == (("env:THREE",), ())
+    assert (main.context_window, main.max_output, main.vision, main.audio) == (200_000, 64_000, True, False)
+    assert main.efforts == ("low", "high", "max"), "in rising order, whatever the file's"
+    assert (main.price_input, main.price_output, main.price_cached, main.price_written) == (3.0, 15.5, 0.3, 3.75)
+    assert isinstance(main.price_input, float)
+    assert (main.thinking, main.cache_ttl, spare.cache_ttl) == ("adaptive", "1h", None)
+    assert (spare.context_window, spare.vision, spare.efforts, spare.price_input) == (None, None, None, None)
+    assert (config.agents["main"].fallback, config.agents["main"].reasoning) == (("own", "spare"), "max")
+    bare = read(MODEL, HOME)
+    assert (bare.agents["main"].fallback, bare.agents["main"].reasoning) == ((), None)
+
+
+def test_a_refused_fallback_is_not_refused_a_second_time_for_its_name() -> None:
+    said = complaint(MODEL + "[models.b]\napi = 'demo'\nretries = -1\n[agents.a]\nfallback = ['b']")
+    assert said.startswith("tidegate.toml: models.b.retries")
 
 
 def test_the_first_model_serves_when_there_is_no_agent_and_no_model_named_main() -> None:

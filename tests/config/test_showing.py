@@ -21,13 +21,34 @@ model = "m"
 key = "file:keys/one"
 headers = { "X-Title" = "t \\\\ \\"q\\"", "Authorization" = "env:TOKEN" }
 idle_timeout = 0.25
+price_input = 0.00001
+price_output = 3
+efforts = ["low"]
+vision = false
 [models.spare]
 api = "demo"
+[models.third]
+api = "anthropic"
+base_url = "https://api.example.org/v1"
+model = "m"
+keys = ["env:ONE", "env:TWO"]
+cache_ttl = "5m"
 [agents.main]
 model = "a.b"
+fallback = ["third", "spare"]
+reasoning = "off"
 prompt = "Tabs\\tand\\nlines, \\u007f, \\u2028, 🌊 and \\"quotes\\""
 tools = ["clock"]
 workspace = "w"
+[budgets.day]
+per = "principal"
+each = "month"
+tokens = 1_000_000
+money = 0.0000001
+only = ["Anna B.", "\u00fc"]
+[budgets.turn]
+per = "turn"
+money = 3
 [limits]
 turn_seconds = 61
 resident_bytes = 100001

@@ -10,7 +10,7 @@ from tidegate.values import Media, Message
 
 media = st.builds(
     Media,
-    media_type=st.just("image/png"),
+    media_type=st.sampled_from(["image/png", "audio/wav"]),
     data=st.binary(max_size=20),
     spooled=st.sampled_from(["", "sp_1"]),
     width=st.integers(1, 9),

@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.scripted_model import ScriptedModel
 from tidegate.config import ModelSettings
-from tidegate.models import Clients, Model, Models, Patience, Wire
+from tidegate.models import Clients, Model, Models, Patience, Traffic, Wire
 from tidegate.security import Secret
 from tidegate.values import Call, Message, Prefix, ToolDefinition
 
@@ -46,7 +46,7 @@ class Listener:
 
 
 def settings(base_url: str, **given: Any) -> ModelSettings:
-    return ModelSettings(api="openai-chat", base_url=base_url, model="some-model", **given)
+    return ModelSettings(**{"api": "openai-chat", "base_url": base_url, "model": "some-model", **given})
 
 
 def resolver(reference: str) -> Secret:
@@ -61,7 +61,7 @@ async def configured(
     sleep: Slept | None = None,
     chance: Callable[[], float] = lambda: 1.0,
     answer_bytes: int = ANSWER_BYTES,
-    clients: Clients | None = None,
+    clients: Traffic | None = None,
     **given: Any,
 ) -> AsyncIterator[Model]:
     patience = Patience(sleep=sleep or Slept(), chance=chance, clock=lambda: 1_700_000_000.0)

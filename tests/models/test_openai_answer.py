@@ -3,11 +3,20 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from tests.models.streams import broken_in_any_way, cut_everywhere, outcome
 from tidegate.models.answer import AnswerBroken, AnswerError
-from tidegate.models.streamed import CALLS, ChatAnswer
+from tidegate.models.facts import Facts
+from tidegate.models.openai_answer import ChatAnswer
+from tidegate.models.openai_wire import API, OpenAIWire
+from tidegate.models.streamed import CALLS, TOKENS
 from tidegate.values import Message, ToolCall, Usage
+
+WIRE = OpenAIWire("m", Facts(thinking="effort"))
 
 
 def event(**chunk: Any) -> bytes:
@@ -73,6 +82,7 @@ def test_a_call_without_id_or_arguments_gets_both() -> None:
         ("stop", "stop"),
         ("length", "length"),
         ("content_filter", "content_filter"),
+        ("model_length", "length"),
         ("eos", "stop"),
         ("tool_calls", "stop"),
     ],
@@ -91,7 +101,7 @@ def test_other_choices_and_unknown_fields_are_passed_over() -> None:
         event(choices=[{"index": 1, "delta": {"content": "no"}}], x_new={"a": 1}),
         event(choices=[]),
         event(choices=None),
-        delta("stop", content="yes", reasoning_content="thinking"),
+        delta("stop", content="yes", annotations=[{"a": 1}]),
         event(choices=[], usage={"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": None}),
     )
     assert message.text == "yes"
@@ -159,3 +169,224 @@ def test_a_whole_answer_without_an_answer_in_it_is_none(body: bytes) -> None:
     with pytest.raises(AnswerBroken):
         answer.whole(body)
     assert not answer.done
+
+
+# -- usage, in all its forms -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("usage", "counted"),
+    [
+        (
+            {
+                "prompt_tokens": 9,
+                "completion_tokens": 5,
+                "total_tokens": 14,
+                "prompt_tokens_details": {"cached_tokens": 4, "audio_tokens": 0, "cache_write_tokens": 2},
+                "completion_tokens_details": {"reasoning_tokens": 3, "audio_tokens": 0},
+            },
+            Usage(input=9, cached=4, written=2, output=5, reasoning=3),
+        ),
+        (
+            {"prompt_tokens": 9, "completion_tokens": 5, "prompt_cache_hit_tokens": 8, "prompt_cache_miss_tokens": 1},
+            Usage(input=9, cached=8, output=5),
+        ),
+        ({"prompt_tokens": 9, "completion_tokens": 5, "cached_tokens": 7}, Usage(input=9, cached=7, output=5)),
+        (
+            {
+                "prompt_tokens": 9,
+                "completion_tokens": 5,
+                "total_tokens": 34,
+                "completion_tokens_details": {"reasoning_tokens": 20},
+            },
+            Usage(input=9, output=25, reasoning=20),
+        ),
+        ({"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 34}, Usage(input=9, output=25, reasoning=20)),
+        ({"prompt_tokens": None, "completion_tokens": None}, Usage()),
+        ({"prompt_tokens": -5, "completion_tokens": 2**70}, Usage(output=TOKENS)),
+        (
+            {"prompt_tokens": 9.0, "completion_tokens": 5, "cost": 0.1, "cost_details": {"x": 1}},
+            Usage(input=9, output=5),
+        ),
+    ],
+)
+def test_usage_is_read_in_every_form_in_use(usage: dict[str, Any], counted: Usage) -> None:
+    """A2: cached tokens under any of their names; thoughts are counted as output by whoever leaves them out."""
+    assert read(delta("stop", content="a"), event(choices=[], usage=usage))[0].usage == counted
+    with_choice = {"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}
+    assert read(event(choices=[with_choice], usage=usage))[0].usage == counted
+    assert read(event(choices=[{**with_choice, "usage": usage}]))[0].usage == counted
+
+
+# -- what an endpoint wants back ---------------------------------------------------------------------------------------
+
+
+def back(message: Message) -> Any:
+    """As it stands in the next request."""
+    assert message.carrier == API
+    stored = msgspec.json.decode(msgspec.json.encode(message), type=Message)
+    return msgspec.json.decode(WIRE.encode(stored))
+
+
+CALLED: dict[str, Any] = {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "x", "arguments": "{}"}}]}
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_thoughts_go_back_whole_under_their_name(field: str) -> None:
+    """S32: however they were cut; with calls and without."""
+    message, shown = read(delta(**{field: "Let me "}), delta(**{field: "see: ä"}), delta("tool_calls", **CALLED))
+    assert back(message)[field] == "Let me see: ä"
+    assert shown == []
+    message, _ = read(delta(**{field: "hm"}), delta("stop", content="4"))
+    assert back(message) == {"role": "assistant", "content": "4", field: "hm"}
+
+
+def test_an_empty_thought_goes_back_too_where_the_field_itself_is_wanted() -> None:
+    """S32: DeepSeek refuses a conversation in which it is missing."""
+    message, _ = read(delta(reasoning_content=""), delta("tool_calls", **CALLED))
+    assert back(message)["reasoning_content"] == ""
+    assert read(delta(reasoning="", reasoning_content=None), delta("stop", content="a"))[0].carried == ()
+
+
+def test_details_of_reasoning_go_back_in_place_of_what_repeats_them() -> None:
+    """S32: pieces of one detail are put together, all else is kept as it came and in its order."""
+    encrypted = {
+        "type": "reasoning.encrypted",
+        "data": "gAAA",
+        "id": "rs_1",
+        "format": "openai-responses-v1",
+        "index": 0,
+    }
+    message, _ = read(
+        delta(reasoning="The ", reasoning_details=[{"type": "reasoning.summary", "summary": "The ", "index": 0}]),
+        delta(reasoning="plan", reasoning_details=[{"type": "reasoning.summary", "summary": "plan", "index": 0}]),
+        delta(reasoning_details=[{"type": "reasoning.text", "text": "I th", "index": 1, "signature": None}]),
+        delta(reasoning_details=[{"type": "reasoning.text", "text": "ink", "index": 1}]),
+        delta(reasoning_details=[{"type": "reasoning.text", "text": None, "signature": "sig", "index": 1}]),
+        delta(reasoning_details=[{"type": "reasoning.text", "text": "again", "index": 2}]),
+        delta(reasoning_details=[encrypted, encrypted, "no detail", 7]),
+        delta("tool_calls", **CALLED),
+    )
+    sent = back(message)
+    assert "reasoning" not in sent
+    assert sent["reasoning_details"] == [
+        {"type": "reasoning.summary", "summary": "The plan", "index": 0},
+        {"type": "reasoning.text", "text": "I think", "index": 1, "signature": "sig"},
+        {"type": "reasoning.text", "text": "again", "index": 2},
+        encrypted,
+        encrypted,
+    ]
+
+
+def test_marks_go_back_on_the_call_that_they_were_on() -> None:
+    """S32: Gemini refuses a call without its signature."""
+    mark = {"google": {"thought_signature": "Zm9v"}}
+    message, _ = read(
+        delta(**CALLED),
+        delta(tool_calls=[{"index": 1, "id": "b", "function": {"name": "y", "arguments": "{"}, "extra_content": mark}]),
+        delta("tool_calls", tool_calls=[{"index": 1, "function": {"arguments": "}"}, "extra_content": None}]),
+    )
+    first, second = back(message)["tool_calls"]
+    assert "extra_content" not in first
+    assert second["extra_content"] == mark
+    message, _ = read(delta(content="4", extra_content={"google": {"x": 1}}), delta("stop", extra_content=mark))
+    assert back(message)["extra_content"] == mark
+
+
+@pytest.mark.parametrize("odd", [7, {"a": [1]}, [], [[]], "x", True])
+def test_whatever_stands_in_those_places_breaks_no_answer(odd: object) -> None:
+    """A2: they are no part of the format, and each endpoint has its own."""
+    message, _ = read(
+        delta(reasoning=odd, reasoning_content=odd, reasoning_details=odd, extra_content=odd),
+        delta(reasoning_details=[{"type": odd, "text": odd}, {"type": "reasoning.text", "text": odd}]),
+        delta("stop", content="yes"),
+    )
+    assert message.text == "yes"
+    back(message)
+
+
+def test_thoughts_count_towards_the_limit() -> None:
+    """L03: what nobody is shown is held too."""
+    for given_ in ({"reasoning": "y" * 9}, {"reasoning_details": [{"type": "x", "data": "y" * 9}]}):
+        with pytest.raises(AnswerBroken) as caught:
+            read(delta(**given_), limit=8)
+        assert caught.value.limit == "answer_bytes"
+
+
+def test_a_mark_that_is_no_json_is_not_kept() -> None:
+    """S32: it would stand in every later request."""
+    for mark in (b'{"a":"\\q"}', b'{"a":"\xff"}', b'{"a":' + b"[" * 5000 + b"]" * 5000 + b"}"):
+        with pytest.raises(AnswerBroken):
+            read(b'data: {"choices":[{"delta":{"extra_content":' + mark + b"}}]}\n\n", limit=100_000)
+
+
+def test_an_end_mark_without_an_answer_is_none() -> None:
+    """A2: it would otherwise pass for a model that has nothing to say."""
+    assert outcome(new_answer, b"data: [DONE]\n\n") is None
+    assert outcome(new_answer, event(choices=[], usage={}) + b"data: [DONE]\n\n") is None
+    assert isinstance(outcome(new_answer, delta(content="") + b"data: [DONE]\n\n"), Message)
+
+
+def test_an_answer_that_ended_with_an_error_is_none() -> None:
+    """A2: relays end a stream so when the provider behind them fails."""
+    with pytest.raises(AnswerError):
+        read(delta(content="a"), delta("error"))
+
+
+# -- streams that are cut and broken -----------------------------------------------------------------------------------
+
+STREAM = b"".join(
+    (
+        b": keep alive\n\n",
+        delta(role="assistant", content="", reasoning_content="hm "),
+        delta(reasoning_content="hm"),
+        delta(content="Grüße, "),
+        delta(content="世界 🌊"),
+        delta(**CALLED),
+        delta(tool_calls=[{"index": 1, "id": "b", "function": {"name": "y", "arguments": '{"k":'}}]),
+        delta(tool_calls=[{"index": 1, "function": {"arguments": '"ü"}'}}]),
+        delta("tool_calls"),
+        event(choices=[], usage={"prompt_tokens": 9, "completion_tokens": 2}),
+        b"data: [DONE]\n\n",
+    )
+)
+
+
+def new_answer(shown: list[str]) -> ChatAnswer:
+    return ChatAnswer(4096, shown.append)
+
+
+def test_the_same_message_comes_out_wherever_the_network_cuts() -> None:
+    """A2, S32: between any two bytes."""
+    messages = cut_everywhere(new_answer, STREAM)
+    assert len({msgspec.json.encode(message) for message in messages}) == 1
+    assert messages[0].text == "Grüße, 世界 🌊"
+
+
+def test_a_stream_that_ends_early_is_complete_only_after_its_finish() -> None:
+    """A2: cut at any byte it ends in the middle, which is no fault of the endpoint's and may be tried again."""
+    finished = STREAM.index(b'"finish_reason": "tool_calls"') + len(b'"finish_reason": "tool_calls"}]}')
+    for end in range(len(STREAM)):
+        found = outcome(new_answer, STREAM[:end])
+        if end < finished:
+            assert found is None
+        else:
+            assert isinstance(found, Message)
+            assert (found.text, len(found.calls)) == ("Grüße, 世界 🌊", 2)
+
+
+@settings(max_examples=400)
+@given(broken_in_any_way(STREAM))
+def test_a_broken_stream_ends_as_a_message_or_as_a_foreseen_failure(stream: bytes) -> None:
+    """A2: whatever the bytes are, and what comes out can be stored and sent."""
+    found = outcome(new_answer, stream)
+    if isinstance(found, Message):
+        stored = msgspec.json.decode(msgspec.json.encode(found), type=Message)
+        assert stored == found
+        msgspec.json.decode(WIRE.encode(stored))
+
+
+@given(st.binary(max_size=300))
+def test_garbage_is_never_an_answer(garbage: bytes) -> None:
+    """A2"""
+    assert not isinstance(outcome(new_answer, garbage), Message)

@@ -149,7 +149,7 @@ async def test_retries_end(server: ScriptedModel) -> None:
         ("[status 400 code=context_length_exceeded]", "context"),
         ("[status 400 code=content_filter]", "content"),
         ("[status 404]", "invalid"),
-        ("[status 413]", "context"),
+        ("[status 413]", "invalid"),
         ("[status 302]", "invalid"),
         ("[html]", "protocol"),
         ("[badjson after=0]", "protocol"),

@@ -1,45 +1,58 @@
 """Encoding for chat completions: deterministic to the byte, and growing only at the end."""
 
 import tracemalloc
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.models.transcripts import carrying, groups, prefixes, texts
 from tidegate.errors import ModelFailed
-from tidegate.models.openai_wire import ASIDE_HEADING, OpenAIWire
-from tidegate.values import Call, Message, Prefix, ToolCall, ToolDefinition
+from tidegate.models.facts import Facts
+from tidegate.models.openai_chat import OpenAIChat
+from tidegate.models.openai_wire import API, OpenAIWire, Wanted
+from tidegate.models.telling import ASIDE_HEADING
+from tidegate.values import Call, Carried, Message, Prefix, ToolCall, ToolDefinition
 
-WIRE = OpenAIWire()
-texts = st.text(max_size=60)
-calls = st.builds(ToolCall, id=texts, name=texts, arguments=texts)
-messages = st.builds(
-    Message,
-    role=st.sampled_from(["system", "user", "assistant", "tool"]),
-    text=texts,
-    aside=texts,
-    calls=st.lists(calls, max_size=3).map(tuple),
-    call_id=texts,
+FACTS = Facts(vision=True, audio=True, thinking="effort", efforts=("none", "low", "medium", "high", "xhigh"))
+WIRE = OpenAIWire("m", FACTS)
+PLAIN = Call()
+NOTHING = WIRE.encode_prefix(Prefix(prompt=""))
+fields = st.dictionaries(texts, texts, max_size=2).map(lambda made: msgspec.Raw(msgspec.json.encode(made)))
+carried = st.builds(
+    Carried,
+    item=st.builds(Wanted, message=fields, call=fields).map(lambda made: msgspec.Raw(msgspec.json.encode(made))),
+    calls=st.integers(0, 3),
 )
-tools = st.builds(
-    ToolDefinition, name=texts, description=texts, parameters=st.just(msgspec.Raw(b'{"type": "object", "x":[1 ,2]}'))
-)
-prefixes = st.builds(Prefix, prompt=texts, tools=st.lists(tools, max_size=3).map(tuple))
+turns = groups(carrying(API, carried))
 
 
-@given(messages)
-def test_a_message_reloaded_from_the_store_encodes_to_the_same_bytes(message: Message) -> None:
-    """B4, S32: JSON there and back changes no byte of the request."""
-    stored = msgspec.json.decode(msgspec.json.encode(message), type=Message)
-    assert WIRE.encode(stored) == WIRE.encode(message) == OpenAIWire().encode(message)
+def encoded(wire: OpenAIWire, group: Sequence[Message]) -> bytes:
+    return wire.encode_results(group) if group[0].role == "tool" else wire.encode(group[0])
 
 
-@given(messages)
-def test_encoded_messages_are_canonical_json(message: Message) -> None:
+def decoded(wire: OpenAIWire = WIRE, call: Call = PLAIN, history: Sequence[bytes] = (), prefix: Any = NOTHING) -> Any:
+    return msgspec.json.decode(b"".join(wire.body(prefix, history, call)))
+
+
+@given(turns)
+def test_messages_reloaded_from_the_store_encode_to_the_same_bytes(past: list[list[Message]]) -> None:
+    """B4, S32: JSON there and back changes no byte of the request, also of what a model wants back."""
+    for group in past:
+        stored = msgspec.json.decode(msgspec.json.encode(group), type=list[Message])
+        assert encoded(WIRE, stored) == encoded(WIRE, group) == encoded(OpenAIWire("m", FACTS), group)
+
+
+@given(turns)
+def test_encoded_messages_are_canonical_json(past: list[list[Message]]) -> None:
     """S32: decoding and encoding again gives the same bytes, so that canonical content and bytes agree."""
-    encoded = WIRE.encode(message)
-    assert msgspec.json.encode(msgspec.json.decode(encoded)) == encoded
+    plain = [msgspec.structs.replace(message, carried=()) for group in past for message in group]
+    for message in plain:
+        once = encoded(WIRE, [message])
+        assert msgspec.json.encode(msgspec.json.decode(b"[" + once + b"]"))[1:-1] == once
 
 
 @given(prefixes)
@@ -51,30 +64,34 @@ def test_a_prefix_reloaded_from_the_store_encodes_to_the_same_bytes(prefix: Pref
         assert b'{"type": "object", "x":[1 ,2]}' in WIRE.encode_prefix(prefix).tools
 
 
-@given(prefixes, st.lists(messages, min_size=1, max_size=5), st.lists(messages, min_size=1, max_size=3))
+@given(prefixes, turns, turns)
 def test_the_next_request_begins_with_the_previous_one(
-    prefix: Prefix, past: list[Message], fresh: list[Message]
+    prefix: Prefix, past: list[list[Message]], fresh: list[list[Message]]
 ) -> None:
     """S32, B4: all of a request but its closing brackets is the beginning of the conversation's next request."""
-    encoded = WIRE.encode_prefix(prefix)
-    history = [WIRE.encode(message) for message in past]
-    before = WIRE.body("m", encoded, history, Call(), stream=True)
-    after = WIRE.body("m", encoded, history + [WIRE.encode(message) for message in fresh], Call(), stream=True)
+    start = WIRE.encode_prefix(prefix)
+    history = [encoded(WIRE, group) for group in past]
+    before = b"".join(WIRE.body(start, history, Call()))
+    later = history + [encoded(WIRE, group) for group in fresh]
+    after = b"".join(WIRE.body(start, later, Call()))
     assert after.startswith(before[:-2] + b",")
-    assert len(msgspec.json.decode(after)["messages"]) == len(past) + len(fresh) + bool(prefix.prompt)
+    assert b"".join(WIRE.body(start, [b",".join(later)], Call())) == after, "several may stand in one piece"
+    assert [message["role"] for message in msgspec.json.decode(after)["messages"] if message["role"] != "tool"]
 
 
-def test_a_long_history_is_copied_once_into_its_request() -> None:
-    """L22: a request takes its own size while it is written, not twice that."""
+def test_a_request_is_made_of_the_very_pieces_of_its_history() -> None:
+    """L22, S32: writing a request copies nothing of a long history."""
     prefix = WIRE.encode_prefix(Prefix(prompt="p"))
     history = [WIRE.encode(Message(role="user", text="x" * 65_536)) for _ in range(64)]
     tracemalloc.start()
     try:
-        body = WIRE.body("m", prefix, history, Call(), stream=True)
+        pieces = WIRE.body(prefix, history, Call(temperature=0.5))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 1.2 * len(body)
+    assert peak < 16_384
+    assert [piece for piece in pieces if len(piece) > 60_000] == history
+    assert all(any(piece is held for held in pieces) for piece in history)
 
 
 @pytest.mark.parametrize("prompt", ["", "p"])
@@ -82,16 +99,15 @@ def test_a_long_history_is_copied_once_into_its_request() -> None:
 def test_messages_are_whole_with_and_without_a_prompt(prompt: str, said: tuple[str, ...]) -> None:
     """S32: however few there are."""
     history = [WIRE.encode(Message(role="user", text=text)) for text in said]
-    body = WIRE.body("m", WIRE.encode_prefix(Prefix(prompt=prompt)), history, Call(), stream=False)
-    shown = [message["content"] for message in msgspec.json.decode(body)["messages"]]
-    assert shown == [*filter(None, (prompt,)), *said]
+    body = decoded(history=history, prefix=WIRE.encode_prefix(Prefix(prompt=prompt)))
+    assert [message["content"] for message in body["messages"]] == [*filter(None, (prompt,)), *said]
 
 
 def test_the_body_has_parameters_and_tools_before_messages() -> None:
     """S32: what grows comes last."""
     prefix = WIRE.encode_prefix(Prefix(prompt="p", tools=(ToolDefinition(name="t", description="d"),)))
     call = Call(temperature=0.5, max_tokens=7, stop=("x",), reasoning="off", user="u", metadata={"a": "b"})
-    body = msgspec.json.decode(WIRE.body("m", prefix, [b'{"role":"user","content":"hi"}'], call, stream=True))
+    body = decoded(call=call, history=[b'{"role":"user","content":"hi"}'], prefix=prefix)
     assert list(body) == [
         *("model", "stream", "stream_options", "temperature", "max_tokens", "reasoning_effort", "stop", "user"),
         *("metadata", "tools", "messages"),
@@ -104,15 +120,47 @@ def test_the_body_has_parameters_and_tools_before_messages() -> None:
 def test_reasoning_effort_touches_neither_prefix_nor_messages(effort: str) -> None:
     """A3, S32: it is a parameter of the call; tools and messages stay the same bytes."""
     prefix = WIRE.encode_prefix(Prefix(prompt="p", tools=(ToolDefinition(name="t", description="d"),)))
-    plain = WIRE.body("m", prefix, [b"{}"], Call(), stream=True)
-    asked = WIRE.body("m", prefix, [b"{}"], Call(reasoning=effort), stream=True)
+    plain = b"".join(WIRE.body(prefix, [b"{}"], Call()))
+    asked = b"".join(WIRE.body(prefix, [b"{}"], Call(reasoning=effort)))
+    assert plain != asked
     assert plain.partition(b',"tools":')[2] == asked.partition(b',"tools":')[2]
+
+
+@pytest.mark.parametrize(
+    ("thinking", "efforts", "asked", "sent"),
+    [
+        ("effort", ("low", "high"), "max", "high"),
+        ("effort", ("low", "high"), "off", "low"),
+        ("effort", ("none", "high"), "off", "none"),
+        ("effort", (), "high", None),
+        ("none", ("low", "high"), "high", None),
+        ("effort", ("low", "high"), "ultra", "ultra"),
+        ("effort", ("low", "high"), None, None),
+    ],
+)
+def test_the_effort_is_a_word_that_the_model_knows(thinking: Any, efforts: Any, asked: Any, sent: str | None) -> None:
+    """A3: nothing is sent to a model that does not think."""
+    wire = OpenAIWire("m", Facts(thinking=thinking, efforts=efforts))
+    assert decoded(wire, Call(reasoning=asked, temperature=1.0)).get("reasoning_effort") == sent
+
+
+def test_the_chance_in_an_answer_is_set_only_where_the_model_lets_it_be() -> None:
+    """A3: OpenAI's own that think refuse it, and would refuse every call of a client that always sends it."""
+    call = Call(temperature=0.5, top_p=0.9)
+    for wire, sent in [
+        (OpenAIWire("m", FACTS, completion_tokens=True), False),
+        (OpenAIWire("m", Facts(), completion_tokens=True), True),
+        (WIRE, True),
+    ]:
+        assert ({"temperature", "top_p"} <= set(decoded(wire, call))) is sent
+    off = msgspec.structs.replace(call, reasoning="off")
+    assert "temperature" in decoded(OpenAIWire("m", FACTS, completion_tokens=True), off)
 
 
 def test_what_the_gateway_adds_to_a_message_is_kept_apart_from_the_users_words() -> None:
     """S32: an aside is a part of its own, marked as not the user's, and stays with its message."""
-    encoded = msgspec.json.decode(WIRE.encode(Message(role="user", text="hello", aside="It is Monday.")))
-    assert encoded["content"] == [
+    message = msgspec.json.decode(WIRE.encode(Message(role="user", text="hello", aside="It is Monday.")))
+    assert message["content"] == [
         {"text": "hello", "type": "text"},
         {"text": ASIDE_HEADING + "It is Monday.", "type": "text"},
     ]
@@ -121,30 +169,101 @@ def test_what_the_gateway_adds_to_a_message_is_kept_apart_from_the_users_words()
 def test_tool_arguments_go_out_verbatim() -> None:
     """S32: also when they are not valid JSON."""
     call = ToolCall(id="c1", name="read_file", arguments='{ "path":  "a" , broken')
-    encoded = msgspec.json.decode(WIRE.encode(Message(role="assistant", calls=(call,))))
-    assert encoded["content"] is None
-    assert encoded["tool_calls"][0]["function"]["arguments"] == call.arguments
+    message = msgspec.json.decode(WIRE.encode(Message(role="assistant", calls=(call,))))
+    assert message["content"] is None
+    assert message["tool_calls"][0]["function"]["arguments"] == call.arguments
+
+
+def test_results_of_one_step_stand_together_in_the_order_of_its_calls() -> None:
+    """S32, S33: one message each, and nothing between them."""
+    results = [Message(role="tool", call_id=f"c{n}", name="x", text=f"result {n}") for n in range(3)]
+    messages = msgspec.json.decode(b"[" + WIRE.encode_results(results) + b"]")
+    assert messages == [{"tool_call_id": f"c{n}", "content": f"result {n}", "role": "tool"} for n in range(3)]
 
 
 def test_the_output_limit_has_the_name_that_the_service_knows() -> None:
-    older = msgspec.json.decode(
-        WIRE.body("m", WIRE.encode_prefix(Prefix(prompt="")), [], Call(max_tokens=5), stream=False)
-    )
-    newer_wire = OpenAIWire(completion_tokens=True)
-    newer = msgspec.json.decode(
-        newer_wire.body("m", WIRE.encode_prefix(Prefix(prompt="")), [], Call(max_tokens=5), stream=False)
-    )
-    assert older == {"model": "m", "stream": False, "max_tokens": 5, "messages": []}
-    assert newer == {"model": "m", "stream": False, "max_completion_tokens": 5, "messages": []}
+    """A2: each by its address."""
+    for base_url, name in [
+        ("https://api.openai.com/v1", "max_completion_tokens"),
+        ("https://mine.openai.azure.com/openai/v1", "max_completion_tokens"),
+        ("https://openrouter.ai/api/v1", "max_tokens"),
+        ("http://127.0.0.1:8080/v1", "max_tokens"),
+    ]:
+        body = decoded(OpenAIChat(base_url, "m", FACTS).wire, Call(max_tokens=5))
+        assert body == {
+            "model": "m",
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            name: 5,
+            "messages": [],
+        }
+
+
+# -- what a model wants back -------------------------------------------------------------------------------------------
+
+
+def wanted(**given: bytes) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(Wanted(**{name: msgspec.Raw(raw) for name, raw in given.items()})))
+
+
+ANSWER = Message(
+    role="assistant",
+    text="let me see",
+    calls=(ToolCall(id="a", name="x", arguments="{}"), ToolCall(id="b", name="y", arguments="{}")),
+    model="m",
+    carrier=API,
+    carried=(
+        Carried(item=wanted(message=b'{"reasoning_content":"hm", "n": 1.50}')),
+        Carried(item=wanted(call=b'{"extra_content":{"google": {"thought_signature":"Zm9v"}}}'), calls=1),
+    ),
+)
+
+
+def test_what_a_model_wants_back_stands_verbatim_where_it_stood() -> None:
+    """S32: thoughts on the message, marks on their calls, to the byte."""
+    sent = WIRE.encode(ANSWER)
+    assert sent.endswith(b',"reasoning_content":"hm", "n": 1.50}')
+    assert b'"type":"function","extra_content":{"google": {"thought_signature":"Zm9v"}}}]' in sent
+    first, second = msgspec.json.decode(sent)["tool_calls"]
+    assert "extra_content" not in first and "extra_content" in second
+
+
+@pytest.mark.parametrize("change", [{"model": "other"}, {"carrier": "anthropic"}, {"carrier": ""}])
+def test_what_one_model_wanted_back_is_not_sent_to_another(change: dict[str, str]) -> None:
+    """A2: another model could not read it."""
+    plain = msgspec.structs.replace(ANSWER, carrier="", carried=())
+    assert WIRE.encode(msgspec.structs.replace(ANSWER, **change)) == WIRE.encode(plain)
+
+
+def test_an_endpoint_that_insists_on_thoughts_gets_empty_ones_for_answers_that_have_none() -> None:
+    """A2: a conversation that another model began, or an answer that was stopped, can go on there."""
+    wire = OpenAIChat("https://api.deepseek.com/v1", "m", FACTS).wire
+    stopped = msgspec.json.decode(wire.encode(Message(role="assistant", text="I was", finish="stopped")))
+    assert stopped == {"role": "assistant", "content": "I was", "reasoning_content": ""}
+    assert msgspec.json.decode(wire.encode(ANSWER))["reasoning_content"] == "hm"
+    assert b"reasoning_content" not in wire.encode(Message(role="user", text="hi"))
+
+
+def test_an_endpoint_that_insists_on_marks_gets_its_own_for_calls_of_other_models() -> None:
+    """A2: on the first call of a step, as it gives them itself."""
+    wire = OpenAIChat("https://generativelanguage.googleapis.com/v1beta/openai", "m", FACTS).wire
+    first, second = msgspec.json.decode(wire.encode(msgspec.structs.replace(ANSWER, model="other")))["tool_calls"]
+    assert first["extra_content"] == {"google": {"thought_signature": "skip_thought_signature_validator"}}
+    assert "extra_content" not in second
+    own = msgspec.json.decode(wire.encode(msgspec.structs.replace(ANSWER, carried=())))
+    assert "extra_content" not in own["tool_calls"][0]
+
+
+# -- what a caller brings ----------------------------------------------------------------------------------------------
 
 
 def test_a_callers_tools_follow_the_agents_own() -> None:
     prefix = WIRE.encode_prefix(Prefix(prompt="", tools=(ToolDefinition(name="own", description="d"),)))
     brought = b' [{"type":"function","function":{"name":"brought"}}] '
-    call = Call(tools=brought, tool_choice=b'"auto"')
-    body = msgspec.json.decode(WIRE.body("m", prefix, [], call, stream=True))
+    body = decoded(call=Call(tools=brought, tool_choice=b'"auto"', response_format=b'{"type":"text"}'), prefix=prefix)
     assert [tool["function"]["name"] for tool in body["tools"]] == ["own", "brought"]
     assert body["tool_choice"] == "auto"
+    assert body["response_format"] == {"type": "text"}
 
 
 @pytest.mark.parametrize(
@@ -154,5 +273,5 @@ def test_a_callers_tool_that_is_malformed_or_takes_a_name_twice_is_refused(broug
     """C3: names are unique before every request, whoever contributes."""
     prefix = WIRE.encode_prefix(Prefix(prompt="", tools=(ToolDefinition(name="own", description="d"),)))
     with pytest.raises(ModelFailed) as caught:
-        WIRE.body("m", prefix, [], Call(tools=brought), stream=True)
+        WIRE.body(prefix, [], Call(tools=brought))
     assert caught.value.kind == "invalid"

@@ -10,18 +10,23 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionMessageParam
 from pydantic import TypeAdapter
 
+from bench.scripted.chat_request import Image, ImageUrl, check_media
+from bench.scripted.media import IMAGE_BYTES
+from bench.scripted.refusal import Refusal
 from bench.scripted_model import ScriptedModel
-from bench.scripted_wire import IMAGE_BYTES, Image, ImageUrl, Refusal, check_images
 from tests.models.support import ask, configured
 from tests.models.test_scripted_model import calling, post, result
 from tidegate.models.demo_script import read_request, reply
-from tidegate.models.openai_wire import ASIDE_HEADING, OpenAIWire
+from tidegate.models.facts import Facts
+from tidegate.models.openai_wire import OpenAIWire
+from tidegate.models.telling import ASIDE_HEADING
 from tidegate.values import Media, Message
 
 pytestmark = pytest.mark.anyio
-WIRE = OpenAIWire()
+WIRE = OpenAIWire("m", Facts(vision=True, audio=True))
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256))
 PICTURE = Media(media_type="image/png", data=PNG, width=4, height=3)
+SOUND = Media(media_type="audio/mpeg", data=b"ID3 sound", seconds=2.5)
 texts = st.text(max_size=30)
 pictures = st.builds(
     Media,
@@ -52,10 +57,72 @@ def test_a_picture_is_a_part_behind_the_words() -> None:
     TypeAdapter(ChatCompletionMessageParam).validate_json(encoded)
 
 
-def test_a_tools_result_goes_without_its_pictures() -> None:
-    """D3: they follow in a message that this format takes them from."""
-    plain = Message(role="tool", call_id="c", name="read_file", text="a picture")
-    assert WIRE.encode(msgspec.structs.replace(plain, media=(PICTURE,))) == WIRE.encode(plain)
+def result_of(name: str, *shown: Media) -> Message:
+    return Message(role="tool", call_id=f"of {name}", name=name, text=f"said by {name}", media=shown)
+
+
+def test_what_results_show_follows_the_last_of_them_in_one_message() -> None:
+    """D3: this format takes it from users only, and lets nothing stand between the results of a step."""
+    scaled = msgspec.structs.replace(PICTURE, note="scaled")
+    encoded = WIRE.encode_results([result_of("a", PICTURE), result_of("b"), result_of("c", scaled, PICTURE)])
+    *results, shown = msgspec.json.decode(b"[" + encoded + b"]")
+    assert [(result["role"], result["content"]) for result in results] == [("tool", f"said by {n}") for n in "abc"]
+    assert shown["role"] == "user"
+    assert [part["type"] for part in shown["content"]] == ["text", "image_url", "image_url", "image_url"]
+    assert shown["content"][0]["text"] == (
+        ASIDE_HEADING + "Pictures that these results show, in this order: a (4 x 3); c (4 x 3, scaled); c (4 x 3)."
+    )
+
+
+def test_results_that_show_nothing_are_followed_by_nothing() -> None:
+    """D3, S32: a step without media costs no message."""
+    assert len(msgspec.json.decode(b"[" + WIRE.encode_results([result_of("a"), result_of("b")]) + b"]")) == 2
+
+
+@pytest.mark.parametrize(("media_type", "format"), [("audio/wav", "wav"), ("audio/mpeg", "mp3")])
+def test_a_sound_goes_as_it_is(media_type: str, format: str) -> None:
+    """D3: in the two forms that the format knows."""
+    sound = msgspec.structs.replace(SOUND, media_type=media_type)
+    encoded = WIRE.encode(Message(role="user", text="listen", media=(sound,)))
+    part = msgspec.json.decode(encoded)["content"][1]
+    assert part == {
+        "type": "input_audio",
+        "input_audio": {"data": base64.b64encode(SOUND.data).decode(), "format": format},
+    }
+    TypeAdapter(ChatCompletionMessageParam).validate_json(encoded)
+
+
+def test_sounds_and_pictures_of_results_are_named_in_their_order() -> None:
+    """D3: each by what it is."""
+    encoded = WIRE.encode_results([result_of("a", SOUND, PICTURE)])
+    shown = msgspec.json.decode(b"[" + encoded + b"]")[-1]["content"]
+    assert "Pictures and sounds that these results show, in this order: a (audio/mpeg, 2.5 s); a (4 x 3)." in str(shown)
+    assert [part["type"] for part in shown] == ["text", "input_audio", "image_url"]
+    alone = msgspec.json.decode(b"[" + WIRE.encode_results([result_of("a", SOUND)]) + b"]")[-1]["content"]
+    assert "]\nSounds that" in alone[0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "media_type", "taken"),
+    [
+        (Facts(vision=True), "image/png", True),
+        (Facts(vision=True), "image/tiff", False),
+        (Facts(vision=True), "audio/wav", False),
+        (Facts(audio=True), "audio/wav", True),
+        (Facts(audio=True), "audio/ogg", False),
+        (Facts(audio=True), "image/png", False),
+        (Facts(), "image/png", False),
+    ],
+)
+def test_media_that_a_model_cannot_take_becomes_a_note(facts: Facts, media_type: str, taken: bool) -> None:
+    """D3, A2: where the model or the format has no place for it, words stand in its stead, loaded or not."""
+    wire = OpenAIWire("m", facts)
+    assert wire.takes(media_type) is taken
+    if not taken:
+        media = Media(media_type=media_type, spooled="sp_1", width=4, height=3)
+        (part,) = msgspec.json.decode(wire.encode(Message(role="user", media=(media,))))["content"]
+        assert part["type"] == "text"
+        assert "stands here, which this model cannot" in part["text"]
 
 
 @given(messages)
@@ -118,7 +185,7 @@ async def test_the_scripted_model_refuses_what_is_no_picture(server: ScriptedMod
 def test_the_scripted_model_refuses_a_picture_that_is_too_large() -> None:
     large = "data:image/png;base64," + base64.b64encode(PNG + bytes(IMAGE_BYTES)).decode()
     with pytest.raises(Refusal, match="larger than"):
-        check_images([Image(image_url=ImageUrl(url=large))], "user", "messages.[0]")
+        check_media([Image(image_url=ImageUrl(url=large))], "user", "messages.[0]")
 
 
 async def test_the_scripted_model_takes_pictures_of_users_and_no_others(server: ScriptedModel) -> None:
@@ -133,7 +200,7 @@ async def test_the_scripted_model_takes_pictures_of_users_and_no_others(server: 
 
 async def test_a_picture_reaches_the_model_as_it_is(server: ScriptedModel) -> None:
     """D3: over the wire, to a strict server."""
-    async with configured(server.base_url) as asked:
+    async with configured(server.base_url, vision=True) as asked:
         await ask(asked, [Message(role="user", text="look", media=(PICTURE,))])
     sent = server.recorded[-1].decoded()["messages"][-1]["content"][1]["image_url"]["url"]
     assert base64.b64decode(sent.partition(",")[2]) == PNG

@@ -1,13 +1,19 @@
 """The scripted server itself: as strict as it says, counting truthfully, bounded."""
 
+import base64
+import re
 from typing import Any
 
 import aiohttp
 import anyio
+import openai
 import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from bench.scripted.reuse import CONVERSATIONS, Ledger
+from bench.scripted.script import read_script
 from bench.scripted_model import RECORDED, ScriptedModel
-from bench.scripted_wire import CONVERSATIONS, Message, Request, Reuse, read_script
+from bench.wire import events
 
 pytestmark = pytest.mark.anyio
 
@@ -24,9 +30,28 @@ def result(identity: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": identity, "content": ""}
 
 
+WAV = b"RIFF\x24\0\0\0WAVEfmt "
+MP3 = b"ID3\x04\0\0"
+
+
+def hearing(form: str, data: bytes) -> dict[str, Any]:
+    sound = {"data": base64.b64encode(data).decode(), "format": form}
+    return {"role": "user", "content": [{"type": "input_audio", "input_audio": sound}]}
+
+
 async def post(server: ScriptedModel, body: Any, path: str = "/v1/chat/completions") -> tuple[int, Any]:
     async with aiohttp.ClientSession() as session, session.post(server.root + path, json=body) as response:
         return response.status, await response.json()
+
+
+async def streamed(server: ScriptedModel, body: Any, path: str = "/v1/chat/completions") -> bytes:
+    headers = {"x-api-key": "k", "anthropic-version": "2026-10-21"}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(server.root + path, json={**body, "stream": True}, headers=headers) as response,
+    ):
+        assert response.status == 200, await response.text()
+        return await response.read()
 
 
 @pytest.mark.parametrize(
@@ -55,6 +80,15 @@ async def post(server: ScriptedModel, body: Any, path: str = "/v1/chat/completio
         {"model": "m", "messages": [USER], "temperature": 3},
         {"model": "m", "messages": [USER], "max_tokens": 0},
         {"model": "m", "messages": [USER], "stream_options": {"include_usage": True}},
+        {"model": "m", "messages": [{**USER, "tool_call_id": "a"}]},
+        {"model": "m", "messages": [{**USER, "tool_calls": calling("a")["tool_calls"]}, result("a")]},
+        {"model": "m", "messages": [USER, calling("a"), {"role": "tool", "tool_call_id": "a"}]},
+        {"model": "m", "messages": [{**USER, "reasoning_content": "so"}]},
+        {"model": "m", "messages": [hearing("mp3", WAV)]},
+        {"model": "m", "messages": [hearing("wav", MP3)]},
+        {"model": "m", "messages": [hearing("ogg", b"OggS")]},
+        {"model": "m", "messages": [{"role": "system", "content": hearing("wav", WAV)["content"]}]},
+        {"model": "m", "messages": [{**hearing("wav", WAV), "content": [{"type": "input_audio", "input_audio": {}}]}]},
     ],
 )
 async def test_what_a_strict_provider_refuses_is_refused(server: ScriptedModel, body: Any) -> None:
@@ -64,28 +98,99 @@ async def test_what_a_strict_provider_refuses_is_refused(server: ScriptedModel, 
     assert server.stats()["refused"] == 1
 
 
+@pytest.mark.parametrize(
+    "message", [hearing("wav", WAV), hearing("mp3", MP3), hearing("mp3", b"\xff\xfb\x90"), hearing("mp3", b"\xff\xf3x")]
+)
+async def test_sounds_of_users_are_taken(server: ScriptedModel, message: dict[str, Any]) -> None:
+    status, answer = await post(server, {"model": "m", "messages": [message]})
+    assert status == 200 and answer["usage"]["prompt_tokens"] > 400
+
+
+async def test_broken_sounds_are_refused(server: ScriptedModel) -> None:
+    message = hearing("wav", WAV)
+    message["content"][0]["input_audio"]["data"] = "not base64!"
+    status, answer = await post(server, {"model": "m", "messages": [message]})
+    assert status == 400 and "base64" in answer["error"]["message"]
+
+
+async def test_reasoning_is_given_and_taken_as_compatible_servers_do(server: ScriptedModel) -> None:
+    said = {"role": "user", "content": "[think deep water] [say so]"}
+    body = {"model": "m", "messages": [said]}
+    _, answer = await post(server, body)
+    message = answer["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("deep water", "so")
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == 2
+    deltas = [one["choices"][0]["delta"] for one in events(await streamed(server, {**body, "stream": True}))]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "deep water"
+    taken = {"role": "assistant", "content": "so", "reasoning_content": "deep water"}
+    assert (await post(server, {"model": "m", "messages": [said, taken, USER]}))[0] == 200
+
+
+SCRIPTS = ["hello", '[saying so] [together clock {} clock {"x": 1}]', "[words 300]", "[finish length]", "[badargs]"]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+async def test_the_official_types_and_client_take_all_that_is_said(server: ScriptedModel, script: str) -> None:
+    body: Any = {"model": "m", "messages": [{"role": "user", "content": script}], "tools": [TOOL]}
+    _, answer = await post(server, body)
+    ChatCompletion.model_validate(answer)
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    for event in events(await streamed(server, {**body, **options})):
+        ChatCompletionChunk.model_validate(event)
+    async with openai.AsyncOpenAI(base_url=server.base_url, api_key="k", max_retries=0) as client:
+        whole = await client.chat.completions.create(**body)
+        async with client.chat.completions.stream(**body) as stream:
+            async for _ in stream:
+                pass
+            snapshot: Any = stream.current_completion_snapshot
+    assert snapshot.choices[0].message.content == whole.choices[0].message.content
+    assert snapshot.choices[0].finish_reason == whole.choices[0].finish_reason
+
+
+PLAIN: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [USER], "stream_options": {"include_usage": True}},
+    "/v1/responses": {"input": [USER]},
+    "/v1/messages": {"messages": [USER], "max_tokens": 100},
+}
+
+
+@pytest.mark.parametrize("path", PLAIN)
+async def test_the_canned_answer_is_what_is_said_otherwise(server: ScriptedModel, path: str) -> None:
+    """But for ids, which are its own."""
+    canned = await streamed(server, {"model": "m", **PLAIN[path]}, path)
+    server.reset()
+    told = await streamed(server, {"model": "m", **PLAIN[path], **directing(path)}, path)
+    assert shape(canned) == shape(told)
+
+
+def directing(path: str) -> dict[str, Any]:
+    """The same, by a script that directs nothing."""
+    return {"input" if path == "/v1/responses" else "messages": [{"role": "user", "content": "[obey]"}]}
+
+
+def shape(body: bytes) -> list[str]:
+    """The events, without ids and numbers of tokens."""
+    return [re.sub(r"[a-z]+_[0-9a-z_]+-?[a-z]?\d*\b|\d+", "N", str(event)) for event in events(body)]
+
+
 async def test_balanced_calls_and_results_are_accepted(server: ScriptedModel) -> None:
     messages = [USER, calling("a", "b"), result("b"), result("a"), {"role": "assistant", "content": ""}, USER]
     status, answer = await post(server, {"model": "m", "messages": messages, "tools": [TOOL]})
     assert (status, answer["choices"][0]["message"]["content"][:8]) == (200, "The tide")
 
 
-def request(*messages: tuple[str, str], user: str | None = None) -> Request:
-    return Request(model="m", messages=tuple(Message(role=r, content=c) for r, c in messages), user=user)  # type: ignore[arg-type]
-
-
 def test_reuse_is_counted_by_what_came_again() -> None:
     """S32: grown at the end is whole; another beginning, tool list or a lost message is not; a repeat is neither."""
-    reuse = Reuse()
-    first = request(("system", "s"), ("user", "a"))
-    grown = request(("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "c"))
-    other = request(("system", "today is Monday"), ("user", "a"), ("assistant", "b"), ("user", "c"), ("user", "d"))
-    assert reuse.note(first, 1, 10)[1] == 0
-    assert reuse.note(first, 1, 10)[1] == 10
-    assert reuse.note(grown, 1, 20)[1] == 10
-    assert reuse.note(grown, 2, 20)[1] == 0
-    assert reuse.note(other, 2, 30)[1] == 0
-    assert reuse.note(request(("system", "today is Monday"), ("user", "a")), 2, 30)[1] == 0
+    reuse = Ledger()
+    first = ("be kind", "a")
+    grown = ("be kind", "a", "b", "c")
+    other = ("today is Monday", "a", "b", "c", "d")
+    assert reuse.note("t", first, 1, 10)[1] == 0
+    assert reuse.note("t", first, 1, 10)[1] == 10
+    assert reuse.note("t", grown, 1, 20)[1] == 10
+    assert reuse.note("t", grown, 2, 20)[1] == 0
+    assert reuse.note("t", other, 2, 30)[1] == 0
+    assert reuse.note("t", other[:2], 2, 30)[1] == 0
     view = reuse.view()
     assert (view["conversations"], view["repeats"], view["followups"], view["whole_prefix"]) == (1, 1, 4, 1)
     assert view["reuse"] == 0.25
@@ -96,19 +201,19 @@ def test_reuse_is_counted_by_what_came_again() -> None:
     ]
 
 
-def test_conversations_are_told_apart_by_tag_or_first_words() -> None:
-    reuse = Reuse()
-    keys = {
-        reuse.note(request(("user", text), user=tag), 0, 1)[0] for text, tag in [("a", None), ("b", None), ("a", "t")]
-    }
-    assert len(keys) == 3
-    assert reuse.view()["followups"] == 0
+async def test_conversations_are_told_apart_by_tag_or_first_words(server: ScriptedModel) -> None:
+    for text, tag in [("a", None), ("b", None), ("a", "t")]:
+        body = {"model": "m", "messages": [{"role": "user", "content": text}], **({"user": tag} if tag else {})}
+        assert (await post(server, body))[0] == 200
+    stats = server.stats()
+    assert (stats["conversations"], stats["followups"]) == (3, 0)
+    assert stats["formats"]["chat"]["conversations"] == 3
 
 
 def test_what_is_remembered_of_conversations_is_bounded() -> None:
-    reuse = Reuse()
+    reuse = Ledger()
     for number in range(CONVERSATIONS + 10):
-        reuse.note(request(("user", str(number))), 0, 1)
+        reuse.note(str(number), (), 0, 1)
     assert len(reuse._last) == CONVERSATIONS
 
 

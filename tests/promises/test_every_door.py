@@ -40,7 +40,7 @@ def census(h: House) -> dict[str, int]:
         "tasks": len(asyncio.all_tasks()),
         "descriptors": sum(1 for _ in Path("/proc/self/fd").iterdir()),
         "threads": threading.active_count(),
-        "leases": sum(h.door._models._clients.stats().leases.values()),
+        "leases": sum(h.door._models._traffic.stats().leases.values()),
         "live": len(h.door.engine.turns),
         "ready": len(h.door.engine._ready),
         "owners": len(h.door.ledger.owners(top=1000)),

@@ -28,7 +28,7 @@ HELD = (Conversation, Live, TurnLog, Journal, Present)
 
 def leases(house: Core) -> Mapping[str, int]:
     """Leases on model clients, by endpoint."""
-    return house.door._models._clients.stats().leases
+    return house.door._models._traffic.stats().leases
 
 
 async def until_leases(house: Core, wanted: Mapping[str, int]) -> None:

@@ -11,9 +11,10 @@ from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, core
 from tests.logs import capture_logs
 from tidegate.config import Limits
-from tidegate.sessions.budget import DAY, DayBudget
+from tidegate.sessions.budget import Account, Rule
+from tidegate.sessions.windows import DAY
 from tidegate.store import Db, usage
-from tidegate.values import Receipt, TextDelta, Usage
+from tidegate.values import Event, Notice, Receipt, TextDelta, Usage
 
 pytestmark = pytest.mark.anyio
 
@@ -28,6 +29,20 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+class Teller:
+    """As much of a turn as a budget needs."""
+
+    id, session, incoming = "t_1", "s_1", ()
+
+    def __init__(self) -> None:
+        self.usage = Usage()
+        self.told: list[str] = []
+
+    def emit(self, event: Event) -> None:
+        assert isinstance(event, Notice)
+        self.told.append(event.text)
 
 
 def key(name: str) -> dict[str, object]:
@@ -54,14 +69,13 @@ async def test_at_the_cap_a_turn_fails_with_the_limits_name_and_the_time(home: P
         assert len(house.requests()) == 1
         rows = (await house.door.transcript(refused.session, ANNA)).rows
         assert [row.message.text for row in rows if row.message.role == "user"] == ["one", "[say two]"]
-        assert house.door.status()["budget"] == {
-            "spent": house.door.budget.spent,
-            "limit": 10,
-            "opens": NOON + DAY / 2,
-        }
-        assert house.door.budget.spent > 10
+        (shown,) = house.door.status()["budgets"]
+        assert (shown["setting"], shown["per"], shown["each"]) == ("limits.day_tokens", "gateway", "day")
+        assert (shown["tokens_limit"], shown["opens"]) == (10, NOON + DAY / 2)
+        assert shown["tokens"] == house.door.budgets.day.spent().tokens and shown["used"] == shown["tokens"] / 10
+        assert house.door.budgets.day.spent().tokens > 10
         clock.now += DAY / 2
-        assert house.door.budget.spent == 0
+        assert house.door.budgets.day.spent().tokens == 0
         assert (await house.say("[say two]", **key("k"))).text == "two"
 
 
@@ -88,11 +102,11 @@ async def test_a_restart_gives_nothing_back(home: Path, model: ScriptedModel) ->
         clock.now += DAY
         session = (await house.say("today")).session
         await house.say("one-shot", name=None)
-        spent = house.door.budget.spent
+        spent = house.door.budgets.day.spent().tokens
         assert spent > 0
         await house.door.delete(session, ANNA)
     async with core(home, SMALL, model=model, clock=clock) as house:
-        assert house.door.budget.spent == spent
+        assert house.door.budgets.day.spent().tokens == spent
         refused = await house.say("again")
         assert refused.error is not None and refused.error.code == "budget_spent"
 
@@ -102,7 +116,7 @@ async def test_with_zero_there_is_no_cap(home: Path, model: ScriptedModel) -> No
     async with core(home, "[limits]\nday_tokens = 0", model=model) as house:
         for _ in range(3):
             assert (await house.say("hello")).state == "answered"
-        assert house.door.budget.spent > 0
+        assert house.door.budgets.day.spent().tokens > 0
 
 
 async def test_the_demo_model_costs_nothing(home: Path, model: ScriptedModel) -> None:
@@ -110,11 +124,11 @@ async def test_the_demo_model_costs_nothing(home: Path, model: ScriptedModel) ->
     toml = '[models.main]\napi = "demo"\n[agents.main]\nmodel = "main"\n[limits]\nday_tokens = 1\n'
     for _ in range(2):
         async with core(home, model=model, toml=toml) as house:
-            assert house.door.budget.spent == 0
+            assert house.door.budgets.day.spent().tokens == 0
             for _ in range(2):
                 outcome = await house.say("hello")
                 assert outcome.state == "answered" and outcome.usage.input > 1
-            assert house.door.budget.spent == 0
+            assert house.door.budgets.day.spent().tokens == 0
 
 
 async def test_a_call_that_is_cut_off_is_paid_for_too(home: Path, model: ScriptedModel) -> None:
@@ -130,10 +144,10 @@ async def test_a_call_that_is_cut_off_is_paid_for_too(home: Path, model: Scripte
             await house.door.abandon(accepted.turn)
             while house.door.live(accepted.turn) is not None:
                 await anyio.lowlevel.checkpoint()
-        spent = house.door.budget.spent
+        spent = house.door.budgets.day.spent().tokens
         assert spent > 10
     async with core(home, SMALL, model=model) as house:
-        assert house.door.budget.spent == spent
+        assert house.door.budgets.day.spent().tokens == spent
         assert (await house.say("again")).error is not None
 
 
@@ -167,16 +181,22 @@ async def test_an_answer_that_the_provider_does_not_count_is_estimated(home: Pat
 
 def test_the_operator_is_warned_once_a_day() -> None:
     """X22: at four fifths, and again on the next day."""
-    clock = Clock()
+    clock, turn = Clock(), Teller()
     with capture_logs() as logs:
-        budget = DayBudget(100, clock)
+        day = Account(Rule(setting="limits.day_tokens", per="gateway", each="day", tokens=100), "", clock)
         for _ in range(5):
-            budget.spend(19)
-        assert [(entry["spent"], entry["setting"]) for entry in logs] == [(95, "limits.day_tokens")]
+            day.spend(turn, Usage(input=19))
+        assert [(entry["spent"], entry["setting"]) for entry in logs] == [
+            ("95 of 100 tokens of today", "limits.day_tokens")
+        ]
         clock.now += DAY
-        budget.spend(80)
-    assert [entry["spent"] for entry in logs] == [95, 80]
+        day.spend(turn, Usage(output=80))
+    assert [entry["spent"] for entry in logs] == ["95 of 100 tokens of today", "80 of 100 tokens of today"]
     assert all(entry["level"] == "warning" for entry in logs)
+    assert [text.partition(";")[0] for text in turn.told] == [
+        "The gateway has spent 95 of 100 tokens of today (limits.day_tokens), 95% of that budget",
+        "The gateway has spent 80 of 100 tokens of today (limits.day_tokens), 80% of that budget",
+    ]
 
 
 async def test_loading_the_count_looks_at_the_days_rows_only(home: Path, model: ScriptedModel) -> None:
@@ -198,12 +218,14 @@ async def test_loading_the_count_looks_at_the_days_rows_only(home: Path, model: 
 
         db.set_progress_handler(count, 10, id="test")
         try:
-            return usage.spent(db, NOON - DAY / 2, "demo"), looked
+            return usage.spent(db, NOON - DAY / 2).tokens, looked
         finally:
             db.set_progress_handler(None, id="test")
 
     async with core(home, model=model) as house:
         await house.store.write(fill)
+        while await house.store.write(usage.fold, usage.FOLDED_AT_ONCE) == usage.FOLDED_AT_ONCE:
+            pass
         spent, looked = await house.store.read(steps)
         assert spent == 6
         assert looked < 100

@@ -205,7 +205,7 @@ async def test_delete_leaves_numbers_only(home: Path, model: ScriptedModel) -> N
             await house.door.session(outcome.session, ANNA)
         assert await house.door.sessions(ANNA, query="heliotrope", ended=None) == []
         totals = await house.store.read(lambda db: usage.totals(db, by="principal"))
-        assert [(total.key, total.turns) for total in totals] == [("", 1)]
+        assert [(total.key, total.calls) for total in totals] == [("", 1)]
 
 
 async def test_a_delete_waits_for_the_hooks_of_the_end(home: Path, model: ScriptedModel) -> None:
@@ -337,7 +337,7 @@ async def test_a_one_shot_call_leaves_its_usage_and_nothing_else(home: Path, mod
 
         assert await house.store.read(count) == [0, 0, 0]
         totals = await house.store.read(lambda db: usage.totals(db, by="principal"))
-        assert [(total.key, total.turns) for total in totals] == [(ANNA.id, 5)]
+        assert [(total.key, total.calls) for total in totals] == [(ANNA.id, 5)]
         assert not any(house.door.census().values())
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import anyio
 import pytest
 
+from bench.scripted.script import OBEY
 from bench.scripted_model import ScriptedModel
-from bench.scripted_wire import OBEY
 from tests.core import ANNA, WAIT, Core, core
 from tests.deeds import Deeds, asked, configured, results, until
 from tests.sessions.test_upkeep import run

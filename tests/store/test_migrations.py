@@ -22,8 +22,10 @@ from tidegate.store import (
     sessions,
     settings,
     turns,
+    usage,
 )
 from tidegate.store.migrations import CURRENT
+from tidegate.values import Usage
 
 pytestmark = pytest.mark.anyio
 
@@ -141,17 +143,22 @@ async def test_a_step_that_fails_leaves_the_file_as_it_was(old: Path, monkeypatc
         assert await store.read(count, "approvals", "state = 'open'") == 1
 
 
+def make_old(db: apsw.Connection, version: int) -> None:
+    """A file of that format, with one session."""
+    for number, step in enumerate(migrations.MIGRATIONS[:version], start=1):
+        step(db)
+        db.execute(f"PRAGMA user_version = {number}")
+    db.execute(f"PRAGMA application_id = {migrations.APPLICATION_ID}")
+    db.execute(
+        "INSERT INTO sessions(id, principal, channel, kind, agent, created, active)"
+        " VALUES('s_1', 'p', 'page', 'named', 'main', 1, 1)"
+    )
+
+
 def as_of_three(path: Path) -> None:
     """A file of the third format, in which a turn that a process began waits, and another has ended."""
     with contextlib.closing(apsw.Connection(str(path))) as db:
-        for number, step in enumerate(migrations.MIGRATIONS[:3], start=1):
-            step(db)
-            db.execute(f"PRAGMA user_version = {number}")
-        db.execute(f"PRAGMA application_id = {migrations.APPLICATION_ID}")
-        db.execute(
-            "INSERT INTO sessions(id, principal, channel, kind, agent, created, active)"
-            " VALUES('s_1', 'p', 'page', 'named', 'main', 1, 1)"
-        )
+        make_old(db, 3)
         for number, state in enumerate(("answered", "queued"), start=1):
             db.execute(
                 "INSERT INTO turns(id, session, number, state, channel, call, on_disconnect, attempts, accepted)"
@@ -174,3 +181,42 @@ async def test_a_turn_that_a_process_began_gets_the_channel_of_its_session(tmp_p
         assert await store.read(count, "turns", "id = 't_2' AND channel = 'page'") == 1
         [row] = await store.read(processes.untold)
         assert (row.id, row.channel) == ("pr_1", "")
+
+
+def as_of_four(path: Path) -> None:
+    """A file of the fourth format, with a turn that was paid for and one that waits."""
+    with contextlib.closing(apsw.Connection(str(path))) as db:
+        make_old(db, 4)
+        for number, state in enumerate(("answered", "queued"), start=1):
+            db.execute(
+                "INSERT INTO turns(id, session, number, state, channel, call, on_disconnect, accepted, input, cached,"
+                " output, steps) VALUES(?, 's_1', ?, ?, 'page', x'7b7d', 'continue', 1, 7, 3, 2, 1)",
+                (f"t_{number}", number, state),
+            )
+        db.execute(
+            "INSERT INTO usage(session, principal, agent, channel, model, turn, at, input, cached, output)"
+            " VALUES('s_1', 'p', 'main', 'page', 'm', 't_1', 7200, 7, 3, 2)"
+        )
+
+
+async def test_what_was_used_before_there_were_prices_is_still_known(tmp_path: Path) -> None:
+    """X22, L18: its tokens count, it cost nothing that is known, and belongs to no job; turns go on."""
+    path = tmp_path / "tidegate.db"
+    await anyio.to_thread.run_sync(as_of_four, path)
+    async with Store.open(path) as store:
+        assert await store.read(migrations.version) == CURRENT
+        (row,) = await store.read(usage.totals, by="job")
+        assert (row.key, row.calls, row.input, row.cached, row.output, row.cost, row.estimated) == (
+            "",
+            1,
+            7,
+            3,
+            2,
+            0,
+            0,
+        )
+        assert (await store.read(usage.spent_by, "principal", "p", 0.0)).tokens == 9
+        turn = await store.read(turns.get, "t_1")
+        assert turn is not None and (turn.job, turn.usage) == ("", Usage(input=7, cached=3, output=2))
+        await store.write(turns.take, "t_2", 2.0)
+        assert await store.integrity() == []

@@ -1,11 +1,11 @@
-"""Receipts, settings, the outbox, usage, principals and keys."""
+"""Receipts, settings, the outbox, principals and keys."""
 
 import pytest
 
 from tests.store.making import OWNER, count, new_session, new_turn
 from tidegate.errors import Conflict
-from tidegate.store import Store, intents, outbox, principals, receipts, settings, usage
-from tidegate.values import Outcome, Receipt, Usage
+from tidegate.store import Store, intents, outbox, principals, receipts, settings
+from tidegate.values import Outcome, Receipt
 
 pytestmark = pytest.mark.anyio
 
@@ -129,32 +129,6 @@ async def test_an_intent_stays_open_until_its_result_and_cannot_begin_twice(stor
     assert await store.read(intents.open_of, "t_1") == {"tool-0-0": "write_file"}
     await store.write(intents.clear, "t_1", "tool-0-0")
     assert await store.read(intents.open_of, "t_1") == {}
-
-
-async def test_usage_is_summed_by_what_is_asked_for(store: Store) -> None:
-    for principal, model, tokens in (
-        ("p_1", "a", Usage(input=10, cached=5, output=1)),
-        ("p_1", "b", Usage(input=20, output=2)),
-        ("p_2", "a", Usage(input=1, output=1)),
-    ):
-        await store.write(
-            usage.add,
-            session=None,
-            principal=principal,
-            agent="main",
-            channel="http",
-            model=model,
-            turn=None,
-            tokens=tokens,
-            now=5.0,
-        )
-    by_principal = await store.read(usage.totals, by="principal")
-    assert [(row.key, row.turns, row.input, row.cached, row.output) for row in by_principal] == [
-        ("p_1", 2, 30, 5, 3),
-        ("p_2", 1, 1, 0, 1),
-    ]
-    assert [row.key for row in await store.read(usage.totals, by="model", principal="p_1")] == ["b", "a"]
-    assert await store.read(usage.totals, by="model", since=6.0) == []
 
 
 async def test_a_key_is_found_by_its_digest_until_it_is_revoked_or_expires(store: Store) -> None:

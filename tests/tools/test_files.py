@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.spool.making import SESSION, spool_of
 from tests.spool.pictures import bomb, noise, plain, saved
+from tests.spool.sounds import mp3, tag, wav
 from tests.store.making import new_session
 from tests.workspaces.filing import Yard
 from tidegate.errors import ToolFailed
@@ -154,7 +155,7 @@ async def test_a_line_longer_than_a_page_is_shown_in_part_and_can_be_passed(
     assert (await read(yard, spool, "long", offset=1)).startswith("next\n")
 
 
-# -- read_file: pictures --
+# -- read_file: pictures and sounds --
 
 
 @pytest.mark.parametrize(("format", "media_type"), [("PNG", "png"), ("JPEG", "jpeg"), ("GIF", "gif"), ("WEBP", "webp")])
@@ -176,6 +177,29 @@ async def test_a_picture_obeys_the_limits_of_every_picture(yard: Yard, spool: Se
     assert "2400" in result.text and "2000 x 250" in result.text
     with pytest.raises(ToolFailed, match="bomb"):
         await reading.read(yard.files(), spool, "bomb.png")
+
+
+@pytest.mark.parametrize(("data", "told"), [(wav(3.2), "audio/wav, 3.2 s"), (tag(50) + mp3(100), "audio/mpeg, 2.6 s")])
+async def test_a_sound_is_given_as_one(yard: Yard, spool: SessionSpool, data: bytes, told: str) -> None:
+    """D3, D8: by its content, whatever its name says, byte for byte."""
+    yard.put({"notes.txt": data})
+    result = await reading.read(yard.files(), spool, "notes.txt")
+    assert result.text == f'["notes.txt": {told}]'
+    (media,) = result.media
+    assert (f"{media.media_type}, {media.seconds:.1f} s", media.data) == (told, data)
+
+
+async def test_other_sounds_and_what_only_begins_like_one_are_named_in_a_sentence(
+    yard: Yard, spool: SessionSpool
+) -> None:
+    """D3: what it is, and how to convert it; text that begins like a sound's name is text."""
+    yard.put({"a.mp3": b"OggS\0" + bytes(90), "b.wav": b"RIFF\x04\0\0\0WAVE", "c.mp3": b"\xff\xfb\x90\0" + bytes(20)})
+    for path, why in (("a.mp3", "is Ogg"), ("b.wav", "ends before its sound"), ("c.mp3", "no frame of sound")):
+        message = await refusal(yard, spool, path)
+        assert why in message and "ffmpeg" in message and message.endswith(".")
+    yard.put({"d.wav": "RIFF, or how WAVE files are made\n", "e.mp3": "ID3: a history\n", "f.ogg": "OggS\n"})
+    for path in ("d.wav", "e.mp3", "f.ogg"):
+        assert await read(yard, spool, path)
 
 
 async def test_what_only_begins_like_a_picture_is_refused_with_a_sentence(yard: Yard, spool: SessionSpool) -> None:

@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from tests.spool.making import BYTES
+from tests.spool.sounds import wav
 from tests.tools.sites import ALLOWED, Agent, Handler, Saying, agent, site
 from tidegate.errors import ToolFailed
 from tidegate.tools import web as web_tools
@@ -113,6 +114,19 @@ async def test_a_picture_is_shown_as_one(tmp_path: Path) -> None:
         (media,) = result.media
         assert (media.media_type, media.width, media.height) == ("image/png", 1, 1)
         assert "image/png, 1 x 1" in result.text
+
+
+async def test_a_sound_is_given_as_one_and_another_kind_is_only_saved(tmp_path: Path) -> None:
+    """D3, D8: what it holds decides, within the bounds of every sound."""
+    sound, other = wav(1.5), b"OggS\0" + bytes(90)
+    async with site(answering(sound, "audio/mpeg")) as found, agent(tmp_path) as mine:
+        result = await mine.fetch(f"{found.url}/a.mp3")
+        (media,) = result.media
+        assert (media.media_type, media.seconds, media.data) == ("audio/wav", 1.5, sound)
+        assert "audio/wav, 1.5 s" in result.text
+    async with site(answering(other, "audio/ogg")) as found, agent(tmp_path) as mine:
+        message = await refusal(mine, found.url)
+        assert "audio/ogg" in message and "save" in message
 
 
 async def test_another_file_is_only_saved(tmp_path: Path) -> None:

@@ -132,8 +132,11 @@ def user(content: Any) -> list[dict[str, Any]]:
         (user([{"text": "x"}]), "messages[0].content[0].type"),
         (user([{"type": "text"}]), "messages[0].content[0].text"),
         (user([{"type": "text", "text": 5}]), "messages[0].content[0].text"),
-        (user([{"type": "image_url", "image_url": {"url": "http://x"}}]), "messages[0].content[0].type"),
-        (user([{"type": "input_audio"}]), "messages[0].content[0].type"),
+        (user([{"type": "image_url", "image_url": {"url": "http://x"}}]), "messages[0].content[0].image_url.url"),
+        (user([{"type": "image_url"}]), "messages[0].content[0].image_url"),
+        (user([{"type": "input_audio"}]), "messages[0].content[0].input_audio"),
+        (user([{"type": "file"}]), "messages[0].content[0].type"),
+        ([{"role": "system", "content": [{"type": "input_audio"}]}, *user("x")], "messages[0].content[0].type"),
         (user(""), "messages[0].content"),
         (user("  \n\t"), "messages[0].content"),
         (user(None), "messages[0].content"),
@@ -220,10 +223,10 @@ async def test_sentences_about_other_bodies_and_queries(gateway: House) -> None:
 async def test_a_refused_part_says_its_type(gateway: House) -> None:
     """H20: which part, of which type, and what is taken instead."""
     reply = await chat(
-        gateway, messages=user([{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {}}])
+        gateway, messages=user([{"type": "text", "text": "see"}, {"type": "video_url", "video_url": {}}])
     )
     assert "content[1]" in reply.error["message"]
-    assert "image_url" in reply.error["message"] and "text" in reply.error["message"]
+    assert "video_url" in reply.error["message"] and "text" in reply.error["message"]
 
 
 @pytest.mark.anyio
@@ -382,10 +385,10 @@ def test_any_request_is_understood_or_refused(request: dict[str, Any], named: bo
         typed = decode(json.dumps(request).encode(), DECODER)
         call_of(typed, named=named, allowed=True)
         if named:
-            message, _ = new_message(typed.messages, 10_000)
+            (message,) = new_message(typed.messages, 10_000).messages
             assert message.role == "user" and message.text.strip()
             return
-        messages, _ = conversation(typed.messages, 10_000)
+        messages = conversation(typed.messages, 10_000).messages
     except Refused as refused:
         assert refused.status == 400
         return

@@ -2,10 +2,12 @@
 
 Guarantee: no call is made that a budget has nothing left for, and the tokens of every call that was made are told to
 the budgets and to the turn: as the provider counted them, or as an estimate that is marked as one. A provider counts
-at the end of its answer, so a call that is cut off has no count of its own. Nothing is kept between calls.
+at the end of its answer, so a call that is cut off has no count of its own. A call that is begun again after some of
+its answer was shown is two calls. Nothing is kept between calls.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -17,33 +19,44 @@ from tidegate.values import Call, Frozen, Message, TextDelta, TextReset, Usage
 
 
 class Budget(Protocol):
-    """Tokens that may be spent: by the whole gateway, a principal, a session."""
+    """What may be spent: by the whole gateway, a principal, a session, a turn."""
 
-    def check(self) -> None:
+    def check(self, turn: Turn) -> None:
         """Raises BudgetSpent when nothing is left."""
         ...
 
-    def spend(self, tokens: int) -> None: ...
+    def spend(self, turn: Turn, usage: Usage) -> None:
+        """A call of this turn was made that is not part of the turn's own usage yet."""
+        ...
 
 
 class Purse(Frozen, frozen=True):
-    """What a turn's calls are paid from. `model` is the provider's name of what is paid for."""
+    """What a turn's calls are paid from. `model` is the provider's name of what is paid for; `count` is told of all
+    of it, for the statistics."""
 
     model: str
     budgets: tuple[Budget, ...] = ()
+    count: Callable[[Usage], None] | None = None
 
-    def check(self) -> None:
+    def check(self, turn: Turn) -> None:
         for budget in self.budgets:
-            budget.check()
+            budget.check(turn)
 
-    def spend(self, usage: Usage) -> None:
+    def spend(self, turn: Turn, usage: Usage) -> None:
+        if self.count is not None:
+            self.count(usage)
         for budget in self.budgets:
-            budget.spend(usage.tokens)
+            budget.spend(turn, usage)
+
+    def cut(self, turn: Turn, usage: Usage) -> None:
+        """Pay for a call that broke off."""
+        self.spend(turn, usage)
+        turn.cut(self.model, usage)
 
 
 async def ask(turn: Turn, conversation: Conversation, call: Call, purse: Purse) -> Message:
     """The model's answer, with its usage; whoever follows the turn sees it as it comes."""
-    purse.check()
+    purse.check(turn)
     shown = 0
 
     def on_text(text: str) -> None:
@@ -53,22 +66,22 @@ async def ask(turn: Turn, conversation: Conversation, call: Call, purse: Purse) 
 
     def on_reset(why: str) -> None:
         nonlocal shown
+        purse.cut(turn, _estimate(conversation, shown))
         shown = 0
         turn.emit(TextReset(reason=why))
+        purse.check(turn)  # what comes now is another call
 
     try:
         answer = await conversation.ask(call, on_text=on_text, on_reset=on_reset)
     except (asyncio.CancelledError, ModelFailed) as error:
         # An endpoint that failed before it said anything bills nothing; of a call that we cut off it is not known.
         if isinstance(error, asyncio.CancelledError) or error.shown:
-            usage = _estimate(conversation, shown)
-            turn.cut(purse.model, usage)
-            purse.spend(usage)
+            purse.cut(turn, _estimate(conversation, shown))
         raise
     if answer.usage is not None and not answer.usage.estimated:
         conversation.model.gauge.learn(conversation.estimated_bytes, answer.usage.input)
     usage = answer.usage or _estimate(conversation, shown + sum(_size(made.arguments) for made in answer.calls))
-    purse.spend(usage)
+    purse.spend(turn, usage)
     return answer if answer.usage is not None else msgspec.structs.replace(answer, usage=usage)
 
 

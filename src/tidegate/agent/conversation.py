@@ -7,6 +7,7 @@ loaded while a request is written, and only then. A conversation owns its histor
 client; `release` gives both back and touches nothing else (unload is not end).
 """
 
+import hashlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import cast
 
@@ -59,6 +60,7 @@ class Conversation:
         "_loaded",
         "_owed",
         "_results",
+        "_thoughts",
         "_unloaded",
         "history",
         "model",
@@ -79,7 +81,9 @@ class Conversation:
         messages: Iterable[Message] = (),
         load: Load = load_nothing,
         overflow: Overflow | None = None,
+        thoughts: bool = True,
     ) -> None:
+        """Without `thoughts`, nothing goes back that answers carry beside their words: the provider has refused it."""
         self.model = model
         self.prefix = prefix
         self.tools = tools
@@ -89,6 +93,7 @@ class Conversation:
         self.history = History(overflow)
         """Encoded messages; as they are those of which media lies in the spool."""
         self._load = load
+        self._thoughts = thoughts
         self._owed = 0
         """Results that the last answer still waits for."""
         self._results: list[Message] = []  # house: allow at most as many as an answer has calls
@@ -112,6 +117,8 @@ class Conversation:
         if self._results:  # one is missing, and will not come
             self._close_step()
         self._owed = len(message.calls)
+        if message.carried and (message.bound != self._bound() or not self._thoughts):
+            message = msgspec.structs.replace(message, carried=())
         self._add((message,))
 
     def extend(self, messages: Iterable[Message]) -> None:
@@ -123,10 +130,11 @@ class Conversation:
         try:
             await self.history.settle()
             # The written history is nobody's but the model's, which lets it go once its request is made.
-            return await self.model.ask(self.prefix, await self._write(), call, on_text=on_text, on_reset=on_reset)
+            answer = await self.model.ask(self.prefix, await self._write(), call, on_text=on_text, on_reset=on_reset)
         finally:
             self._asking = False
             self._loaded = 0
+        return msgspec.structs.replace(answer, bound=self._bound()) if answer.carried else answer
 
     @property
     def weight(self) -> int:
@@ -152,6 +160,10 @@ class Conversation:
             lease.release()
 
     # -- messages --
+
+    def _bound(self) -> str:
+        """Under which prefix this is. A provider may refuse a signed thought after any other than it was had under."""
+        return hashlib.blake2b(self.prefix.tools + b"," + self.prefix.system, digest_size=6).hexdigest()
 
     def _close_step(self) -> None:
         results, self._results = tuple(self._results), []

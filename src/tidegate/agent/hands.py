@@ -99,7 +99,8 @@ class Hands:
             )
             await self._permits.withdraw(self._turn, step, lost=message.text == LOST)
         excerpt = message.text[:EXCERPT_CHARACTERS]
-        self._turn.emit(ToolEnded(call_id=call.id, name=call.name, excerpt=excerpt, failed=message.failed))
+        media = tuple(each.words for each in message.media)
+        self._turn.emit(ToolEnded(call_id=call.id, name=call.name, excerpt=excerpt, failed=message.failed, media=media))
         return message
 
     def _effect(self, step: str, tool: Tool, call: ToolCall) -> Effect:

@@ -11,10 +11,12 @@ from tidegate.agent.asking import Purse, ask
 from tidegate.agent.conversation import Conversation
 from tidegate.agent.turn import Turn
 from tidegate.errors import ModelFailed
+from tidegate.models import Model
 from tidegate.values import Call, Message, TextReset
 
-FallBack = Callable[[Conversation, ModelFailed], Awaitable[tuple[Conversation, Purse] | None]]
-"""Another conversation, to the same point, with another model; None when there is no other."""
+FallBack = Callable[[Conversation, tuple[Model, ...], ModelFailed], Awaitable[tuple[Conversation, Purse] | None]]
+"""Another conversation, to the same point, with another model than those that failed in this step, the last of them
+with the failure; None when there is no other."""
 
 
 class Mind:
@@ -33,11 +35,13 @@ class Mind:
 
     async def ask(self, turn: Turn, call: Call) -> Message:
         first: ModelFailed | None = None
+        failed: tuple[Model, ...] = ()
         while True:
             try:
                 return await ask(turn, self.conversation, call, self.purse)
             except ModelFailed as failure:
-                other = None if self._fall_back is None else await self._fall_back(self.conversation, failure)
+                failed += (self.conversation.model,)
+                other = None if self._fall_back is None else await self._fall_back(self.conversation, failed, failure)
                 if other is None:
                     raise failure if first is None else both(first, failure) from failure
                 if failure.shown:

@@ -44,6 +44,11 @@ class Turn(Protocol):
         """The messages that this turn was begun with, already in the transcript."""
         ...
 
+    @property
+    def usage(self) -> Usage:
+        """What its model calls have cost so far, those that broke off included."""
+        ...
+
     async def step(
         self,
         name: str,

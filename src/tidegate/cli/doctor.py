@@ -10,15 +10,20 @@ import socket
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 import click
 
 from tidegate.cli.options import home_option, json_option
 from tidegate.cli.output import print_json, size
 from tidegate.cli.status import commands
+from tidegate.config import ModelSettings, is_loopback
 from tidegate.errors import TidegateError
 from tidegate.gateway import Holder, HomeLock, Unready, ask, examine, hint, holder_of, settings
+
+if TYPE_CHECKING:
+    from tidegate.models.facts import Facts
 
 _LITTLE_DISK = 1 << 30  # below this, a warning
 _NO_DISK = 64 << 20  # below this, writes will soon fail
@@ -53,6 +58,7 @@ def _findings(home: Path) -> Iterator[Finding]:
     )  # fmt: skip
     for check in checks:
         yield check(home, holder)
+    yield from _models(home)
 
 
 def _home(home: Path, _holder: Holder | None) -> Finding:
@@ -96,6 +102,39 @@ def _config(home: Path, holder: Holder | None) -> Finding:
     if config.demo:
         return Finding("configuration", "ok", f"no model in {home}/tidegate.toml; the demo model answers.")
     return Finding("configuration", "ok", f"models: {', '.join(sorted(config.models))}.")
+
+
+def _models(home: Path) -> Iterator[Finding]:
+    """What is assumed of models that nobody described: a line for each."""
+    try:
+        models = settings(home).models
+    except TidegateError:
+        yield Finding("models", "warn", "unknown until the configuration is right.")
+        return
+    from tidegate.models.catalogue import Catalogue
+
+    catalogue = Catalogue.shipped()
+    assumed = {name: text for name, model in models.items() if (text := _assumed(model, catalogue.facts_of(model)))}
+    for name, text in assumed.items():
+        yield Finding(f"model {name}", "warn", f"{text} in [models.{name}].")
+    if not assumed:
+        yield Finding("models", "ok", f"what they can do is known; {hint(home, 'models')} lists it.")
+
+
+def _assumed(model: ModelSettings, facts: "Facts") -> str | None:
+    if not facts.known:
+        can = [f"{'' if has else 'no '}{what}" for what, has in (("pictures", facts.vision), ("sounds", facts.audio))]
+        return (
+            f"not in the catalogue, so it is taken to have a window of {facts.window:,} tokens, {', '.join(can)} and "
+            f"{'a' if facts.prices else 'no'} price: set context_window, vision, audio, price_input and price_output"
+        )
+    own = model.api != "demo" and is_loopback(urlsplit(model.base_url).hostname or "")
+    if own and model.context_window is None:
+        return (
+            f"it is taken to have a window of {facts.window:,} tokens, but a server of your own often has less: set "
+            "context_window to what that was started with"
+        )
+    return None
 
 
 def _gateway(home: Path, holder: Holder | None) -> Finding:

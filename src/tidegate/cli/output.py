@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -27,15 +27,21 @@ def print_json(value: Any) -> None:
     sys.stdout.write("\n")
 
 
-def print_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str) -> None:
-    """A table, or the sentence `empty` when there is nothing in it."""
+def print_table(
+    heads: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str, numbers: Collection[int] = ()
+) -> None:
+    """A table, or the sentence `empty` when there is nothing in it. The columns of `numbers` end at their right."""
     if not rows:
         print(empty)
         return
     cells = [list(heads), *([_cell(value) for value in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(heads))]
     for row in cells:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        placed = (
+            cell.rjust(width) if column in numbers else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        print("  ".join(placed).rstrip())
 
 
 def _cell(value: Any) -> str:
@@ -55,6 +61,12 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} GiB"
+
+
+def bar(share: float, width: int) -> str:
+    """A share of one as a bar of at most so many characters; what is not nothing is seen."""
+    eighths = max(round(share * width * 8), 1 if share > 0 else 0)
+    return "█" * (eighths // 8) + ("▏▎▍▌▋▊▉"[eighths % 8 - 1] if eighths % 8 else "")
 
 
 def counted(count: int, noun: str) -> str:

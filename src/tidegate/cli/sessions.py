@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from tidegate.cli.options import home_option, json_option
 from tidegate.cli.output import at_terminal, plain, print_json, print_table, when
+from tidegate.values import Media
 
 _PAGE = 200  # rows asked for at once
 
@@ -93,6 +95,7 @@ def _said(message: dict[str, Any]) -> str:
     lines = [f"\n{message['role']}:"]
     if message.get("text"):
         lines.append(plain(message["text"]))
+    lines += [plain(msgspec.convert(media, Media).words) for media in message.get("media", ())]
     lines += [f"→ {plain(call['name'])} {plain(call['arguments'])}" for call in message.get("calls", ())]
     return "\n".join(lines)
 

@@ -1,5 +1,6 @@
 """`tidegate status`: what the running gateway does and holds."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import click
 
 from tidegate.cli.options import home_option, json_option
 from tidegate.cli.output import counted, print_json, print_table, size, span
+from tidegate.cli.usage import spent_of
 from tidegate.gateway import ask
 
 _KINDS_SHOWN = 2  # of each owner, in its line of the table; JSON has them all
@@ -34,20 +36,26 @@ def command(home: Path, as_json: bool, memory: bool, link: bool) -> None:
 
 def _print_facts(status: dict[str, Any]) -> None:
     turns, sessions = status["turns"], status["sessions"]
-    held, budget = status["memory"], status["budget"]
-    most = f"of {budget['limit']:,} (limits.day_tokens)" if budget["limit"] else "(no limit)"
+    held, (day, *budgets) = status["memory"], status["budgets"]
+    most = f"of {day['tokens_limit']:,} (limits.day_tokens)" if day["tokens_limit"] else "(no limit)"
     facts = [
         ("gateway", f"{status['address']}, pid {status['pid']}, version {status['version']}"),
         ("home", status["home"]),
         ("up", span(status["uptime"])),
         ("turns", f"{turns['running']} running, {turns['waiting']} waiting, {turns['asking']} asking a person; "
                   f"{turns['answered']} answered, {turns['failed']} failed, {turns['stopped']} stopped so far"),
-        ("tokens", f"{budget['spent']:,} {most} since midnight UTC"),
+        ("tokens", f"{day['tokens']:,} {most} since midnight UTC"),
+        *(("budget", f"{spent_of(budget)} ({budget['setting']}), {budget['used']:.0%}") for budget in budgets),
         ("in memory", f"{counted(sessions['residents'], 'conversation')}, {size(sessions['resident_bytes'])}"),
         ("process", f"{size(held['anonymous'] + held['swap'])} of its own, {size(held['rss'])} resident"),
     ]  # fmt: skip
     facts.append(("commands", commands(status["workspaces"])))
-    facts[3:3] = [(f"agent {agent['agent']}", _model(agent)) for agent in status["agents"]]
+    if status["tape"] is not None:
+        facts.append((status["tape"]["does"], _tape(status["tape"])))
+    facts[3:3] = [
+        *((f"agent {agent['agent']}", _model(agent)) for agent in status["agents"]),
+        *((f"model {name}", told) for name, state in status["model_states"].items() if (told := _state(state))),
+    ]
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
         print(f"{name:>{width}}: {value}")
@@ -63,6 +71,32 @@ def commands(found: dict[str, Any]) -> str:
     if found["problem"]:
         return str(found["problem"])
     return f"{found['backend']}; {found['limits'] or 'what holds their limits is found out with the first one'}"
+
+
+def _state(state: dict[str, Any]) -> str:
+    """What is to be said of a model: nothing, when it has one key and nothing went wrong."""
+    told = []
+    if state["keys"] > 1:
+        told.append(f"{state['keys']} keys, {state['keys_resting']} resting")
+    if state["rests_until"] is not None:
+        moment = time.strftime("%H:%M:%S", time.localtime(state["rests_until"]))
+        told.append(f"left alone until {moment} ({state['rests_because']})")
+    if state["failures"]:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(state["failures"].items()))
+        told.append(f"failed requests: {kinds}")
+    if state["fallbacks"]:
+        told.append(f"stepped in {counted(state['fallbacks'], 'time')}")
+    return "; ".join(told)
+
+
+def _tape(tape: dict[str, Any]) -> str:
+    exchanges = counted(tape["exchanges"], "exchange")
+    if tape["does"] == "replays":
+        return (
+            f"{tape['file']}, {exchanges}; {tape['replayed']} replayed, {tape['unknown']} asked that it does not hold"
+        )
+    stopped = f"; stopped: {tape['stopped']}" if tape["stopped"] else ""
+    return f"{tape['file']}, {exchanges}, {size(tape['bytes'])}{stopped}"
 
 
 def _model(agent: dict[str, Any]) -> str:

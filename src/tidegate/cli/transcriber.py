@@ -112,6 +112,8 @@ class Follower:
             self._put_out.pop(event["call_id"], None)
             if event.get("failed"):
                 self._note(f"{event['name']} failed: {event['excerpt']}")
+            for words in event.get("media", ()):
+                self._note(words)
         elif kind == "notice":
             self._note(event["text"])
 

@@ -6,13 +6,19 @@ import click
 
 from tidegate.cli.options import home_option
 
+_FILE = click.Path(path_type=Path)
+
 
 @click.command("up")
 @home_option
 @click.option("--port", type=click.IntRange(0, 65535), help="Listen here instead of [server] port; 0 takes a free one.")
 @click.option("--replace", is_flag=True, help="Take over from a gateway that runs on the same home folder.")
+@click.option("--record", type=_FILE, help="Write what models are asked and answer to this new file, without keys.")
+@click.option("--replay", type=_FILE, help="Answer from such a file; no model is asked, and no key is needed.")
 @click.option("--foreground", is_flag=True, default=True, hidden=True, help="The only way, and the default.")
-def command(home: Path, port: int | None, replace: bool, foreground: bool) -> None:
+def command(
+    home: Path, port: int | None, replace: bool, record: Path | None, replay: Path | None, foreground: bool
+) -> None:
     """Start the gateway in this terminal.
 
     It says `ready` and where, with a one-time link to the chat page. Ctrl-C or `tidegate stop` ends it in an orderly
@@ -20,4 +26,11 @@ def command(home: Path, port: int | None, replace: bool, foreground: bool) -> No
     """
     from tidegate.gateway import run
 
-    run(home, port=port, replace=replace, say=lambda line: print(line, flush=True))
+    run(
+        home,
+        port=port,
+        replace=replace,
+        record=None if record is None else record.absolute(),
+        replay=None if replay is None else replay.absolute(),
+        say=lambda line: print(line, flush=True),
+    )

@@ -8,8 +8,8 @@ from tidegate.commands.registry import Command, Context, Reply
 from tidegate.commands.spans import span, split, until
 from tidegate.config import nearest
 from tidegate.errors import Refused
-from tidegate.sessions import SessionView, changes
-from tidegate.values import Reasoning
+from tidegate.sessions import FALLBACK, Fallen, SessionView, changes, reason
+from tidegate.values import Reasoning, dollars
 
 EFFORTS = get_args(Reasoning)
 SOURCE = "command"
@@ -24,8 +24,11 @@ async def model(context: Context, words: str) -> Reply:
         lines.append(f"There are: {', '.join(names)}.")
         return Reply(text="\n".join(lines), session=session)
     if name == "default":
-        await changes.clear_setting(context.door, session, context.principal, "model")
-        return Reply(text=f"The agent's own model again, {_when(context)}.", session=session)
+        for key in ("model", FALLBACK):
+            await changes.clear_setting(context.door, session, context.principal, key)
+        instead = (await context.door.session(session, context.principal)).fallback
+        when = _when(context) if instead is None else f"once it is back; until then {instead.model} answers"
+        return Reply(text=f"The agent's own model again, {when}.", session=session)
     if name not in names:
         raise Refused(f"There is no model {name[:100]!r}{nearest(name, names)}", code="model_not_found")
     when = await _choose(context, session, "model", name, lasts)
@@ -42,7 +45,8 @@ async def reasoning(context: Context, words: str) -> Reply:
         return Reply(text="\n".join(lines), session=session)
     if effort == "default":
         await changes.clear_setting(context.door, session, context.principal, "reasoning")
-        return Reply(text=f"The model's own default again, {_when(context)}.", session=session)
+        view = await context.door.session(session, context.principal)
+        return Reply(text=f"{_whose(context, view).capitalize()} default again, {_when(context)}.", session=session)
     if effort not in EFFORTS:
         raise Refused(f"Reasoning is one of {', '.join(EFFORTS)} or default.", code="bad_argument")
     when = await _choose(context, session, "reasoning", effort, lasts)
@@ -69,12 +73,22 @@ async def status(context: Context, _: str) -> Reply:
         f"agent         {view.agent}",
         *_model(context, view),
         *_reasoning(context, view),
+        f"used          {await _used(context)}",
         f"ends          {'after ' + span(expiry) + ' without a message' if expiry else 'only by /new'}",
         f"running       {view.running or 'nothing'}, {view.waiting} waiting",
         *await _asked(context),
         f"since         {time.strftime('%Y-%m-%d %H:%M', time.localtime(view.created))}",
     ]
     return Reply(text="\n".join(lines), session=context.session)
+
+
+async def _used(context: Context) -> str:
+    """What this conversation has cost so far."""
+    used = await context.door.used_in(context.here(), context.principal)
+    cached = f" ({used.cached / used.input:.0%} of the former cached)" if used.cached else ""
+    about = "about " if used.estimated else ""
+    cost = f", {dollars(used.cost)}" if used.cost else ""
+    return f"{about}{used.input:,} tokens in, {used.output:,} out{cached}{cost}"
 
 
 async def _asked(context: Context) -> list[str]:
@@ -89,6 +103,8 @@ def _model(context: Context, view: SessionView) -> list[str]:
     agent = context.door.config.agents.get(view.agent)
     if agent is None:
         return [f"model         none: the agent {view.agent} is not configured any more"]
+    if view.fallback is not None:
+        return _instead(context, view.fallback)
     if chosen is None:
         return [f"model         {view.model} (the agent's own)"]
     if chosen.value != view.model:
@@ -103,15 +119,34 @@ def _model(context: Context, view: SessionView) -> list[str]:
     ]
 
 
+def _instead(context: Context, fallen: Fallen) -> list[str]:
+    """Who answers instead of the agent's own model."""
+    now = context.door.clock()
+    again = f"not before {until(fallen.until, now).removeprefix('until ')}" if fallen.until > now else "next"
+    return [
+        f"model         {fallen.model} (instead of the agent's own, {fallen.instead_of}, which {reason(fallen)})",
+        f"              {fallen.instead_of} is tried again {again}; /model default tries it sooner",
+    ]
+
+
 def _reasoning(context: Context, view: SessionView) -> list[str]:
     chosen = view.settings.get("reasoning")
+    own = _whose(context, view)
     if chosen is None:
-        return ["reasoning     the model's own"]
+        agent = context.door.config.agents.get(view.agent)
+        given = agent.reasoning if agent is not None else None
+        return [f"reasoning     {own}" if given is None else f"reasoning     {given} ({own})"]
     return [
         f"reasoning     {chosen.value} ({_held(context, view, 'reasoning')})",
-        "              it outranks the model's own, and what a call asks for outranks it;",
+        f"              it outranks {own}, and what a call asks for outranks it;",
         "              /reasoning default goes back",
     ]
+
+
+def _whose(context: Context, view: SessionView) -> str:
+    """Whose reasoning holds where nobody chose another."""
+    agent = context.door.config.agents.get(view.agent)
+    return "the model's own" if agent is None or agent.reasoning is None else "the agent's own"
 
 
 def _held(context: Context, view: SessionView, key: str) -> str:

@@ -7,7 +7,7 @@ and what would be right. Nothing here opens anything but that one file.
 """
 
 from tidegate.config.reading import FILE_NAME, home_folder, load, read
-from tidegate.config.rules import Duration, Wrong, is_reference, looks_secret, nearest
+from tidegate.config.rules import SENSITIVE_HEADER, Duration, Wrong, is_reference, looks_secret, nearest
 from tidegate.config.settings import (
     AgentSettings,
     BudgetSettings,
@@ -26,6 +26,7 @@ from tidegate.config.showing import example, reference, show
 
 __all__ = [
     "FILE_NAME",
+    "SENSITIVE_HEADER",
     "AgentSettings",
     "BudgetSettings",
     "Config",

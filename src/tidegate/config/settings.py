@@ -221,8 +221,8 @@ class AgentSettings(Frozen, frozen=True):
 
 
 class BudgetSettings(Frozen, frozen=True):
-    """What may be spent on models, under a name of yours: `[budgets.NAME]`. Whoever has spent four fifths is told; whoever
-    has spent all of it is refused until the time begins anew. See docs/usage.md."""
+    """What may be spent on models, under a name of yours: `[budgets.NAME]`. Whoever has spent four fifths is told;
+    whoever has spent all of it is refused until the time begins anew. See docs/usage.md."""
 
     per: Annotated[
         Literal["gateway", "principal", "agent", "session", "turn", "job"],

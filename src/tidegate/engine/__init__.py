@@ -8,7 +8,7 @@ and waits here, and how it comes to rest.
 from tidegate.engine.embedded import EmbeddedEngine, EngineStats
 from tidegate.engine.failures import describe, stopped
 from tidegate.engine.interface import Engine
-from tidegate.engine.journal import Journal, slim, without_pictures
+from tidegate.engine.journal import Journal, Parked, slim, without_bytes
 from tidegate.engine.live import Live
 from tidegate.engine.log import TurnLog
 from tidegate.engine.taking import Begun, Taken, begin_at_once
@@ -20,11 +20,12 @@ __all__ = [
     "EngineStats",
     "Journal",
     "Live",
+    "Parked",
     "Taken",
     "TurnLog",
     "begin_at_once",
     "describe",
     "slim",
     "stopped",
-    "without_pictures",
+    "without_bytes",
 ]

@@ -38,7 +38,7 @@ def describe(error: BaseException) -> Failure:
                 type="rate_limit_error",
                 code=error.code,
                 status=error.status,
-                retry=True,
+                retry=error.retry_after is not None,
                 retry_after=error.retry_after,
             )
         case Refused():

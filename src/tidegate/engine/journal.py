@@ -34,19 +34,19 @@ class Parked(Exception):
 
 
 def slim(message: Message) -> Message:
-    """The message as user interfaces are told of it: a tool's result without its payload, pictures by what they are.
+    """The message as user interfaces are told of it: a tool's result without its payload, media by what it is.
     Idempotent."""
     if message.role == "tool" and len(message.text) > EXCERPT_CHARACTERS:
         message = msgspec.structs.replace(message, text=message.text[:EXCERPT_CHARACTERS])
-    return without_pictures(message)
+    return without_bytes(message)
 
 
-def without_pictures(message: Message) -> Message:
-    """The message with its pictures told by what they are: their bytes can be fetched."""
-    if not any(picture.data for picture in message.media):
+def without_bytes(message: Message) -> Message:
+    """The message with its pictures and sounds told by what they are: their bytes can be fetched."""
+    if not any(media.data for media in message.media):
         return message
-    media = tuple(msgspec.structs.replace(picture, data=b"") for picture in message.media)
-    return msgspec.structs.replace(message, media=media)
+    told = tuple(msgspec.structs.replace(media, data=b"") for media in message.media)
+    return msgspec.structs.replace(message, media=told)
 
 
 def commit_row(

@@ -33,14 +33,23 @@ __all__ = [
 ]
 
 
-def run(home: Path, *, port: int | None = None, replace: bool = False, say: Callable[[str], None]) -> None:
-    """Run a gateway on this home folder until it is told to stop; `say` is given what a person should read."""
+def run(
+    home: Path,
+    *,
+    port: int | None = None,
+    replace: bool = False,
+    record: Path | None = None,
+    replay: Path | None = None,
+    say: Callable[[str], None],
+) -> None:
+    """Run a gateway on this home folder until it is told to stop; `say` is given what a person should read. `record`
+    and `replay` are files for the model traffic."""
     from tidegate.gateway.allocator import tune
 
     tune()
     from tidegate.gateway.process import run_process
 
-    run_process(home, port=port, replace=replace, say=say)
+    run_process(home, port=port, replace=replace, record=record, replay=replay, say=say)
 
 
 def settings(home: Path) -> "Config":

@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 from anyio import to_thread
@@ -32,6 +33,7 @@ from tidegate.gateway.memory import MemoryReport
 from tidegate.gateway.pressure import LOOK_SECONDS as PRESSURE_SECONDS
 from tidegate.gateway.pressure import Pressure
 from tidegate.gateway.reception import Reception
+from tidegate.gateway.tape import Tape
 from tidegate.lifetimes import Ledger, Scope
 from tidegate.log import Log
 from tidegate.models import Clients, Models
@@ -65,6 +67,8 @@ class House:
         *,
         port: int | None = None,
         replace: bool = False,
+        record: Path | None = None,
+        replay: Path | None = None,
         say: Callable[[str], None],
         fault: Callable[[str], None] | None = None,
     ) -> None:
@@ -72,6 +76,7 @@ class House:
         self.address = ""
         self._port = port
         self._replace = replace
+        self._tape = Tape(record, replay)
         self._say = say
         self._fault = fault
         self._asked = asyncio.Event()
@@ -179,8 +184,10 @@ class House:
         await to_thread.run_sync(home_folder.prepare, self.home)
 
     async def _read_config(self) -> None:
-        self._ready = await to_thread.run_sync(readiness.examine, self.home, os.environ)
+        examine = partial(readiness.examine, keyless=self._tape.replays)
+        self._ready = await to_thread.run_sync(examine, self.home, os.environ)
         self._config = self._ready.config
+        await to_thread.run_sync(self._tape.prepare, self._ready)
 
     async def _take_lock(self) -> None:
         self._lock = HomeLock(self.home)
@@ -250,8 +257,9 @@ class House:
         self._memory.watch_clients(self._clients)
         secrets = self._ready.secrets
         self._redactor.learn(*secrets.values())
+        traffic = await self._tape.open(self._scope, self._clients, self._config, self._redactor, self._ledger)
         self._models = await self._scope.enter(
-            Models(self._config.models, self._clients, secrets.__getitem__, limits.answer_bytes)
+            Models(self._config.models, traffic, secrets.__getitem__, limits.answer_bytes, patience=self._tape.patience)
         )
 
     async def _open_sessions(self) -> None:
@@ -263,7 +271,7 @@ class House:
             self._models,
             self._ready.tools,
             environment=os.environ,
-            search_key=None if reference is None else self._ready.secrets[reference],
+            search_key=None if reference is None else self._ready.secrets.get(reference),
         )
         if self._sessions.web is not None:
             await self._scope.enter(self._sessions.web)
@@ -325,6 +333,7 @@ class House:
             maintenance=self._maintenance,
             memory=self._memory,
             pressure=self._pressure,
+            tape=self._tape,
             stop=self.ask_to_stop,
         )
         await Control(self.home, self._reception.verbs()).open(self._scope.child("control"))
@@ -334,6 +343,8 @@ class House:
         self._memory.settle()
 
     async def _welcome(self) -> None:
+        for line in self._tape.lines(self._config):
+            self._say(line)
         for line in welcome.lines(self._config, self.address, await self._reception.link()):
             self._say(line)
 

@@ -25,10 +25,12 @@ _OVERTIME_SECONDS = 3.0  # after the budget: then no order is left to wait for
 _DESCRIPTORS = 65_536  # a session with a background process needs nine; more than this is somebody's mistake
 
 
-def run_process(home: Path, *, port: int | None, replace: bool, say: Callable[[str], None]) -> None:
+def run_process(
+    home: Path, *, port: int | None, replace: bool, record: Path | None, replay: Path | None, say: Callable[[str], None]
+) -> None:
     sys.setswitchinterval(_SWITCH_SECONDS)
     _allow_descriptors()
-    asyncio.run(_serve(House(home, port=port, replace=replace, say=say)))
+    asyncio.run(_serve(House(home, port=port, replace=replace, record=record, replay=replay, say=say)))
 
 
 def _allow_descriptors() -> None:

@@ -11,10 +11,13 @@ from typing import NamedTuple
 
 from tidegate.config import FILE_NAME, Config, is_reference, load
 from tidegate.errors import Misconfigured
-from tidegate.gateway import given, rules
+from tidegate.gateway import given, prices, rules
 from tidegate.gateway.unready import Unready
 from tidegate.security import Secret, resolve
 from tidegate.tools import ToolRegistry, Toolset, builtin_toolsets, extensions
+
+NO_KEY = Secret("no-key-was-needed-here")
+"""Stands for a model's key that is missing where none is sent."""
 
 
 class Ready(NamedTuple):
@@ -34,12 +37,15 @@ def settings(home: Path) -> Config:
         raise Unready(tuple(with_path(home, error.message).split("\n"))) from None
 
 
-def examine(home: Path, environment: Mapping[str, str]) -> Ready:
-    """Read the configuration and all that it refers to."""
+def examine(home: Path, environment: Mapping[str, str], *, keyless: bool = False) -> Ready:
+    """Read the configuration and all that it refers to; a secret that is missing is no fault where it is `keyless`."""
     config = settings(home)
     errors: list[str] = []
     references = _references(config)
-    secrets = _secrets(config, references, environment, errors)
+    secrets = _secrets(config, references, environment, [] if keyless else errors)
+    if keyless:
+        models = (reference for setting, reference in references.items() if setting.startswith("[models."))
+        secrets = {**dict.fromkeys(models, NO_KEY), **secrets}
     tools = ToolRegistry(_toolsets(config, errors))
     for name, agent in config.agents.items():
         try:
@@ -48,6 +54,7 @@ def examine(home: Path, environment: Mapping[str, str]) -> Ready:
             errors.append(error.message)
     errors += given.unsafe(config, references)
     errors += rules.unreadable(config)
+    errors += prices.unknown(config)
     if errors:
         raise Unready(tuple(with_path(home, error) for error in errors), config)
     return Ready(config, secrets, tools, (*_missing(config), *_pointless_rules(config, tools)))

@@ -20,6 +20,7 @@ from tidegate.gateway.home import one_time_code
 from tidegate.gateway.maintenance import Maintenance
 from tidegate.gateway.memory import MemoryReport, kernel_figures, private_bytes
 from tidegate.gateway.pressure import Pressure
+from tidegate.gateway.tape import Tape
 from tidegate.models import Clients
 from tidegate.sessions import Sessions
 from tidegate.store import Store
@@ -41,6 +42,7 @@ class Reception:
         maintenance: Maintenance,
         memory: MemoryReport,
         pressure: Pressure,
+        tape: Tape,
         stop: Callable[[], None],
     ) -> None:
         self._config = config
@@ -52,6 +54,7 @@ class Reception:
         self._maintenance = maintenance
         self._memory = memory
         self._pressure = pressure
+        self._tape = tape
         self._stop = stop
         self._since = time.time()
 
@@ -74,6 +77,7 @@ class Reception:
             "census": {**self._sessions.census(), "tasks": len(asyncio.all_tasks())},
             "store": _plain(self._store.stats()),
             "clients": _plain(self._clients.stats()),
+            "tape": self._tape.status(),
             "chores": _plain(self._maintenance.report()),
             "memory": {**figures, **self._pressure.report()},
         }

@@ -6,7 +6,8 @@ Message or a ModelFailed; no credential is taken that the configuration does not
 
 from tidegate.models.clients import Clients, ClientStats, Lease
 from tidegate.models.interface import Encoded, Model, Wire
-from tidegate.models.registry import Models
+from tidegate.models.registry import Models, ModelState
 from tidegate.models.retry import Patience
+from tidegate.models.traffic import Traffic
 
-__all__ = ["ClientStats", "Clients", "Encoded", "Lease", "Model", "Models", "Patience", "Wire"]
+__all__ = ["ClientStats", "Clients", "Encoded", "Lease", "Model", "ModelState", "Models", "Patience", "Traffic", "Wire"]

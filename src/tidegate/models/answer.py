@@ -4,9 +4,17 @@ Guarantee: one that is not complete and bounded is never given out as a message:
 `AnswerError` where the endpoint itself says what went wrong.
 """
 
+import re
+import secrets
+from collections.abc import Sequence
 from typing import Protocol
 
-from tidegate.values import Message
+import msgspec
+
+from tidegate.values import Message, ToolCall
+
+# What servers send that only number the calls of one answer, or name them by nothing at all.
+_NUMBERED = re.compile(r"(?i)[a-z]*[_-]?\d{0,5}")
 
 
 class AnswerBroken(Exception):
@@ -56,3 +64,16 @@ class Answer(Protocol):
         ...
 
     def message(self, model: str) -> Message: ...
+
+
+def distinct_calls(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
+    """The same calls, each with an id that no other call of the conversation has: some servers give none, or begin to
+    number anew with every answer, and providers refuse a request in which one id stands twice."""
+    taken: set[str] = set()
+    made: list[ToolCall] = []
+    for call in calls:
+        if call.id in taken or _NUMBERED.fullmatch(call.id):
+            call = msgspec.structs.replace(call, id=f"call_{secrets.token_hex(12)}")
+        taken.add(call.id)
+        made.append(call)
+    return tuple(made)

@@ -2,27 +2,30 @@
 
 Guarantee: every wait has a deadline (connect, first byte, silence within a stream); what the endpoint does wrong ends
 as ModelFailed; a failed attempt is tried again while nothing was shown, and once after something was, which is then
-declared void; a cancelled ask closes its connection before it returns. Nothing is kept between asks.
+declared void; another key is tried at once where there is one, each key once; a cancelled ask closes its connection
+before it returns. Between asks nothing is kept but which keys rest and how often what went wrong.
 """
 
 import asyncio
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
-from tidegate.errors import ModelFailed
+from tidegate.errors import ModelFailed, ModelKind
 from tidegate.models.address import Address
-from tidegate.models.answer import Answer, AnswerBroken, AnswerError
-from tidegate.models.clients import Clients, Lease
-from tidegate.models.connection import WHOLE_BYTES, LinkFailed, Response, Waits
+from tidegate.models.answer import Answer, AnswerBroken, AnswerError, distinct_calls
+from tidegate.models.clients import Lease
+from tidegate.models.connection import WHOLE_BYTES, LinkFailed, Waits
 from tidegate.models.facts import Facts
 from tidegate.models.failures import ERROR_BODY_BYTES, Complainer
 from tidegate.models.gauge import Gauge
 from tidegate.models.interface import Encoded, Wire
 from tidegate.models.keyring import KeyRing
 from tidegate.models.retry import Patience
+from tidegate.models.traffic import Incoming, Traffic
 from tidegate.values import Call, Message
 
 # The slowest upload that is waited for, on top of the connect and first-byte timeouts.
@@ -87,7 +90,7 @@ class HttpModel:
         keys: KeyRing,
         headers: Mapping[str, str],
         redact: Callable[[str], str],
-        clients: Clients,
+        traffic: Traffic,
         answer_bytes: int,
         patience: Patience,
     ) -> None:
@@ -101,9 +104,11 @@ class HttpModel:
         self.signature = signature(
             format.api, settings.base_url, settings.model, headers, [key.secret for key in keys.keys], facts
         )
-        self._clients = clients
+        self._traffic = traffic
         self._endpoint = settings.base_url
         self.keys = keys
+        self.failures: Counter[ModelKind] = Counter()  # house: allow one for each kind
+        """Requests that failed, by what was wrong, also those that were tried again."""
         self._heads = {
             key: self._address.head("POST", _headers(format.headers(key.secret), headers)) for key in keys.keys
         }
@@ -120,7 +125,7 @@ class HttpModel:
         return f"HttpModel({self.name!r})"
 
     def lease(self) -> Lease:
-        return self._clients.lease(self._endpoint)
+        return self._traffic.lease(self._endpoint)
 
     async def ask(
         self,
@@ -133,28 +138,36 @@ class HttpModel:
     ) -> Message:
         body = self.wire.body(prefix, history, call)
         history = ()  # it may hold media that was loaded for this request alone
-        attempt = 0
+        attempt = rotations = 0
         restarted = False
         while True:
             answer = self._format.answer(self._answer_bytes, on_text)
             key = self.keys.key()
             try:
                 await self._attempt(body, answer, self._heads[key])
-                return self._priced(answer.message(self.provided))
+                self.keys.worked(key)
+                return self._finished(answer.message(self.provided))
             except ModelFailed as failure:
+                self.failures[failure.kind] += 1
                 failure.shown = answer.shown
-                if self.keys.failed(key, failure) and not answer.shown:
-                    continue  # each time one key fewer, so that it ends
-                pause = self._patience.pause(failure, attempt)
-                if pause is None or attempt >= self._retries or (restarted and answer.shown):
+                # Keys may come back while others are tried, so it is counted that each has had its turn.
+                rotates = self.keys.failed(key, failure) and rotations < len(self.keys.keys) - 1
+                pause = 0.0 if rotates else self._patience.pause(failure, attempt)
+                if pause is None or not (rotates or attempt < self._retries) or (restarted and answer.shown):
                     raise
                 if answer.shown:
                     restarted = True
                     on_reset(failure.message)
+            if rotates:
+                rotations += 1
+                continue
             attempt += 1
             await self._patience.sleep(pause)
 
-    def _priced(self, message: Message) -> Message:
+    def _finished(self, message: Message) -> Message:
+        """With its price, and with calls that no other in the conversation is named like."""
+        if message.calls:
+            message = msgspec.structs.replace(message, calls=distinct_calls(message.calls))
         if message.usage is None:
             return message
         return msgspec.structs.replace(message, usage=self.facts.priced(message.usage))
@@ -196,26 +209,26 @@ class HttpModel:
             # Gives a fully read connection back to the pool and closes any other, without waiting.
             response.close()
 
-    async def _send(self, head: bytes, body: Sequence[bytes]) -> Response:
+    async def _send(self, head: bytes, body: Sequence[bytes]) -> Incoming:
         size = sum(map(len, body))
         head += b"%d\r\n\r\n" % size
         if size <= WHOLE_BYTES:
-            return await self._clients.request(self._address.origin, head, body, self._waits)
+            return await self._traffic.request(self._address.origin, head, body, self._waits)
         # A large request may have to wait for the other side to read, for which there is no silence to go by.
         try:
             async with asyncio.timeout(self._before_answer + size / UPLOAD_BYTES_PER_SECOND):
-                return await self._clients.request(self._address.origin, head, body, self._waits)
+                return await self._traffic.request(self._address.origin, head, body, self._waits)
         except TimeoutError:
             raise LinkFailed("silent") from None
 
-    async def _read_whole(self, response: Response) -> bytes:
+    async def _read_whole(self, response: Incoming) -> bytes:
         limit = 2 * self._answer_bytes + ERROR_BODY_BYTES
         body = await _read_bounded(response, limit + 1)
         if len(body) > limit:
             raise AnswerBroken(f"the answer is longer than {self._answer_bytes} bytes", limit="answer_bytes")
         return body
 
-    def _cut(self, response: Response) -> ModelFailed:
+    def _cut(self, response: Incoming) -> ModelFailed:
         if response.content_type != "text/event-stream":
             what = f"the endpoint answered with {response.content_type}, not a completion; check base_url."
             return self._complain.failed(what, kind="protocol", retryable=False, status=response.status)
@@ -261,7 +274,7 @@ def signature(
     return digest.digest()
 
 
-async def _read_bounded(response: Response, limit: int) -> bytes:
+async def _read_bounded(response: Incoming, limit: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     while size < limit and (part := await response.read()):
@@ -270,7 +283,7 @@ async def _read_bounded(response: Response, limit: int) -> bytes:
     return b"".join(parts)[:limit]
 
 
-async def _drain(response: Response) -> None:
+async def _drain(response: Incoming) -> None:
     try:
         async with asyncio.timeout(DRAIN_SECONDS):
             while await response.read():

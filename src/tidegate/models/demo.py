@@ -12,12 +12,13 @@ import msgspec
 
 from tidegate.errors import ModelFailed
 from tidegate.models.asking import signature
-from tidegate.models.clients import Clients, Lease
+from tidegate.models.clients import Lease
 from tidegate.models.demo_script import Reply, read_request, reply
 from tidegate.models.facts import Facts, Prices
 from tidegate.models.gauge import Gauge
 from tidegate.models.interface import Encoded
 from tidegate.models.openai_wire import OpenAIWire
+from tidegate.models.traffic import Traffic
 from tidegate.values import Call, Message, Usage
 
 MODEL = "demo"
@@ -39,17 +40,17 @@ _RETRYABLE = frozenset({"rate", "overloaded", "network", "timeout"})
 
 
 class DemoModel:
-    def __init__(self, name: str, clients: Clients) -> None:
+    def __init__(self, name: str, traffic: Traffic) -> None:
         self.name = name
         self.provided = MODEL
         self.facts = FACTS
         self.gauge = Gauge()
         self.wire = OpenAIWire(MODEL, FACTS)
         self.signature = signature("demo", "", MODEL, {}, (), FACTS)
-        self._clients = clients
+        self._traffic = traffic
 
     def lease(self) -> Lease:
-        return self._clients.lease(MODEL)
+        return self._traffic.lease(MODEL)
 
     async def ask(
         self,

@@ -65,8 +65,29 @@ class Reply(Frozen, frozen=True):
     count: int = 0
 
 
+class _Sound(msgspec.Struct):
+    data: str
+    format: str
+
+
+class _Url(msgspec.Struct):
+    url: str
+
+
 class _Part(msgspec.Struct):
     text: str = ""
+    input_audio: _Sound | None = None
+    image_url: _Url | None = None
+
+    @property
+    def given(self) -> str:
+        """What it is if it is no text, and how large."""
+        if self.input_audio is not None:
+            return f"a sound ({self.input_audio.format}, {_size(self.input_audio.data)} bytes)"
+        if self.image_url is not None:
+            head, _, data = self.image_url.url.partition(";base64,")
+            return f"a picture ({head.rpartition('/')[2]}, {_size(data)} bytes)"
+        return ""
 
 
 class _Function(msgspec.Struct):
@@ -90,7 +111,19 @@ class _Message(msgspec.Struct):
     def text(self) -> str:
         if self.content is None or isinstance(self.content, str):
             return self.content or ""
-        return "\n".join(part.text for part in self.content if not part.text.startswith(ASIDE_HEADING))
+        return "\n".join(part.text for part in self.content if part.text and not part.text.startswith(ASIDE_HEADING))
+
+    @property
+    def given(self) -> list[str]:
+        """The pictures and sounds in it, in words."""
+        return [part.given for part in self.content if part.given] if isinstance(self.content, list) else []
+
+    @property
+    def is_users(self) -> bool:
+        """Whether a person said it: what is nothing but notes, and media behind them, is the gateway's."""
+        if self.role != "user" or self.text.strip():
+            return self.role == "user"
+        return bool(self.given) and isinstance(self.content, list) and not any(part.text for part in self.content)
 
 
 class _Tool(msgspec.Struct):
@@ -108,9 +141,7 @@ read_request = msgspec.json.Decoder(Request).decode
 
 
 def reply(request: Request) -> Reply:
-    # A message that is nothing but notes and pictures is not the user's.
-    said_by_user = (message.role == "user" and message.text.strip() for message in request.messages)
-    asked = max((place for place, said in enumerate(said_by_user) if said), default=-1)
+    asked = max((place for place, message in enumerate(request.messages) if message.is_users), default=-1)
     if asked < 0:
         return Reply(text=GREETING)
     said = request.messages[asked].text.strip()
@@ -125,7 +156,9 @@ def _report(since: list[_Message]) -> Reply:
     results = [(names.get(message.tool_call_id, "A tool"), message.text) for message in since if message.role == "tool"]
     if len(results) == 1 and _tells_time(results[0][0]):
         return Reply(text=f"The clock says: {results[0][1]}")
-    return Reply(text="\n\n".join(f"{name} gave me this:\n{result}" for name, result in results))
+    told = [f"{name} gave me this:\n{result}" for name, result in results]
+    given = [each for message in since for each in message.given]
+    return Reply(text="\n\n".join([*told, f"I was given {_and(given)}."] if given else told))
 
 
 def _tells_time(name: str) -> bool:
@@ -212,16 +245,31 @@ def _conversation(said: str, request: Request, asked: int) -> Reply:
         return Reply(text=GREETING)
     if re.match(r"(thanks|thank you)\b", lowered):
         return Reply(text="You are welcome.")
-    earlier = [message.text.strip() for message in request.messages[:asked] if message.role == "user"]
+    earlier = [message.text.strip() for message in request.messages[:asked] if message.is_users]
     if "did i say" in lowered:
         if not earlier:
             return Reply(text="This is the first thing that you have said to me.")
         return Reply(text=f"Before this you said: {_shorten(earlier[-1])}")
     turns = len(earlier) + 1
+    given = request.messages[asked].given
+    if given:
+        words = f', and said: "{_shorten(said)}"' if said else ""
+        return Reply(
+            text=f"You gave me {_and(given)}{words}. I am only the demo model; a real one could look or listen."
+        )
     return Reply(
         text=f"You said: {_shorten(said)} (message {turns} of this conversation). "
         'I am only the demo model; say "help" for what I can do, or "configure" for how to use a real one.'
     )
+
+
+def _size(data: str) -> int:
+    """Bytes of base64."""
+    return len(data) // 4 * 3 - data[-2:].count("=")
+
+
+def _and(things: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(things[:-1]), things[-1])))
 
 
 def _shorten(text: str) -> str:

@@ -22,24 +22,32 @@ number of tokens."""
 
 
 class Prices(Frozen, frozen=True):
-    """Dollars for a million tokens: new ones, ones read from the cache, ones written to it, and those of the answer."""
+    """Dollars for a million tokens: new ones, ones read from the cache, ones written to it, and those of the answer.
+    In a request of more than `long` tokens they cost as many times as much as `long_input` and `long_output` say."""
 
     input: float
     output: float
     cached: float | None = None
     written: float | None = None
+    long: int | None = None
+    long_input: float = 1.0
+    long_output: float = 1.0
 
     def cost(self, usage: Usage) -> int:
         """In billionths of a dollar. Where a price is not given, tokens of the cache cost what new ones do."""
         fresh = max(0, usage.input - usage.cached - usage.written)
         cached = self.input if self.cached is None else self.cached
         written = self.input if self.written is None else self.written
-        dollars = fresh * self.input + usage.cached * cached + usage.written * written + usage.output * self.output
-        return round(dollars * 1000)
+        asked = fresh * self.input + usage.cached * cached + usage.written * written
+        answered = usage.output * self.output
+        if self.long is not None and usage.input > self.long:
+            asked, answered = asked * self.long_input, answered * self.long_output
+        return round((asked + answered) * 1000)
 
 
 class Facts(Frozen, frozen=True):
-    """`efforts` are the words that the model knows for how hard to think, in rising order."""
+    """`efforts` are the words that the model knows for how hard to think, in rising order; "none" is among them if it
+    can be told not to."""
 
     window: int = UNKNOWN_WINDOW
     output: int = UNKNOWN_OUTPUT

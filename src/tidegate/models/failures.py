@@ -1,53 +1,68 @@
 """Foreign failures of a model's endpoint, mapped to ModelFailed.
 
-Guarantee: every message is one sentence or two that say what happened and what to do; what the endpoint said is
-quoted short, on one line, and never with a credential in it. Pure functions; nothing is held.
+Guarantee: every failure has one of ten kinds, by which it is decided what is done about it; every message is one
+sentence or two that say what happened and what to do; what the endpoint said is quoted short, on one line, and never
+with a credential in it. Pure functions; nothing is held.
 """
 
 import re
 from collections.abc import Callable, Mapping
-from email.utils import parsedate_to_datetime
-
-import msgspec
 
 from tidegate.errors import ModelFailed, ModelKind
+from tidegate.models import complaints
 from tidegate.models.connection import LinkFailed
 
 # Enough to recognise a provider's complaint, short enough for a chat line.
 QUOTE_CHARACTERS = 300
 # An error body is read no further than this.
 ERROR_BODY_BYTES = 65536
+# Until there may be room among our own connections again.
+CROWDED_SECONDS = 1.0
+# Of what was said that is judged by: a complaint that quotes the conversation says before that what is wrong.
+JUDGED_CHARACTERS = 600
 
 _CONTEXT = re.compile(
-    r"(?i)context[ _](length|window)|maximum context|too many tokens|prompt is too long|input is too long"
-    r"|exceeds? the (available )?context|reduce the length"
+    r"(?i)context[ _](length|window|limit)|maximum context|too many (input )?tokens|(prompt|input) is too long"
+    r"|exceeds? the (available )?context|exceed_context_size|reduce the length|input token count \S* ?exceeds"
 )
-_CONTENT = re.compile(r"(?i)content[ _](policy|filter|management)|safety system|flagged|moderation")
-_QUOTA = re.compile(r"(?i)insufficient[ _](quota|credits?|balance|funds)|billing|exceeded your current quota")
-_OVERLOADED_STATUS = frozenset({409, 500, 502, 503, 529})
+_CONTENT = re.compile(
+    r"(?i)content[ _](policy|filter|filtering|management)|safety system|flagged|moderation|ResponsibleAIPolicyViolation"
+    r"|usage policies"
+)
+_QUOTA = re.compile(
+    r"(?i)insufficient[ _](quota|credits?|balance|funds)|billing[ _](error|hard|not|limit)|exceeded your current quota"
+    r"|credit balance|(out of|any|all available) credits|spending limit|usage limits"
+)
+_MINUTE = re.compile(r"RESOURCE_EXHAUSTED(?s:.)*Per(Minute|Second)")
+_KEY = re.compile(
+    r"(?i)authentication_error|invalid[ _]api[ _]key|incorrect api key|api[ _]key[ _](not[ _]valid|invalid|expired)"
+    r"|(organization|account) has been (disabled|deactivated)|account_deactivated"
+)
+_LARGE = re.compile(
+    r"(?i)request[ _]too[ _]large|image[ _](exceeds|too[ _]large|dimensions)|image is too large"
+    r"|exceeds? (the )?(maximum|max)( allowed)? size|(payload|entity|body|file) (is )?too large|exceed max allowed size"
+)
+_REASONING = re.compile(r"(?i)invalid_encrypted_content|encrypted content|invalid `?signature`? in")
+_UNSHOWN = re.compile(
+    r"(?i)support (for )?(image|audio|vision)|(image|audio|vision) input|does not support images|image_url is only"
+)
+_TIMEOUT_STATUS = frozenset({408, 504, 522, 524})
+_OVERLOADED_STATUS = frozenset({409, 425, 498})
+_UNKNOWN_PATH_STATUS = frozenset({404, 405, 410})
+_NEVER_STATUS = frozenset({501, 505})
 
-
-def retry_after(headers: Mapping[str, str], now: float) -> float | None:
-    """Seconds to wait as the endpoint asks, from any of the three forms in use; None when it does not say."""
-    milliseconds = headers.get("retry-after-ms")
-    seconds = headers.get("retry-after")
-    try:
-        if milliseconds is not None:
-            return _waiting(float(milliseconds) / 1000)
-        if seconds is not None:
-            return _waiting(float(seconds))
-    except ValueError:
-        pass
-    if seconds is None:
-        return None
-    try:
-        return _waiting(parsedate_to_datetime(seconds).timestamp() - now)
-    except (ValueError, TypeError, OverflowError):
-        return None
-
-
-def _waiting(seconds: float) -> float | None:
-    return None if seconds != seconds else max(0.0, seconds)
+_STATUS_OF = (
+    (_KEY, 401),
+    (re.compile(r"(?i)permission"), 403),
+    (_QUOTA, 402),
+    (re.compile(r"(?i)rate_limit|too_many_requests|RESOURCE_EXHAUSTED"), 429),
+    (re.compile(r"(?i)not_found"), 404),
+    (re.compile(r"(?i)request_too_large"), 413),
+    (re.compile(r"(?i)timeout"), 504),
+    (re.compile(r"(?i)overloaded|server_error|api_error|unavailable|internal"), 503),
+    (re.compile(r"(?i)invalid|bad_?request|context_length|content_(filter|policy)|unsupported"), 400),
+)
+"""What an error inside a stream would have been as a status, by its type or code; any other is a failing server."""
 
 
 class Complainer:
@@ -84,25 +99,35 @@ class Complainer:
         )
 
     def of_status(self, status: int, body: bytes, headers: Mapping[str, str], now: float) -> ModelFailed:
-        said, marks = _read_complaint(body)
-        after = retry_after(headers, now)
-        kind, retryable, what = _judge(status, marks + " " + said)
+        complaint = complaints.read(body)
+        wished = complaints.wait_of(headers, now)
+        kind, retryable, what = _judge(status, complaint)
+        if headers.get("x-should-retry") in ("true", "false"):  # some endpoints know better than their status says
+            retryable = headers["x-should-retry"] == "true"
         return self.failed(
-            what.format(status=status), kind=kind, retryable=retryable, said=said, status=status, after=after
+            what.format(status=f" ({status})"),
+            kind=kind,
+            retryable=retryable,
+            said=complaint.said,
+            status=status,
+            after=complaint.after if wished is None else wished,
         )
 
-    def of_stream_error(self, complaint: bytes) -> ModelFailed:
+    def of_stream_error(self, error: bytes) -> ModelFailed:
         """An error object inside a stream that had begun well."""
-        said, marks = _read_complaint(b'{"error":' + complaint + b"}")
-        found = re.search(r"\b([45]\d\d)\b", marks)
-        lowered = marks.lower()
-        status = int(found.group(1)) if found else 429 if "rate_limit" in lowered else 503
-        if not found and "invalid_request" in lowered:
-            status = 400
-        kind, retryable, _ = _judge(status, marks + " " + said)
-        what = "the endpoint reported an error in the middle of its answer; try again, or look at its status page."
+        complaint = complaints.read(b'{"error":' + error + b"}")
+        found = re.search(r"\b([45]\d\d)\b", complaint.marks)
+        status = int(found.group(1)) if found else _status_of(complaint.marks)
+        kind, retryable, what = _judge(status, complaint)
+        if kind in ("overloaded", "invalid", "timeout"):
+            what = "the endpoint reported an error in the middle of its answer; try again, or look at its status page."
         return self.failed(
-            what, kind=kind, retryable=retryable, said=said, status=int(found.group(1)) if found else None
+            what.format(status=""),
+            kind=kind,
+            retryable=retryable,
+            said=complaint.said,
+            status=int(found.group(1)) if found else None,
+            after=complaint.after,
         )
 
     def of_link(self, failure: LinkFailed, *, begun: bool) -> ModelFailed:
@@ -114,7 +139,8 @@ class Complainer:
                     f"all connections to {where} were in use; try again, or raise limits.connections and "
                     "limits.connections_per_host to limits.turns."
                 )
-                return self.failed(what, kind="overloaded", retryable=True)
+                # It is our own crowd: who could have another model leaves this one alone no longer than that.
+                return self.failed(what, kind="overloaded", retryable=True, after=CROWDED_SECONDS)
             case "late":
                 what = f"no connection to {where} within the connect timeout; check base_url and the network."
                 return self.failed(what, kind="timeout", retryable=True)
@@ -138,42 +164,69 @@ class Complainer:
                 return self.failed(what, kind="protocol", retryable=False, said=failure.said)
 
 
-def _judge(status: int, marks: str) -> tuple[ModelKind, bool, str]:
-    """Kind, whether trying again may help, and the sentence."""
-    if status in (401, 403):
-        return "authorisation", False, "the endpoint refused the key ({status}); check the model's `key` setting."
-    if status == 402 or (status in (400, 429) and _QUOTA.search(marks)):
-        return "quota", False, "the account has no quota left ({status}); top it up or choose another model."
-    if status == 429:
-        return "rate", True, "the endpoint limits the rate of requests ({status}); wait and try again."
-    if status == 413 or (status < 500 and _CONTEXT.search(marks)):
-        return "context", False, "the conversation is too long for the model ({status}); start a new one or shorten it."
-    if status < 500 and _CONTENT.search(marks):
-        return "content", False, "the endpoint's content rules refused the request ({status}); rephrase it."
-    if status in (408, 504):
-        return "timeout", True, "the endpoint gave up waiting ({status}); try again."
-    if status in _OVERLOADED_STATUS or status >= 500:
-        return "overloaded", True, "the endpoint is overloaded or failing ({status}); try again in a while."
+def _judge(status: int, complaint: complaints.Complaint) -> tuple[ModelKind, bool, str]:
+    """Kind, whether trying again may help, and the sentence. What is said outranks the status: of the providers that
+    mean the same, each has its own."""
+    if status < 500:
+        marks = f"{complaint.marks} {complaint.said[:JUDGED_CHARACTERS]}"
+        if (judged := _judge_marks(status, marks)) is not None:
+            return judged
+    if status in _TIMEOUT_STATUS:
+        return "timeout", True, "the endpoint gave up waiting{status}; try again."
+    if status in _NEVER_STATUS:
+        return "invalid", False, "the endpoint cannot do what it was asked for{status}; check `api` and `base_url`."
+    if status >= 500 or status in _OVERLOADED_STATUS:
+        return "overloaded", True, "the endpoint is overloaded or failing{status}; try again in a while."
     if 300 <= status < 400:
-        return "invalid", False, "the address redirects elsewhere ({status}), which is not followed; correct base_url."
-    if status == 404:
-        return "invalid", False, "the endpoint knows no such model or path ({status}); check `model` and `base_url`."
-    return "invalid", False, "the endpoint refused the request ({status}); check the model's settings."
+        return "invalid", False, "the address redirects elsewhere{status}, which is not followed; correct base_url."
+    if status in _UNKNOWN_PATH_STATUS:
+        return "invalid", False, "the endpoint knows no such model or path{status}; check `model` and `base_url`."
+    return "invalid", False, "the endpoint refused the request{status}; check the model's settings."
 
 
-def _read_complaint(body: bytes) -> tuple[str, str]:
-    """What an error body says, and its type and code, whatever shape it has."""
-    try:
-        whole = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        text = body.decode("utf-8", "replace")
-        return ("" if text.lstrip().startswith("<") else text), ""
-    if isinstance(whole, list) and whole:
-        whole = whole[0]
-    inner = whole.get("error", whole) if isinstance(whole, dict) else whole
-    if isinstance(inner, str):
-        return inner, ""
-    if not isinstance(inner, dict):
-        return "", ""
-    said = next((inner[key] for key in ("message", "detail", "msg") if isinstance(inner.get(key), str)), "")
-    return said, f"{inner.get('type') or ''} {inner.get('code') or ''}"
+def _judge_marks(status: int, marks: str) -> tuple[ModelKind, bool, str] | None:
+    """The same for what the caller's side has to do with."""
+    if status in (400, 403, 422) and _CONTENT.search(marks):
+        return "content", False, "the endpoint's content rules refused the request{status}; rephrase it."
+    if status == 402 or (status in (400, 403, 429) and _QUOTA.search(marks) and not _is_of_a_minute(marks)):
+        return "quota", False, "the account has no quota left{status}; top it up or choose another model."
+    if status in (401, 403) or _KEY.search(marks):
+        return "authorisation", False, "the endpoint refused the key{status}; check the model's `key` setting."
+    if status != 429 and _CONTEXT.search(marks):
+        return "context", False, "the conversation is too long for the model{status}; start a new one or shorten it."
+    if status == 413 or _LARGE.search(marks):
+        return (
+            "invalid",
+            False,
+            (
+                "the request is larger than the endpoint takes{status}; send smaller pictures and files, or start a "
+                "new conversation."
+            ),
+        )
+    if status == 429:
+        return "rate", True, "the endpoint limits the rate of requests{status}; wait and try again."
+    if _REASONING.search(marks):
+        return (
+            "invalid",
+            False,
+            (
+                "the endpoint cannot read the reasoning that it is sent back{status}, as happens when another "
+                "account's key is used; start a new conversation or choose another model."
+            ),
+        )
+    if _UNSHOWN.search(marks):
+        return (
+            "invalid",
+            False,
+            ("the model takes no such pictures or sounds{status}; set `vision` or `audio` to false in its settings."),
+        )
+    return None
+
+
+def _is_of_a_minute(marks: str) -> bool:
+    """Whether what is used up comes back by itself very soon, though it is called a quota."""
+    return _MINUTE.search(marks) is not None and "PerDay" not in marks
+
+
+def _status_of(marks: str) -> int:
+    return next((status for pattern, status in _STATUS_OF if pattern.search(marks)), 503)

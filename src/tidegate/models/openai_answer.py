@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 
 from tidegate.models.answer import AnswerBroken, AnswerError
+from tidegate.models.openai_thoughts import Thoughts
 from tidegate.models.openai_wire import API, Wanted
-from tidegate.models.streamed import GrowingCall, StreamedAnswer, finish_of
+from tidegate.models.streamed import GrowingCall, StreamedAnswer, finish_of, tokens
 from tidegate.values import Carried, Message, Usage
 
 _DONE = b"[DONE]"
@@ -24,10 +25,6 @@ _FINISHES = {
 }
 _ERROR = "error"
 """A finish reason of those who relay to others; what went wrong usually stands beside it, as an error object."""
-
-
-_GROWING = {"reasoning.text": "text", "reasoning.summary": "summary"}
-"""Kinds of thoughts that come in pieces, and the field that grows."""
 
 
 class _Part(msgspec.Struct, gc=False):
@@ -59,24 +56,24 @@ class _Delta(msgspec.Struct, gc=False):
 
 
 class _InputDetails(msgspec.Struct, gc=False):
-    cached_tokens: int | None = None
-    cache_write_tokens: int | None = None
+    cached_tokens: float | None = None
+    cache_write_tokens: float | None = None
 
 
 class _OutputDetails(msgspec.Struct, gc=False):
-    reasoning_tokens: int | None = None
+    reasoning_tokens: float | None = None
 
 
 class _Usage(msgspec.Struct, gc=False):
     """Cached tokens stand in the details, or beside the others by one of two names."""
 
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    total_tokens: int | None = None
+    prompt_tokens: float | None = None
+    completion_tokens: float | None = None
+    total_tokens: float | None = None
     prompt_tokens_details: _InputDetails | None = None
     completion_tokens_details: _OutputDetails | None = None
-    prompt_cache_hit_tokens: int | None = None
-    cached_tokens: int | None = None
+    prompt_cache_hit_tokens: float | None = None
+    cached_tokens: float | None = None
 
 
 class _Choice(msgspec.Struct, gc=False):
@@ -98,31 +95,36 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ChatAnswer(StreamedAnswer):
-    __slots__ = ("_details", "_finish", "_mark", "_marks", "_thoughts", "_usage")
+    __slots__ = ("_begun", "_finish", "_marks", "_thoughts", "_usage")
 
     def __init__(self, limit: int, on_text: Callable[[str], None]) -> None:
         super().__init__(limit, on_text)
+        self._begun = False
         self._finish: str | None = None
         self._usage: _Usage | None = None
-        self._thoughts: dict[str, list[str]] = {}
-        """By the field that brought them; there are two."""
-        self._details: list[dict[str, Any]] = []  # house: allow `weigh` bounds an answer
-        self._mark = b""
+        self._thoughts = Thoughts(self.weigh)
         self._marks: dict[int, bytes] = {}  # house: allow one for each of the bounded calls
-        """What stood beside the message, and beside each call."""
+        """What stood beside a call, by its place."""
 
     @property
     def complete(self) -> bool:
-        return self.done or self._finish is not None
+        return self._finish is not None or (self.done and self._begun)
 
     def event(self, data: bytes) -> None:
         if data == _DONE:
             self.done = True
             return
         try:
-            chunk = _decode_chunk(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+            self._take_chunk(_decode_chunk(data))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise AnswerBroken("a piece of the stream is not the JSON it should be") from None
+
+    def one_piece(self, body: bytes) -> None:
+        self.event(body)
+        if self._finish is None and not self.text and not self.calls:
+            raise AnswerBroken("the endpoint's answer holds none")
+
+    def _take_chunk(self, chunk: _Chunk) -> None:
         if (complaint := bytes(chunk.error)) and complaint != b"null":
             raise AnswerError(complaint)
         if chunk.usage is not None:
@@ -132,12 +134,8 @@ class ChatAnswer(StreamedAnswer):
             if not choice.index:
                 self._grow(choice)
 
-    def one_piece(self, body: bytes) -> None:
-        self.event(body)
-        if self._finish is None and not self.text and not self.calls:
-            raise AnswerBroken("the endpoint's answer holds none")
-
     def _grow(self, choice: _Choice) -> None:
+        self._begun = True
         if choice.finish_reason:
             if choice.finish_reason == _ERROR:
                 raise AnswerError(b'{"message":"The answer ended with an error."}')
@@ -163,7 +161,7 @@ class ChatAnswer(StreamedAnswer):
         call = self._find(piece)
         if piece.id:
             call.id = piece.id
-        if mark := self._kept(piece.extra_content):
+        if piece.extra_content and (mark := self._thoughts.checked(piece.extra_content)):
             self._marks[self.calls.index(call)] = mark
         function = piece.function
         if function is None:
@@ -188,66 +186,20 @@ class ChatAnswer(StreamedAnswer):
             return calls[-1]
         return self.new_call(piece.index)
 
-    # -- what the endpoint wants back --
-
     def _keep(self, delta: _Delta) -> None:
+        thoughts = self._thoughts
         if delta.reasoning_content is not None:
-            self._think("reasoning_content", delta.reasoning_content)
+            thoughts.content(delta.reasoning_content)
         if delta.reasoning is not None:
-            self._think("reasoning", delta.reasoning)
-        if isinstance(delta.reasoning_details, list):
-            for detail in delta.reasoning_details:
-                if isinstance(detail, dict):
-                    self._add_detail(detail)
-        if mark := self._kept(delta.extra_content):
-            self._mark = mark
-
-    def _think(self, field: str, thought: object) -> None:
-        """Also an empty one: some want the field back even then."""
-        if isinstance(thought, str):
-            pieces = self._thoughts.setdefault(field, [])
-            if thought:
-                self.weigh(thought)
-                pieces.append(thought)
-
-    def _add_detail(self, detail: dict[str, Any]) -> None:
-        """A stream brings thoughts and summaries in pieces, each of which repeats what else is said of the whole."""
-        self.weigh(_encode(detail).decode())
-        field = _growing(detail)
-        last = self._details[-1] if self._details else None
-        if (
-            field is None
-            or last is None
-            or last.get("type") != detail["type"]
-            or last.get("index") != detail.get("index")
-            or last.get("signature")
-        ):
-            self._details.append({**detail, field: [detail.get(field) or ""]} if field else detail)
-            return
-        last[field].append(detail.get(field) or "")
-        last.update({name: value for name, value in detail.items() if name != field and value is not None})
-
-    def _kept(self, mark: msgspec.Raw) -> bytes:
-        """A copy: the mark itself is a view of the event that it came in."""
-        kept = bytes(mark)
-        if kept in (b"", b"null"):
-            return b""
-        self.weigh(kept.decode("utf-8", "replace"))
-        return kept
+            thoughts.plain(delta.reasoning)
+        if delta.reasoning_details is not None:
+            thoughts.details(delta.reasoning_details)
+        if delta.extra_content:
+            thoughts.mark(delta.extra_content)
 
     def _carried(self) -> tuple[Carried, ...]:
-        """Where there are details, the plain thoughts only say again what they hold."""
-        fields: dict[str, Any] = {}
-        if self._details:
-            fields["reasoning_details"] = [
-                {**detail, field: "".join(detail[field])} if (field := _growing(detail)) else detail
-                for detail in self._details
-            ]
-        else:
-            fields.update({name: "".join(pieces) for name, pieces in self._thoughts.items()})
-        if self._mark:
-            fields["extra_content"] = msgspec.Raw(self._mark)
-        carried = [Carried(item=_item(Wanted(message=msgspec.Raw(_encode(fields)))))] if fields else []
+        fields = self._thoughts.fields()
+        carried = [Carried(item=_item(Wanted(message=msgspec.Raw(fields))))] if fields else []
         for place, mark in sorted(self._marks.items()):
             carried.append(Carried(item=_item(Wanted(call=msgspec.Raw(b'{"extra_content":%b}' % mark))), calls=place))
         return tuple(carried)
@@ -267,11 +219,6 @@ class ChatAnswer(StreamedAnswer):
         )
 
 
-def _growing(detail: dict[str, Any]) -> str | None:
-    kind = detail.get("type")
-    return _GROWING.get(kind) if isinstance(kind, str) else None
-
-
 def _item(wanted: Wanted) -> msgspec.Raw:
     return msgspec.Raw(_encode(wanted))
 
@@ -280,12 +227,12 @@ def _usage_of(usage: _Usage) -> Usage:
     """Some do not count thoughts into the completion, only into the total; all of them charge for thoughts."""
     given = usage.prompt_tokens_details or _InputDetails()
     spent = usage.completion_tokens_details or _OutputDetails()
-    prompt, completion = usage.prompt_tokens or 0, usage.completion_tokens or 0
-    output = max(completion, (usage.total_tokens or 0) - prompt)
+    prompt, completion = tokens(usage.prompt_tokens), tokens(usage.completion_tokens)
+    output = max(completion, tokens(usage.total_tokens) - prompt)
     return Usage(
         input=prompt,
-        cached=given.cached_tokens or usage.prompt_cache_hit_tokens or usage.cached_tokens or 0,
+        cached=tokens(given.cached_tokens or usage.prompt_cache_hit_tokens or usage.cached_tokens),
         output=output,
-        written=given.cache_write_tokens or 0,
-        reasoning=spent.reasoning_tokens or output - completion,
+        written=tokens(given.cache_write_tokens),
+        reasoning=tokens(spent.reasoning_tokens) or output - completion,
     )

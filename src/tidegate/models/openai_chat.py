@@ -12,6 +12,11 @@ from tidegate.models.openai_wire import API, OpenAIWire
 
 # OpenAI's own services know the output limit by its newer name only.
 _NEWER_HOSTS = ("api.openai.com", ".openai.azure.com")
+# Refuses a conversation in which an answer has not even an empty thought.
+_THOUGHTFUL_HOST = "api.deepseek.com"
+# Refuses a call without its mark, except with this one, which it offers for calls that are not its own.
+_MARKING_HOST = "generativelanguage.googleapis.com"
+_FOREIGN_MARK = b'{"extra_content":{"google":{"thought_signature":"skip_thought_signature_validator"}}}'
 
 
 class OpenAIChat:
@@ -20,7 +25,13 @@ class OpenAIChat:
 
     def __init__(self, base_url: str, model: str, facts: Facts) -> None:
         host = urlsplit(base_url).hostname or ""
-        self.wire = OpenAIWire(model, facts, completion_tokens=host.endswith(_NEWER_HOSTS))
+        self.wire = OpenAIWire(
+            model,
+            facts,
+            completion_tokens=host.endswith(_NEWER_HOSTS),
+            missing_thought=b'{"reasoning_content":""}' if host == _THOUGHTFUL_HOST else b"",
+            missing_mark=_FOREIGN_MARK if host == _MARKING_HOST else b"",
+        )
 
     def headers(self, key: str | None) -> Mapping[str, str]:
         return {} if key is None else {"Authorization": f"Bearer {key}"}

@@ -10,11 +10,11 @@ from typing import Literal
 
 import msgspec
 
-from tidegate.errors import ModelFailed
 from tidegate.models import effort, telling
+from tidegate.models.caller_tools import brought_tools, distinct
 from tidegate.models.facts import Facts
 from tidegate.models.interface import Encoded
-from tidegate.values import Call, Carried, Media, Message, Prefix, ToolCall
+from tidegate.values import Call, Media, Message, Prefix, ToolCall
 
 API = "openai-chat"
 """The name of this format, by which what a model wants back is known again."""
@@ -87,14 +87,6 @@ class _Tool(msgspec.Struct):
     type: Literal["function"] = "function"
 
 
-class _NameOnly(msgspec.Struct):
-    name: str = ""
-
-
-class _ToolName(msgspec.Struct):
-    function: _NameOnly = msgspec.field(default_factory=_NameOnly)
-
-
 class _Parameters(msgspec.Struct, omit_defaults=True):
     """What one call may set, in the order in which it goes out."""
 
@@ -117,20 +109,31 @@ class Wanted(msgspec.Struct, omit_defaults=True):
 
 
 _NO_CALL = Call()
-_names = msgspec.json.Decoder(list[_ToolName])
 _wanted = msgspec.json.Decoder(Wanted).decode
 
 
 class OpenAIWire:
-    """`completion_tokens` chooses the newer name of the output limit, which OpenAI's own service insists on and most
-    compatible servers do not know."""
+    """`completion_tokens` says that it is OpenAI's own service: it insists on the newer name of the output limit, which
+    most compatible servers do not know, and refuses to have the chance in the answers of a model that thinks set.
+    `missing_thought` are fields, a JSON object, for answers that carry none of the model's own, and `missing_mark` for
+    the first call of an answer that another model gave."""
 
     version = 1002
 
-    def __init__(self, model: str, facts: Facts, *, completion_tokens: bool = False) -> None:
+    def __init__(
+        self,
+        model: str,
+        facts: Facts,
+        *,
+        completion_tokens: bool = False,
+        missing_thought: bytes = b"",
+        missing_mark: bytes = b"",
+    ) -> None:
         self._model = model
         self._facts = facts
         self._completion_tokens = completion_tokens
+        self._missing_thought = msgspec.Raw(missing_thought)
+        self._missing_mark = msgspec.Raw(missing_mark)
         self._encode = msgspec.json.Encoder().encode
         self._opening = b'{"model":%b,"stream":true,"stream_options":{"include_usage":true}' % self._encode(model)
 
@@ -184,18 +187,23 @@ class OpenAIWire:
         return pieces
 
     def _encode_answer(self, message: Message) -> bytes:
-        carried = message.carried if message.carrier == API and message.model == self._model else ()
-        wanted = [(item, _wanted(item.item)) for item in carried]
+        own = message.model == self._model
+        carried = message.carried if own and message.carrier == API else ()
+        wanted = [(item.calls, _wanted(item.item)) for item in carried]
+        fields = [found.message for _, found in wanted if found.message] or [self._missing_thought]
+        marks = [(place, found.call) for place, found in wanted] if own else [(0, self._missing_mark)]
         if message.calls:
-            calls = [self._encode_call(call, place, wanted) for place, call in enumerate(message.calls)]
+            calls = [
+                msgspec.Raw(_with_fields(self._encode_call(call), [mark for at, mark in marks if at == place]))
+                for place, call in enumerate(message.calls)
+            ]
             encoded = self._encode(_Calling(message.text or None, calls))
         else:
             encoded = self._encode(_Plain(message.role, message.text))
-        return _with_fields(encoded, (found.message for _, found in wanted))
+        return _with_fields(encoded, fields)
 
-    def _encode_call(self, call: ToolCall, place: int, wanted: Sequence[tuple[Carried, Wanted]]) -> msgspec.Raw:
-        encoded = self._encode(_Call(call.id, _Function(call.name, call.arguments)))
-        return msgspec.Raw(_with_fields(encoded, (found.call for item, found in wanted if item.calls == place)))
+    def _encode_call(self, call: ToolCall) -> bytes:
+        return self._encode(_Call(call.id, _Function(call.name, call.arguments)))
 
     def _media(self, shown: Iterable[Media]) -> list[_Text | _Image | _Audio]:
         """Already JSON, so that what is large is copied as seldom as can be; nothing in it needs escaping."""
@@ -213,14 +221,15 @@ class OpenAIWire:
     def _parameters(self, call: Call) -> bytes:
         newer = self._completion_tokens
         facts = self._facts
-        thinks = call.reasoning is not None and facts.thinking != "none"
+        word = effort.word_for(call.reasoning, facts.efforts) if call.reasoning and facts.thinking != "none" else None
+        sampled = not newer or facts.thinking == "none" or word == "none"
         encoded = self._encode(
             _Parameters(
-                temperature=call.temperature,
-                top_p=call.top_p,
+                temperature=call.temperature if sampled else None,
+                top_p=call.top_p if sampled else None,
                 max_tokens=None if newer else call.max_tokens,
                 max_completion_tokens=call.max_tokens if newer else None,
-                reasoning_effort=effort.word_for(call.reasoning, facts.efforts) if thinks and call.reasoning else None,
+                reasoning_effort=word,
                 stop=call.stop,
                 user=call.user,
                 metadata=call.metadata,
@@ -238,24 +247,9 @@ def _with_fields(encoded: bytes, added: Iterable[msgspec.Raw]) -> bytes:
 
 
 def _join_tools(own: bytes, brought: bytes) -> bytes:
-    """The agent's tools, then the caller's; one name twice would let the caller answer for a tool of the agent."""
-    try:
-        names = [tool.function.name for tool in _names.decode(brought)]
-        taken = {tool.function.name for tool in _names.decode(own)} if own else set()
-    except msgspec.DecodeError as error:
-        raise ModelFailed(
-            "The caller's tools are not a list of function tools; send them in OpenAI's shape.",
-            kind="invalid",
-            retryable=False,
-        ) from error
-    for name in names:
-        if name in taken:
-            raise ModelFailed(
-                f"The tool {name!r} is offered twice in one request; give the caller's tool another name.",
-                kind="invalid",
-                retryable=False,
-            )
-        taken.add(name)
-    if not names:
+    """The agent's tools, then the caller's, verbatim."""
+    tools = brought_tools(brought)
+    distinct((tool.name for tool in brought_tools(own)) if own else (), tools)
+    if not tools:
         return own
     return brought if not own else own[:-1] + b"," + brought.strip()[1:]

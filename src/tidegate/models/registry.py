@@ -2,7 +2,7 @@
 
 Guarantee: each model is built once, on entering, from the settings and the catalogue alone; a credential is used only
 where its model's settings name it, and one that cannot be found is told at the start, not at the first turn. A model
-that failed rests (`rests`), for whoever can choose another. Models owns no connection: those are the Clients'.
+that failed rests (`rests`), for whoever can choose another. Models owns no connection: those are the traffic's.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,33 +10,46 @@ from types import TracebackType
 from typing import Self
 
 import anyio
+import msgspec
 
 from tidegate.config import ModelSettings, is_reference
-from tidegate.errors import Misconfigured
+from tidegate.errors import Misconfigured, ModelKind
 from tidegate.models.asking import Format, HttpModel
-from tidegate.models.catalogue import facts_of
-from tidegate.models.clients import Clients
+from tidegate.models.catalogue import Catalogue
 from tidegate.models.facts import Facts
 from tidegate.models.interface import Model
 from tidegate.models.keyring import Key, KeyRing
 from tidegate.models.openai_chat import OpenAIChat
 from tidegate.models.resting import Rests
 from tidegate.models.retry import Patience
+from tidegate.models.traffic import Traffic
 from tidegate.security import Redactor, Secret
+from tidegate.values import Frozen
+
+
+class ModelState(Frozen, frozen=True, omit_defaults=False):
+    """How a model stands: how many keys it has and how many of them rest; until when it rests itself, and because of
+    what kind of failure; how many requests failed since the process began, by kind."""
+
+    keys: int = 0
+    keys_resting: int = 0
+    rests_until: float | None = None
+    rests_because: ModelKind | None = None
+    failures: Mapping[ModelKind, int] = msgspec.field(default_factory=dict)
 
 
 class Models:
     def __init__(
         self,
         settings: Mapping[str, ModelSettings],
-        clients: Clients,
+        traffic: Traffic,
         resolve: Callable[[str], Secret],
         answer_bytes: int,
         *,
         patience: Patience | None = None,
     ) -> None:
         self._settings = settings
-        self._clients = clients
+        self._traffic = traffic
         self._resolve = resolve
         self._answer_bytes = answer_bytes
         self._patience = patience or Patience()
@@ -66,14 +79,30 @@ class Models:
             raise Misconfigured(f"There is no model {name!r}; configured are: {known}.")
         return model
 
+    def states(self) -> dict[str, ModelState]:
+        """How each of them stands now, by name."""
+        return {name: self._state(name, model) for name, model in self._models.items()}
+
+    def _state(self, name: str, model: Model) -> ModelState:
+        rest = self.rests.of(name)
+        http = model if isinstance(model, HttpModel) else None
+        return ModelState(
+            keys=sum(key.secret is not None for key in http.keys.keys) if http is not None else 0,
+            keys_resting=http.keys.resting if http is not None else 0,
+            rests_until=rest.until if rest is not None else None,
+            rests_because=rest.why if rest is not None else None,
+            failures=dict(http.failures) if http is not None else {},
+        )
+
     def _build_all(self) -> dict[str, Model]:
-        return {name: self._build(name, settings, facts_of(settings)) for name, settings in self._settings.items()}
+        catalogue = Catalogue.shipped()
+        return {name: self._build(name, model, catalogue.facts_of(model)) for name, model in self._settings.items()}
 
     def _build(self, name: str, settings: ModelSettings, facts: Facts) -> Model:
         if settings.api == "demo":
             from tidegate.models.demo import DemoModel  # only where it is used
 
-            return DemoModel(name, self._clients)
+            return DemoModel(name, self._traffic)
         for field in ("base_url", "model"):
             if not getattr(settings, field):
                 raise Misconfigured(f'[models.{name}] needs `{field}` for api = "{settings.api}"; set it.')
@@ -89,10 +118,10 @@ class Models:
             settings,
             _format(settings, facts),
             facts,
-            keys=KeyRing(keys, self._key_rests),
+            keys=KeyRing(keys, self._key_rests, settings.base_url),
             headers=headers,
             redact=Redactor(secrets).text,
-            clients=self._clients,
+            traffic=self._traffic,
             answer_bytes=self._answer_bytes,
             patience=self._patience,
         )

@@ -1,7 +1,8 @@
 """What is left alone for a while after it failed: a key without quota, a model that is down.
 
-Guarantee: what rests is named with the reason and the time it comes back. As many entries as there are keys and models
-in the configuration. Time is given, so that a test does not wait.
+Guarantee: what rests is named with the reason and the time it comes back; no rest is longer than `LONGEST_REST`, even
+when the clock is set back meanwhile. As many entries as there are keys and models in the configuration. Time is given,
+so that a test does not wait.
 """
 
 from collections.abc import Callable
@@ -19,6 +20,9 @@ REST_SECONDS: dict[ModelKind, float] = {
 }
 """How long, by what went wrong, when the endpoint does not say. Other kinds are the conversation's fault, and no reason
 to rest."""
+
+SHORTEST_REST = 1.0
+"""However soon the endpoint says."""
 
 LONGEST_REST = 24 * 3600.0
 """However long the endpoint says."""
@@ -40,14 +44,18 @@ class Rests:
         if seconds is None:
             return None
         if failure.retry_after is not None:
-            seconds = min(max(failure.retry_after, 1.0), LONGEST_REST)
+            seconds = min(max(failure.retry_after, SHORTEST_REST), LONGEST_REST)
         self._rests[name] = Rest(self._clock() + seconds, failure.kind)
         return seconds
+
+    def end(self, name: str) -> None:
+        """It was asked all the same, and works."""
+        self._rests.pop(name, None)
 
     def of(self, name: str) -> Rest | None:
         """Its rest, while it lasts."""
         rest = self._rests.get(name)
-        if rest is not None and rest.until <= self._clock():
+        if rest is not None and not 0 < rest.until - self._clock() <= LONGEST_REST:
             del self._rests[name]
             return None
         return rest

@@ -17,9 +17,10 @@ class EventTooLarge(Exception):
 class Events:
     """`feed` takes what the network gave and returns the data of the events that are complete now."""
 
-    __slots__ = ("_data", "_opened", "_size", "_tail")
+    __slots__ = ("_data", "_limit", "_opened", "_size", "_tail")
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = EVENT_BYTES) -> None:
+        self._limit = limit
         self._opened = False
         self._tail = b""
         self._data: list[bytes] = []
@@ -28,7 +29,7 @@ class Events:
     def feed(self, received: bytes) -> list[bytes]:
         lines = (self._tail + received).split(b"\n") if self._tail else received.split(b"\n")
         self._tail = tail = lines.pop()
-        if len(tail) > EVENT_BYTES:
+        if len(tail) > self._limit:
             raise EventTooLarge
         events: list[bytes] = []
         data = self._data
@@ -51,7 +52,7 @@ class Events:
 
     def _keep(self, value: bytes) -> None:
         self._size += len(value)
-        if self._size > EVENT_BYTES:
+        if self._size > self._limit:
             raise EventTooLarge
         self._data.append(value)
 

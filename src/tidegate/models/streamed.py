@@ -15,6 +15,8 @@ from tidegate.values import ToolCall
 CALLS = 128
 # Wire bytes for each byte of answer that a stream may cost: about 60 for the smallest pieces in use, doubled.
 WIRE_FACTOR = 128
+# More tokens than any answer will ever have; a larger number is a mistake, and would not fit into the store.
+TOKENS = 2**40
 
 
 class GrowingCall:
@@ -33,12 +35,13 @@ class StreamedAnswer:
     """`shown` says that text was handed on; `done` that the end mark was seen. A format says what an event means
     (`event`) and what a body in one piece means (`one_piece`)."""
 
-    __slots__ = ("_bytes", "_events", "_limit", "_on_text", "_wire", "calls", "done", "shown", "text")
+    __slots__ = ("_bytes", "_event_bytes", "_events", "_limit", "_on_text", "_wire", "calls", "done", "shown", "text")
 
-    def __init__(self, limit: int, on_text: Callable[[str], None]) -> None:
+    def __init__(self, limit: int, on_text: Callable[[str], None], *, event_bytes: int = EVENT_BYTES) -> None:
         self._limit = limit
         self._on_text = on_text
-        self._events = Events()
+        self._events = Events(event_bytes)
+        self._event_bytes = event_bytes
         self._bytes = 0
         self._wire = 0
         self.text: list[str] = []
@@ -57,19 +60,23 @@ class StreamedAnswer:
     def feed(self, received: bytes) -> None:
         """Takes what the network gave; hands on the text in it in one piece."""
         self._wire += len(received)
-        if self._wire > WIRE_FACTOR * self._limit + EVENT_BYTES:
+        if self._wire > WIRE_FACTOR * self._limit + self._event_bytes:
             raise AnswerBroken("the stream is far longer than its answer", limit="answer_bytes")
         try:
             events = self._events.feed(received)
         except EventTooLarge:
-            raise AnswerBroken("one event of the stream is larger than 1 MiB") from None
+            raise AnswerBroken(f"one event of the stream is larger than {self._event_bytes} bytes") from None
         if events:
             self._take(events)
 
     def end(self) -> None:
-        """The stream has ended; takes an event that was left without its empty line."""
+        """The stream has ended; takes an event that was left without its empty line, or is cut off in its middle."""
         if not self.done and (events := self._events.finish()):
-            self._take(events)
+            try:
+                self._take(events)
+            except AnswerBroken as broken:
+                if broken.limit:
+                    raise
 
     def whole(self, body: bytes) -> None:
         """An answer that came in one piece, from an endpoint that does not stream."""
@@ -129,3 +136,8 @@ def finish_of(finish: str, *, calls: bool) -> str:
     if calls and finish == "stop":
         return "tool_calls"
     return "stop" if finish == "tool_calls" and not calls else finish
+
+
+def tokens(counted: float | None) -> int:
+    """What an endpoint says that it counted, as a number that can be kept and paid for."""
+    return int(min(max(counted or 0, 0), TOKENS))

@@ -10,7 +10,7 @@ import base64
 import json
 import re
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, quote_plus
 
@@ -73,6 +73,22 @@ class Redactor:
 
     def text(self, text: str) -> str:
         return self._pattern.sub(_replacement, text)
+
+    def replacements(self, text: str) -> Iterator[tuple[int, int, str]]:
+        """What `text` would replace, for whoever has the text in parts: from, to, by what."""
+        for found in self._pattern.finditer(text):
+            yield found.start(), found.end(), _replacement(found)
+
+    def begun(self, text: str) -> int:
+        """How many characters at the end of a text that was cut off may be the beginning of a known secret."""
+        longest = 0
+        for secret in self._known:
+            plain = secret.reveal()
+            for size in range(min(len(plain) - 1, len(text)), max(SHORTEST - 1, longest), -1):
+                if text.endswith(plain[:size]):
+                    longest = size
+                    break
+        return longest
 
     def bytes(self, data: bytes) -> bytes:
         return self.text(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")

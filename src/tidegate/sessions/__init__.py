@@ -4,21 +4,28 @@ The way of a message: `Sessions.accept` (inbox, one transaction) → the session
 `Runner` → its answer in the store, fetched by whoever asked. Ends, expiry and recovery run from the store.
 """
 
+from tidegate.sessions.budgets import BudgetView
 from tidegate.sessions.channels import CHANNELS, Channel, Channels
 from tidegate.sessions.chores import Chore
 from tidegate.sessions.door import Sessions
 from tidegate.sessions.ending import EndHook
+from tidegate.sessions.substitutes import KEY as FALLBACK
+from tidegate.sessions.substitutes import Fallen, reason
 from tidegate.sessions.views import AgentView, QuestionView, SessionView, SettingView
 
 __all__ = [
     "CHANNELS",
+    "FALLBACK",
     "AgentView",
+    "BudgetView",
     "Channel",
     "Channels",
     "Chore",
     "EndHook",
+    "Fallen",
     "QuestionView",
     "SessionView",
     "Sessions",
     "SettingView",
+    "reason",
 ]

@@ -12,6 +12,7 @@ import msgspec
 from tidegate.engine import Begun, begin_at_once
 from tidegate.errors import Busy, Conflict, Mismatch, NotFound
 from tidegate.sessions import titles
+from tidegate.spool import Arrivals
 from tidegate.store import Db, ReceiptRow, SessionRow, messages, receipts, sessions, turns
 from tidegate.values import IDEMPOTENCY, RETRY, RETRY_MARK, Frozen, Inbound, OnDisconnect, Prefix, new_id
 
@@ -32,13 +33,26 @@ class Admission(Frozen, frozen=True):
     begun: Begun | None = None
 
 
-def admit(db: Db, inbound: Inbound, turn: str, fresh: Fresh, *, queue_length: int, take: bool, now: float) -> Admission:
+def admit(
+    db: Db,
+    inbound: Inbound,
+    turn: str,
+    fresh: Fresh,
+    *,
+    queue_length: int,
+    take: bool,
+    now: float,
+    arrivals: Arrivals | None = None,
+) -> Admission:
     """`take` says that a turn could start now: in a session with nothing else to do it is taken in this transaction,
-    which spares one of its own."""
+    which spares one of its own. `arrivals` is where the larger media of the messages is."""
     known = _known(db, inbound, now)
     if known is not None:
         return known
-    session, created = _session(db, inbound, fresh, now)
+    id = arrivals.session if arrivals is not None and arrivals.is_new else new_id("s")
+    session, created = _session(db, inbound, fresh, id, now)
+    if arrivals is not None:
+        arrivals.commit(db, session.id)
     if inbound.busy == "steer" and not created:
         running = turns.running(db, session.id)
         if running is not None:
@@ -143,7 +157,8 @@ def _note_receipts(db: Db, inbound: Inbound, turn: str, now: float) -> None:
         receipts.put(db, inbound.principal, kept, turn, now)
 
 
-def _session(db: Db, inbound: Inbound, fresh: Fresh, now: float) -> tuple[SessionRow, bool]:
+def _session(db: Db, inbound: Inbound, fresh: Fresh, id: str, now: float) -> tuple[SessionRow, bool]:
+    """The one that is there, or a new one with this id."""
     row = None
     if inbound.session is not None:
         row = sessions.get(db, inbound.session)
@@ -171,7 +186,7 @@ def _session(db: Db, inbound: Inbound, fresh: Fresh, now: float) -> tuple[Sessio
         return row, False
     row = sessions.create(
         db,
-        id=new_id("s"),
+        id=id,
         principal=inbound.principal,
         channel=inbound.channel,
         name=inbound.name,

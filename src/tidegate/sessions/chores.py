@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from tidegate.sessions.recovery import recover
-from tidegate.store import approvals, maintenance, receipts, search
+from tidegate.store import approvals, maintenance, receipts, search, usage
 from tidegate.values import Frozen
 from tidegate.workspaces import RECONCILE_SECONDS, TIDY_SECONDS, keep_within
 
@@ -72,6 +72,7 @@ def chores(door: "Sessions") -> list[Chore]:
     async def tidy() -> None:
         await drain(lambda: store.write(receipts.prune, door.clock(), limits.receipts), receipts.BATCH)
         await maintenance.tidy(store, door.clock())
+        await drain(lambda: store.write(usage.fold, usage.FOLDED_AT_ONCE), usage.FOLDED_AT_ONCE)
         await drain(lambda: store.write(maintenance.vacuum, VACUUM_PAGES), 1)
         await store.write(maintenance.checkpoint)
 

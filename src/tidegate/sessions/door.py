@@ -12,6 +12,8 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from tidegate.config import Config
 from tidegate.engine import EmbeddedEngine, TurnLog
 from tidegate.errors import Busy, NotFound, Refused, Stopping, TooLarge
@@ -21,7 +23,8 @@ from tidegate.models import Models
 from tidegate.security import Principal, Secret
 from tidegate.sessions import queries, watching
 from tidegate.sessions.admission import Admission, admit
-from tidegate.sessions.budget import DayBudget
+from tidegate.sessions.arriving import accept_media
+from tidegate.sessions.budgets import Budgets
 from tidegate.sessions.channels import Channels
 from tidegate.sessions.chores import Chore, chores
 from tidegate.sessions.ending import EndHook, Endings
@@ -30,8 +33,8 @@ from tidegate.sessions.recovery import recover
 from tidegate.sessions.runner import Runner
 from tidegate.sessions.views import AgentView, SessionView
 from tidegate.sessions.workshop import Workshop
-from tidegate.spool import Spool
-from tidegate.store import Db, ProcessRow, SessionRow, Store, processes, sessions, settings, turns
+from tidegate.spool import Arrivals, Spool
+from tidegate.store import Db, ProcessRow, SessionRow, Store, UsageTotal, processes, sessions, settings, turns, usage
 from tidegate.tools import ToolRegistry
 from tidegate.values import Accepted, Event, Inbound, Media, Message, Outcome, new_id
 from tidegate.workspaces import Workspaces
@@ -64,7 +67,7 @@ class Sessions:
         self.config = config
         self.clock = clock
         self.channels = channels or Channels()
-        self.budget = DayBudget(limits.day_tokens, clock)
+        self.budgets = Budgets(config, store, clock)
         self.presence = Presence(
             scope,
             residents=limits.residents,
@@ -97,7 +100,7 @@ class Sessions:
             models,
             tools,
             self.presence,
-            self.budget,
+            self.budgets,
             Workshop(config, self.spool, self.questions, self.workspaces, self.web),
             clock,
         )
@@ -122,6 +125,12 @@ class Sessions:
     async def accept(self, inbound: Inbound) -> Accepted:
         """Take a message in. When this returns, it survives a kill."""
         terms = self._terms(inbound)
+        if inbound.brought:
+            return await accept_media(inbound, self.store, self.spool, self._accept_with)
+        return await self.store.write_then(lambda admission: self._acknowledge(inbound, admission), admit, **terms)
+
+    async def _accept_with(self, inbound: Inbound, arrivals: Arrivals) -> Accepted:
+        terms = {**self._terms(inbound), "arrivals": arrivals}
         return await self.store.write_then(lambda admission: self._acknowledge(inbound, admission), admit, **terms)
 
     def _terms(self, inbound: Inbound) -> dict[str, Any]:
@@ -279,25 +288,25 @@ class Sessions:
         limit: int = 200,
     ) -> queries.Page:
         """Rows after a place; or, without `after`, the newest ones, before a place if one is given. In order, without
-        the bytes of pictures."""
+        the bytes of media."""
         await self.row(session, principal)
         found: queries.Page = (
             await self.store.read(queries.newest, session, before, limit)
             if after is None
             else await self.store.read(queries.page, session, after, limit)
         )
-        return queries.without_pictures(found)
+        return queries.without_bytes(found)
 
-    async def picture(self, session: str, principal: Principal, place: int, number: int) -> tuple[str, bytes]:
-        """The kind and the bytes of the n-th picture of a row."""
+    async def media(self, session: str, principal: Principal, place: int, number: int) -> tuple[str, bytes]:
+        """The kind and the bytes of the n-th picture or sound of a row."""
         await self.row(session, principal)
-        media: Media | None = await self.store.read(queries.picture, session, place, number)
+        found: Media | None = await self.store.read(queries.media, session, place, number)
         try:
-            if media is not None:
-                return media.media_type, media.data or await self.spool.load(session, media.spooled)
+            if found is not None:
+                return found.media_type, found.data or await self.spool.load(session, found.spooled)
         except OSError as error:
-            log.warning("a picture of a transcript cannot be read", session=session, error=str(error))
-        raise NotFound("There is no such picture.", code="picture_not_found")
+            log.warning("media of a transcript cannot be read", session=session, error=str(error))
+        raise NotFound("There is no such picture or sound.", code="media_not_found")
 
     def export(self, session: str, principal: Principal) -> AsyncIterator[bytes]:
         return queries.export(self, session, principal)
@@ -308,6 +317,21 @@ class Sessions:
         """The session's events: committed rows after `after`, then what happens, until the reader leaves."""
         return watching.watch(self, session, principal, after)
 
+    async def usage(
+        self, principal: Principal, *, by: usage.By, since: float, until: float, limit: int
+    ) -> tuple[list[UsageTotal], UsageTotal]:
+        """What models have used in a time: this principal's share of it, for the owner all of it."""
+        found: tuple[list[UsageTotal], UsageTotal] = await self.store.read(
+            queries.usage_in, _own(principal), by, since, until, limit
+        )
+        return found
+
+    async def used_in(self, session: str, principal: Principal) -> UsageTotal:
+        """What one conversation has used."""
+        await self.row(session, principal)
+        found: UsageTotal = await self.store.read(usage.of_session, session)
+        return found
+
     def agents(self, principal: Principal) -> tuple[AgentView, ...]:
         return tuple(
             AgentView(name=name, model=agent.model, description=agent.description, demo=self._is_demo(agent.model))
@@ -315,21 +339,33 @@ class Sessions:
             if principal.agents is None or name in principal.agents
         )
 
+    def _model_states(self) -> dict[str, Any]:
+        """How the configured models stand, by name, and how often sessions fell back to each."""
+        fallbacks = self.runner.substitutes.fallbacks
+        return {
+            name: {**msgspec.to_builtins(state), "fallbacks": fallbacks[name]}
+            for name, state in self._models.states().items()
+        }
+
     @property
     def models(self) -> tuple[str, ...]:
         return self._models.names
 
-    def _view(self, row: SessionRow, held: tuple[Any, ...] = ()) -> SessionView:
+    def _view(self, row: SessionRow, held: tuple[Any, ...] | None = None) -> SessionView:
+        """Without its settings, as in a list, it is not told who answers instead of the agent's own model."""
         running = self.engine.running(row.id)
-        agent = self.config.agents.get(row.agent)
-        model = self.runner.substitutes.model(agent, held).name if agent is not None else ""
+        agent, substitutes = self.config.agents.get(row.agent), self.runner.substitutes
+        model, fallback = agent.model if agent is not None else "", None
+        if agent is not None and held is not None:
+            model, fallback = substitutes.model(agent, held).name, substitutes.fallen(agent, held)
         return queries.view(
             row,
             running=running.turn if running is not None else None,
             waiting=self.engine.waiting(row.id),
             model=model,
             demo=self._is_demo(model),
-            settings=held,
+            settings=held or (),
+            fallback=fallback,
         )
 
     def _is_demo(self, model: str) -> bool:
@@ -339,9 +375,9 @@ class Sessions:
     # -- the process's own --
 
     async def recover(self) -> int:
-        """Take up what the last process left: its count of the day, its turns, and, beside everything else, what it
-        owes to sessions that have ended; how many turns go on."""
-        await self.budget.load(self.store)
+        """Take up what the last process left: its count of what was spent, its turns, and, beside everything else, what
+        it owes to sessions that have ended; how many turns go on."""
+        await self.budgets.load()
         await self.workspaces.start()
         resumed = await recover(self)
         await self.workspaces.processes.tell()
@@ -421,7 +457,9 @@ class Sessions:
             },
             "workspaces": self.workspaces.status(),
             "questions": {"waiting": self.questions.waiting},
-            "budget": dict(self.budget.status()),
+            "budgets": msgspec.to_builtins(self.budgets.views()),
+            "model_states": self._model_states(),
+            "models": {name: meter.read() for name, meter in self.budgets.meters.items()},
         }
 
 

@@ -11,14 +11,14 @@ import msgspec
 
 from tidegate import engine
 from tidegate.sessions.views import view
-from tidegate.store import Db, MessageRow, SessionRow, Store, messages, search, sessions, turns
+from tidegate.store import Db, MessageRow, SessionRow, Store, UsageTotal, messages, search, sessions, turns, usage
 from tidegate.values import Frozen, Media, Outcome
 
 if TYPE_CHECKING:
     from tidegate.security import Principal
     from tidegate.sessions.door import Sessions
 
-__all__ = ["export", "listing", "newest", "outcome", "page", "picture", "session", "view", "without_pictures"]
+__all__ = ["export", "listing", "media", "newest", "outcome", "page", "session", "view", "without_bytes"]
 
 STREAM_ROWS = 200
 STREAM_BYTES = 256 * 1024
@@ -40,6 +40,13 @@ def listing(
     db: Db, own: str | None, ended: bool | None, limit: int, before: tuple[float, str] | None
 ) -> list[SessionRow]:
     return sessions.listing(db, principal=own, ended=ended, limit=min(limit, LISTING_MOST), before=before)
+
+
+def usage_in(
+    db: Db, own: str | None, by: usage.By, since: float, until: float, limit: int
+) -> tuple[list[UsageTotal], UsageTotal]:
+    rows = usage.totals(db, by=by, since=since, until=until, principal=own, limit=limit)
+    return rows, usage.total(db, since=since, until=until, principal=own)
 
 
 async def mentioning(store: Store, query: str, own: str | None, ended: bool | None, limit: int) -> list[SessionRow]:
@@ -65,15 +72,15 @@ def newest(db: Db, session: str, before: int | None, limit: int) -> Page:
     return Page(rows=tuple(rows), more=bool(rows) and messages.is_any(db, session, before=rows[0].seq))
 
 
-def without_pictures(page: Page) -> Page:
-    rows = tuple(msgspec.structs.replace(row, message=engine.without_pictures(row.message)) for row in page.rows)
+def without_bytes(page: Page) -> Page:
+    rows = tuple(msgspec.structs.replace(row, message=engine.without_bytes(row.message)) for row in page.rows)
     return Page(rows=rows, more=page.more)
 
 
-def picture(db: Db, session: str, place: int, number: int) -> Media | None:
+def media(db: Db, session: str, place: int, number: int) -> Media | None:
     rows = messages.page(db, session, after=place - 1, limit=1, undone=True)
-    media = rows[0].message.media if rows and rows[0].seq == place else ()
-    return media[number] if 0 <= number < len(media) else None
+    found = rows[0].message.media if rows and rows[0].seq == place else ()
+    return found[number] if 0 <= number < len(found) else None
 
 
 async def export(door: "Sessions", session: str, principal: "Principal") -> AsyncIterator[bytes]:

@@ -5,20 +5,21 @@ any way but an answer drops it, so that the next one starts from the store. Sett
 override never changes the agent's own configuration.
 """
 
+import asyncio
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import msgspec
 
 from tidegate.agent import Bounds, Conversation, Hands, Mind, Purse, freeze, in_call_order, run
 from tidegate.config import AgentSettings, Config
-from tidegate.engine import Journal, Taken
+from tidegate.engine import Journal, Parked, Taken
 from tidegate.errors import Misconfigured, ModelFailed, StoreFailed
 from tidegate.lifetimes import BoundedCache, CacheStats, Holding, Presence
 from tidegate.models import Encoded, Model, Models
 from tidegate.sessions.admission import Fresh
-from tidegate.sessions.budget import DEMO, DayBudget
+from tidegate.sessions.budgets import Budgets
 from tidegate.sessions.substitutes import Substitutes
 from tidegate.sessions.workshop import Workshop
 from tidegate.store import SessionRow, Store, messages, sessions
@@ -46,7 +47,7 @@ class Runner:
         models: Models,
         tools: ToolRegistry,
         presence: Presence,
-        day: DayBudget,
+        budgets: Budgets,
         workshop: Workshop,
         clock: Callable[[], float],
     ) -> None:
@@ -55,7 +56,7 @@ class Runner:
         self._models = models
         self.tools = tools
         self._presence = presence
-        self._day = day
+        self._budgets = budgets
         self.substitutes = Substitutes(models, store, clock)
         self._workshop = workshop
         self.prefixes: BoundedCache[tuple[bytes, bytes], Encoded] = BoundedCache(
@@ -74,31 +75,39 @@ class Runner:
     async def __call__(self, journal: Journal, taken: Taken) -> None:
         session = taken.session
         agent = self.agent(session.agent)
-        model = await self.substitutes.begin(journal, taken, agent)
+        standing = await self.substitutes.begin(journal, taken, agent)
+        model = standing.model
         if session.encoder != model.wire.version:
             if session.encoder // 1000 == model.wire.version // 1000:  # who changes the model is told so already
                 journal.emit(Notice(text=ENCODED_ANEW))
             await self._store.write(sessions.reencode, session.id, model.wire.version)
-        conversation = await self._conversation(taken, agent, model)
+        purse = await self.purse(taken, model)
 
-        failed: dict[str, Model] = {}  # house: allow at most the agent's chain
-
-        async def fall_back(last: Conversation, failure: ModelFailed) -> tuple[Conversation, Purse] | None:
-            failed[last.model.name] = last.model
-            other = await self.substitutes.next(journal, taken, agent, failed, failure)
+        async def fall_back(
+            last: Conversation, failed: tuple[Model, ...], failure: ModelFailed
+        ) -> tuple[Conversation, Purse] | None:
+            other = await standing.next(failed, failure)
             if other is None:
                 return None
-            return await self._instead(taken, agent, last, other), self.purse(other)
+            paying = await self.purse(taken, other)
+            return await self._instead(taken, agent, last, other), paying
 
-        mind = Mind(conversation, self.purse(model), fall_back)
+        # Nothing is awaited between this and the `try`: whoever builds a conversation releases it.
+        conversation = await self._conversation(taken, agent, model)
+        mind = Mind(conversation, purse, fall_back)
         equip = partial(self._workshop.equip, journal, taken)
         hands = Hands(journal, conversation.tools, equip, parallel=self._config.limits.tools_parallel)
+        goes_on = False
         try:
             await run(journal, mind, hands, self.call(taken, agent), self._bounds)
+            await standing.answered()
+        except (Parked, asyncio.CancelledError):
+            goes_on = True  # perhaps: then what it was begun with is still needed, and else the sweep finds it
+            raise
         finally:
             if session.kind == "ephemeral":
                 await mind.conversation.release()
-                if hands.used:
+                if hands.used or (not goes_on and _is_spooled(journal.incoming)):
                     await self._workshop.leave_nothing(session.id)
 
     def ended(self, session: str, outcome: Outcome, version: int) -> None:
@@ -116,12 +125,9 @@ class Runner:
             raise Misconfigured(f"The agent {name!r} is no longer configured; add [agents.{name}] to tidegate.toml.")
         return agent
 
-    def purse(self, model: Model) -> Purse:
-        """What calls of this model are paid from; the demo model costs nothing."""
-        settings = self._config.models[model.name]
-        if settings.api == "demo":
-            return Purse(model=DEMO)
-        return Purse(model=settings.model, budgets=(self._day,))
+    async def purse(self, taken: Taken, model: Model) -> Purse:
+        """What calls of this model are paid from in this turn."""
+        return await self._budgets.purse(model, taken.session, taken.turn.job)
 
     def call(self, taken: Taken, agent: AgentSettings) -> Call:
         """The call's own parameters, then the session's settings, then the agent's."""
@@ -152,7 +158,7 @@ class Runner:
         return hashlib.sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).digest()
 
     def caches(self) -> tuple[CacheStats, ...]:
-        return (self.prefixes.stats(), self._beginnings.stats(), self.tools.stats())
+        return (self.prefixes.stats(), self._beginnings.stats(), self.tools.stats(), self._budgets.stats())
 
     # -- what is held --
 
@@ -194,11 +200,10 @@ class Runner:
 
     async def _instead(self, taken: Taken, agent: AgentSettings, failed: Conversation, model: Model) -> Conversation:
         """The same conversation to the same point with another model: everything that was said is in the store."""
-        conversation = await self._conversation(taken, agent, model)
-        if taken.session.kind == "ephemeral":
-            await failed.release()
         rows = await self._store.read(messages.journal, taken.turn.id)
+        conversation = await self._conversation(taken, agent, model)
         conversation.extend(in_call_order(row.message for row in rows))
+        await failed.release()  # a long turn may fall back often, and holds only who answers
         return conversation
 
     async def _resident(self, taken: Taken, agent: AgentSettings, model: Model) -> Conversation:
@@ -244,6 +249,10 @@ class Runner:
 
 def prefix_bytes(prefix: Encoded) -> int:
     return len(prefix.system) + len(prefix.tools)
+
+
+def _is_spooled(messages: Iterable[Message]) -> bool:
+    return any(media.spooled for message in messages for media in message.media)
 
 
 def _frozen(session: SessionRow) -> bytes:

@@ -1,12 +1,13 @@
 """Which model answers in a session: the one that a person chose, the agent's own, or the next of its fallbacks.
 
 Guarantee: what a person chose by /model is asked and nothing else: the chain is the agent's. A model that failed rests
-for all sessions, if the failure was its own and not the conversation's. A session that has fallen back stays with its
-substitute for a while, over unload and restart, so that it does not lose its cached prefix with every recovery; that is
-a row of its settings, apart from the choice of a person. Its user is told once when it falls back and once when it is
-over.
+for all sessions, if the failure was its own and not the conversation's; no model is asked that rests while one of the
+chain does not. A session that has fallen back stays with its substitute for a while, over unload and restart, so that
+it does not lose its cached prefix with every recovery; that is a row of its settings, apart from a person's choice. Its
+user is told once when another model answers, and once when the agent's own has answered again.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +31,8 @@ UNHELPED = frozenset({"context", "content"})
 
 
 class Fallen(Frozen, frozen=True):
-    """That a session has fallen back: to whom, from whom and why, and from when on the agent's own is tried again."""
+    """That a session has fallen back: who answers, instead of whom and why (the kind of its failure), and from when on
+    the agent's own model is tried again."""
 
     model: str
     instead_of: str
@@ -43,70 +45,137 @@ class Substitutes:
         self._models = models
         self._store = store
         self._clock = clock
+        self.fallbacks: Counter[str] = Counter()  # house: allow one for each configured model
+        """How often a session fell back to a model, by the model."""
 
     def model(self, agent: AgentSettings, held: tuple[Setting, ...]) -> Model:
         """Who would be asked now."""
-        for setting in held:
-            if setting.key == "model" and setting.value in self._models.names:
-                return self._models.get(setting.value)
+        chosen = self._chosen(held)
+        if chosen is not None:
+            return self._models.get(chosen)
         chain = (agent.model, *agent.fallback)
         fallen = fallen_of(held)
-        if fallen is not None and fallen.model in chain and fallen.until > self._clock():
+        # A clock that was set back does not make it longer.
+        if fallen is not None and fallen.model in chain and 0 < fallen.until - self._clock() <= agent.fallback_for:
             chain = (fallen.model, *(name for name in chain if name != fallen.model))
         awake = (name for name in chain if self._models.rests.of(name) is None)
-        return self._models.get(next(awake, agent.model))
+        return self._models.get(next(awake, chain[0]))
 
-    async def begin(self, journal: Journal, taken: Taken, agent: AgentSettings) -> Model:
-        """The model that this turn begins with; a change since the last one is told."""
-        model = self.model(agent, taken.settings)
-        fallen = fallen_of(taken.settings)
-        if _is_chosen(model.name, taken.settings):
-            return model
-        if model.name == agent.model:
-            if fallen is not None:
-                await self._store.write(settings.clear, taken.session.id, KEY)
-                journal.emit(Notice(text=f"The model {agent.model} answers again."))
-        elif fallen is None or fallen.model != model.name:
-            rest = self._models.rests.of(agent.model)
-            await self._tell(journal, taken, agent, model, rest.why if rest is not None else "overloaded")
-        return model
+    def fallen(self, agent: AgentSettings, held: tuple[Setting, ...]) -> Fallen | None:
+        """That another than the agent's own would be asked now, if nobody chose that."""
+        model = self.model(agent, held).name
+        if model == agent.model or self._chosen(held) is not None:
+            return None
+        rest, stored = self._models.rests.of(agent.model), fallen_of(held)
+        until = [rest.until] if rest is not None else []
+        why: str = rest.why if rest is not None else ""
+        if stored is not None and stored.model == model:
+            until.append(stored.until)
+            why = stored.why
+        return Fallen(model=model, instead_of=agent.model, why=why, until=max(until, default=self._clock()))
 
-    async def next(
-        self, journal: Journal, taken: Taken, agent: AgentSettings, failed: dict[str, Model], failure: ModelFailed
-    ) -> Model | None:
-        """Who is asked instead of those that failed in this turn, the last of them with `failure`; None when there is
-        nobody."""
-        if failure.kind in UNHELPED:
-            return None
-        last = next(reversed(failed))
-        seconds = self._models.rests.begin(last, failure)
-        chain = (agent.model, *agent.fallback)
-        if len(chain) == 1 or _is_chosen(last, taken.settings):
-            return None
-        log.warning("a model failed", model=last, why=failure.kind, rests=seconds, error=failure.brief)
-        useless = {model.signature for model in failed.values()}
-        for name in chain:
+    async def begin(self, journal: Journal, taken: Taken, agent: AgentSettings) -> "Standing":
+        """Who answers in this turn. A substitute that is new to the session is told of."""
+        strict = self._chosen(taken.settings) is not None
+        standing = Standing(self, journal, taken, agent, self.model(agent, taken.settings), strict)
+        known, rest = fallen_of(taken.settings), self._models.rests.of(agent.model)
+        if not strict and (known is None or known.model != standing.model.name):
+            await standing.note(standing.model, rest.why if rest is not None else "")
+        return standing
+
+    def _chosen(self, held: tuple[Setting, ...]) -> str | None:
+        """What a person chose, if it is still configured."""
+        names = self._models.names
+        return next((setting.value for setting in held if setting.key == "model" and setting.value in names), None)
+
+    # -- for a turn's standing --
+
+    def rest(self, model: Model, failure: ModelFailed) -> float | None:
+        return self._models.rests.begin(model.name, failure)
+
+    def awake(self, agent: AgentSettings, failed: tuple[Model, ...]) -> Model | None:
+        """The first of the chain that neither rests nor is one of those, under whatever name."""
+        useless = {model.signature for model in failed}
+        for name in (agent.model, *agent.fallback):
             model = self._models.get(name)
             if model.signature not in useless and self._models.rests.of(name) is None:
-                await self._tell(journal, taken, agent, model, failure.kind)
                 return model
         return None
 
-    async def _tell(self, journal: Journal, taken: Taken, agent: AgentSettings, model: Model, why: str) -> None:
-        until = self._clock() + agent.fallback_for
-        fallen = Fallen(model=model.name, instead_of=agent.model, why=why, until=until)
-        if taken.session.kind != "ephemeral":
-            now = self._clock()
-            await self._store.write(settings.put, taken.session.id, KEY, msgspec.to_builtins(fallen), KEY, now, None)
-        journal.emit(Notice(text=sentence(fallen)))
+    async def remember(self, session: str, fallen: Fallen) -> None:
+        now = self._clock()
+        await self._store.write(settings.put, session, KEY, msgspec.to_builtins(fallen), KEY, now, None)
+
+    async def forget(self, session: str) -> None:
+        await self._store.write(settings.clear, session, KEY)
+
+    def until(self, agent: AgentSettings) -> float:
+        return self._clock() + agent.fallback_for
 
 
-def _is_chosen(model: str, held: tuple[Setting, ...]) -> bool:
-    """Whether a person chose it."""
-    return any(setting.key == "model" and setting.value == model for setting in held)
+class Standing:
+    """Who answers in one turn, and what its user knows of that. It belongs to the turn."""
+
+    def __init__(
+        self, house: Substitutes, journal: Journal, taken: Taken, agent: AgentSettings, model: Model, strict: bool
+    ) -> None:
+        self._house = house
+        self._journal = journal
+        self._taken = taken
+        self._agent = agent
+        self._strict = strict
+        self._fallen = fallen_of(taken.settings)
+        self._kept = taken.session.kind != "ephemeral"
+        self.model = model
+
+    async def next(self, failed: tuple[Model, ...], failure: ModelFailed) -> Model | None:
+        """Who is asked instead of those that failed in this step, the last of them with `failure`; None when there is
+        nobody."""
+        if failure.kind in UNHELPED:
+            return None
+        last = failed[-1]
+        seconds = self._house.rest(last, failure)
+        if self._strict or not self._agent.fallback:
+            return None
+        other = self._house.awake(self._agent, failed)
+        log.warning(
+            "a model failed",
+            model=last.name,
+            why=failure.kind,
+            rests=seconds,
+            instead=other.name if other is not None else "nobody",
+            error=failure.brief,
+        )
+        if other is not None:
+            known = "" if self._fallen is None else self._fallen.why
+            await self.note(other, failure.kind if last.name == self._agent.model else known)
+            self.model = other
+        return other
+
+    async def note(self, model: Model, why: str) -> None:
+        """This one answers from now on, because of what the agent's own does."""
+        if model.name == self._agent.model:
+            return
+        is_news = self._fallen is None or self._fallen.model != model.name
+        until = self._house.until(self._agent)
+        self._fallen = Fallen(model=model.name, instead_of=self._agent.model, why=why, until=until)
+        if self._kept:
+            await self._house.remember(self._taken.session.id, self._fallen)
+        if is_news:
+            self._house.fallbacks[model.name] += 1
+            self._journal.emit(Notice(text=sentence(self._fallen)))
+
+    async def answered(self) -> None:
+        """The turn has its answer: if that is the agent's own model's, falling back is over."""
+        if self._fallen is None or self._strict or self.model.name != self._agent.model:
+            return
+        if self._kept:
+            await self._house.forget(self._taken.session.id)
+        self._journal.emit(Notice(text=f"The model {self._agent.model} answers again."))
 
 
 def fallen_of(held: tuple[Setting, ...]) -> Fallen | None:
+    """What is written down of it, whether or not it is over."""
     value: Any = next((setting.value for setting in held if setting.key == KEY), None)
     try:
         return None if value is None else msgspec.convert(value, Fallen)
@@ -124,6 +193,10 @@ _REASONS = {
 }
 
 
+def reason(fallen: Fallen) -> str:
+    """What the agent's own model does, in words."""
+    return _REASONS.get(fallen.why, "fails")
+
+
 def sentence(fallen: Fallen) -> str:
-    why = _REASONS.get(fallen.why, "fails")
-    return f"The model {fallen.instead_of} {why}, so {fallen.model} answers for now."
+    return f"The model {fallen.instead_of} {reason(fallen)}, so {fallen.model} answers for now."

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from tidegate.sessions.substitutes import KEY, Fallen
 from tidegate.store import ApprovalRow, SessionRow, Setting
 from tidegate.values import Frozen
 
@@ -34,6 +35,8 @@ class SessionView(Frozen, frozen=True, omit_defaults=False):
     demo: bool = False
     """Whether that is the built-in demo model."""
     settings: dict[str, SettingView] = msgspec.field(default_factory=dict)
+    fallback: Fallen | None = None
+    """Who answers instead of the agent's own model, while that is so."""
 
 
 class AgentView(Frozen, frozen=True, omit_defaults=False):
@@ -80,7 +83,14 @@ def view_question(row: ApprovalRow) -> QuestionView:
 
 
 def view(
-    row: SessionRow, *, running: str | None, waiting: int, model: str, demo: bool, settings: tuple[Setting, ...] = ()
+    row: SessionRow,
+    *,
+    running: str | None,
+    waiting: int,
+    model: str,
+    demo: bool,
+    settings: tuple[Setting, ...] = (),
+    fallback: Fallen | None = None,
 ) -> SessionView:
     return SessionView(
         id=row.id,
@@ -101,5 +111,7 @@ def view(
         settings={
             setting.key: SettingView(value=setting.value, source=setting.source, expires=setting.expires)
             for setting in settings
+            if setting.key != KEY
         },
+        fallback=fallback,
     )

@@ -1,8 +1,9 @@
-"""Pictures for a model: within what every provider takes, small ones inline, larger ones in the spool.
+"""Pictures and sounds for a model: within what every provider takes, small ones inline, larger ones in the spool.
 
-Guarantee: whoever brings a picture, a local file or a server, it obeys the same bounds. The gateway never decodes one
-and never holds more of it than a piece: a child reads it from a descriptor and leaves what a model may be shown in
-memory that is the kernel's. What is refused is a sentence for the model.
+Guarantee: whoever brings one, a local file, a server or a caller, it obeys the same bounds, and what it is, its first
+bytes say and never its name. The gateway never decodes one and never holds more of it than a piece: a child reads it
+from a descriptor and leaves what a model may be given in memory that is the kernel's. Pictures may be made smaller;
+sounds go as they are or not at all. What is refused is a sentence for the model.
 """
 
 import contextlib
@@ -10,11 +11,13 @@ import importlib.util
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from anyio import lowlevel, to_thread
 
 from tidegate.errors import ToolFailed
+from tidegate.spool import images, sounds
 from tidegate.spool.entry import Entry, Place
 from tidegate.spool.workers import Workers
 from tidegate.values import Media
@@ -25,8 +28,14 @@ SIDE = 2000
 SHOWN_BYTES = 4_500_000
 """Of a picture as it is sent: the strictest provider takes 5 MB."""
 
+SOUND_BYTES = 20_000_000
+"""Of a sound: what providers take, and what one request can hold (agent/conversation.py)."""
+
+SOUND_SECONDS = 3600
+"""That a sound may last: most of what the models that hear can hold."""
+
 INLINE_BYTES = 256 * 1024
-"""Of a picture that is stored in its message, and held in memory with it."""
+"""Of a picture or a sound that is stored in its message, and held in memory with it."""
 
 PIXELS = 50_000_000
 """That are decoded: the largest cameras; more is a mistake or an attack."""
@@ -38,53 +47,102 @@ MEMORY_BYTES = 768 * 1024 * 1024
 """Of the child: as many pixels, decoded, and a second time while they are converted."""
 
 SECONDS = 30.0
-"""For one picture, on a slow machine too."""
+"""For one of them, on a slow machine too."""
 
 PIECE = 256 * 1024
 """That is copied at once."""
 
 NAME_CHARACTERS = 200
-"""Of the name of a picture in a message about it."""
+"""Of a name in a message about it."""
+
+LOADED_BYTES = max(SHOWN_BYTES, SOUND_BYTES)
+"""Of the largest that is ever kept."""
+
+CONVERT = 'a command like "ffmpeg -i IN -ac 1 OUT.mp3" makes a small one that can be'
+"""What to do with a sound that is not taken."""
 
 
-class Pictures:
-    """Makes what a model may be shown."""
+_PICTURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a")
+
+
+def seems_media(head: bytes) -> bool:
+    """Whether a file that begins so should be given as a picture or a sound, and not be read as text. Sounds of kinds
+    that no model is given are among them: whoever gives them is told what to do."""
+    return bool(sounds.kind(head)) or head.startswith(_PICTURES) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")
+
+
+def media_type_of(data: bytes) -> str:
+    """What it is by its first bytes; nothing when it is none of the kinds that are given to models."""
+    sound = sounds.kind(data[: sounds.HEAD_BYTES])
+    if sound:
+        return sound if sound.startswith("audio/") else ""
+    found = images.sniff(lambda count, place: data[place : place + count])
+    return "" if found is None else found.media_type
+
+
+class Presenter:
+    """Makes what a model may be given."""
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
 
     async def media(self, name: str, source: bytes | int, place: Place) -> Media:
-        """`source` is the picture, or a descriptor of its file, which stays the caller's; `place` is where a large one
-        goes."""
-        shown = f'The picture "{name[:NAME_CHARACTERS]}" cannot be shown'
+        """`source` is the picture or the sound, or a descriptor of its file, which stays the caller's; `place` is where
+        a large one goes."""
+        named = f'"{name[:NAME_CHARACTERS]}"'
         async with _described(source) as input:
-            with _anonymous() as output:
-                made = await self._made(input, output, SHOWN_BYTES, shown)
-                size = os.fstat(output).st_size
-                if size <= INLINE_BYTES:
-                    return msgspec.structs.replace(made, data=os.pread(output, size, 0))
-                entry = await _spooled(output, size, made.media_type, place)
-            if entry.id:
-                return msgspec.structs.replace(made, spooled=entry.id)
-            # What cannot be kept on disk can still be shown, if it is made small enough to go with its message.
-            with _anonymous() as output:
-                made = await self._made(input, output, INLINE_BYTES, f"{shown} ({entry.lost})")
-                note = f"{made.note}; small, since {entry.lost}".removeprefix("; ")
-                return msgspec.structs.replace(made, note=note, data=os.pread(output, INLINE_BYTES, 0))
+            if sounds.kind(os.pread(input, sounds.HEAD_BYTES, 0)):
+                return await self._sound(input, f"The sound {named} cannot be heard", place)
+            return await self._picture(input, f"The picture {named} cannot be shown", place)
 
-    async def _made(self, input: int, output: int, most: int, shown: str) -> Media:
+    async def _picture(self, input: int, shown: str, place: Place) -> Media:
+        with _anonymous() as output:
+            made = await self._scaled(input, output, SHOWN_BYTES, shown)
+            kept, lost = await _kept(made, output, place)
+        if not lost:
+            return kept
+        # What cannot be kept on disk can still be shown, if it is made small enough to go with its message.
+        with _anonymous() as output:
+            made = await self._scaled(input, output, INLINE_BYTES, f"{shown} ({lost})")
+            note = f"{made.note}; small, since {lost}".removeprefix("; ")
+            return msgspec.structs.replace(made, note=note, data=os.pread(output, INLINE_BYTES, 0))
+
+    async def _sound(self, input: int, heard: str, place: Place) -> Media:
+        order = {"bytes": SOUND_BYTES, "seconds": SOUND_SECONDS}
+        with _anonymous() as output:
+            made = await self._made("listening", order, input, output, heard, f"; {CONVERT}")
+            kept, lost = await _kept(made, output, place)
+        if lost:
+            raise ToolFailed(f"{heard}: {lost}; one of at most {INLINE_BYTES} bytes goes with its message.")
+        return kept
+
+    async def _scaled(self, input: int, output: int, most: int, shown: str) -> Media:
         if os.fstat(input).st_size > SOURCE_BYTES:
             raise ToolFailed(f"{shown}: its file is larger than {SOURCE_BYTES} bytes.")
         order = {"side": SIDE, "bytes": most, "pixels": PIXELS, "pillow": await to_thread.run_sync(_pillow)}
+        return await self._made("scaling", order, input, output, shown)
+
+    async def _made(
+        self, job: str, order: dict[str, Any], input: int, output: int, failed: str, advice: str = ""
+    ) -> Media:
         try:
             made = await self._workers.run(
-                "scaling", order, within=SECONDS, memory=MEMORY_BYTES, written=most, input=input, output=output
+                job, order, within=SECONDS, memory=MEMORY_BYTES, written=order["bytes"], input=input, output=output
             )
         except TimeoutError:
-            raise ToolFailed(f"{shown}: it takes longer than {SECONDS:g} s to read.") from None
+            raise ToolFailed(f"{failed}: it takes longer than {SECONDS:g} s to read.") from None
         if why := made.get("refused"):
-            raise ToolFailed(f"{shown}: it {why}.")
+            raise ToolFailed(f"{failed}: it {why}{advice}.")
         return msgspec.convert(made, Media)
+
+
+async def _kept(made: Media, output: int, place: Place) -> tuple[Media, str]:
+    """With its bytes, or with the name that they have in the spool; or why they could not be kept."""
+    size = os.fstat(output).st_size
+    if size <= INLINE_BYTES:
+        return msgspec.structs.replace(made, data=os.pread(output, size, 0)), ""
+    entry = await _spooled(output, size, made.media_type, place)
+    return msgspec.structs.replace(made, spooled=entry.id), entry.lost
 
 
 async def _spooled(output: int, size: int, media_type: str, place: Place) -> Entry:
@@ -117,7 +175,7 @@ async def _described(source: bytes | int) -> AsyncIterator[int]:
 @contextlib.contextmanager
 def _anonymous() -> Iterator[int]:
     """A file without a name, in memory that counts as the kernel's and is gone when it is closed."""
-    fd = os.memfd_create("picture")
+    fd = os.memfd_create("media")
     try:
         yield fd
     finally:

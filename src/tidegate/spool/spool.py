@@ -15,18 +15,17 @@ from typing import BinaryIO
 
 from anyio import to_thread
 
-from tidegate.errors import StoreFull, ToolFailed
+from tidegate.errors import ToolFailed
 from tidegate.spool import sweeping
-from tidegate.spool.entry import QUOTA
 from tidegate.spool.excerpts import count_lines
-from tidegate.spool.media import SHOWN_BYTES, Pictures
+from tidegate.spool.media import LOADED_BYTES, Presenter
 from tidegate.spool.paging import Wanted, read_page
+from tidegate.spool.place import Arrivals, SessionPlace
 from tidegate.spool.recorder import Recorder
 from tidegate.spool.search import Query, search
-from tidegate.spool.sink import Sink
 from tidegate.spool.workers import Workers
 from tidegate.store import Db, SpooledRow, Store, processes, sessions, spooled
-from tidegate.values import Frozen, Media, new_id
+from tidegate.values import Frozen, Media
 
 RESERVE = 512
 """Bytes and, of lines, a few, that whoever shows an excerpt has for a line of its own."""
@@ -75,7 +74,7 @@ class Spool:
         self.store = store
         self.clock = clock
         self.workers = Workers(cores)
-        self.pictures = Pictures(self.workers)
+        self.presenter = Presenter(self.workers)
         self.writing: set[str] = set()
         """Ids whose files are being written: they have no row yet, and are no orphans."""
         self.kept = self.kept_bytes = self.refused = 0
@@ -84,6 +83,10 @@ class Spool:
 
     def of(self, session: str, turn: str | None) -> "SessionSpool":
         return SessionSpool(self, session, turn)
+
+    def arrivals(self, session: str, *, is_new: bool) -> Arrivals:
+        """For what comes with a message to this session, which may have to be made with it."""
+        return Arrivals(self, session, is_new=is_new)
 
     def file(self, session: str, id: str) -> Path:
         """Where it lies. Both names are ids of ours, which hold no separator."""
@@ -95,10 +98,10 @@ class Spool:
         return tempfile.TemporaryFile(dir=self.root, buffering=0)
 
     async def load(self, session: str, id: str) -> bytes:
-        """A picture, to be sent with a request and let go. OSError when it cannot be read."""
+        """A picture or a sound, to be sent with a request and let go. OSError when it cannot be read."""
         if not _ID.fullmatch(id):
             raise FileNotFoundError(id)
-        return await to_thread.run_sync(_read_whole, self.file(session, id), SHOWN_BYTES)
+        return await to_thread.run_sync(_read_whole, self.file(session, id), LOADED_BYTES)
 
     async def share(self, source: str, target: str) -> None:
         """What one session has is another's too: the same files under both, until the last of them is gone."""
@@ -163,7 +166,7 @@ class SessionSpool:
         limit = max_bytes or self._spool.excerpt_bytes
         lines = self._spool.excerpt_lines
         return Recorder(
-            _Place(self._spool, self.session, self.turn, name),
+            SessionPlace(self._spool, self.session, self.turn, name),
             max_bytes=max(limit - reserve, limit // 2),
             max_lines=max(lines - RESERVED_LINES, lines // 2),
         )
@@ -174,16 +177,17 @@ class SessionSpool:
         data = text.encode("utf-8", "replace")
         if len(data) <= limit and count_lines(data) <= self._spool.excerpt_lines:
             return data.decode()
-        place = _Place(self._spool, self.session, self.turn, name)
+        place = SessionPlace(self._spool, self.session, self.turn, name)
         async with Recorder(place, max_bytes=limit, max_lines=self._spool.excerpt_lines) as recorder:
             await recorder.write(data)
             return await recorder.finish()
 
     async def media(self, name: str, source: bytes | int) -> Media:
-        """A picture as a model may be shown it. `source` is all of it, or a descriptor of its file, which stays the
-        caller's. ToolFailed says why it cannot be shown."""
-        place = _Place(self._spool, self.session, self.turn, name)
-        return await self._spool.pictures.media(name, source, place)
+        """A picture as a model may be shown it, or a sound (WAV, MP3) as it is: its first bytes say which it is.
+        `source` is all of it, or a descriptor of its file, which stays the caller's. ToolFailed says why it cannot be
+        given."""
+        place = SessionPlace(self._spool, self.session, self.turn, name)
+        return await self._spool.presenter.media(name, source, place)
 
     # -- out --
 
@@ -226,7 +230,8 @@ class SessionSpool:
     async def _text(self, id: str) -> SpooledRow:
         row = await self.row(id)
         if row.kind != "text":
-            raise ToolFailed(f"{row.id} is a picture ({row.media_type}), which was shown with its result.")
+            kind = "sound" if row.media_type.startswith("audio/") else "picture"
+            raise ToolFailed(f"{row.id} is a {kind} ({row.media_type}), which came with its result.")
         return row
 
     @property
@@ -237,56 +242,6 @@ class SessionSpool:
     @property
     def _lines(self) -> int:
         return max(self._spool.excerpt_lines - RESERVED_LINES, 1)
-
-
-class _Place:
-    """Where one result of a session goes."""
-
-    def __init__(self, spool: Spool, session: str, turn: str | None, name: str) -> None:
-        self._spool = spool
-        self._session = session
-        self._turn = turn
-        self._name = name
-
-    async def begin(self) -> tuple[str, Sink, int]:
-        used: int = await self._spool.store.read(spooled.total, self._session)
-        id = new_id("sp")
-        self._spool.writing.add(id)
-        return id, Sink(self._spool.file(self._session, id)), self._spool.quota - used
-
-    async def keep(self, id: str, bytes: int, lines: int, media_type: str) -> str:
-        try:
-            if not await self._spool.store.write(self._add, id, bytes, lines, media_type):
-                return QUOTA
-        except StoreFull as error:
-            return error.message
-        self._spool.kept += 1
-        self._spool.kept_bytes += bytes
-        return ""
-
-    def refuse(self) -> None:
-        self._spool.refused += 1
-
-    def leave(self, id: str) -> None:
-        self._spool.writing.discard(id)
-
-    def _add(self, db: Db, id: str, bytes: int, lines: int, media_type: str) -> bool:
-        """False if others have used up the quota meanwhile."""
-        if spooled.total(db, self._session) + bytes > self._spool.quota:
-            return False
-        spooled.add(
-            db,
-            id=id,
-            session=self._session,
-            turn=self._turn,
-            kind="text" if media_type == "text/plain" else "media",
-            bytes=bytes,
-            lines=lines,
-            media_type=media_type,
-            name=self._name,
-            now=self._spool.clock(),
-        )
-        return True
 
 
 def _known(db: Db, ids: Sequence[str]) -> set[str]:

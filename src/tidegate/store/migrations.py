@@ -61,8 +61,7 @@ def v4_whose_process_it_is(db: apsw.Connection) -> None:
 
 
 def v5_what_it_costs(db: apsw.Connection) -> None:
-    """A model call has a price and may belong to a job; sums of one principal, agent or job have an index each, and what
-    a principal spent stays known when the conversation is deleted."""
+    """A model call has a price and may belong to a job; what was spent is kept by the hour too, for sums."""
     for statement in _V5:
         db.execute(statement)
 
@@ -259,10 +258,14 @@ _V5 = (
         )
     ),
     "ALTER TABLE usage ADD COLUMN estimated INTEGER NOT NULL DEFAULT 0",
-    "CREATE INDEX usage_principal ON usage(principal, at) WHERE principal IS NOT NULL",
-    "CREATE INDEX usage_agent ON usage(agent, at)",
-    "CREATE INDEX usage_job ON usage(job, at) WHERE job <> ''",
     """CREATE TABLE spent(
-        principal TEXT NOT NULL, hour INTEGER NOT NULL, tokens INTEGER NOT NULL, cost INTEGER NOT NULL,
-        PRIMARY KEY(principal, hour)) WITHOUT ROWID""",
+        hour INTEGER NOT NULL, principal TEXT NOT NULL, agent TEXT NOT NULL, job TEXT NOT NULL, tokens INTEGER NOT NULL,
+        cost INTEGER NOT NULL, PRIMARY KEY(hour, principal, agent, job)) WITHOUT ROWID""",
+    "CREATE INDEX spent_principal ON spent(principal, hour) WHERE principal <> ''",
+    "CREATE INDEX spent_agent ON spent(agent, hour) WHERE agent <> ''",
+    "CREATE INDEX spent_job ON spent(job, hour) WHERE job <> ''",
+    """INSERT INTO spent(hour, principal, agent, job, tokens, cost)
+        SELECT CAST(at / 3600 AS INTEGER), coalesce(principal, ''), agent, '', sum(input + output), 0 FROM usage
+        WHERE model <> 'demo' GROUP BY 1, 2, 3""",
+    "INSERT INTO meta VALUES('spent', (SELECT coalesce(max(id), 0) FROM usage))",
 )

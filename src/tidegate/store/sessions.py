@@ -260,7 +260,8 @@ def delete(db: Db, id: str) -> bool:
     """Removes the session and all that is only its own. False when it is not there.
 
     Of an ephemeral session stay the receipts that hold their outcome, for their own retention, and the principal of
-    its usage rows; of a named one, how much its principal spent; a prompt that only it used is left to `maintenance.tidy`, since the next one mostly has the same.
+    its usage rows; of a named one, how much its principal spent; a prompt that only it used is left to
+    `maintenance.tidy`, since the next one mostly has the same.
     """
     found = db.execute("SELECT prefix, kind FROM sessions WHERE id = ?", (id,)).get
     if found is None:

@@ -1,13 +1,14 @@
 """Usage: tokens as providers counted them, or as we estimate them where they did not; one row per model call.
 
-Guarantee: rows are only added; deleting a session takes the names out of its rows and leaves the numbers. What a
-principal has spent stays his all the same, as one number an hour that says nothing of the conversation, so that no
-budget grows by deleting. A sum for one principal, agent, session or job looks at the rows of that one alone, a sum for
-all at those since the time that is asked for; times rise with the rows. What the demo model counts is no spending.
+Guarantee: rows are only added; deleting a session takes the names out of its rows and leaves the numbers. What was
+spent is also kept by the hour for each principal, agent and job, apart from any conversation: so no budget grows by
+deleting, and a sum looks at hours, not at calls, however many there were. A call costs one row and no index for that:
+a timer folds rows into hours, and a sum adds those that are not folded yet. What the demo model counts is no
+spending.
 """
 
 import math
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from tidegate.store.rows import Db, Spent, UsageTotal
 from tidegate.values import Usage
@@ -38,19 +39,23 @@ _NAMES: dict[By, str] = {
 _SUMS = (
     "count(*) AS calls, coalesce(sum(input), 0) AS input, coalesce(sum(cached), 0) AS cached,"
     " coalesce(sum(written), 0) AS written, coalesce(sum(output), 0) AS output,"
-    " coalesce(sum(reasoning), 0) AS reasoning, coalesce(sum(cost), 0) AS cost, coalesce(sum(estimated), 0) AS estimated"
+    " coalesce(sum(reasoning), 0) AS reasoning, coalesce(sum(cost), 0) AS cost,"
+    " coalesce(sum(estimated), 0) AS estimated"
 )
 _COLUMNS = "calls, input, cached, written, output, reasoning, cost, estimated"
-_SINCE = "id > coalesce((SELECT id FROM usage WHERE at < ?1 ORDER BY id DESC LIMIT 1), 0)"
-"""Rows are added in the order of time, so that only those since then are looked at, however many there are before."""
-
-_SPENT = "SELECT coalesce(sum(input + output), 0), coalesce(sum(cost), 0) FROM usage WHERE model <> ?2 AND"
+_SPENT = "coalesce(sum(input + output), 0), coalesce(sum(cost), 0) FROM usage WHERE model <> ?2 AND at >= ?1"
+_UNFOLDED = "id > (SELECT value FROM meta WHERE key = 'spent')"
+_KEPT = "SELECT coalesce(sum(tokens), 0), coalesce(sum(cost), 0) FROM spent WHERE hour >= ?1"
 _OF: dict[str, str] = {
-    "principal": "principal = ?3 AND at >= ?1",
-    "agent": "agent = ?3 AND at >= ?1",
-    "session": "session = ?3 AND at >= ?1",
-    "job": "job = ?3 AND job <> '' AND at >= ?1",
+    "": "agent <> ''",
+    "principal": "principal = ?2 AND principal <> ''",
+    "agent": "agent = ?2 AND agent <> ''",
+    "job": "job = ?2 AND job <> ''",
 }
+"""Of whom the rows by the hour are; without an agent are those that only say what a principal spent."""
+
+FOLDED_AT_ONCE = 2000
+"""Calls folded into hours in one write: some milliseconds."""
 
 
 def add(
@@ -90,20 +95,45 @@ def add(
 
 
 def spent(db: Db, since: float) -> Spent:
-    """What all models together have used since a time."""
-    return Spent(*db.execute(f"{_SPENT} {_SINCE}", (since, FREE)).get)
+    """What all models together have used since the beginning of an hour."""
+    new = db.execute(f"SELECT {_SPENT} AND {_UNFOLDED}", (since, FREE)).get
+    return _with_hours(db, new, "", "", since)
 
 
 def spent_by(db: Db, per: Literal["principal", "agent", "session", "job"], key: str, since: float) -> Spent:
-    """What one of them has used since a time; for a principal, that is the beginning of an hour."""
-    tokens, cost = db.execute(f"{_SPENT} {_OF[per]}", (since, FREE, key)).get
-    if per == "principal":
-        kept = db.execute(
-            "SELECT coalesce(sum(tokens), 0), coalesce(sum(cost), 0) FROM spent WHERE principal = ? AND hour >= ?",
-            (key, int(since // HOUR)),
-        ).get
-        tokens, cost = tokens + kept[0], cost + kept[1]
-    return Spent(tokens, cost)
+    """What one of them has used since the beginning of an hour."""
+    if per == "session":
+        return Spent(*db.execute(f"SELECT {_SPENT} AND session = ?3", (since, FREE, key)).get)
+    new = db.execute(f"SELECT {_SPENT} AND {_UNFOLDED} AND {per} = ?3 AND {per} <> ''", (since, FREE, key)).get
+    return _with_hours(db, new, per, key, since)
+
+
+def _with_hours(db: Db, new: tuple[int, int], per: str, key: str, since: float) -> Spent:
+    hour = int(since // HOUR)
+    tokens, cost = db.execute(f"{_KEPT} AND {_OF[per]}", (hour, key) if per else (hour,)).get
+    return Spent(new[0] + tokens, new[1] + cost)
+
+
+def fold(db: Db, limit: int) -> int:
+    """Add up to `limit` calls that are not yet in them to what was spent by the hour; how many."""
+    folded, last = db.execute(
+        "SELECT value, coalesce((SELECT max(id) FROM usage), 0) FROM meta WHERE key = 'spent'"
+    ).get
+    upto = min(last, folded + limit)
+    if upto > folded:
+        _keep(db, "coalesce(principal, ''), agent, job", "id > ?3 AND id <= ?4", (folded, upto))
+        db.execute("UPDATE meta SET value = ? WHERE key = 'spent'", (upto,))
+    return int(upto - folded)
+
+
+def _keep(db: Db, whose: str, which: str, given: tuple[Any, ...]) -> None:
+    db.execute(
+        "INSERT INTO spent(hour, principal, agent, job, tokens, cost)"
+        f" SELECT CAST(at / ?2 AS INTEGER), {whose}, sum(input + output), sum(cost) FROM usage"
+        f" WHERE model <> ?1 AND {which} GROUP BY 1, 2, 3, 4"
+        " ON CONFLICT DO UPDATE SET tokens = tokens + excluded.tokens, cost = cost + excluded.cost",
+        (FREE, HOUR, *given),
+    )
 
 
 def totals(
@@ -120,8 +150,8 @@ def totals(
     timed = by in ("hour", "day", "month")
     order = "key DESC" if timed else "cost DESC, input + output DESC, key"
     rows = db.execute(
-        f"SELECT key, {_NAMES.get(by, chr(39) * 2)}, {_COLUMNS} FROM (SELECT {_KEYS[by]} AS key, {_SUMS} FROM usage"
-        f" WHERE {_within(principal)} GROUP BY 1 ORDER BY {order} LIMIT ?4)",
+        f"SELECT key, {_NAMES.get(by, chr(39) * 2)}, {_COLUMNS} FROM (SELECT {_KEYS[by]} AS key, {_SUMS} FROM"
+        f" {_within(principal)} GROUP BY 1 ORDER BY {order} LIMIT ?4)",
         (since, until, principal, limit),
     )
     found = [UsageTotal(*row) for row in rows]
@@ -130,7 +160,7 @@ def totals(
 
 def total(db: Db, *, since: float = 0.0, until: float = math.inf, principal: str | None = None) -> UsageTotal:
     """The same, all in one."""
-    row = db.execute(f"SELECT {_SUMS} FROM usage WHERE {_within(principal)}", (since, until, principal)).get
+    row = db.execute(f"SELECT {_SUMS} FROM {_within(principal)}", (since, until, principal)).get
     return UsageTotal("", "", *row)
 
 
@@ -141,11 +171,12 @@ def of_session(db: Db, session: str) -> UsageTotal:
 
 def jobs(db: Db, limit: int) -> list[str]:
     """The names of jobs that have used anything, in their order; one look at the index for each."""
-    first = "SELECT job FROM usage WHERE job <> '' AND job > ? ORDER BY job LIMIT 1"
-    found: list[str] = []
-    while len(found) < limit and (job := db.execute(first, (found[-1] if found else "",)).get) is not None:
-        found.append(job)
-    return found
+    first = "SELECT job FROM spent WHERE job <> '' AND job > ? ORDER BY job LIMIT 1"
+    found = {job for (job,) in db.execute(f"SELECT DISTINCT job FROM usage WHERE {_UNFOLDED} AND job <> ''")}
+    last: str | None = ""
+    while len(found) < limit and (last := db.execute(first, (last,)).get) is not None:
+        found.add(last)
+    return sorted(found)[:limit]
 
 
 def leave_numbers(db: Db, session: str, *, named: bool) -> None:
@@ -153,16 +184,12 @@ def leave_numbers(db: Db, session: str, *, named: bool) -> None:
     if not named:
         db.execute("UPDATE usage SET session = NULL, turn = NULL WHERE session = ?", (session,))
         return
-    db.execute(
-        "INSERT INTO spent(principal, hour, tokens, cost)"
-        " SELECT principal, CAST(at / ?3 AS INTEGER), sum(input + output), sum(cost) FROM usage"
-        " WHERE session = ?1 AND principal IS NOT NULL AND model <> ?2 GROUP BY 1, 2"
-        " ON CONFLICT(principal, hour) DO UPDATE SET tokens = tokens + excluded.tokens, cost = cost + excluded.cost",
-        (session, FREE, HOUR),
-    )
+    _keep(db, "principal, '', ''", f"session = ?3 AND principal IS NOT NULL AND {_UNFOLDED}", (session,))
     db.execute("UPDATE usage SET session = NULL, turn = NULL, principal = NULL WHERE session = ?", (session,))
 
 
 def _within(principal: str | None) -> str:
-    whose = f"{_SINCE} AND ?3 IS NULL" if principal is None else "principal = ?3"
-    return f"{whose} AND at >= ?1 AND at < ?2"
+    """The rows of a time, found by their place: they are added in its order, so that none before it is looked at."""
+    since = "id > coalesce((SELECT id FROM usage WHERE at < ?1 ORDER BY id DESC LIMIT 1), 0)"
+    whose = "?3 IS NULL" if principal is None else "principal = ?3"
+    return f"usage NOT INDEXED WHERE {since} AND at >= ?1 AND at < ?2 AND {whose}"

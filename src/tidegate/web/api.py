@@ -20,6 +20,7 @@ from tidegate.web.auth import Caller
 from tidegate.web.endpoint import Ask, Endpoint
 from tidegate.web.errors import Answer, json_answer
 from tidegate.web.events import Events
+from tidegate.web.ranges import wanted
 
 MOST_LISTED = 500
 IDEMPOTENCY_SECONDS = 86400.0
@@ -54,7 +55,7 @@ class PageQuery(msgspec.Struct):
 
 class MessagesAnswer(msgspec.Struct, frozen=True):
     """Rows of a transcript, in order; without `after`, the newest ones. There are fewer than `limit` where their
-    messages are long; each of them is whole, but for the bytes of its pictures, which can be fetched one by one."""
+    messages are long; each of them is whole, but for the bytes of its media, which can be fetched one by one."""
 
     messages: tuple[MessageRow, ...]
     next: int | None
@@ -137,9 +138,10 @@ class Api:
                 query=PageQuery, answers={200: MessagesAnswer}, refusals=(404,),
             ),
             Endpoint(
-                method="GET", path=f"{one}/messages/{{seq}}/media/{{number}}", handler=self.picture,
-                summary="Fetch a picture of a transcript: of the row at this place, the n-th of its media, from 0",
-                answers={200: "image/*"}, refusals=(404,),
+                method="GET", path=f"{one}/messages/{{seq}}/media/{{number}}", handler=self.media,
+                summary="Fetch a picture or a sound of a transcript: of the row at this place, the n-th of its media, "
+                "from 0",
+                answers={200: "*/*", 206: "*/*"}, refusals=(404, 416), headers=("Range",),
             ),
             Endpoint(
                 method="GET", path=f"{one}/export", handler=self.export, summary="Export a conversation as JSON lines",
@@ -216,17 +218,23 @@ class Api:
         edge = 0 if query.after is None else -1
         return json_answer(MessagesAnswer(page.rows, page.rows[edge].seq if page.more else None))
 
-    async def picture(self, ask: Ask) -> Answer:
+    async def media(self, ask: Ask) -> Answer:
+        """Also a part of it: a browser that plays a sound asks for what it plays."""
         place, number = (_whole(ask.path[name]) for name in ("seq", "number"))
-        kind, data = await self._door.picture(ask.path["id"], ask.caller.principal, place, number)
+        kind, data = await self._door.media(ask.path["id"], ask.caller.principal, place, number)
+        part = wanted(ask.headers.get(b"range"), len(data))
+        status, placed = (200, []) if part is None else (206, [(b"content-range", part.header)])
+        data = data if part is None else data[part.start : part.end]
         headers = [
             (b"content-type", kind.encode()),
             (b"content-length", str(len(data)).encode()),
+            (b"accept-ranges", b"bytes"),
+            *placed,
             (b"x-content-type-options", b"nosniff"),
-            (b"content-security-policy", b"default-src 'none'; sandbox"),  # a picture, whatever it says that it is
+            (b"content-security-policy", b"default-src 'none'; sandbox"),  # media, whatever it says that it is
             (b"cache-control", b"private, max-age=86400, immutable"),
         ]
-        return Answer(200, headers, data)
+        return Answer(status, headers, data)
 
     async def export(self, ask: Ask) -> None:
         """Streams: a transcript may be longer than memory should hold."""

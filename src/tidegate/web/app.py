@@ -38,6 +38,7 @@ from tidegate.web.sse import KEEP_ALIVE_SECONDS, Pulse
 from tidegate.web.static import Pages
 from tidegate.web.traffic import OTHER, Traffic
 from tidegate.web.upkeep import Upkeep
+from tidegate.web.usage import UsageApi
 
 LAST_WORDS_SECONDS = 0.5
 """How long a request that is cut off at the end of the process may take to say so."""
@@ -267,6 +268,7 @@ def create_app(
             *Api(door, commands, events).endpoints(),
             *Upkeep(door).endpoints(),
             *QuestionsApi(door).endpoints(),
+            *UsageApi(door).endpoints(),
         ],
         keyring=keyring,
         bodies=bodies,

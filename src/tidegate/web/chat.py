@@ -136,11 +136,8 @@ class ChatCompletions:
             )
         name = given.session_name(headers)
         call = call_of(request, named=name is not None, allowed=self._agents[request.model].caller_tools)
-        if name is None:
-            messages, extra = conversation(request.messages, self._message_bytes)
-        else:
-            message, extra = new_message(request.messages, self._message_bytes)
-            messages = (message,)
+        understand = conversation if name is None else new_message
+        understood = understand(request.messages, self._message_bytes)
         key = given.idempotency_key(headers)
         leaving = given.on_disconnect(headers)
         full = given.all_events(headers)
@@ -148,9 +145,10 @@ class ChatCompletions:
             principal=caller.principal.id,
             channel="http",
             agent=request.model,
-            messages=messages,
+            messages=understood.messages,
             name=name,
-            extra_prompt=extra,
+            extra_prompt=understood.extra_prompt,
+            brought=understood.brought,
             call=call,
             busy=given.busy(headers),
             on_disconnect=leaving,

@@ -86,6 +86,8 @@ class Errors:
         headers: Headers = []
         if retry_after is not None:
             headers.append((b"retry-after", str(max(1, math.ceil(retry_after))).encode()))
+        elif status == 429:
+            headers.append((b"x-should-retry", b"false"))  # official clients would try again by themselves
         if status == 401:
             headers.append((b"www-authenticate", b'Bearer realm="tidegate"'))
         return json_answer(ErrorAnswer(error=body), status=status, headers=headers)

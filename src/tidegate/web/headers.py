@@ -26,6 +26,7 @@ _OURS = frozenset(
         b"if-none-match",
         b"last-event-id",
         b"origin",
+        b"range",
         b"sec-fetch-site",
         b"x-busy",
         b"x-events",

@@ -1,8 +1,9 @@
 """Metrics for Prometheus, read from the rooms when they are scraped.
 
 Guarantee: a turn pays for its metrics with a few additions to integers; labels come from closed sets (our routes,
-statuses, states, reasons, settings), so that the number of series has a ceiling; nothing here is global. This module
-is loaded at the first scrape: a gateway that nobody scrapes does not carry the library.
+statuses, states, reasons, settings, the configured models and budgets), so that the number of series has a ceiling;
+nothing here is global. This module is loaded at the first scrape: a gateway that nobody scrapes does not carry the
+library.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -122,9 +123,58 @@ class Metrics:
             "Approvals and questions of running turns that wait for a person's answer.",
             value=status["questions"]["waiting"],
         )
-        yield GaugeMetricFamily(
-            "tidegate_day_tokens", "Tokens that models have used today (UTC).", value=status["budget"]["spent"]
+        yield from self._usage_metrics(status)
+        yield from self._model_metrics(status["model_states"])
+
+    def _usage_metrics(self, status: dict[str, Any]) -> Iterator[Metric]:
+        """Models are those of the configuration, budgets those of the whole gateway."""
+        tokens = CounterMetricFamily(
+            "tidegate_tokens",
+            "Tokens that models have used, by kind; cached and written ones are a part of the input.",
+            labels=("model", "kind"),
         )
+        cost = CounterMetricFamily("tidegate_cost_dollars", "What that has cost.", labels=("model",))
+        calls = CounterMetricFamily("tidegate_model_calls", "Model calls that were paid for.", labels=("model",))
+        for model, used in sorted(status["models"].items()):
+            for kind in ("input", "cached", "written", "output"):
+                tokens.add_metric((model, kind), used[kind])
+            cost.add_metric((model,), used["cost"])
+            calls.add_metric((model,), used["calls"])
+        yield from (tokens, cost, calls)
+        ratio = GaugeMetricFamily(
+            "tidegate_budget_used_ratio",
+            "Share that is spent of a budget of the whole gateway, in its current window.",
+            labels=("budget",),
+        )
+        for budget in status["budgets"]:
+            ratio.add_metric((budget["setting"],), budget["used"])
+        yield ratio
+        yield GaugeMetricFamily(
+            "tidegate_day_tokens", "Tokens that models have used today (UTC).", value=status["budgets"][0]["tokens"]
+        )
+
+    def _model_metrics(self, states: dict[str, Any]) -> Iterator[Metric]:
+        """By the names of the configuration and our own kinds of failure."""
+        failures = CounterMetricFamily(
+            "tidegate_model_failures",
+            "Requests to models that failed, also those that were tried again, by kind.",
+            labels=("model", "kind"),
+        )
+        fallbacks = CounterMetricFamily(
+            "tidegate_model_fallbacks", "Times that a conversation fell back to this model.", labels=("model",)
+        )
+        keys = GaugeMetricFamily("tidegate_model_keys", "Keys of a model, by state.", labels=("model", "state"))
+        resting = GaugeMetricFamily(
+            "tidegate_model_resting", "1 while a model is left alone after a failure.", labels=("model",)
+        )
+        for model, state in sorted(states.items()):
+            for kind, count in sorted(state["failures"].items()):
+                failures.add_metric((model, kind), count)
+            fallbacks.add_metric((model,), state["fallbacks"])
+            keys.add_metric((model, "ready"), state["keys"] - state["keys_resting"])
+            keys.add_metric((model, "resting"), state["keys_resting"])
+            resting.add_metric((model,), float(state["rests_until"] is not None))
+        yield from (failures, fallbacks, keys, resting)
 
     def _store_metrics(self, stats: StoreStats) -> Iterator[Metric]:
         for name in ("bytes", "wal_bytes", "writes_waiting", "reads_waiting", "connections"):

@@ -13,8 +13,9 @@ import msgspec
 from msgspec import Meta, Raw
 
 from tidegate.errors import Refused, TooLarge
-from tidegate.values import Call, Message, ToolCall
+from tidegate.values import Brought, Call, Frozen, Message, ToolCall
 from tidegate.web.decoding import refuse
+from tidegate.web.parts import MEDIA_PARTS, Part, brought_by
 
 REASONING = {
     "none": "off",
@@ -30,16 +31,13 @@ MAX_STOPS = 4
 MAX_METADATA = 16
 """OpenAI's own bounds, which its clients keep to."""
 
+MOST_MEDIA = 50
+"""Pictures and sounds of one request: each is looked at by a process of its own."""
+
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 Tokens = Annotated[int, Meta(ge=1, le=100_000_000)]
 Label = Annotated[str, Meta(max_length=512)]
-
-
-class Part(msgspec.Struct):
-    type: str
-    text: str | None = None
-    refusal: str | None = None
 
 
 class FunctionCall(msgspec.Struct):
@@ -239,11 +237,20 @@ def _response_format(request: ChatRequest, *, named: bool, allowed: bool) -> byt
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 
-def new_message(messages: Sequence[ChatMessage], limit: int) -> tuple[Message, str | None]:
-    """For a named session, whose history is ours: what follows the last assistant message, and the extra prompt."""
+class Understood(Frozen, frozen=True):
+    """What a request's messages mean: those that are taken in, the extra prompt, and what users' messages bring."""
+
+    messages: tuple[Message, ...]
+    extra_prompt: str | None
+    brought: tuple[Brought, ...] = ()
+
+
+def new_message(messages: Sequence[ChatMessage], limit: int) -> Understood:
+    """For a named session, whose history is ours: what follows the last assistant message is one new message."""
     last = max((index for index, message in enumerate(messages) if message.role == "assistant"), default=-1)
     prompts: list[str] = []
     texts: list[str] = []
+    brought: list[Brought] = []
     for index, message in enumerate(messages):
         if message.role in ("system", "developer"):
             prompts.append(_text(message, index))
@@ -253,17 +260,20 @@ def new_message(messages: Sequence[ChatMessage], limit: int) -> tuple[Message, s
                     f"`messages[{index}]` is a tool's result: a named session runs its tools itself.",
                     param=f"messages[{index}].role",
                 )
-            texts.append(_user_text(message, index, limit))
+            text, more = _said(message, index, 0, limit)
+            texts.append(text)
+            brought += more
     if not texts:
         raise _no_user_message(messages)
-    text = "\n\n".join(texts)
+    text = "\n\n".join(filter(str.strip, texts))
     _bound(text, len(messages) - 1, limit)
-    return Message(role="user", text=text), "\n\n".join(filter(None, prompts)) or None
+    return _understood((Message(role="user", text=text),), "\n\n".join(filter(None, prompts)), brought)
 
 
-def conversation(messages: Sequence[ChatMessage], limit: int) -> tuple[tuple[Message, ...], str | None]:
-    """For an ephemeral session: the whole conversation, and the extra prompt that it opens with."""
+def conversation(messages: Sequence[ChatMessage], limit: int) -> Understood:
+    """For an ephemeral session: the whole conversation."""
     prompts: list[str] = []
+    brought: list[Brought] = []
     found: list[Message] = []
     open_calls: list[str] = []
     for index, message in enumerate(messages):
@@ -281,7 +291,9 @@ def conversation(messages: Sequence[ChatMessage], limit: int) -> tuple[tuple[Mes
             else:
                 prompts.append(text)
         elif message.role == "user":
-            found.append(Message(role="user", text=_user_text(message, index, limit), name=message.name or ""))
+            text, more = _said(message, index, len(found), limit)
+            found.append(Message(role="user", text=text, name=message.name or ""))
+            brought += more
         else:
             found.append(_assistant(message, index, open_calls))
     if open_calls:
@@ -289,7 +301,18 @@ def conversation(messages: Sequence[ChatMessage], limit: int) -> tuple[tuple[Mes
     said = [message.role for message in found if message.role != "system"]
     if "user" not in said or said[-1] == "assistant":
         raise _no_user_message(messages)
-    return tuple(found), "\n\n".join(prompts) or None
+    return _understood(tuple(found), "\n\n".join(prompts), brought)
+
+
+def _understood(messages: tuple[Message, ...], prompt: str, brought: list[Brought]) -> Understood:
+    if len(brought) > MOST_MEDIA:
+        raise TooLarge(
+            f"`messages` bring {len(brought)} pictures and sounds; at most {MOST_MEDIA} are taken at once.",
+            limit="pictures and sounds of a request",
+            value=MOST_MEDIA,
+            param="messages",
+        )
+    return Understood(messages=messages, extra_prompt=prompt or None, brought=tuple(brought))
 
 
 def _assistant(message: ChatMessage, index: int, open_calls: list[str]) -> Message:
@@ -337,12 +360,17 @@ def _no_user_message(messages: Sequence[ChatMessage]) -> Refused:
     return Refused("`messages` has no user message.", param="messages")
 
 
-def _user_text(message: ChatMessage, index: int, limit: int) -> str:
+def _said(message: ChatMessage, index: int, number: int, limit: int) -> tuple[str, list[Brought]]:
+    """What a user's message says, and what it brings; it will be the one of this number."""
+    brought: list[Brought] = []
+    for place, part in enumerate(message.content if isinstance(message.content, list) else ()):
+        if part.type in MEDIA_PARTS:
+            brought.append(brought_by(part, f"messages[{index}].content[{place}]", number))
     text = _text(message, index)
-    if not text.strip():
+    if not text.strip() and not brought:
         raise Refused(f"`messages[{index}].content` is empty.", param=f"messages[{index}].content")
     _bound(text, index, limit)
-    return text
+    return text, brought
 
 
 def _text(message: ChatMessage, index: int) -> str:
@@ -350,13 +378,18 @@ def _text(message: ChatMessage, index: int) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     pieces: list[str] = []
+    media = MEDIA_PARTS if message.role == "user" else ()
     for place, part in enumerate(content):
         if part.type == "refusal" and message.role == "assistant":
             pieces.append(part.refusal or "")
+        elif part.type in media:
+            continue
         elif part.type != "text":
             where = f"messages[{index}].content[{place}]"
+            known = "', '".join(("text", *media))
             raise Refused(
-                f"`{where}` is of type {part.type[:100]!r}; only parts of type 'text' are taken.", param=f"{where}.type"
+                f"`{where}` is of type {part.type[:100]!r}; only parts of type '{known}' are taken here.",
+                param=f"{where}.type",
             )
         elif part.text is None:
             where = f"messages[{index}].content[{place}].text"

@@ -28,6 +28,7 @@ _HEADERS = {
     ),
     "X-Events": ("`full`: progress as named events instead of comments.", {"type": "string", "enum": ["full"]}),
     "Idempotency-Key": ("The same key and body again is the same request, for 24 hours.", {"type": "string"}),
+    "Range": ("`bytes=FIRST-LAST`: a part of it.", {"type": "string", "pattern": "^bytes=[0-9]*-[0-9]*$"}),
     "Last-Event-ID": ("The id of the last event that you saw.", {"type": "integer", "minimum": 0, "maximum": 2**53}),
 }
 _PHRASES = {
@@ -35,12 +36,14 @@ _PHRASES = {
     201: "Made.",
     202: "Accepted.",
     204: "Done; nothing to say.",
+    206: "The part that was asked for.",
     400: "The request is wrong; `param` says where.",
     401: "No valid key or cookie.",
     403: "You may not do this.",
     404: "There is none that you may know of.",
     409: "It contradicts what the conversation is.",
     413: "Larger than a limit, which is named.",
+    416: "There is no such part of it.",
     422: "The same Idempotency-Key with another body.",
     429: "Busy; `Retry-After` says when to try again.",
     502: "The model failed.",

@@ -1,7 +1,8 @@
-"""The tool `read_file`: a text file page by page, or a picture.
+"""The tool `read_file`: a text file page by page, or a picture, or a sound.
 
 Guarantee: a page is whole lines, says which ones when it is not all, and stays below what a model is shown of a result.
-A picture goes to the model as one, within the bounds that hold for every picture; all else is named and not shown.
+A picture or a sound goes to the model as one, within the bounds that hold for all of them; all else is named and not
+shown.
 """
 
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from tidegate.errors import ToolFailed
-from tidegate.spool import SessionSpool
+from tidegate.spool import SessionSpool, seems_media
 from tidegate.tools.files.arguments import FilePath
 from tidegate.tools.tool import Result, ToolContext, tool
 from tidegate.workspaces.files import Files, Lines, shown
@@ -17,8 +18,6 @@ from tidegate.workspaces.files import Files, Lines, shown
 PAGE_LINES = 300
 PAGE_BYTES = 12 * 1024
 """A page with the line about its place stays below the default limits of a tool's output, which would cut it."""
-
-_PICTURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a")
 
 
 @tool(effect="read", timeout=60, parallel=True)
@@ -29,15 +28,17 @@ async def read_file(
     offset: Annotated[int, Meta(ge=0, description="How many lines to skip.")] = 0,
     lines: Annotated[int, Meta(ge=1, le=PAGE_LINES, description="How many lines to return.")] = 200,
 ) -> Result:
-    """Reads a UTF-8 text file of the workspace, a page of lines at a time, or shows a picture (PNG, JPEG, GIF or
-    WebP)."""
+    """Reads a UTF-8 text file of the workspace, a page of lines at a time, or gives a picture (PNG, JPEG, GIF or WebP)
+    to be seen or a sound (WAV or MP3) to be heard."""
     return await read(await ctx.workspace.files(), ctx.spool, path, offset, lines)
 
 
 async def read(files: Files, spool: SessionSpool, path: str, offset: int = 0, lines: int = 200) -> Result:
     page = await files.lines(path, offset=offset, lines=lines, max_bytes=PAGE_BYTES)
-    if _is_picture(page.head):
-        return await _picture(files, spool, path)
+    if seems_media(page.head):
+        async with files.opened(path) as fd:
+            media = await spool.media(path, fd)
+        return Result(text=f"[{shown(path)}: {media.about}]", media=(media,))
     if not page.data:
         if page.first == 0:
             return Result(text="[the file is empty]")
@@ -52,17 +53,6 @@ async def read(files: Files, spool: SessionSpool, path: str, offset: int = 0, li
             "a command in the terminal may tell what it holds."
         )
     return Result(text=text + _place(page, text))
-
-
-async def _picture(files: Files, spool: SessionSpool, path: str) -> Result:
-    async with files.opened(path) as fd:
-        media = await spool.media(path, fd)
-    note = f", {media.note}" if media.note else ""
-    return Result(text=f"[{shown(path)}: {media.media_type}, {media.width} x {media.height}{note}]", media=(media,))
-
-
-def _is_picture(head: bytes) -> bool:
-    return head.startswith(_PICTURES) or (head.startswith(b"RIFF") and head[8:12] == b"WEBP")
 
 
 def _place(page: Lines, text: str) -> str:

@@ -3,6 +3,7 @@
 // unless he was at the end, where new text keeps him.
 
 import { Markdown } from "./markdown.js";
+import { MediaOf } from "./media.js";
 import { Question } from "./questions.js";
 import { acknowledgement } from "./record.js";
 import { html, memo, useEffect, useLayoutEffect, useRef, useState } from "./ui.js";
@@ -56,7 +57,8 @@ function Progress({ text }) {
   return html`<pre class="progress" ref=${box} tabindex="0" aria-label="Output so far">${text}</pre>`;
 }
 
-const Tool = memo(({ call, result, live, waits }) => {
+const Tool = memo(({ call, row, session, live, waits }) => {
+  const result = row?.message;
   const state = result ? (result.failed ? "failed" : "done") : (live?.state ?? "none");
   const excerpt = result?.text ?? live?.excerpt ?? "";
   return html`<details class="tool" data-state=${state}>
@@ -66,6 +68,7 @@ const Tool = memo(({ call, result, live, waits }) => {
     ${call.arguments && call.arguments !== "{}" && html`<pre tabindex="0">${call.arguments}</pre>`}
     ${excerpt && html`<${Long} text=${excerpt} draw=${(text) => html`<pre tabindex="0">${text}</pre>`} />`}
   </details>
+  ${result && html`<${MediaOf} session=${session} seq=${row.seq} media=${result.media} />`}
   ${state === "running" && live.progress && html`<${Progress} text=${live.progress} />`}`;
 });
 
@@ -77,9 +80,12 @@ const FINISHES = {
   stopped: "Stopped here.",
 };
 
-const UserRow = memo(({ message }) => {
-  if (!message.text) return message.aside ? html`<p class="note">${message.aside}</p>` : null;
-  return html`<article class="mine"><h3 class="unseen">You</h3><${Long} text=${message.text} draw=${asWritten} /></article>`;
+const UserRow = memo(({ seq, message, session }) => {
+  if (!message.text && !message.media?.length) return message.aside ? html`<p class="note">${message.aside}</p>` : null;
+  return html`<article class="mine"><h3 class="unseen">You</h3>
+    ${message.text && html`<${Long} text=${message.text} draw=${asWritten} />`}
+    <${MediaOf} session=${session} seq=${seq} media=${message.media} />
+  </article>`;
 });
 
 const AnswerRow = memo(({ message, tools }) => {
@@ -91,23 +97,24 @@ const AnswerRow = memo(({ message, tools }) => {
   </article>`;
 });
 
-/** The tools of each answer with their results: a result belongs to the nearest call of its id before it. */
+/** The tools of each answer with the rows of their results: one belongs to the nearest call of its id before it. */
 function resultsOf(rows) {
   const results = new Map();
   const calls = new Map();
-  for (const { message } of rows) {
+  for (const row of rows) {
+    const { message } = row;
     if (message.role === "assistant") for (const call of message.calls ?? []) calls.set(call.id, call);
-    else if (message.role === "tool" && calls.has(message.call_id)) results.set(calls.get(message.call_id), message);
+    else if (message.role === "tool" && calls.has(message.call_id)) results.set(calls.get(message.call_id), row);
   }
   return results;
 }
 
-function drawRow({ seq, message }, results, { live, asked }) {
-  if (message.role === "user") return html`<${UserRow} key=${`row-${seq}`} message=${message} />`;
+function drawRow({ seq, message }, results, session, { live, asked }) {
+  if (message.role === "user") return html`<${UserRow} key=${`row-${seq}`} seq=${seq} message=${message} session=${session} />`;
   if (message.role !== "assistant") return null;
   const calls = message.calls ?? [];
   const tools = calls.length
-    ? calls.map((call) => html`<${Tool} key=${call.id} call=${call} result=${results.get(call)} live=${results.has(call) ? null : live[call.id]}
+    ? calls.map((call) => html`<${Tool} key=${call.id} call=${call} row=${results.get(call)} session=${session} live=${results.has(call) ? null : live[call.id]}
         waits=${asked.some((question) => (question.tool || "ask_user") === call.name)} />`)
     : null;
   return html`<${AnswerRow} key=${`row-${seq}`} message=${message} tools=${tools} />`;
@@ -183,7 +190,7 @@ function Announcer({ record }) {
 
 // -- the whole ------------------------------------------------------------------------------------------------------
 
-function timeline(record, results, onRetry) {
+function timeline(record, results, session, onRetry) {
   const drawn = [];
   const notes = [...record.notes];
   const first = record.rows[0]?.seq ?? 0;
@@ -197,7 +204,7 @@ function timeline(record, results, onRetry) {
   };
   for (const row of record.rows) {
     notesUpTo(row.seq - 1);
-    drawn.push(drawRow(row, results, record));
+    drawn.push(drawRow(row, results, session, record));
   }
   if (!record.later) notesUpTo(Number.POSITIVE_INFINITY);
   return drawn;
@@ -260,7 +267,7 @@ export function Transcript({ conversation, onCommand, onAgain, empty }) {
       <div class="column">
         ${record.earlier && html`<button type="button" class="quiet more" disabled=${loading} onClick=${earlier}>Show earlier messages</button>`}
         ${isEmpty && empty}
-        ${timeline(record, results, () => onCommand("/retry"))}
+        ${timeline(record, results, conversation.id.value, () => onCommand("/retry"))}
         ${!record.later && [...now.map(pending), html`<${Draft} key="draft" record=${record} />`, ...record.asked.map(question), ...queued.map(pending)]}
         ${loading && !record.rows.length && html`<p class="note">Loading…</p>`}
       </div>

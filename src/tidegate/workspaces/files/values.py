@@ -14,7 +14,7 @@ from tidegate.workspaces.files.patterns import Pattern
 Kind = Literal["file", "folder", "link", "other"]
 
 HEAD_BYTES = 32
-"""Of a file, by which pictures are recognised."""
+"""Of a file, by which pictures and sounds are recognised."""
 
 
 class Entry(NamedTuple):

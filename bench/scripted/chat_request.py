@@ -1,0 +1,233 @@
+"""A chat completion's request, as strict as it can be typed, and what no type can say.
+
+Guarantee: what a strict provider would refuse raises Refusal or msgspec's ValidationError; the rest is values.
+"""
+
+import json
+import re
+from typing import Any, Literal
+
+import msgspec
+
+from bench.scripted.media import AUDIO_CHARACTERS, IMAGE_CHARACTERS, check_audio, check_data_url
+from bench.scripted.refusal import Refusal
+from bench.scripted.reuse import CHARACTERS_PER_TOKEN
+from bench.scripted.script import directs
+from bench.scripted.toolset import check_unique
+
+# What a message costs beside its content.
+MESSAGE_CHARACTERS = 16
+_TOOL_NAME = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
+
+
+class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class Text(_Strict, frozen=True, tag_field="type", tag="text"):
+    text: str
+
+
+class ImageUrl(_Strict, frozen=True):
+    url: str
+    detail: Literal["auto", "low", "high"] = "auto"
+
+
+class Image(_Strict, frozen=True, tag_field="type", tag="image_url"):
+    image_url: ImageUrl
+
+
+class InputAudio(_Strict, frozen=True):
+    data: str
+    format: Literal["wav", "mp3"]
+
+
+class Audio(_Strict, frozen=True, tag_field="type", tag="input_audio"):
+    input_audio: InputAudio
+
+
+class Function(_Strict, frozen=True):
+    name: str
+    arguments: str
+
+
+class ToolCall(_Strict, frozen=True):
+    id: str
+    function: Function
+    type: Literal["function"] = "function"
+
+
+class Message(_Strict, frozen=True):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | tuple[Text | Image | Audio, ...] | None = None
+    tool_calls: tuple[ToolCall, ...] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    """What compatible servers give, and take back."""
+
+    def text(self) -> str:
+        content = self.content
+        if isinstance(content, str):
+            return content
+        return "\n".join(part.text for part in content if isinstance(part, Text)) if content else ""
+
+    def media(self) -> list[Image | Audio]:
+        content = self.content
+        if content is None or isinstance(content, str):
+            return []
+        return [part for part in content if not isinstance(part, Text)]
+
+    def directs(self) -> bool:
+        plain = isinstance(self.content, str)
+        return self.role == "user" and directs("" if plain else self.text(), plain=plain)
+
+
+class StreamOptions(_Strict, frozen=True):
+    include_usage: bool = False
+
+
+class Request(_Strict, frozen=True):
+    model: str
+    messages: tuple[Message, ...]
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    tools: msgspec.Raw = msgspec.Raw()
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    reasoning_effort: str | None = None
+    stop: str | list[str] | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    response_format: Any = None
+    seed: int | None = None
+    n: int | None = None
+
+
+class ToolFunction(_Strict, frozen=True):
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(_Strict, frozen=True):
+    type: Literal["function"]
+    function: ToolFunction
+
+
+_request = msgspec.json.Decoder(Request).decode
+_tools = msgspec.json.Decoder(list[Tool]).decode
+
+
+def read_request(body: bytes) -> Request:
+    """Everything but its tools, which are checked once for the same bytes."""
+    try:
+        request = _request(body)
+    except msgspec.ValidationError as error:
+        raise Refusal(f"Invalid request: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refusal("We could not parse the JSON body of your request.") from error
+    if request.tool_choice is not None and not bytes(request.tools):
+        raise Refusal("'tool_choice' is only allowed when 'tools' are specified.", param="tool_choice")
+    if request.stream_options is not None and not request.stream:
+        raise Refusal("'stream_options' is only allowed when 'stream' is enabled.", param="stream_options")
+    for limit in (request.max_tokens, request.max_completion_tokens):
+        if limit is not None and limit < 1:
+            raise Refusal("the limit of tokens must be at least 1.", param="max_tokens")
+    if request.temperature is not None and not 0 <= request.temperature <= 2:
+        raise Refusal("'temperature' must be between 0 and 2.", param="temperature")
+    check_messages(request.messages)
+    return request
+
+
+def check_messages(messages: tuple[Message, ...]) -> None:
+    """Raises Refusal where a provider would: balance of calls and results, and nothing empty."""
+    if not messages:
+        raise Refusal("'messages' must not be empty.", param="messages")
+    open_calls: set[str] = set()
+    for place, message in enumerate(messages):
+        where = f"messages.[{place}]"
+        role = message.role
+        if role == "tool":
+            if message.tool_call_id is None or message.tool_call_id not in open_calls:
+                raise Refusal(
+                    "messages with role 'tool' must be a response to a preceding message with 'tool_calls', once each.",
+                    param=where,
+                )
+            if message.content is None or message.media():
+                raise Refusal("a tool result needs content, and takes text only.", param=where)
+            open_calls.discard(message.tool_call_id)
+            continue
+        if open_calls:
+            raise Refusal(
+                "An assistant message with 'tool_calls' must be followed by tool messages responding to each "
+                f"'tool_call_id'. Not answered: {', '.join(sorted(open_calls))}",
+                param=where,
+            )
+        if message.tool_call_id is not None:
+            raise Refusal("only a tool message has a 'tool_call_id'.", param=where)
+        if role != "assistant":
+            if message.tool_calls is not None:
+                raise Refusal("only an assistant message has 'tool_calls'.", param=where)
+            if message.reasoning_content is not None:
+                raise Refusal("only an assistant message has 'reasoning_content'.", param=where)
+            media = message.media()
+            if not message.text().strip() and not media:
+                raise Refusal(f"a {role} message must not be empty.", param=where)
+            if media:
+                check_media(media, role, where)
+        elif message.tool_calls is not None:
+            open_calls = {call.id for call in message.tool_calls}
+            if not open_calls or len(open_calls) != len(message.tool_calls):
+                raise Refusal("'tool_calls' must not be empty, and each id must be its own.", param=where)
+        elif message.content is None:
+            raise Refusal("an assistant message needs content or 'tool_calls'.", param=where)
+    if open_calls:
+        raise Refusal(f"tool calls without results: {', '.join(sorted(open_calls))}", param="messages")
+
+
+def check_media(media: list[Image | Audio], role: str, where: str) -> None:
+    """Raises Refusal for what is no picture or sound in the request itself: an address, other bytes."""
+    if role != "user":
+        raise Refusal("only a user message may contain images or audio.", param=where)
+    for part in media:
+        if isinstance(part, Image):
+            check_data_url(part.image_url.url, where)
+        else:
+            check_audio(part.input_audio.format, part.input_audio.data, where)
+
+
+def check_tools(raw: bytes) -> tuple[tuple[str, ...], int]:
+    """The names, and a hash of the canonical content."""
+    try:
+        tools = _tools(raw)
+    except msgspec.ValidationError as error:
+        raise Refusal(f"Invalid tools: {error}", param="tools") from error
+    names = tuple(tool.function.name for tool in tools)
+    for name in names:
+        if not _TOOL_NAME.match(name):
+            raise Refusal(f"Invalid tool name {name!r}.", param="tools")
+    check_unique(names)
+    if not names:
+        raise Refusal("'tools' must not be an empty list.", param="tools")
+    return names, hash(json.dumps(msgspec.json.decode(raw), sort_keys=True))
+
+
+def tokens_of(messages: tuple[Message, ...]) -> int:
+    """About as a provider counts them: by content, however the request was written."""
+    size = 0
+    for message in messages:
+        content = message.content
+        if isinstance(content, str):
+            size += MESSAGE_CHARACTERS + len(content)
+        else:
+            size += MESSAGE_CHARACTERS + len(message.text())
+            size += sum(IMAGE_CHARACTERS if isinstance(part, Image) else AUDIO_CHARACTERS for part in message.media())
+        if message.tool_calls is not None:
+            size += sum(len(call.function.name) + len(call.function.arguments) for call in message.tool_calls)
+    return size // CHARACTERS_PER_TOKEN

@@ -1,0 +1,200 @@
+"""The scripted server: one listener, its formats by path, its counters, its latches, what it has recorded.
+
+Guarantee: nothing is open before it is entered and nothing after it is left; everything it keeps is bounded. It owns
+its connections, and they their answers.
+"""
+
+import asyncio
+import ssl
+from collections import Counter, OrderedDict, deque
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from bench.scripted.anthropic import Messages
+from bench.scripted.chat import Chat
+from bench.scripted.connection import LONGEST_WAIT, Connection
+from bench.scripted.interface import Format
+from bench.scripted.refusal import Refusal
+from bench.scripted.responses import Responses
+from bench.scripted.reuse import VIOLATIONS
+from bench.scripted.script import Directive, plan_of
+from bench.scripted.stage import perform
+from bench.scripted.wire import credential_of, reply_of
+
+RECORDED = 200
+RECORDED_BYTES = 8 * 1024 * 1024
+COUNTERS = 10_000
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """A request as it came. `authorization` is the value of the header that names the caller, or empty."""
+
+    path: str
+    authorization: str
+    headers: dict[str, str]
+    body: bytes
+
+    def decoded(self) -> Any:
+        return msgspec.json.decode(self.body)
+
+
+class Latch:
+    """What `[hold NAME]` waits at; once released it stays open."""
+
+    def __init__(self) -> None:
+        self.opened = asyncio.Event()
+        self.arrived = asyncio.Event()
+        self.waiting = 0
+
+
+class ScriptedModel:
+    """`async with ScriptedModel() as model`: listens on loopback, at `model.base_url`; owns its connections."""
+
+    def __init__(
+        self, *, host: str = "127.0.0.1", port: int = 0, key: str | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self._host, self._port, self._key, self._tls = host, port, key, tls
+        self._server: asyncio.Server | None = None
+        self.formats: tuple[Format, ...] = (Chat(), Responses(), Messages())
+        self.connections: set[Connection] = set()
+        self.latches: OrderedDict[str, Latch] = OrderedDict()
+        self.reset()
+
+    def reset(self) -> None:
+        for form in self.formats:
+            form.ledger.clear()
+        self.recorded: deque[Recorded] = deque()
+        self._recorded_bytes = 0
+        self._met: OrderedDict[tuple[int, str, int], int] = OrderedDict()
+        self.counts: Counter[str] = Counter()
+        self.refusals: deque[str] = deque(maxlen=VIOLATIONS)
+        for latch in self.latches.values():
+            latch.opened.set()
+        self.latches.clear()
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: Connection(self), self._host, self._port, backlog=1024, ssl=self._tls
+        )
+        self._port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._server is not None
+        self._server.close()
+        ending = [connection.end() for connection in tuple(self.connections)]
+        await asyncio.gather(*(task for task in ending if task is not None), return_exceptions=True)
+        await asyncio.wait_for(self._server.wait_closed(), LONGEST_WAIT)
+
+    @property
+    def root(self) -> str:
+        return f"{'http' if self._tls is None else 'https'}://{self._host}:{self._port}"
+
+    @property
+    def base_url(self) -> str:
+        return f"{self.root}/v1"
+
+    # -- latches -------------------------------------------------------------------------------------------------------
+
+    def latch(self, name: str) -> Latch:
+        found = self.latches.get(name)
+        if found is None:
+            found = self.latches[name] = Latch()
+            if len(self.latches) > COUNTERS:
+                self.latches.popitem(last=False)[1].opened.set()
+        return found
+
+    def release(self, name: str) -> None:
+        self.latch(name).opened.set()
+
+    async def held(self, name: str) -> None:
+        """Returns when a request has come to `[hold NAME]`."""
+        await asyncio.wait_for(self.latch(name).arrived.wait(), LONGEST_WAIT)
+
+    async def hold(self, name: str) -> None:
+        latch = self.latch(name)
+        latch.waiting += 1
+        latch.arrived.set()
+        try:
+            await asyncio.wait_for(latch.opened.wait(), LONGEST_WAIT)
+        finally:
+            latch.waiting -= 1
+
+    # -- what it tells -------------------------------------------------------------------------------------------------
+
+    def close_idle(self) -> int:
+        """Half-closes the connections that wait for a request, as an impatient proxy does."""
+        idle = [connection for connection in self.connections if not connection.busy]
+        for connection in idle:
+            connection.half_close()
+        return len(idle)
+
+    def stats(self) -> dict[str, Any]:
+        return {
+            "requests": self.counts["requests"],
+            "refused": self.counts["refused"],
+            "refusals": list(self.refusals),
+            "disconnects": self.counts["disconnects"],
+            "connections": len(self.connections),
+            "accepted_connections": self.counts["connections"],
+            "busy": sum(connection.busy for connection in self.connections),
+            "holding": {name: latch.waiting for name, latch in self.latches.items() if latch.waiting},
+            **self._reuse(),
+        }
+
+    def _reuse(self) -> dict[str, Any]:
+        """Over all formats, and by format."""
+        views = {form.name: form.ledger.view() for form in self.formats}
+        total: dict[str, Any] = {
+            name: sum(view[name] for view in views.values())
+            for name in ("conversations", "followups", "repeats", "whole_prefix")
+        }
+        total["reuse"] = total["whole_prefix"] / total["followups"] if total["followups"] else 1.0
+        total["violations"] = [one for view in views.values() for one in view["violations"]][:VIOLATIONS]
+        return {**total, "formats": views}
+
+    def record(self, path: str, headers: dict[str, str], body: bytes) -> None:
+        self.recorded.append(Recorded(path, credential_of(headers), headers, body))
+        self._recorded_bytes += len(body)
+        while len(self.recorded) > RECORDED or (self._recorded_bytes > RECORDED_BYTES and len(self.recorded) > 1):
+            self._recorded_bytes -= len(self.recorded.popleft().body)
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    def answer(self, connection: Connection, form: Format, headers: dict[str, str], body: bytes) -> None:
+        """One request: refused, answered at once from canned bytes, or played by a task."""
+        self.counts["requests"] += 1
+        try:
+            form.admit(headers, self._key)
+            asked = form.read(body, headers)
+        except Refusal as refusal:
+            self.counts["refused"] += 1
+            self.refusals.append(refusal.message)
+            said = form.error(refusal.status, refusal.message, code=refusal.code, param=refusal.param)
+            connection.write(reply_of(refusal.status, said, extra=form.identified))
+            return
+        if asked.canned and "[" not in asked.text:
+            connection.write(form.plain(asked))
+            return
+
+        def meets(directive: Directive, step: int, place: int) -> bool:
+            return self._meets(directive, step, (asked.key, asked.text, place))
+
+        plan = plan_of(asked, form.step(asked), lambda place: form.call_id(asked, place), meets)
+        connection.play(perform(self, connection, form, asked, plan, headers))
+
+    def _meets(self, directive: Directive, step: int, place: tuple[int, str, int]) -> bool:
+        if directive.number("step", step) != step:
+            return False
+        times = directive.options.get("times")
+        if times is None:
+            return True
+        met = self._met[place] = self._met.get(place, 0) + 1
+        if len(self._met) > COUNTERS:
+            self._met.popitem(last=False)
+        return met <= int(times)

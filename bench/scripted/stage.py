@@ -1,0 +1,111 @@
+"""How an answer is played: held, slowed, broken off, spoiled, or simply said; the same in every format.
+
+Guarantee: every wait is bounded; what was begun ends as the script says, on a connection that its server owns.
+"""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from bench.scripted.connection import LONGEST_WAIT, Connection
+from bench.scripted.interface import Asked, Format
+from bench.scripted.script import Directive, Plan
+from bench.scripted.wire import END, credential_of, framed, reply_of
+
+if TYPE_CHECKING:
+    from bench.scripted.server import ScriptedModel
+
+# Pieces to one write, when nothing is to happen between them.
+BATCH = 64
+HUGE_PIECE = 65536
+WEB_PAGE = b"<html><body>Sign in to the hotel network</body></html>"
+
+
+async def perform(
+    server: "ScriptedModel", connection: Connection, form: Format, asked: Asked, plan: Plan, headers: dict[str, str]
+) -> None:
+    faults = plan.faults
+    if "hold" in faults and not (asked.stream and "after" in faults["hold"].options):
+        await server.hold(faults["hold"].words[0])
+    if "close" in faults:
+        connection.hang_up()
+        return
+    if status := faults.get("status"):
+        connection.write(_failure(status, headers, form, asked))
+        return
+    if "html" in faults:
+        connection.write(reply_of(200, WEB_PAGE, kind="text/html"))
+        return
+    if not asked.stream:
+        if pause := faults.get("slow"):
+            await asyncio.sleep(pause.number("ms", 20) / 1000)
+        connection.write(reply_of(200, form.whole(asked, plan), extra=form.identified))
+        return
+    if "hang" in faults and "after" not in faults["hang"].options:
+        await asyncio.sleep(LONGEST_WAIT)
+    connection.write(form.head)
+    if await _stream(server, connection, form, asked, plan):
+        return
+    last = form.end(asked, plan, marked="nodone" not in faults)
+    connection.write(framed(last) + END if last else END)
+
+
+async def _stream(server: "ScriptedModel", connection: Connection, form: Format, asked: Asked, plan: Plan) -> bool:
+    """Writes the answer's pieces; True when it went wrong on purpose and nothing may follow."""
+    faults = plan.faults
+    slow = faults["slow"].number("ms", 20) / 1000 if "slow" in faults else 0.0
+    after = {name: int(directive.number("after", 1)) for name, directive in faults.items()}
+    batch: list[bytes] = []
+    for place, beat in enumerate(form.beats(asked, plan)):
+        if place in after.values() or slow or len(batch) >= BATCH:
+            connection.write(b"".join(batch))
+            batch.clear()
+            await connection.writable()
+            if slow and place:
+                await asyncio.sleep(slow)
+        if after.get("cut") == place:
+            connection.hang_up()
+            return True
+        if after.get("hold") == place and "after" in faults["hold"].options:
+            await server.hold(faults["hold"].words[0])
+        if after.get("hang") == place:
+            await asyncio.sleep(LONGEST_WAIT)
+        if after.get("badjson") == place:
+            connection.write(framed(form.spoiled))
+        if after.get("error") == place:
+            error = faults["error"]
+            message = "Scripted error." + _quoted(error, form, asked)
+            code = error.options.get("code", "server_error")
+            connection.write(framed(form.complaint(asked, plan, message, code, error.words)) + END)
+            return True
+        if after.get("hugeline") == place:
+            await _huge_line(connection, form, int(faults["hugeline"].number("bytes", 4 * 1024 * 1024)))
+        batch.append(framed(beat))
+    connection.write(b"".join(batch))
+    await connection.writable()
+    return False
+
+
+def _quoted(directive: Directive, form: Format, asked: Asked) -> str:
+    """What providers do that complain of a message: they say which."""
+    return f" You said: {form.said(asked)}" if "quote" in directive.words else ""
+
+
+def _failure(directive: Directive, headers: dict[str, str], form: Format, asked: Asked) -> bytes:
+    options = directive.options
+    message = "Scripted failure." + _quoted(directive, form, asked)
+    if "echo" in directive.words:
+        message += f" Your credential was {credential_of(headers)}."
+    extra = f"Retry-After: {options['retry-after']}\r\n" if "retry-after" in options else ""
+    status = int(directive.words[0])
+    body = form.error(status, message, code=options.get("code"), kind=options.get("type", "scripted_error"))
+    return reply_of(status, body, extra=extra + form.identified)
+
+
+async def _huge_line(connection: Connection, form: Format, size: int) -> None:
+    begin, end = form.huge
+    connection.write(framed(begin))
+    piece = framed(b"x" * HUGE_PIECE)
+    for _ in range(size // HUGE_PIECE + 1):
+        connection.write(piece)
+        await connection.writable()
+    connection.write(framed(end))

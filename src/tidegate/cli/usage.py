@@ -1,0 +1,116 @@
+"""`tidegate usage`: what models have used and cost, and what may still be spent."""
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tidegate.cli.options import home_option, json_option
+from tidegate.cli.output import bar, print_json, print_table
+from tidegate.values import BILLION, dollars
+
+_BY = ("model", "agent", "principal", "channel", "session", "job", "hour", "day", "month")
+_FORMATS = {"hour": "%Y-%m-%d %H:00", "day": "%Y-%m-%d", "month": "%Y-%m"}
+_BAR = 24  # characters
+_MOST = 1000  # rows that one answer may have
+_NOTHING = {"calls": 0, "input": 0, "cached": 0, "output": 0, "cost": 0}
+_WINDOWS = {"hour": "this hour", "day": "today", "month": "this month", "total": "in all"}
+
+
+@click.command("usage")
+@click.option("--by", type=click.Choice(_BY), default="model", show_default=True, help="What it is added up by.")
+@click.option("--since", default="30d", show_default=True, help="A time span like 7d, or a date of UTC, 2026-11-01.")
+@click.option("--until", help="Up to when, in the same way (default: now).")
+@click.option("--budgets", is_flag=True, help="Show the budgets and what is spent of them instead.")
+@home_option
+@json_option
+def command(by: str, since: str, until: str | None, budgets: bool, home: Path, as_json: bool) -> None:
+    """Show what models have used and cost, of all principals; times are UTC.
+
+    Of conversations that were deleted the numbers stay, without whose they were.
+    """
+    from tidegate.cli.api import Api
+
+    api = Api(home)
+    if budgets:
+        found = api.call("GET", "/api/budgets")
+        print_json(found) if as_json else _print_budgets(found)
+        return
+    found = api.call("GET", "/api/usage", query={"by": by, "since": since, "until": until, "limit": _MOST})
+    print_json(found) if as_json else _print_usage(found)
+
+
+def _print_usage(found: dict[str, Any]) -> None:
+    by, rows = found["by"], found["rows"]
+    timed = by in _FORMATS
+    if timed and not found["more"]:
+        rows = list(_without_gaps(by, rows))
+    unit = "cost" if found["total"]["cost"] else "tokens"
+    longest = max((_amount(row, unit) for row in rows), default=0) or 1
+    table = [
+        (_name(by, row), *_numbers(row), *((bar(_amount(row, unit) / longest, _BAR),) if timed else ())) for row in rows
+    ]
+    if len(rows) > 1:
+        table.append(("total", *_numbers(found["total"]), *(("",) if timed else ())))
+    heads = (by, "calls", "input", "cached", "", "output", "cost", *((f"by {unit}",) if timed else ()))
+    print_table(heads, table, empty="No model was asked in this time.", numbers=range(1, 7))
+    if found["more"]:
+        print(f"{'The latest' if timed else 'The first'} {len(found['rows'])} are shown; the total is of all.")
+    if estimated := found["total"]["estimated"]:
+        print(f"Of {estimated} of {found['total']['calls']} calls the provider did not count the tokens: estimated.")
+
+
+def _name(by: str, row: dict[str, Any]) -> str:
+    unknown = "(deleted)" if by in ("session", "principal") else "(none)"
+    return str(row.get("name") or row["key"] or unknown)
+
+
+def _numbers(row: dict[str, Any]) -> tuple[str, ...]:
+    share = f"{row['cached'] / row['input']:.0%}" if row["input"] else ""
+    cost = dollars(round(row["cost"] * BILLION))
+    return f"{row['calls']:,}", f"{row['input']:,}", f"{row['cached']:,}", share, f"{row['output']:,}", cost
+
+
+def _amount(row: dict[str, Any], unit: str) -> float:
+    return float(row["cost"] if unit == "cost" else row["input"] + row["output"])
+
+
+def _without_gaps(by: str, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """With a row for each time between the first and the last, as far as there is room for them."""
+    pattern, length = _FORMATS[by], timedelta(hours=1) if by == "hour" else timedelta(days=1)
+    before: datetime | None = None
+    room, last = _MOST, ""
+    for row in rows:
+        moment = datetime.strptime(row["key"], pattern)
+        while before is not None and (before := before + length) < moment and room:
+            if before.strftime(pattern) != last:
+                last = before.strftime(pattern)
+                room -= 1
+                yield {"key": last, **_NOTHING}
+        yield row
+        before, last = moment, row["key"]
+
+
+def _print_budgets(found: dict[str, Any]) -> None:
+    rows = [
+        (budget["setting"], budget["per"], budget["name"], spent_of(budget), f"{budget['used']:.0%}",
+         bar(min(1.0, budget["used"]), _BAR))
+        for budget in found["budgets"]
+    ]  # fmt: skip
+    print_table(("budget", "per", "of", "spent", "", ""), rows, empty="There are no budgets.", numbers=(4,))
+    if found["more"]:
+        print(f"The first {len(rows)} are shown.")
+
+
+def spent_of(budget: dict[str, Any]) -> str:
+    """What is spent of what, in what time."""
+    parts = []
+    if budget["tokens_limit"] is not None:
+        parts.append(f"{budget['tokens']:,} of {budget['tokens_limit']:,} tokens")
+    if budget["money_limit"] is not None:
+        spent, most = (dollars(round(budget[key] * BILLION)) for key in ("money", "money_limit"))
+        parts.append(f"{spent} of {most}")
+    spent = ", ".join(parts) or f"{budget['tokens']:,} tokens"
+    return f"{spent} {_WINDOWS[budget['each']]}"

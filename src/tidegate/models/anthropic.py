@@ -1,0 +1,35 @@
+"""Anthropic's Messages API, as one format of an HTTP model.
+
+Guarantee: it holds nothing of a conversation; wire and answers are what `anthropic_wire` and `anthropic_answer`
+promise.
+"""
+
+from collections.abc import Callable, Mapping
+
+from tidegate.models.anthropic_answer import AnthropicAnswer
+from tidegate.models.anthropic_call import sampled
+from tidegate.models.anthropic_wire import API, AnthropicWire, CacheTtl
+from tidegate.models.facts import Facts
+
+VERSION = "2026-10-21"
+SAMPLED_VERSION = "2023-06-01"
+"""The newest refuses temperature and top_p for every model; those that take them are asked by the one before, which is
+also the only one that other makers' servers know."""
+
+
+class Anthropic:
+    api = API
+    path = "/messages"
+
+    def __init__(self, model: str, facts: Facts, *, cache_ttl: CacheTtl = "5m") -> None:
+        self.wire = AnthropicWire(model, facts, cache_ttl=cache_ttl)
+        self._version = SAMPLED_VERSION if sampled(model, facts) else VERSION
+
+    def headers(self, key: str | None) -> Mapping[str, str]:
+        headers = {"anthropic-version": self._version}
+        if key is not None:
+            headers["x-api-key"] = key
+        return headers
+
+    def answer(self, limit: int, on_text: Callable[[str], None]) -> AnthropicAnswer:
+        return AnthropicAnswer(limit, on_text)

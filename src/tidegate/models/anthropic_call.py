@@ -1,0 +1,147 @@
+"""What one call sets in a request of Anthropic's Messages format.
+
+Guarantee: no combination of settings goes out that the model is known to refuse. What a model does not take is left out
+where the answer is still what was asked for, only less steered (temperature beside thinking); it is refused with one
+sentence where it would not be (an answer in JSON of no schema). Pure functions.
+"""
+
+import hashlib
+from collections.abc import Callable
+
+import msgspec
+
+from tidegate.models.caller_tools import brought_choice, brought_shape, invalid
+from tidegate.models.effort import word_for
+from tidegate.models.facts import Facts
+from tidegate.values import Call
+
+# The least that the API takes for thinking.
+LEAST_BUDGET = 1024
+# From the least up to where the provider advises against answering within one connection.
+BUDGETS = {"minimal": LEAST_BUDGET, "low": 4_096, "medium": 10_240, "high": 20_480, "xhigh": 26_624, "max": 32_000}
+# Of a user's name; longer ones are refused.
+_USER_CHARACTERS = 256
+# The other formats' scale goes to 2.
+_MOST_TEMPERATURE = 1.0
+_OFF = ("off", "none")
+
+_encode = msgspec.json.Encoder().encode
+
+
+class _Thinking(msgspec.Struct, omit_defaults=True):
+    type: str
+    budget_tokens: int = 0
+
+
+class _Format(msgspec.Struct):
+    schema: msgspec.Raw
+    type: str = "json_schema"
+
+
+class _OutputConfig(msgspec.Struct, omit_defaults=True):
+    effort: str | None = None
+    format: _Format | None = None
+
+
+class _Choice(msgspec.Struct, omit_defaults=True):
+    type: str
+    name: str = ""
+
+
+class _Metadata(msgspec.Struct):
+    user_id: str
+
+
+class _Parameters(msgspec.Struct, omit_defaults=True):
+    """In the order in which they go out."""
+
+    max_tokens: int
+    temperature: float | None = None
+    top_p: float | None = None
+    stop_sequences: tuple[str, ...] = ()
+    thinking: _Thinking | None = None
+    output_config: _OutputConfig | None = None
+    tool_choice: _Choice | None = None
+    metadata: _Metadata | None = None
+
+
+def sampled(model: str, facts: Facts) -> bool:
+    """Whether the model lets the chance in its answers be set. Claude since 4.7 refuses it, as does the newest version
+    of the API for all models; of a Claude that nobody told us about, it is not known. Other makers' models do."""
+    return "claude" not in model.lower() or (facts.known and facts.thinking != "adaptive")
+
+
+def parameters(call: Call, facts: Facts, *, sampling: bool, tools: bool, thoughtless: Callable[[], bool]) -> bytes:
+    """The members of the request that a call decides. `tools` says that there are any. `thoughtless` says that the
+    model is in the middle of a step that was begun without thinking, which one with a budget must then end so."""
+    most = call.max_tokens or facts.output
+    if facts.known:
+        most = min(most, facts.output)
+    choice = _choice(call.tool_choice) if tools and call.tool_choice else None
+    forced = choice is not None and choice.type in ("any", "tool")
+    thinking, effort = _reasoning(call.reasoning, facts, most)
+    if thinking is not None and thinking.type == "enabled" and (forced or thoughtless()):
+        thinking = None
+    chance = sampling and (thinking is None or thinking.type == "disabled")
+    temperature = min(call.temperature, _MOST_TEMPERATURE) if chance and call.temperature is not None else None
+    shape = _shape(call.response_format) if call.response_format else None
+    encoded = _encode(
+        _Parameters(
+            max_tokens=most,
+            temperature=temperature,
+            # One of the two: both together are refused.
+            top_p=call.top_p if chance and temperature is None else None,
+            stop_sequences=call.stop,
+            thinking=thinking,
+            output_config=_OutputConfig(effort, shape) if effort or shape else None,
+            tool_choice=choice,
+            metadata=_Metadata(_user(call.user)) if call.user else None,
+        )
+    )
+    return encoded[1:-1]
+
+
+def _reasoning(reasoning: str | None, facts: Facts, most: int) -> tuple[_Thinking | None, str | None]:
+    """How the model is told to think, and its word for how hard."""
+    if reasoning is None or facts.thinking == "none":
+        return None, None
+    if facts.thinking == "budget":
+        return _budget(reasoning, most), None
+    word = word_for(reasoning, facts.efforts)
+    off = (word or reasoning) in _OFF
+    if facts.thinking == "effort":
+        return None, None if off else word
+    # A model whose words begin above off cannot be kept from thinking: it is asked for its least.
+    return _Thinking("disabled" if off else "adaptive"), None if off else word
+
+
+def _budget(reasoning: str, most: int) -> _Thinking | None:
+    """Such a model does not think unless it is told to."""
+    if reasoning in _OFF:
+        return None
+    asked = BUDGETS.get(reasoning)
+    if asked is None:
+        raise invalid(f"The reasoning effort {reasoning!r} is not known; use one of off, {', '.join(BUDGETS)}.")
+    # Thinking is taken from the same limit as the answer, of which half is left for words.
+    tokens = min(asked, most // 2)
+    return _Thinking("enabled", tokens) if tokens >= LEAST_BUDGET else None
+
+
+def _choice(tool_choice: bytes) -> _Choice:
+    choice = brought_choice(tool_choice)
+    if choice.kind == "function":
+        return _Choice("tool", choice.name)
+    return _Choice("any" if choice.kind == "required" else choice.kind)
+
+
+def _shape(response_format: bytes) -> _Format | None:
+    shape = brought_shape(response_format)
+    if shape.kind == "json_object":
+        raise invalid(
+            "This model answers in JSON only by a schema; send response_format of type json_schema, not json_object."
+        )
+    return _Format(shape.schema) if shape.kind == "json_schema" else None
+
+
+def _user(user: str) -> str:
+    return user if len(user) <= _USER_CHARACTERS else hashlib.sha256(user.encode()).hexdigest()

@@ -1,0 +1,147 @@
+"""What a caller brings along in OpenAI's chat shape, taken apart: tools, the choice among them, the answer's shape.
+
+Guarantee: whatever the bytes are, values come out or a ModelFailed of kind `invalid` says in one sentence what to
+change; schemas are kept verbatim. Pure functions; every wire format reads the caller's JSON here and nowhere else.
+"""
+
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+from tidegate.errors import ModelFailed
+from tidegate.values import Frozen
+
+_ABSENT = msgspec.Raw()
+
+
+class BroughtTool(Frozen, frozen=True):
+    """A function that the caller runs itself. `parameters` is its JSON schema, empty when it has none."""
+
+    name: str = ""
+    description: str = ""
+    parameters: msgspec.Raw = _ABSENT
+    strict: bool = False
+
+
+class Choice(Frozen, frozen=True):
+    """Which tools the model may or must call; `name` is set for one that it must."""
+
+    kind: Literal["none", "auto", "required", "function"]
+    name: str = ""
+
+
+class Shape(Frozen, frozen=True):
+    """What the answer's text must be; a `schema` comes with the kind of that name."""
+
+    kind: Literal["text", "json_object", "json_schema"]
+    name: str = ""
+    description: str = ""
+    schema: msgspec.Raw = _ABSENT
+    strict: bool = False
+
+
+class _Function(msgspec.Struct):
+    name: str = ""
+    description: str | None = None
+    parameters: msgspec.Raw = _ABSENT
+    strict: bool | None = None
+
+
+class _Tool(msgspec.Struct):
+    function: _Function = msgspec.field(default_factory=_Function)
+
+
+class _Named(msgspec.Struct):
+    name: str
+
+
+class _Chosen(msgspec.Struct):
+    type: Literal["function"]
+    function: _Named
+
+
+class _Schema(msgspec.Struct):
+    schema: msgspec.Raw = _ABSENT
+    name: str = ""
+    description: str | None = None
+    strict: bool | None = None
+
+
+class _Format(msgspec.Struct):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: _Schema = msgspec.field(default_factory=_Schema)
+
+
+_decode_tools = msgspec.json.Decoder(list[_Tool]).decode
+_decode_choice = msgspec.json.Decoder(Literal["none", "auto", "required"] | _Chosen).decode
+_decode_format = msgspec.json.Decoder(_Format).decode
+# What a decoder may raise for bytes of any kind; the last is nesting without end.
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def invalid(sentence: str) -> ModelFailed:
+    """What the caller sent cannot be asked of this model."""
+    return ModelFailed(sentence, kind="invalid", retryable=False)
+
+
+def brought_tools(tools: bytes) -> list[BroughtTool]:
+    """The caller's tools, in order."""
+    try:
+        read = [tool.function for tool in _decode_tools(tools)]
+    except _UNREADABLE as error:
+        raise invalid("The caller's tools are not a list of function tools; send them in OpenAI's shape.") from error
+    return [
+        BroughtTool(
+            name=function.name,
+            description=function.description or "",
+            parameters=_given(function.parameters),
+            strict=bool(function.strict),
+        )
+        for function in read
+    ]
+
+
+def distinct(own: Iterable[str], brought: Iterable[BroughtTool]) -> None:
+    """One name twice would let the caller answer for a tool of the agent."""
+    taken = set(own)
+    for tool in brought:
+        if tool.name in taken:
+            raise invalid(
+                f"The tool {tool.name!r} is offered twice in one request; give the caller's tool another name."
+            )
+        taken.add(tool.name)
+
+
+def brought_choice(choice: bytes) -> Choice:
+    try:
+        read = _decode_choice(choice)
+    except _UNREADABLE as error:
+        raise invalid(
+            'tool_choice is not one that this model can be given; send "none", "auto", "required" or one function.'
+        ) from error
+    return Choice(kind="function", name=read.function.name) if isinstance(read, _Chosen) else Choice(kind=read)
+
+
+def brought_shape(response_format: bytes) -> Shape:
+    try:
+        read = _decode_format(response_format)
+    except _UNREADABLE as error:
+        raise invalid(
+            "response_format is not one that this model can be given; send a json_schema in OpenAI's shape."
+        ) from error
+    schema = read.json_schema
+    if read.type == "json_schema" and not _given(schema.schema):
+        raise invalid("response_format holds no json_schema.schema; send the schema that the answer must follow.")
+    return Shape(
+        kind=read.type,
+        name=schema.name,
+        description=schema.description or "",
+        schema=_given(schema.schema),
+        strict=bool(schema.strict),
+    )
+
+
+def _given(raw: msgspec.Raw) -> msgspec.Raw:
+    """A copy that does not hold on to the request it was read from; nothing for `null`."""
+    return _ABSENT if bytes(raw) in (b"", b"null") else msgspec.Raw(bytes(raw))

@@ -1,0 +1,100 @@
+"""What an endpoint says went wrong, whatever shape it says it in.
+
+Guarantee: any bytes give a complaint: the words for a person, the marks by which it is judged (types, codes, reasons,
+also those that a provider behind the endpoint gave), and how long it asks to wait, if the body says so. Pure functions;
+nothing is held.
+"""
+
+import re
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any, NamedTuple
+
+import msgspec
+
+MARKS_CHARACTERS = 2000
+"""Of what is judged by: several times what any provider sends, so that a body cannot make the judging slow."""
+
+_MARKING = ("type", "code", "status", "param")
+_WORDING = ("message", "detail", "msg", "error_description")
+_WAIT = re.compile(r"(?i)\b(?:try again|retry) (?:in|after) (\d{1,9}(?:\.\d{1,9})?) ?(ms|s|m|seconds?|minutes?)\b")
+_UNITS = {"ms": 0.001, "m": 60.0, "minute": 60.0, "minutes": 60.0}
+
+
+class Complaint(NamedTuple):
+    said: str = ""
+    marks: str = ""
+    after: float | None = None
+
+
+def read(body: bytes) -> Complaint:
+    """Of an error's body: OpenAI's, Anthropic's, Gemini's, OpenRouter's, Azure's and the plainer ones of local servers.
+    A web page says nothing that is worth quoting."""
+    try:
+        whole: Any = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        text = body.decode("utf-8", "replace")
+        return Complaint("" if text.lstrip().startswith("<") else text)
+    if isinstance(whole, list) and whole:
+        whole = whole[0]
+    if isinstance(whole, str):
+        return Complaint(whole, after=_said_wait(whole))
+    if not isinstance(whole, dict):
+        return Complaint()
+    inner = whole.get("error") or whole
+    if isinstance(inner, str):
+        return Complaint(inner, _marks(whole), _said_wait(inner))
+    if not isinstance(inner, dict):
+        return Complaint("", _marks(whole))
+    said = next((inner[key] for key in _WORDING if isinstance(inner.get(key), str)), "")
+    marks = [_marks(inner)] if inner is whole else [_marks(inner), _marks(whole)]
+    behind = inner.get("innererror")
+    if isinstance(behind, dict):
+        marks.append(_marks(behind))
+    metadata = inner.get("metadata")
+    if isinstance(metadata, dict):  # of whoever stands behind the endpoint
+        marks += (str(metadata.get(key) or "") for key in ("raw", "reasons", "error_type"))
+    after = _said_wait(said)
+    for detail in inner["details"] if isinstance(inner.get("details"), list) else ():
+        if isinstance(detail, dict):
+            after = _delay(detail.get("retryDelay")) or after
+            marks += (str(detail.get(key) or "") for key in ("reason", "violations"))
+    return Complaint(said, " ".join(filter(None, marks))[:MARKS_CHARACTERS], after)
+
+
+def wait_of(headers: Mapping[str, str], now: float) -> float | None:
+    """Seconds to wait as the endpoint asks, from any of the three forms in use; None when it does not say."""
+    milliseconds = headers.get("retry-after-ms")
+    seconds = headers.get("retry-after")
+    try:
+        if milliseconds is not None:
+            return _waiting(float(milliseconds) / 1000)
+        if seconds is not None:
+            return _waiting(float(seconds))
+    except ValueError:
+        pass
+    if seconds is None:
+        return None
+    try:
+        return _waiting(parsedate_to_datetime(seconds).timestamp() - now)
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def _waiting(seconds: float) -> float | None:
+    return None if seconds != seconds else max(0.0, seconds)
+
+
+def _marks(found: dict[Any, Any]) -> str:
+    return " ".join(str(found[key]) for key in _MARKING if isinstance(found.get(key), str | int))
+
+
+def _said_wait(said: str) -> float | None:
+    found = _WAIT.search(said)
+    return None if found is None else float(found.group(1)) * _UNITS.get(found.group(2).lower(), 1.0)
+
+
+def _delay(given: object) -> float | None:
+    """Of the form `34.5s`."""
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)s", given) if isinstance(given, str) else None
+    return None if found is None else float(found.group(1))

@@ -1,0 +1,78 @@
+"""Where two requests differ.
+
+Guarantee: the first difference is told by its place in the JSON and by a few words of both sides; how much differs is
+counted, so that the nearest of many can be chosen. Pure functions; nothing is held.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+SHOWN = 60
+"""Characters of either side: enough to recognise a date or a word."""
+BEFORE = 15
+"""Of those, how many stand before the difference."""
+
+
+class Difference(NamedTuple):
+    """`place` is a path as `messages[2].content`; nothing for the whole."""
+
+    place: str
+    recorded: str
+    asked: str
+
+
+_ABSENT: Any = msgspec.UNSET
+
+
+def differences(recorded: Any, asked: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Each place with what stands there on either side, in the order of the request that is asked."""
+    if isinstance(recorded, dict) and isinstance(asked, dict):
+        for name in (*asked, *(name for name in recorded if name not in asked)):
+            inner = f"{place}.{name}" if place else name
+            yield from differences(recorded.get(name, _ABSENT), asked.get(name, _ABSENT), inner)
+    elif isinstance(recorded, list) and isinstance(asked, list):
+        for number in range(max(len(recorded), len(asked))):
+            one = recorded[number] if number < len(recorded) else _ABSENT
+            other = asked[number] if number < len(asked) else _ABSENT
+            yield from differences(one, other, f"{place}[{number}]")
+    elif type(recorded) is not type(asked) or recorded != asked:
+        yield place, recorded, asked
+
+
+def described(recorded: Any, asked: Any) -> tuple[Difference, int] | None:
+    """The first difference and how much differs; None when nothing does. What is missing on one side counts with all
+    that is in it, so that a request of the same shape is nearer."""
+    first: Difference | None = None
+    count = 0
+    for place, one, other in differences(recorded, asked):
+        count += max(_leaves(one), _leaves(other))
+        if first is None:
+            first = Difference(place, *_shown(one, other))
+    return None if first is None else (first, count)
+
+
+def _leaves(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return max(1, sum(map(_leaves, inner)))
+
+
+def _shown(one: Any, other: Any) -> tuple[str, str]:
+    if not (isinstance(one, str) and isinstance(other, str)):
+        return _written(one), _written(other)
+    shorter = min(len(one), len(other))
+    common = next((place for place in range(shorter) if one[place] != other[place]), shorter)
+    start = max(0, common - BEFORE)
+    return repr(_excerpt(one, start)), repr(_excerpt(other, start))
+
+
+def _written(value: Any) -> str:
+    if value is _ABSENT:
+        return "nothing"
+    return repr(_excerpt(value, 0)) if isinstance(value, str) else _excerpt(msgspec.json.encode(value).decode(), 0)
+
+
+def _excerpt(text: str, start: int) -> str:
+    cut = text[start : start + SHOWN]
+    return f"{'…' if start else ''}{cut}{'…' if start + SHOWN < len(text) else ''}"

@@ -1,0 +1,191 @@
+"""Model traffic, recorded while it passes.
+
+Guarantee: what is asked and answered goes on as it would without, whatever becomes of the file; every exchange is
+written down when it begins and when it has ended, in whatever way, with secrets taken out before anything reaches the
+disk. The recorder owns its file, from entering to leaving; the traffic is whoever's it was.
+"""
+
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from anyio import to_thread
+
+from tidegate.models.clients import Lease, Origin
+from tidegate.models.connection import LinkFailed, Waits
+from tidegate.models.pen import Pen
+from tidegate.models.recorded import BODY_BYTES, FILE_BYTES, Answered, Asked, End, Piece, digest, now
+from tidegate.models.stripping import stripped_body, stripped_head, stripped_headers, stripped_pieces
+from tidegate.models.traffic import Incoming, Traffic
+from tidegate.security import Redactor
+
+
+class Recorder:
+    """`referred` are the names of headers, in small letters, whose values the settings only refer to."""
+
+    def __init__(
+        self,
+        traffic: Traffic,
+        path: Path,
+        redactor: Redactor,
+        *,
+        referred: Collection[str] = (),
+        body_bytes: int = BODY_BYTES,
+        file_bytes: int = FILE_BYTES,
+    ) -> None:
+        self._traffic = traffic
+        self._redactor = redactor
+        self._referred = frozenset(referred)
+        self._body_bytes = body_bytes
+        self._exchanges = 0
+        self.pen = Pen(path, file_bytes)
+
+    async def __aenter__(self) -> Self:
+        await to_thread.run_sync(self.pen.open)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await to_thread.run_sync(self.pen.close)
+
+    def lease(self, endpoint: str) -> Lease:
+        return self._traffic.lease(endpoint)
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "does": "records",
+            "file": str(self.pen.path),
+            "exchanges": self._exchanges,
+            "bytes": self.pen.bytes,
+            "stopped": self.pen.stopped,
+        }
+
+    async def request(self, origin: Origin, head: bytes, body: Sequence[bytes], waits: Waits) -> Incoming:
+        if self.pen.stopped is not None:
+            return await self._traffic.request(origin, head, body, waits)
+        self._exchanges += 1
+        exchange = _Exchange(self.pen, self._exchanges, self._redactor, self._body_bytes)
+        size = sum(map(len, body))
+        number, when, sent = self._exchanges, now(), tuple(body)
+        self.pen.write(lambda: self._asked(number, when, origin, head, sent, size), size)
+        try:
+            response = await self._traffic.request(origin, head, body, waits)
+        except LinkFailed as failure:
+            exchange.end(failure.trouble, failure.said)
+            raise
+        except BaseException:
+            exchange.end("left")
+            raise
+        return _Recorded(response, exchange)
+
+    def _asked(self, number: int, when: str, origin: Origin, head: bytes, body: Sequence[bytes], size: int) -> Asked:
+        """In the thread of the pen."""
+        method, path, headers = stripped_head(head, self._referred, self._redactor)
+        content = stripped_body(b"".join(body), self._redactor)
+        left_out = size if size > self._body_bytes else 0
+        return Asked(
+            id=number,
+            time=when,
+            origin=f"{'https' if origin.secure else 'http'}://{origin.host}:{origin.port}",
+            method=method,
+            path=path,
+            headers=headers,
+            body=None if left_out else content,
+            left_out=left_out,
+            digest=digest(content) if left_out else "",
+        )
+
+
+class _Exchange:
+    """What has come in answer to one request."""
+
+    def __init__(self, pen: Pen, number: int, redactor: Redactor, most_bytes: int) -> None:
+        self._pen = pen
+        self._number = number
+        self._redactor = redactor
+        self._most = most_bytes
+        self._began = time.monotonic()
+        self._pieces: list[tuple[int, bytes]] = []
+        self._held = 0
+        self._left_out = 0
+        self._ended = False
+
+    @property
+    def _after(self) -> int:
+        return round(1000 * (time.monotonic() - self._began))
+
+    def take(self, data: bytes) -> None:
+        """Once something is left out, so is all that follows."""
+        if self._ended or self._pen.stopped is not None:
+            return
+        if self._left_out or self._held + len(data) > self._most:
+            self._left_out += len(data)
+            return
+        self._pieces.append((self._after, data))
+        self._held += len(data)
+
+    def end(self, end: End, said: str = "", response: Incoming | None = None) -> None:
+        """The first time counts."""
+        if self._ended:
+            return
+        self._ended = True
+        status, headers = (0, {}) if response is None else (response.status, dict(response.headers))
+        number, after, pieces, left_out, redactor = (
+            self._number, self._after, self._pieces, self._left_out, self._redactor,
+        )  # fmt: skip
+        self._pieces = []
+
+        def make() -> Answered:
+            stripped = stripped_pieces([data for _, data in pieces], redactor, cut=end != "complete" or left_out > 0)
+            return Answered(
+                id=number,
+                after=after,
+                end=end,
+                said=redactor.text(said),
+                status=status,
+                headers=stripped_headers(headers, redactor),
+                pieces=[Piece.of(when, data) for (when, _), data in zip(pieces, stripped, strict=True)],
+                left_out=left_out,
+            )
+
+        self._pen.write(make, self._held)
+
+
+class _Recorded:
+    """A response, with someone who listens."""
+
+    def __init__(self, response: Incoming, exchange: _Exchange) -> None:
+        self._response = response
+        self._exchange = exchange
+
+    @property
+    def status(self) -> int:
+        return self._response.status
+
+    @property
+    def headers(self) -> Any:
+        return self._response.headers
+
+    @property
+    def content_type(self) -> str:
+        return self._response.content_type
+
+    @property
+    def complete(self) -> bool:
+        return self._response.complete
+
+    async def read(self) -> bytes:
+        try:
+            data = await self._response.read()
+        except LinkFailed as failure:
+            self._exchange.end(failure.trouble, failure.said, self._response)
+            raise
+        self._exchange.take(data) if data else None
+        return data
+
+    def close(self) -> None:
+        self._exchange.end("complete" if self._response.complete else "left", "", self._response)
+        self._response.close()

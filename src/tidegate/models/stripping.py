@@ -1,0 +1,185 @@
+"""Secrets, taken out of what a model was sent and what it answered.
+
+Guarantee: no credential's header keeps its value; no secret that the redactor knows is left in a request, nor in an
+answer, even where a model says it in several events or the network cut it in two, or where a stream broke off in the
+middle of it. What is left is as valid as it was: JSON stays JSON, events stay events, pieces stay as many as they were.
+Pure functions; they take time in proportion to what they read, so they are called in threads.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, AnyStr, NamedTuple
+
+import msgspec
+
+from tidegate.config import SENSITIVE_HEADER
+from tidegate.security import HIDDEN, Redactor
+
+_OF_AN_ACCOUNT = re.compile(r"(?i)cookie|auth|api-?key|secret|organization|project")
+"""Headers of an answer that nobody needs who reads a recording."""
+_PLACES = ("index", "output_index", "content_index", "summary_index")
+"""By which the formats tell apart what grows side by side in one stream."""
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+class Head(NamedTuple):
+    method: str
+    path: str
+    headers: dict[str, str]
+
+
+def stripped_head(head: bytes, referred: Collection[str], redactor: Redactor) -> Head:
+    """Of a request. `referred` are the headers, in small letters, whose values are secrets whatever they look like."""
+    first, *rest = head.decode("latin-1").rstrip("\r\n").split("\r\n")
+    method, path, _ = first.split(" ", 2)
+    headers: dict[str, str] = {}
+    for text in rest:
+        name, _, value = text.partition(": ")
+        secret = name.lower() in referred or SENSITIVE_HEADER.search(name)
+        headers[name.lower()] = HIDDEN if secret else redactor.text(value)
+    return Head(method, redactor.text(path), headers)
+
+
+def stripped_headers(headers: Mapping[str, str], redactor: Redactor) -> dict[str, str]:
+    """Of an answer."""
+    return {name: redactor.text(value) for name, value in headers.items() if not _OF_AN_ACCOUNT.search(name)}
+
+
+def stripped_body(body: bytes, redactor: Redactor) -> Any:
+    """Of a request: its JSON, or its text if it is none."""
+    try:
+        return stripped_value(msgspec.json.decode(body), redactor)
+    except _UNREADABLE:
+        return redactor.text(body.decode("utf-8", "replace"))
+
+
+def stripped_value(value: Any, redactor: Redactor) -> Any:
+    return _rewritten(value, redactor, lambda _, text: redactor.text(text))
+
+
+def stripped_pieces(pieces: Sequence[bytes], redactor: Redactor, *, cut: bool) -> list[bytes]:
+    """Of an answer, each with what is left of it. `cut` says that the answer was not whole, so that its end may be the
+    beginning of a secret."""
+    edits = list(_edits(b"".join(pieces), redactor, cut))
+    return list(pieces) if not edits else list(_applied(pieces, edits))
+
+
+def _edits(whole: bytes, redactor: Redactor, cut: bool) -> Iterator[tuple[int, int, bytes]]:
+    """What is to be replaced, in order: from, to, by what."""
+    if whole[:1] in (b"{", b"["):
+        yield from _of_documents(whole, [(0, len(whole))], redactor, cut)
+        return
+    documents: list[tuple[int, int]] = []
+    start = 0
+    for line in whole.split(b"\n"):
+        end = start + len(line)
+        begin = start
+        if line.startswith(b"data:"):
+            begin = end - len(line[5:].lstrip())
+        documents.append((begin, begin + len(whole[begin:end].rstrip())))
+        start = end + 1
+    yield from _of_documents(whole, documents, redactor, cut)
+
+
+def _of_documents(
+    whole: bytes, documents: Sequence[tuple[int, int]], redactor: Redactor, cut: bool
+) -> Iterator[tuple[int, int, bytes]]:
+    """Twice through: first to see what each place says over all documents, then, if there is a secret in that, to put
+    down what is left of it."""
+    said: dict[str, list[str]] = {}
+
+    def listen(place: str, text: str) -> str:
+        said.setdefault(place, []).append(text)
+        return text
+
+    clean = True
+    for number, (start, end) in enumerate(documents):
+        value = _document(whole[start:end])
+        if value is None:
+            text = _text(whole[start:end])
+            clean &= _hidden(text, redactor, cut and number == len(documents) - 1) == text
+        else:
+            clean &= _rewritten(value, redactor, listen) == value
+    left = {place: _parted(texts, redactor, cut) for place, texts in said.items()}
+    if clean and all(left[place] is texts for place, texts in said.items()):
+        return
+    remaining = {place: iter(texts) for place, texts in left.items()}
+    for number, (start, end) in enumerate(documents):
+        value = _document(whole[start:end])
+        if value is None:
+            text = _text(whole[start:end])
+            new = _hidden(text, redactor, cut and number == len(documents) - 1).encode("utf-8", "surrogateescape")
+            changed = new != whole[start:end]
+        else:
+            kept = _rewritten(value, redactor, lambda place, _: next(remaining[place]))
+            new = msgspec.json.encode(kept)
+            changed = kept != value
+        if changed:
+            yield start, end, new
+
+
+def _document(data: bytes) -> Any:
+    """A JSON object or list; None if it is none."""
+    if data[:1] not in (b"{", b"["):
+        return None
+    try:
+        return msgspec.json.decode(data)
+    except _UNREADABLE:
+        return None
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _hidden(text: str, redactor: Redactor, cut: bool) -> str:
+    text = redactor.text(text)
+    begun = redactor.begun(text) if cut else 0
+    return text[:-begun] + HIDDEN if begun else text
+
+
+def _rewritten(value: Any, redactor: Redactor, visit: Callable[[str, str], str], place: str = "") -> Any:
+    """The same with what `visit` makes of each text in it, in order, given its place."""
+    if isinstance(value, str):
+        return visit(place, value)
+    if isinstance(value, list):
+        return [_rewritten(item, redactor, visit, f"{place}[{number}]") for number, item in enumerate(value)]
+    if isinstance(value, dict):
+        marks = "".join(f"#{value[name]}" for name in _PLACES if isinstance(value.get(name), int))
+        return {
+            redactor.text(name): _rewritten(item, redactor, visit, f"{place}{marks}.{name}")
+            for name, item in value.items()
+        }
+    return value
+
+
+def _parted(texts: list[str], redactor: Redactor, cut: bool) -> list[str]:
+    """What is left of texts that follow one another, each in its part; the same list if that is all of them."""
+    whole = "".join(texts)
+    found = [*redactor.replacements(whole)]
+    begun = redactor.begun(whole) if cut else 0
+    if begun and (not found or found[-1][1] <= len(whole) - begun):
+        found.append((len(whole) - begun, len(whole), HIDDEN))
+    if not found:
+        return texts
+    return list(_applied(texts, found))
+
+
+def _applied(pieces: Sequence[AnyStr], edits: Sequence[tuple[int, int, AnyStr]]) -> Iterator[AnyStr]:
+    """Each piece without what is replaced (from, to, by what); that stands in the piece where the old one began."""
+    start = 0
+    waiting = 0
+    for piece in pieces:
+        end = start + len(piece)
+        kept = piece[:0]
+        place = start
+        while waiting < len(edits) and edits[waiting][0] < end:
+            begin, until, new = edits[waiting]
+            if begin >= place:
+                kept += piece[place - start : begin - start] + new
+            place = max(place, min(until, end))
+            if until > end:
+                break
+            waiting += 1
+        yield kept + piece[place - start :]
+        start = end

@@ -1,0 +1,216 @@
+"""What a sound is, read from its header: its kind and how long it lasts, without decoding anything.
+
+Guarantee: a few reads at known places, whatever the file holds; what is no WAV or MP3, or makes no sense within its
+header, is a `Strange` with the end of a sentence that says why. How long it lasts is never more than its bytes can be.
+Runs in a child as well, so it uses nothing but the standard library.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+Read = Callable[[int, int], bytes]
+"""(how many bytes, from where)."""
+
+HEAD_BYTES = 12
+"""By which a sound is told from other things."""
+
+CHUNKS = 64
+"""Of a WAV that are stepped over to its sound: notes of recorders and editors, a handful each."""
+
+TAGS = 4
+"""Of an MP3 that are stepped over: some programs put theirs in front of another's."""
+
+SOUGHT_BYTES = 4096
+"""Behind its tags, in which the first frame of an MP3 begins: tags may be filled up with zeros."""
+
+_FRAME_BYTES = 1441
+"""The longest frame of layer III."""
+
+_PCM = {1: "PCM", 3: "floating point", 0xFFFE: "PCM"}
+_CODECS = {2: "ADPCM", 6: "A-law", 7: "mu-law", 0x11: "ADPCM", 0x31: "GSM", 0x50: "MPEG", 0x55: "MP3"}
+_WIDTHS = (8, 16, 24, 32, 64)
+_BITRATES = (
+    (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
+    (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+)
+"""Of layer III in kilobits a second: of MPEG 1, and of the lower rates of MPEG 2 and 2.5."""
+_RATES = {3: (44100, 48000, 32000), 2: (22050, 24000, 16000), 0: (11025, 12000, 8000)}
+_SLOWEST, _FASTEST = 8_000, 320_000
+"""Bits a second of layer III."""
+
+# Long enough that no text begins so.
+_OTHERS = (
+    (0, b"OggS\0", "Ogg (Vorbis or Opus)"),
+    (0, b"fLaC\0\0\0\x22", "FLAC"),
+    (0, b"fLaC\x80\0\0\x22", "FLAC"),
+    (4, b"ftypM4A", "MPEG-4 audio (M4A)"),
+    (4, b"ftypM4B", "MPEG-4 audio (M4B)"),
+    (0, b"\xff\xf1", "AAC"),
+    (0, b"\xff\xf9", "AAC"),
+    (0, b"#!AMR\n", "AMR"),
+    (0, b"caff\0\1", "Core Audio (CAF)"),
+    (0, b".snd\0", "Sun audio (AU)"),
+    (0, b"RF64\xff\xff\xff\xffWAVE", "a WAV of more than 4 GiB (RF64)"),
+    (0, b"MThd\0\0\0\x06", "MIDI"),
+)
+
+
+class Sound(NamedTuple):
+    media_type: str
+    seconds: float
+
+
+class Strange(Exception):
+    """Why it is not one that is taken, as the end of a sentence that begins with "it"."""
+
+
+class _Frame(NamedTuple):
+    version: int
+    bits: int
+    """A second."""
+    rate: int
+    samples: int
+    length: int
+    mono: bool
+
+
+def kind(head: bytes) -> str:
+    """What a file that begins so seems to be: `audio/wav`, `audio/mpeg`, the name of another kind of sound that no
+    model is given, or nothing when it is no sound."""
+    if head[8:12] == b"WAVE" and head[:4] in (b"RIFF", b"RIFX"):
+        return "audio/wav"
+    if _is_tag(head) or _frame(head) is not None:
+        return "audio/mpeg"
+    if head[:4] == b"FORM" and head[8:12] in (b"AIFF", b"AIFC"):
+        return "AIFF"
+    return next((name for place, mark, name in _OTHERS if head.startswith(mark, place)), "")
+
+
+def sniff(read: Read, size: int) -> Sound:
+    """`size` is the file's. Raises `Strange`."""
+    found = kind(read(HEAD_BYTES, 0))
+    if found == "audio/wav":
+        seconds = _wav(read, size)
+    elif found == "audio/mpeg":
+        seconds = _mp3(read, size)
+    else:
+        raise Strange(f"is {found}, and only WAV and MP3 are taken" if found else "is no WAV or MP3 sound")
+    if seconds <= 0:
+        raise Strange("holds no sound")
+    return Sound(found, seconds)
+
+
+# -- WAV ---------------------------------------------------------------------------------------------------------------
+
+
+def _wav(read: Read, size: int) -> float:
+    if read(4, 0) != b"RIFF":
+        raise Strange("is a big-endian WAV (RIFX), and only RIFF is taken")
+    place, bytes_a_second = 12, 0
+    for _ in range(CHUNKS):
+        head = read(8, place)
+        if len(head) < 8:
+            raise Strange("ends before its sound begins")
+        length = int.from_bytes(head[4:], "little")
+        place += 8
+        if head[:4] == b"fmt ":
+            bytes_a_second = _format(read(16, place))
+        elif head[:4] == b"data":
+            if not bytes_a_second:
+                raise Strange("does not say how its sound is written")
+            # Who writes to a pipe cannot come back to put the length in: then it is what follows.
+            stated = length if length not in (0, 0xFFFFFFFF) else size
+            return min(stated, max(0, size - place)) / bytes_a_second
+        place += length + length % 2
+    raise Strange(f"has more than {CHUNKS} parts before its sound")
+
+
+def _format(data: bytes) -> int:
+    """Bytes of a second of it."""
+    if len(data) < 16:
+        raise Strange("ends within its header")
+    tag, channels, rate, _, block, bits = (
+        int.from_bytes(data[start:end], "little")
+        for start, end in ((0, 2), (2, 4), (4, 8), (8, 12), (12, 14), (14, 16))
+    )
+    if tag not in _PCM:
+        raise Strange(f"is a WAV that holds {_CODECS.get(tag, f'sound of kind {tag}')}, and only PCM is taken")
+    if bits not in _WIDTHS or not channels or not rate or block != channels * bits // 8:
+        raise Strange("is damaged: its header makes no sense")
+    return rate * block
+
+
+# -- MP3 ---------------------------------------------------------------------------------------------------------------
+
+
+def _mp3(read: Read, size: int) -> float:
+    place = _behind_tags(read)
+    data = read(SOUGHT_BYTES + _FRAME_BYTES + 4, place)
+    start, frame = _first_frame(data, size - place)
+    # An old tag of fixed length may stand at the end.
+    end = size - 128 if size >= 128 and read(3, size - 128) == b"TAG" else size
+    sound = max(0, end - place - start)
+    steady = sound * 8 / frame.bits
+    counted = _counted(data[start:], frame) * frame.samples / frame.rate
+    one = frame.samples / frame.rate
+    if sound * 8 / _FASTEST - one <= counted <= sound * 8 / _SLOWEST + one:
+        return counted or steady
+    return steady  # what contradicts its size is not believed
+
+
+def _behind_tags(read: Read) -> int:
+    place = 0
+    for _ in range(TAGS):
+        head = read(10, place)
+        if not _is_tag(head):
+            break
+        length = 0
+        for byte in head[6:10]:
+            length = length << 7 | byte
+        place += 10 + length + (10 if head[5] & 0x10 else 0)
+    return place
+
+
+def _is_tag(head: bytes) -> bool:
+    """Whether an ID3 tag begins here; no text begins so."""
+    return head[:3] == b"ID3" and len(head) >= 10 and head[3] in (2, 3, 4) and all(byte < 0x80 for byte in head[6:10])
+
+
+def _first_frame(data: bytes, left: int) -> tuple[int, _Frame]:
+    """It is one if another of its kind, or the end, follows it."""
+    start = data.find(b"\xff")
+    while 0 <= start < SOUGHT_BYTES:
+        frame = _frame(data[start : start + 4])
+        if frame is not None:
+            behind = start + frame.length
+            following = _frame(data[behind : behind + 4])
+            ends = behind == left or data[behind : behind + 3] == b"TAG"
+            if ends or (following is not None and following[:1] + following[2:3] == frame[:1] + frame[2:3]):
+                return start, frame
+        start = data.find(b"\xff", start + 1)
+    raise Strange("is no MP3 after all, or is damaged: no frame of sound is where one should be")
+
+
+def _frame(head: bytes) -> _Frame | None:
+    """A frame of layer III whose header this is."""
+    if len(head) < 4 or head[0] != 0xFF or head[1] & 0xE6 != 0xE2:
+        return None
+    version, bitrate, rate = head[1] >> 3 & 3, head[2] >> 4, head[2] >> 2 & 3
+    if version not in _RATES or bitrate in (0, 15) or rate == 3:
+        return None
+    bits = _BITRATES[version != 3][bitrate] * 1000
+    hertz = _RATES[version][rate]
+    samples = 1152 if version == 3 else 576
+    length = samples // 8 * bits // hertz + (head[2] >> 1 & 1)
+    return _Frame(version, bits, hertz, samples, length, head[3] >> 6 == 3)
+
+
+def _counted(data: bytes, frame: _Frame) -> int:
+    """Frames, where the first one says how many there are; else 0."""
+    side = (17 if frame.mono else 32) if frame.version == 3 else (9 if frame.mono else 17)
+    if data[36:40] == b"VBRI":
+        return int.from_bytes(data[50:54], "big")
+    for place in (4 + side, 6 + side):  # the second behind a checksum
+        if data[place : place + 4] in (b"Xing", b"Info") and data[place + 7 : place + 8] and data[place + 7] & 1:
+            return int.from_bytes(data[place + 8 : place + 12], "big")
+    return 0

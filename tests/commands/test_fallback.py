@@ -1,0 +1,92 @@
+"""What a person is told of a model that answers instead of another."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.commands.test_commands import run
+from tests.core import Core, core
+from tests.moody import KEY, Moody, toml
+
+pytestmark = pytest.mark.anyio
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Moody]:
+    async with Moody() as server:
+        yield server
+
+
+def falling(home: Path, server: Moody, clock: Clock, agent: str = "") -> Any:
+    text = toml(server.base_url, agent)
+    return core(home, model=server, toml=text, clock=clock, environment={KEY: "sesame"})
+
+
+async def lines(house: Core, line: str, session: str) -> str:
+    return (await run(house, line, session)).text
+
+
+async def test_status_says_who_answers_instead_of_whom_why_and_until_when(home: Path, server: Moody) -> None:
+    """S05: and nothing of it when it is over."""
+    clock = Clock()
+    server.moods["first"] = "[status 402]"
+    async with falling(home, server, clock) as house:
+        session = (await house.say("one")).session
+        for line in ("/status", "/model"):
+            told = await lines(house, line, session)
+            assert "second (instead of the agent's own, first, which has no quota left)" in told
+            assert "first is tried again not before 20" in told and "(in 15 minutes)" in told
+        server.moods.clear()
+        clock.now += 1000
+        assert "first (the agent's own)" in await lines(house, "/status", session)
+        await house.say("two")
+        assert "instead" not in await lines(house, "/status", session)
+
+
+async def test_a_rest_that_is_longer_than_the_stay_is_what_is_told(home: Path, server: Moody) -> None:
+    clock = Clock()
+    server.moods["first"] = "[status 402 retry-after=7200]"
+    async with falling(home, server, clock) as house:
+        session = (await house.say("one")).session
+        assert "(in 2 hours)" in await lines(house, "/status", session)
+        clock.now += 3600
+        assert "(in 1 hour)" in await lines(house, "/status", session)
+
+
+async def test_a_choice_outranks_falling_back_and_default_tries_the_own_model_at_once(
+    home: Path, server: Moody
+) -> None:
+    """P18: they are two things."""
+    clock = Clock()
+    server.moods["first"] = "[status 503]"
+    async with falling(home, server, clock) as house:
+        session = (await house.say("one")).session
+        await lines(house, "/model third", session)
+        told = await lines(house, "/status", session)
+        assert "third (chosen here by /model" in told and "instead of" not in told
+        assert "once it is back; until then second answers" in await lines(house, "/model default", session)
+        clock.now += 100
+        server.moods.clear()
+        assert "from now on" in await lines(house, "/model default", session)
+        await house.say("two")
+    assert server.asked == ["first", "second", "first"], "it has rested, and the stay was given up"
+
+
+async def test_reasoning_tells_whose_it_is(home: Path, server: Moody) -> None:
+    """A3: an agent's own, when its configuration has one."""
+    async with falling(home, server, Clock(), 'reasoning = "low"') as house:
+        session = (await house.say("one")).session
+        assert "reasoning     low (the agent's own)" in await lines(house, "/status", session)
+        await lines(house, "/reasoning high", session)
+        assert "it outranks the agent's own" in await lines(house, "/status", session)
+        assert "The agent's own default again" in await lines(house, "/reasoning default", session)

@@ -1,0 +1,146 @@
+"""Falling back in a real process: killed meanwhile, asked from outside, with keys that nobody else may see."""
+
+import json
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import pytest
+from anyio import to_thread
+
+from tests.gateway.running import WAIT, Gateway, tidegate
+from tests.moody import FORMATS, KEY, Moody, toml
+
+pytestmark = pytest.mark.anyio
+
+T = TypeVar("T")
+ANSWER = "The tide comes in, the gate keeps the level."
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Moody]:
+    async with Moody() as server:
+        yield server
+
+
+async def away(do: Callable[..., T], *given: Any, **named: Any) -> T:
+    """In a thread: the server that is asked meanwhile lives on this loop."""
+    with anyio.fail_after(2 * WAIT):
+        return await to_thread.run_sync(partial(do, *given, **named))
+
+
+@asynccontextmanager
+async def running(home: Path, text: str, **env: str) -> AsyncIterator[Gateway]:
+    home.mkdir(mode=0o700, exist_ok=True)
+    (home / "tidegate.toml").write_text(text)
+    gateway = Gateway(home, **{KEY: "sesame", **env})
+    try:
+        await away(gateway.wait_ready)
+        yield gateway
+    finally:
+        await away(gateway.end)
+
+
+async def status(gateway: Gateway, session: str) -> str:
+    reply = await away(gateway.call, "POST", "/api/messages", {"text": "/status", "session": session})
+    return str(reply["reply"]["text"])
+
+
+async def the_session(gateway: Gateway) -> dict[str, Any]:
+    listed = await away(gateway.call, "GET", "/api/sessions")
+    found: dict[str, Any] = await away(gateway.call, "GET", f"/api/sessions/{listed['sessions'][0]['id']}")
+    return found
+
+
+async def test_a_kill_does_not_undo_a_fallback_and_its_time_does(tmp_path: Path, server: Moody) -> None:
+    """P06, L01: in mid-turn, with the substitute's answer under way; the turn goes on with it, and after its time the
+    agent's own answers again."""
+    home, text = tmp_path / "home", toml(server.base_url, "fallback_for = 3600")
+    server.moods = {"first": "[status 503]", "second": "[hold there step=1]"}
+    async with running(home, text) as gateway:
+        said = {"text": "one [tool clock {}]", "agent": "main"}
+        accepted = await away(gateway.call, "POST", "/api/messages", said)
+        with anyio.fail_after(WAIT):
+            await server.held("there")
+        gateway.signal(signal.SIGKILL)
+        await away(gateway.wait)
+    server.moods.clear()
+    server.release("there")
+    async with running(home, text) as gateway:
+        with anyio.fail_after(WAIT):
+            while (turn := await away(gateway.call, "GET", f"/api/turns/{accepted['turn']}"))["state"] != "answered":
+                assert turn["state"] == "running"
+        assert server.asked == ["first", "second", "second", "second"]
+        found = await the_session(gateway)
+        assert (found["model"], found["fallback"]["instead_of"]) == ("second", "first")
+        told = await status(gateway, found["id"])
+        assert "second (instead of the agent's own, first, which is overloaded)" in told
+        facts = await away(tidegate, "status", home=home)
+        assert facts.returncode == 0, facts.stderr
+    async with running(home, text.replace("fallback_for = 3600", "fallback_for = 0")) as gateway:
+        await away(gateway.call, "POST", "/api/messages", {"text": "two", "session": found["id"]})
+        with anyio.fail_after(WAIT):
+            while (found := await the_session(gateway))["fallback"] is not None or found["running"]:
+                pass
+        assert server.asked[-1] == "first"
+        assert "first (the agent's own)" in await status(gateway, found["id"])
+
+
+async def test_every_format_stands_in_for_every_other_in_one_conversation(tmp_path: Path, server: Moody) -> None:
+    """S32: tool calls and results of each in the histories of the others, in one process."""
+    text = toml(server.base_url, "fallback_for = 0", formats=FORMATS)
+    turns = [
+        ("first", ()),
+        ("second", ("first",)),
+        ("third", ("first", "second")),
+        ("first", ()),
+        ("second", ("first",)),
+    ]
+    async with running(tmp_path / "home", text) as gateway:
+        for number, (answers, fail) in enumerate(turns):
+            server.moods = dict.fromkeys(fail, "[status 400 step=1]")
+            before = len(server.asked)
+            said = await away(gateway.say, f"{number} [tool clock {{}}] [together clock {{}} clock {{}}]", "talk")
+            assert said == ANSWER
+            assert server.asked[before] == "first", "its time is over at once"
+            assert server.asked[-1] == answers
+        assert await away(gateway.say, "one shot [tool clock {}]") == ANSWER
+    assert server.stats()["refusals"] == []
+
+
+async def test_the_status_of_the_process_tells_of_its_models(tmp_path: Path, server: Moody) -> None:
+    """X15: with several keys, of which one rests; by where they come from, never by what they are."""
+    keys = {"TIDE_KEY_A": "canary-alpha-5511", "TIDE_KEY_B": "canary-beta-7722"}
+    text = toml(server.base_url).replace(f'key = "env:{KEY}"', 'keys = ["env:TIDE_KEY_A", "env:TIDE_KEY_B"]')
+    async with running(tmp_path / "home", text + '[log]\nlevel = "debug"\n', **keys) as gateway:
+        server.moods["second"] = "[status 503]"
+        assert await away(gateway.say, "[status 402 echo times=1]") == ANSWER
+        server.moods["first"] = "[status 503]"
+        assert await away(gateway.say, "hello") == ANSWER
+        shown = await away(tidegate, "status", home=tmp_path / "home")
+        whole = await away(tidegate, "status", "--json", home=tmp_path / "home")
+        states = json.loads(whole.stdout)["model_states"]
+        assert (states["first"]["keys"], states["first"]["keys_resting"]) == (2, 1)
+        assert states["first"]["rests_because"] == "overloaded"
+        assert states["third"]["fallbacks"] == 1
+        for line in ("model first: 2 keys, 1 resting; left alone until", "(overloaded)", "stepped in 1 time"):
+            assert line in shown.stdout
+        metrics = await away(_read, gateway, "/metrics")
+        assert 'tidegate_model_keys{model="first",state="resting"} 1.0' in metrics
+        log = gateway.log.read_text()
+        assert "env:TIDE_KEY_A" in log
+        for secret in keys.values():
+            for seen in (shown.stdout, whole.stdout, metrics, log):
+                assert secret not in seen
+    assert [request.authorization for request in server.recorded][:2] == [f"Bearer {key}" for key in keys.values()]
+
+
+def _read(gateway: Gateway, path: str) -> str:
+    try:
+        return json.dumps(gateway.call("GET", path))
+    except json.JSONDecodeError as plain:
+        return plain.doc

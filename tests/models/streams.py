@@ -1,0 +1,56 @@
+"""What the tests of answers share: streams cut at every byte, and broken in every way."""
+
+from collections.abc import Callable
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from tidegate.models.answer import Answer, AnswerBroken, AnswerError
+from tidegate.values import Message
+
+New = Callable[[list[str]], Answer]
+
+
+def cut_everywhere(new: New, stream: bytes) -> list[Message]:
+    """The message of the stream cut in two at each of its bytes, and into single bytes; the text shown is its text."""
+    messages = []
+    for place in range(len(stream) + 1):
+        cuts = [stream[:place], stream[place:]] if place else [stream[at : at + 1] for at in range(len(stream))]
+        shown: list[str] = []
+        answer = new(shown)
+        for piece in cuts:
+            if not answer.done:
+                answer.feed(piece)
+        answer.end()
+        assert answer.complete
+        message = answer.message("m")
+        assert "".join(shown) == message.text
+        messages.append(message)
+    return messages
+
+
+def outcome(new: New, stream: bytes) -> Message | AnswerBroken | AnswerError | None:
+    """None when the stream ended before its end."""
+    shown: list[str] = []
+    answer = new(shown)
+    try:
+        answer.feed(stream)
+        answer.end()
+    except (AnswerBroken, AnswerError) as error:
+        return error
+    return answer.message("m") if answer.complete else None
+
+
+def broken_in_any_way(stream: bytes) -> SearchStrategy[bytes]:
+    """The stream with bytes changed, and with events left out, told twice or out of order."""
+    events = [event + b"\n\n" for event in stream.split(b"\n\n") if event]
+
+    def changed(changes: list[tuple[int, int]]) -> bytes:
+        made = bytearray(stream)
+        for place, byte in changes:
+            made[place] = byte
+        return bytes(made)
+
+    bytewise = st.lists(st.tuples(st.integers(0, len(stream) - 1), st.integers(0, 255)), min_size=1, max_size=4)
+    eventwise = st.lists(st.sampled_from(events), max_size=len(events) + 3)
+    return st.one_of(bytewise.map(changed), eventwise.map(b"".join), st.permutations(events).map(b"".join))

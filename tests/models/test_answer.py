@@ -1,0 +1,39 @@
+"""What holds for every answer, whichever format it came in."""
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.models import recordings as recorded
+from tests.models.streams import outcome
+from tidegate.models.answer import distinct_calls
+from tidegate.models.responses_answer import ResponsesAnswer
+from tidegate.models.sse import EVENT_BYTES
+from tidegate.values import Message, ToolCall
+
+ids = st.one_of(st.sampled_from(["", "call_0", "call_1", "0", "toolu-7", "call_9f3a77c2d1e0"]), st.text(max_size=40))
+
+
+@given(st.lists(st.lists(ids, max_size=5), max_size=5))
+def test_no_two_calls_that_a_server_only_numbers_have_one_id(steps: list[list[str]]) -> None:
+    """S12: providers refuse a conversation in which an id stands twice, and so would any fallback."""
+    answers = [distinct_calls([ToolCall(id=id, name="clock", arguments="{}") for id in step]) for step in steps]
+    for step, made in zip(steps, answers, strict=True):
+        assert [call.name for call in made] == ["clock"] * len(step)
+        assert len({call.id for call in made}) == len(made)
+    numbered = [call.id for made in answers for call in made if call.id not in {id for step in steps for id in step}]
+    assert len(set(numbered)) == len(numbered)
+
+
+def test_an_id_of_a_providers_own_stays_what_it_is() -> None:
+    call = ToolCall(id="toolu_01A09q90qw90lq917835lq9", name="clock", arguments="{}")
+    assert distinct_calls([call]) == (call,)
+
+
+def test_a_long_answer_that_is_told_once_more_at_its_end_is_taken() -> None:
+    """D7: the bound is that of an answer, not of the event that repeats it."""
+    text = "x" * (EVENT_BYTES + 1000)
+    told = recorded.events([recorded.message(text)])
+    assert max(len(msgspec.json.encode(event)) for event in told) > EVENT_BYTES
+    found = outcome(lambda shown: ResponsesAnswer(4 * EVENT_BYTES, shown.append), recorded.responses_stream(told))
+    assert isinstance(found, Message) and found.text == text

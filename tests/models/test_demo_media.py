@@ -1,0 +1,53 @@
+"""What the demo model says of pictures and sounds: what it was given, so that people see that it arrived."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.spool.sounds import wav
+from tidegate.models.demo import FACTS
+from tidegate.models.demo_script import read_request, reply
+from tidegate.models.openai_wire import OpenAIWire
+from tidegate.values import Media, Message, ToolCall
+
+WIRE = OpenAIWire("demo", FACTS)
+SOUND = Media(media_type="audio/wav", data=wav(0.5), seconds=0.5)
+SONG = Media(media_type="audio/mpeg", data=bytes(1000))
+PICTURE = Media(media_type="image/png", data=bytes(77), width=4, height=3)
+
+
+def said(*messages: Message) -> str:
+    encoded: list[Any] = [msgspec.Raw(WIRE.encode(message)) for message in messages]
+    return reply(read_request(msgspec.json.encode({"messages": encoded}))).text
+
+
+@pytest.mark.parametrize(
+    ("media", "told"),
+    [
+        ((SOUND,), "a sound (wav, 16044 bytes)"),
+        ((SONG,), "a sound (mp3, 1000 bytes)"),
+        ((PICTURE,), "a picture (png, 77 bytes)"),
+        ((SOUND, SONG, PICTURE), "a sound (wav, 16044 bytes), a sound (mp3, 1000 bytes) and a picture (png, 77 bytes)"),
+    ],
+)
+def test_it_says_what_it_was_given(media: tuple[Media, ...], told: str) -> None:
+    """D3: with words and without."""
+    assert said(Message(role="user", media=media)).startswith(f"You gave me {told}. I am only the demo model")
+    assert said(Message(role="user", text="who sings?", media=media)).startswith(
+        f'You gave me {told}, and said: "who sings?".'
+    )
+    assert said(Message(role="user", text="say hello", media=media)) == "hello"
+
+
+def test_it_says_what_came_with_a_result() -> None:
+    """D3: what follows a tool's result is not the user's."""
+    call = ToolCall(id="a", name="read_file", arguments="{}")
+    result = Message(role="tool", call_id="a", name="read_file", text="[a sound]", media=(SOUND,))
+    encoded = [
+        WIRE.encode(Message(role="user", text="read file x.wav")),
+        WIRE.encode(Message(role="assistant", calls=(call,), finish="tool_calls")),
+        WIRE.encode_results([result]),
+    ]
+    answer = reply(read_request(b'{"messages":[%b]}' % b",".join(encoded)))
+    assert answer.text == "read_file gave me this:\n[a sound]\n\nI was given a sound (wav, 16044 bytes)."

@@ -1,0 +1,248 @@
+"""Every failure in every format, over real sockets: each ends as ModelFailed of the right kind, within its waits and in
+bounded memory, and leaves the pool as it was."""
+
+import asyncio
+import tracemalloc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import psutil
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.models.raw import HEAD, WAIT, answering, pieces, spoken
+from tests.models.support import CANARY, Listener, Slept, ask, configured
+from tests.moody import FORMATS
+from tidegate.errors import ModelFailed
+from tidegate.models import Clients, Model
+from tidegate.values import Message
+
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("api", FORMATS)]
+
+ANSWER = "The tide comes in, the gate keeps the level."
+MOST_BEATS = 40
+"""Events of the longest answer here; a loop that goes on beyond them is broken."""
+
+
+@asynccontextmanager
+async def asking(base_url: str, api: str, **given: Any) -> AsyncIterator[tuple[Model, Clients]]:
+    """One model and its pool, which is clean afterwards."""
+    async with Clients() as clients:
+        options = {"retries": 0, "key": "env:CANARY", "first_byte_timeout": 5.0, "idle_timeout": 5.0, **given}
+        async with configured(base_url, clients=clients, api=api, **options) as model:
+            yield model, clients
+            stats = clients.stats()
+            assert (stats.busy, stats.waiting) == (0, 0)
+
+
+async def fails(model: Model, text: str, listener: Listener | None = None) -> ModelFailed:
+    with anyio.fail_after(WAIT), pytest.raises(ModelFailed) as caught:
+        await ask(model, text, listener)
+    failure = caught.value
+    assert failure.message.startswith("Model 'main': ") and "\n" not in failure.message
+    assert CANARY not in failure.message + repr(failure.__cause__) + repr(failure.__context__)
+    return failure
+
+
+async def is_clean(server: ScriptedModel, model: Model, clients: Clients) -> None:
+    """Nothing of what went wrong is left: not in the pool, not in the kernel, not at the server."""
+    with anyio.fail_after(WAIT):
+        while server.stats()["busy"]:
+            await anyio.lowlevel.checkpoint()
+    assert (await ask(model, "still there?")).text == ANSWER
+    assert clients.stats().open == clients.stats().idle <= 1
+    port = int(server.root.rpartition(":")[2])
+    ours = [one for one in psutil.Process().net_connections(kind="tcp") if one.raddr and one.raddr.port == port]
+    assert sum(one.status == "CLOSE_WAIT" for one in ours) == 0
+
+
+STATUSES = {
+    **dict.fromkeys((300, 302, 307, 400, 404, 405, 406, 410, 413, 415, 422, 431, 451, 501, 505), ("invalid", False)),
+    **dict.fromkeys((401, 403), ("authorisation", False)),
+    402: ("quota", False),
+    429: ("rate", True),
+    **dict.fromkeys((408, 504, 522, 524), ("timeout", True)),
+    **dict.fromkeys((409, 425, 498, 500, 502, 503, 507, 508, 520, 525, 529, 599), ("overloaded", True)),
+}
+
+
+async def test_every_status_has_its_kind(server: ScriptedModel, api: str) -> None:
+    async with asking(server.base_url, api) as (model, clients):
+        for status, expected in STATUSES.items():
+            failure = await fails(model, f"[status {status} echo]")
+            assert (failure.kind, failure.retryable) == expected, status
+            assert (failure.upstream_status, failure.shown) == (status, False)
+            assert f"({status})" in failure.brief and "Your credential was" in failure.said
+        assert server.stats()["accepted_connections"] == 1, "a whole error leaves its connection in use"
+        await is_clean(server, model, clients)
+
+
+async def test_what_may_pass_is_tried_again_after_the_wish_of_the_endpoint(server: ScriptedModel, api: str) -> None:
+    sleep = Slept()
+    async with asking(server.base_url, api, retries=3, sleep=sleep) as (model, clients):
+        assert (await ask(model, "[status 529 times=2] [status 429 retry-after=7 times=2]")).text == ANSWER
+        assert (await ask(model, "[cut after=0 times=1]")).text == ANSWER
+        await is_clean(server, model, clients)
+    assert [round(pause) for pause in sleep.pauses if pause >= 7] in ([7, 7], [8, 8])
+
+
+@pytest.mark.parametrize("script", ["[say one two three four]", "[saying I look] [together clock {} read_file {}]"])
+@pytest.mark.parametrize(("fault", "kind"), [("cut", "network"), ("badjson", "protocol"), ("hugeline", "protocol")])
+async def test_a_stream_that_breaks_at_any_event_fails_and_shows_no_more_than_it_said(
+    server: ScriptedModel, api: str, script: str, fault: str, kind: str
+) -> None:
+    async with asking(server.base_url, api) as (model, clients):
+        whole = await ask(model, script)
+        for beat in range(MOST_BEATS):
+            listener = Listener()
+            with anyio.fail_after(WAIT):
+                try:
+                    answer = await ask(model, f"{script} [{fault} after={beat}]", listener)
+                except ModelFailed as failure:
+                    assert failure.kind == kind, beat
+                    assert failure.shown == bool(listener.text)
+                    assert whole.text.startswith(listener.text)
+                    continue
+            assert answer.text == whole.text
+            assert [call.name for call in answer.calls] == [call.name for call in whole.calls]
+            break
+        assert 2 <= beat < MOST_BEATS - 1, "the last beat was found"
+        await is_clean(server, model, clients)
+
+
+@pytest.mark.parametrize("script", ["[hang]", "[hang after=0]", "[hang after=1]", "[hang after=3]"])
+async def test_silence_is_given_up_after_its_time(server: ScriptedModel, api: str, script: str) -> None:
+    async with asking(server.base_url, api, first_byte_timeout=0.15, idle_timeout=0.15) as (model, clients):
+        failure = await fails(model, script)
+        assert (failure.kind, failure.retryable) == ("timeout", True)
+        assert ("idle_timeout" if failure.shown else "timeout") in failure.brief
+        await is_clean(server, model, clients)
+
+
+ERRORS = {
+    "rate_limit_error": ("rate", True),
+    "overloaded_error": ("overloaded", True),
+    "server_error": ("overloaded", True),
+    "invalid_request_error": ("invalid", False),
+    "context_length_exceeded": ("context", False),
+    "insufficient_quota": ("quota", False),
+    "content_policy_violation": ("content", False),
+}
+
+
+@pytest.mark.parametrize("code", sorted(ERRORS))
+async def test_an_error_event_has_its_kind_before_and_after_text(server: ScriptedModel, api: str, code: str) -> None:
+    async with asking(server.base_url, api) as (model, clients):
+        for after, shape in ((0, ""), (1, "failed"), (4, "nested"), (4, "failed")):
+            listener = Listener()
+            failure = await fails(model, f"[error after={after} code={code} {shape}]", listener)
+            assert (failure.kind, failure.retryable) == ERRORS[code]
+            assert "Scripted error." in failure.said
+            assert failure.shown == bool(listener.text) == (after > 1)
+        await is_clean(server, model, clients)
+
+
+async def test_a_web_page_and_a_body_that_is_not_an_answer_are_told(server: ScriptedModel, api: str) -> None:
+    async with asking(server.base_url, api) as (model, clients):
+        assert (await fails(model, "[html]")).kind == "protocol"
+        await is_clean(server, model, clients)
+    for body in (b"", b"{}", b"[]", b"null", b'"x"', b"{", b'{"choices":[]}', b"\xff", b'{"error":{"message":"no"}}'):
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+
+        async def say(writer: asyncio.StreamWriter, said: bytes = head + body) -> None:
+            writer.write(said)
+
+        async with answering(say) as url, asking(url, api) as (model, clients):
+            assert (await fails(model, "x")).kind in ("protocol", "overloaded", "invalid"), body
+
+
+async def test_an_answer_may_come_byte_by_byte_and_is_cut_at_any(server: ScriptedModel, api: str) -> None:
+    """Whatever is cut off of a recorded answer, what comes out is the whole of it or a failure."""
+    async with asking(server.base_url, api) as (model, _):
+        whole = await ask(model, "[saying so it is] [tool clock {}]")
+        said = await spoken(server)
+    left = [len(said)]
+
+    async def drip(writer: asyncio.StreamWriter) -> None:
+        for piece in pieces(said, 1):
+            writer.write(piece)
+            await writer.drain()
+
+    async def cut(writer: asyncio.StreamWriter) -> None:
+        writer.write(said[: left[0]])
+
+    async with answering(drip) as url, asking(url, api) as (model, _):
+        assert same(await ask(model, "x"), whole)
+    async with answering(cut) as url, asking(url, api) as (model, clients):
+        for left[0] in range(1, len(said), 23):
+            listener = Listener()
+            with anyio.fail_after(WAIT):
+                try:
+                    answer = await ask(model, "x", listener)
+                except ModelFailed as failure:
+                    assert failure.kind in ("network", "protocol"), said[: left[0]][-80:]
+                    assert whole.text.startswith(listener.text)
+                else:
+                    assert same(answer, whole), said[: left[0]][-80:]
+        assert clients.stats().open == 0
+
+
+def same(one: Message, other: Message) -> bool:
+    return (one.text, one.calls, one.finish) == (other.text, other.calls, other.finish)
+
+
+async def test_what_has_no_end_takes_bounded_memory(server: ScriptedModel, api: str) -> None:
+    """A line, a body of an error, comments, an answer in one piece: each without end, and each given up."""
+
+    async def endless(writer: asyncio.StreamWriter, head: bytes, piece: bytes) -> None:
+        writer.write(head)
+        while not writer.is_closing():
+            writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            await writer.drain()
+
+    plain = HEAD.replace(b"text/event-stream", b"application/json")
+    for head, piece, kind in (
+        (HEAD, b"data: " + b"x" * 65536, "protocol"),
+        (HEAD, b": still here\n\n" * 4096, "protocol"),
+        (HEAD, b"data: {}\n\n" * 4096, "protocol"),
+        (HEAD.replace(b"200 OK", b"400 Bad Request"), b"x" * 65536, "invalid"),
+        (plain, b'{"x":"' + b"x" * 65536, "protocol"),
+    ):
+
+        async def say(writer: asyncio.StreamWriter, head: bytes = head, piece: bytes = piece) -> None:
+            await endless(writer, head, piece)
+
+        async with answering(say) as url, asking(url, api, answer_bytes=2048) as (model, clients):
+            tracemalloc.start()
+            try:
+                failure = await fails(model, "x")
+                _, peak = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+            assert failure.kind == kind, piece[:20]
+            assert peak < 8 * 1024 * 1024
+            assert clients.stats().open == 0
+
+
+async def test_an_answer_over_its_limit_is_broken_off_and_named(server: ScriptedModel, api: str) -> None:
+    async with asking(server.base_url, api, answer_bytes=1000) as (model, clients):
+        failure = await fails(model, "[words 5000]")
+        assert failure.kind == "protocol" and "limits.answer_bytes" in failure.brief
+        await is_clean(server, model, clients)
+
+
+async def test_a_hundred_cancelled_at_any_moment_leave_a_clean_pool(server: ScriptedModel, api: str) -> None:
+    """L11: before the first byte, between events, in the middle of an answer."""
+    async with asking(server.base_url, api) as (model, clients):
+        async with anyio.create_task_group() as group:
+            for number in range(100):
+                group.start_soon(_cancelled, model, f"{number} [words 40] [slow ms=5]", number / 1000)
+        assert clients.stats().open == clients.stats().idle
+        await is_clean(server, model, clients)
+
+
+async def _cancelled(model: Model, text: str, after: float) -> None:
+    with anyio.move_on_after(after):
+        await ask(model, text)

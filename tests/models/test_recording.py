@@ -1,0 +1,177 @@
+"""Model traffic is recorded while it passes."""
+
+import asyncio
+import resource
+import stat
+import threading
+from pathlib import Path
+
+import anyio
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.logs import capture_logs
+from tests.models.support import CANARY, ask
+from tests.models.tapes import (
+    WAIT,
+    lines_of,
+    outcome,
+    read,
+    recording,
+    replaying,
+)
+from tidegate.errors import Misconfigured, ModelFailed
+from tidegate.models import Clients
+from tidegate.models import pen as pens
+from tidegate.models.pen import Pen
+from tidegate.models.recorded import Answered, Asked, Event, Stopped
+from tidegate.models.recording import Recorder
+from tidegate.security import HIDDEN, Redactor
+
+
+@pytest.mark.anyio
+async def test_no_credential_is_in_the_file(server: ScriptedModel, tmp_path: Path) -> None:
+    """X15: in its own header, in others, said by the asker, echoed by the endpoint, said by the model in pieces."""
+    file = tmp_path / "talk.jsonl"
+    headers = {"X-House": "env:CANARY", "X-Team": "harbour", "Cookie": "env:CANARY"}
+    async with recording(server, file, {"headers": headers, "retries": 0}) as model:
+        said = await ask(model, f"my key is {CANARY} [say {' '.join(CANARY)}]")
+        assert said.text.replace(" ", "") == CANARY
+        for text in (f"[say it is {CANARY} indeed]", "[status 401 echo]", "[status 500 echo]", "[error after=1 quote]"):
+            await outcome(model, f"{text} {CANARY}")
+    text = file.read_text()
+    assert CANARY not in text
+    first = (await read(file))[0]
+    assert isinstance(first, Asked)
+    hidden = {name for name, value in first.headers.items() if value == HIDDEN}
+    assert hidden == {"authorization", "x-house", "cookie"}
+    assert first.headers["x-team"] == "harbour"
+    assert "Your credential was Bearer [hidden]" in text
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+@pytest.mark.anyio
+async def test_a_recording_overwrites_nothing(tmp_path: Path) -> None:
+    """Neither a file nor what a link leads to."""
+    (tmp_path / "there").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    for name, why in (
+        ("there", "exists already"),
+        ("link", "exists already"),
+        ("no/where", "folder .* does not exist"),
+    ):
+        async with Clients() as clients:
+            with pytest.raises(Misconfigured, match=why):
+                async with Recorder(clients, tmp_path / name, Redactor()):
+                    pass
+        with pytest.raises(Misconfigured, match=why):
+            await anyio.to_thread.run_sync(pens.check, tmp_path / name)
+    assert (tmp_path / "there").read_text() == "mine" and not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.anyio
+async def test_what_is_too_long_is_left_out_and_said(server: ScriptedModel, tmp_path: Path) -> None:
+    """A long request is still known by its digest; the rest of a long answer is missed only by who needs it."""
+    file = tmp_path / "talk.jsonl"
+    long = "x" * 4000 + " [say short]"
+    async with recording(server, file, body_bytes=3000) as model:
+        await ask(model, long)
+        await ask(model, "[words 400]")
+    request, answer, _, cut = await read(file)
+    assert isinstance(request, Asked) and request.body is None and request.left_out > 4000 and request.digest
+    assert isinstance(answer, Answered) and not answer.left_out
+    assert isinstance(cut, Answered) and cut.left_out > 0
+    async with replaying(file) as (model, _):
+        assert (await ask(model, long)).text == "short"
+        with pytest.raises(ModelFailed, match=f"left out the last {cut.left_out} bytes of this answer"):
+            await ask(model, "[words 400]")
+
+
+@pytest.mark.anyio
+async def test_a_full_recording_stops_with_a_line_that_says_so_and_the_model_answers_on(
+    server: ScriptedModel, tmp_path: Path
+) -> None:
+    """Told once."""
+    file = tmp_path / "talk.jsonl"
+    with capture_logs() as lines:
+        async with recording(server, file, file_bytes=6000) as model:
+            for number in range(20):
+                await ask(model, f"hello {number}")
+    assert file.stat().st_size <= 6000
+    *kept, last = await read(file)
+    assert kept and last == Stopped("it would be larger than 6000 bytes")
+    assert [entry["event"] for entry in lines] == ["the recording stopped, and the gateway goes on without"]
+
+
+@pytest.mark.anyio
+async def test_a_disk_that_refuses_ends_the_recording_with_a_whole_line(server: ScriptedModel, tmp_path: Path) -> None:
+    """And not the conversation; it is told once."""
+    file = tmp_path / "talk.jsonl"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with capture_logs() as lines:
+        async with recording(server, file) as model:
+            await ask(model, "hello")
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+            try:
+                for number in range(5):
+                    assert (await ask(model, f"hello {number} " + "x" * 3000)).text
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    (told_once,) = lines
+    assert told_once["why"] == "the disk refuses (File too large)" and told_once["level"] == "error"
+    assert file.read_bytes().endswith(b"\n") and isinstance((await read(file))[0], Asked)
+
+
+def test_a_disk_that_does_not_keep_up_ends_the_recording(tmp_path: Path) -> None:
+    """What waits to be written is bounded, and nobody waits for it."""
+    pen = Pen(tmp_path / "f", 10**9)
+    pen.open()
+    going = threading.Event()
+
+    def slow() -> Event:
+        assert going.wait(WAIT)
+        return Stopped("slow")
+
+    with capture_logs() as lines:
+        for _ in range(3):
+            pen.write(slow, pens.PENDING_BYTES // 2)
+        assert pen.stopped == "the disk does not keep up" and len(lines) == 1
+        going.set()
+        pen.close()
+    assert lines_of(tmp_path / "f")[-1] == Stopped("the disk does not keep up")
+    assert pen.pending == 0
+
+
+@pytest.mark.anyio
+async def test_many_at_once_are_recorded_each_with_its_own_answer(server: ScriptedModel, tmp_path: Path) -> None:
+    """Whatever order they end in."""
+    file = tmp_path / "talk.jsonl"
+    texts = [f"[say number {number}] [slow ms={number % 3}]" for number in range(30)]
+    async with recording(server, file) as model:
+        then = await asyncio.gather(*(outcome(model, text) for text in texts))
+    async with replaying(file) as (model, _):
+        assert await asyncio.gather(*(outcome(model, text) for text in reversed(texts))) == then[::-1]
+
+
+def test_one_long_request_is_not_taken_for_a_slow_disk(tmp_path: Path) -> None:
+    """However long it is, it is written when nothing else waits."""
+    pen = Pen(tmp_path / "f", 10**9)
+    pen.open()
+    pen.write(lambda: Stopped("long"), pens.PENDING_BYTES + 1)
+    pen.close()
+    assert lines_of(tmp_path / "f") == [Stopped("long")] and pen.stopped is None
+    pen.write(lambda: Stopped("late"), 1)
+    assert pen.pending == 0
+
+
+def test_a_disk_that_refuses_at_once_keeps_the_recording_from_being_begun(tmp_path: Path) -> None:
+    """And nothing is left there that would be in the way the next time."""
+    pen = Pen(tmp_path / "f", 10**9)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        with pytest.raises(Misconfigured, match=r"cannot be written .File too large.: record elsewhere"):
+            pen.open()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not (tmp_path / "f").exists()

@@ -1,0 +1,218 @@
+"""A recording stands in the place of the network."""
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.models.support import ANSWER_BYTES, CANARY, Slept, ask, settings
+from tests.models.tapes import NOWHERE, asked, opened, outcome, recording, replaying, send, written
+from tidegate.errors import ModelFailed
+from tidegate.models import Models
+from tidegate.models.clients import Origin
+from tidegate.models.connection import LinkFailed, Waits
+from tidegate.models.recorded import Answered, Event, Piece
+from tidegate.security import Secret
+from tidegate.values import Message
+
+
+@pytest.mark.anyio
+async def test_a_replayed_answer_is_the_recorded_one_and_no_connection_is_opened(
+    server: ScriptedModel, tmp_path: Path
+) -> None:
+    """Text, its pieces, tool calls, usage; although the server is there, nobody comes to it."""
+    file = tmp_path / "talk.jsonl"
+    texts = ("hello", "[words 40] [slow ms=1]", '[tool clock {"zone": "UTC"}]', "[say grüße ☂ aus dem watt]")
+    async with recording(server, file) as model:
+        then = [await outcome(model, text) for text in texts]
+    came = server.counts["connections"]
+    async with replaying(file, server.base_url) as (model, _):
+        now = [await outcome(model, text) for text in texts]
+    assert now == then
+    assert server.counts["connections"] == came
+    assert then[2][0].calls
+
+
+FAILING = (
+    "[status 400]",
+    "[status 401]",
+    "[status 404]",
+    "[status 429 retry-after=1]",
+    "[status 429 retry-after=3600]",
+    "[status 500 echo]",
+    "[cut after=2]",
+    "[close]",
+    "[hang]",
+    "[hang after=2]",
+    "[badjson after=1]",
+    "[error after=2 code=server_error]",
+    "[nodone] [cut after=3]",
+    "[html]",
+    "[words 9] [status 429 times=1 retry-after=1]",
+    "[words 9] [cut after=4 times=1]",
+)
+
+
+@pytest.mark.anyio
+async def test_recorded_failures_are_replayed_as_the_same_failures_without_waiting(
+    server: ScriptedModel, tmp_path: Path
+) -> None:
+    """Statuses, broken and silent streams, and what was tried again; with the timeouts of an hour."""
+    file = tmp_path / "talk.jsonl"
+    impatient = {"retries": 1, "first_byte_timeout": 0.2, "idle_timeout": 0.2}
+    async with recording(server, file, impatient) as model:
+        then = [await outcome(model, text) for text in FAILING]
+    assert CANARY not in file.read_text()
+    slept = Slept()
+    async with replaying(file, retries=1, sleep=slept) as (model, _):
+        now = [await outcome(model, text) for text in FAILING]
+    for text, one, other in zip(FAILING, then, now, strict=True):
+        assert other == one, text
+    assert {one[0] for one in then if isinstance(one[0], str)} >= {"rate", "timeout", "network", "protocol"}
+
+
+@pytest.mark.anyio
+async def test_models_that_are_replayed_do_not_pause_before_they_try_again(
+    server: ScriptedModel, tmp_path: Path
+) -> None:
+    """Whatever the endpoint wished, also by a date that has passed."""
+    file = tmp_path / "talk.jsonl"
+    async with recording(server, file) as model:
+        await ask(model, "[status 429 times=2 retry-after=29] [say there]")
+    replayer = await opened(file)
+    chosen = {"main": settings(NOWHERE)}
+    async with Models(chosen, replayer, Secret, ANSWER_BYTES, patience=replayer.patience) as models:
+        with anyio.fail_after(10):
+            assert (await ask(models.get("main"), "[status 429 times=2 retry-after=29] [say there]")).text == "there"
+
+
+@pytest.mark.anyio
+async def test_a_wish_that_names_a_date_is_as_long_as_it_was(tmp_path: Path) -> None:
+    """An hour from then is an hour from now."""
+    headers = {"retry-after": "Thu, 01 Jan 2026 01:00:00 GMT"}
+    file = written(tmp_path / "f", asked(1, {}), Answered(1, 5, "complete", status=429, headers=headers))
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 2\r\n\r\n"
+    response = await (await opened(file)).request(
+        Origin(False, "x", 1), head, [b"{}"], Waits(connect=1, first_byte=1, idle=1)
+    )
+    assert response.headers["retry-after"] == "3600.0"
+
+
+@pytest.mark.anyio
+async def test_equal_requests_get_their_answers_in_order_and_then_the_last_again(tmp_path: Path) -> None:
+    """And one that was asked in other words of JSON is the same."""
+    lines: list[Event] = []
+    for number, said in enumerate(("one", "two"), 1):
+        lines += (
+            asked(number, {"a": 1, "b": [2.0]}),
+            Answered(number, 1, "complete", status=200, pieces=[Piece(1, said)]),
+        )
+    replayer = await opened(written(tmp_path / "f", *lines))
+    assert [await send(replayer, {"b": [2.0], "a": 1}) for _ in range(4)] == ["one", "two", "two", "two"]
+    assert replayer.status()["replayed"] == 4 and replayer.status()["again"] == 2
+
+
+@pytest.mark.anyio
+async def test_an_exchange_that_a_kill_or_a_stop_interrupted_says_so(server: ScriptedModel, tmp_path: Path) -> None:
+    """And is not tried again."""
+    file = tmp_path / "talk.jsonl"
+    async with recording(server, file) as model, anyio.create_task_group() as group:
+        group.start_soon(outcome, model, "[hold before]")
+        await server.held("before")
+        group.cancel_scope.cancel()
+    killed = tmp_path / "killed"
+    killed.write_bytes(file.read_bytes().rsplit(b"\n", 2)[0] + b'\n{"event":"answered","id":1,"af')
+    for path, why in ((file, "was stopped before an answer began"), (killed, "ended before the answer did")):
+        async with replaying(path) as (model, _):
+            with pytest.raises(ModelFailed, match=why) as failed:
+                await ask(model, "[hold before]")
+        assert not failed.value.retryable
+
+
+@pytest.mark.anyio
+async def test_a_request_that_was_not_recorded_is_told_where_it_differs_first(
+    server: ScriptedModel, tmp_path: Path
+) -> None:
+    """X16: from the nearest one; what stands there is for who asks, and not for the log."""
+    file = tmp_path / "talk.jsonl"
+    first = Message(role="user", text="what time is it")
+    answer = Message(role="assistant", text="It is ten o'clock in the lighthouse.")
+    async with recording(server, file) as model:
+        await ask(model, [first])
+        await ask(model, [first, answer, Message(role="user", text="thanks")])
+    late = Message(role="assistant", text="It is eleven o'clock in the lighthouse.")
+    async with replaying(file) as (model, replayer):
+        with pytest.raises(ModelFailed) as failed:
+            await ask(model, [first, late, Message(role="user", text="thanks")])
+        assert (failed.value.kind, failed.value.retryable) == ("invalid", False)
+        assert f"{file}" in failed.value.brief
+        assert "from the nearest, its number 2, it differs first in messages[2].content." in failed.value.brief
+        assert "ten o'clock" in failed.value.message and "eleven o'clock" in failed.value.message
+        assert "o'clock" not in failed.value.brief
+        assert replayer.status()["unknown"] == 1
+
+
+@pytest.mark.anyio
+async def test_a_request_to_another_path_is_told_which_are_recorded(tmp_path: Path) -> None:
+    """As when base_url is another."""
+    file = written(tmp_path / "f", asked(1, {}), Answered(1, 1, "complete", status=200))
+    with pytest.raises(ModelFailed, match=r"no request POST /v2/x, but: POST /v1/chat/completions; check base_url"):
+        await send(await opened(file), {}, "/v2/x")
+
+
+@pytest.mark.parametrize(
+    ("recorded", "now", "place", "then_said", "now_said"),
+    [
+        ({"a": 1}, {"a": 1, "b": 2}, "b", "nothing", "2"),
+        ({"a": 1, "b": 2}, {"a": 1}, "b", "2", "nothing"),
+        ({"a": True}, {"a": 1}, "a", "true", "1"),
+        ({"a": [1, 2]}, {"a": [1]}, "a[1]", "2", "nothing"),
+        ({"a": "x"}, {"a": "xy"}, "a", "'x'", "'xy'"),
+        ({"a": "x"}, {"a": "y" * 70}, "a", "'x'", f"'{'y' * 60}…'"),
+        (
+            {"a": "c" * 90 + "x" * 90},
+            {"a": "c" * 90 + "y"},
+            "a",
+            "'…" + "c" * 15 + "x" * 45 + "…'",
+            "'…" + "c" * 15 + "y'",
+        ),
+        ([1], {}, "everything", "[1]", "{}"),
+    ],
+)
+@pytest.mark.anyio
+async def test_a_difference_is_shown_with_both_sides(
+    tmp_path: Path, recorded: Any, now: Any, place: str, then_said: str, now_said: str
+) -> None:
+    """What is longer or missing on one side, too."""
+    file = written(tmp_path / "f", asked(1, recorded), Answered(1, 1, "complete", status=200))
+    with pytest.raises(ModelFailed) as failed:
+        await send(await opened(file), now)
+    assert f"differs first in {place}." in failed.value.brief
+    assert failed.value.said == f"{then_said} then, and {now_said} is asked now."
+
+
+@pytest.mark.anyio
+async def test_a_file_that_vanishes_while_it_is_replayed_is_told(tmp_path: Path) -> None:
+    """As a failure of the turn."""
+    file = written(tmp_path / "f", asked(1, {}), Answered(1, 1, "complete", status=200))
+    replayer = await opened(file)
+    file.unlink()
+    for body in ({}, {"other": 1}):
+        with pytest.raises(ModelFailed, match="changed or removed"):
+            await send(replayer, body)
+
+
+@pytest.mark.anyio
+async def test_a_recorded_trouble_of_the_link_is_the_same_trouble(tmp_path: Path) -> None:
+    """Before an answer, and in the middle of one."""
+    before, middle = (
+        Answered(1, 1, "unconnected", "no route"),
+        Answered(2, 1, "silent", status=200, pieces=[Piece(1, "x")]),
+    )
+    replayer = await opened(written(tmp_path / "f", asked(1, 1), before, asked(2, 2), middle))
+    for body, trouble in ((1, "unconnected"), (2, "silent")):
+        with pytest.raises(LinkFailed) as failed:
+            await send(replayer, body)
+        assert failed.value.trouble == trouble

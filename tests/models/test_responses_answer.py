@@ -1,0 +1,304 @@
+"""Answers of the Responses format: put together from events, and given back as they must be."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.models import recordings as recorded
+from tests.models.streams import broken_in_any_way, cut_everywhere, outcome
+from tidegate.models.answer import AnswerBroken, AnswerError
+from tidegate.models.facts import Facts
+from tidegate.models.responses_answer import BETWEEN_MESSAGES, ITEMS, ResponsesAnswer
+from tidegate.models.responses_wire import API, ResponsesWire
+from tidegate.models.streamed import CALLS
+from tidegate.values import Message, ToolCall, Usage
+
+WIRE = ResponsesWire("m", Facts(thinking="effort"))
+USAGE = Usage(input=81, cached=64, output=47, written=11, reasoning=20)
+
+
+def new_answer(shown: list[str]) -> ResponsesAnswer:
+    return ResponsesAnswer(65_536, shown.append)
+
+
+def read(told: list[dict[str, Any]]) -> Message:
+    found = outcome(new_answer, recorded.responses_stream(told))
+    assert isinstance(found, Message), found
+    return found
+
+
+def back(message: Message) -> Any:
+    """The items that stand in the next request, from the store."""
+    stored = msgspec.json.decode(msgspec.json.encode(message), type=Message)
+    return msgspec.json.decode(b"[" + WIRE.encode(stored) + b"]")
+
+
+def test_a_plain_answer_is_its_text_and_usage() -> None:
+    """A2: with cached, written and reasoning tokens."""
+    assert read(recorded.RESPONSES["plain"]) == Message(
+        role="assistant", text='Hello, 世界! \\ "quoted"', finish="stop", usage=USAGE, model="m"
+    )
+
+
+def test_calls_are_kept_verbatim_in_their_order() -> None:
+    """S32: by the id that their results must name."""
+    message = read(recorded.RESPONSES["parallel tool calls"])
+    assert message.calls == (
+        ToolCall(id="call_1", name="clock", arguments="{}"),
+        ToolCall(id="call_2", name="x", arguments='{"a":1}'),
+    )
+    assert message.finish == "tool_calls"
+    assert message.carried == ()
+
+
+def test_thoughts_go_back_verbatim_before_what_came_of_them() -> None:
+    """S32: as they were when they were done, not as they were when they began; with the phases of the words."""
+    message = read(recorded.RESPONSES["reasoning, words and calls"])
+    assert message.carrier == API
+    assert back(message) == [
+        recorded.MANY[0],
+        {"role": "assistant", "content": "I'll look at both: ä 🌊", "phase": "commentary", "type": "message"},
+        recorded.MANY[2],
+        {"call_id": "call_1", "name": "read_file", "arguments": '{"path": "ä/ö.txt"}', "type": "function_call"},
+        {"call_id": "call_2", "name": "clock", "arguments": "{}", "type": "function_call"},
+    ]
+
+
+def test_two_messages_of_one_answer_are_read_apart_and_go_back_apart() -> None:
+    """S32: what stands between them is ours, and not sent."""
+    message = read(recorded.RESPONSES["two messages"])
+    assert message.text == "First this." + BETWEEN_MESSAGES + "Then that."
+    assert [(item["content"], item["phase"]) for item in back(message)] == [
+        ("First this.", "commentary"),
+        ("Then that.", "final_answer"),
+    ]
+    unphased = read(
+        recorded.events([recorded.message("One."), recorded.reasoning(), recorded.message("Two.", "msg_2")])
+    )
+    assert [item.get("content") for item in back(unphased)] == ["One.", None, "Two."]
+
+
+def test_words_after_a_call_stay_after_it() -> None:
+    """S32: the order of an answer is the order in which it goes back."""
+    message = read(recorded.events([recorded.function_call("x", "{}"), recorded.message("Called.")]))
+    assert [item["type"] for item in back(message)] == ["function_call", "message"]
+
+
+def test_a_refusal_is_text() -> None:
+    assert read(recorded.RESPONSES["refusal"]).text == "I can't help with that."
+
+
+@pytest.mark.parametrize(
+    ("name", "finish", "text"),
+    [("no room", "length", "This is as far as"), ("filtered", "content_filter", "Well"), ("nothing", "stop", "")],
+)
+def test_an_answer_says_how_it_ended(name: str, finish: str, text: str) -> None:
+    """A2"""
+    message = read(recorded.RESPONSES[name])
+    assert (message.finish, message.text, message.usage) == (finish, text, USAGE)
+
+
+def test_a_thought_that_led_to_nothing_does_not_go_back() -> None:
+    """S32: the service refuses one without what follows it."""
+    message = read(recorded.RESPONSES["no room to think"])
+    assert (message.finish, message.text) == ("length", "")
+    assert WIRE.encode(message) == b""
+    dropped = msgspec.structs.replace(read(recorded.RESPONSES["reasoning, words and calls"]), calls=())
+    assert [item["type"] for item in back(dropped)] == ["reasoning", "message"]
+    cut = read(recorded.events([recorded.message("Hm."), recorded.reasoning()], "incomplete"))
+    assert [item["type"] for item in back(cut)] == ["message"]
+
+
+def test_a_thought_that_nobody_could_read_again_does_not_go_back() -> None:
+    """S32: with nothing stored there, its name alone leads nowhere; a plain one can be read."""
+    bare = recorded.events([recorded.reasoning(encrypted=None), recorded.message("4")])
+    assert back(read(bare)) == [{"role": "assistant", "content": "4", "type": "message"}]
+    plain = recorded.reasoning(encrypted=None, content=[{"type": "reasoning_text", "text": "2 + 2"}])
+    assert back(read(recorded.events([plain, recorded.message("4")])))[0] == plain
+
+
+def test_items_and_events_that_are_not_known_are_passed_over_or_given_back() -> None:
+    """A2: new ones come without notice."""
+    item = {"type": "compaction", "id": "cmp_1", "encrypted_content": ["gAAA"], "content": "x", "arguments": {"a": 1}}
+    told = recorded.events([item, recorded.message("yes")])
+    told[3:3] = [{"type": "response.new_thing", "output_index": "none", "delta": {"a": 1}, "item": None}]
+    with pytest.raises(AnswerBroken):  # an output_index that is no number
+        ResponsesAnswer(4096, lambda _: None).feed(recorded.responses_stream(told))
+    told[3] = {"type": "response.new_thing", "delta": {"a": 1}, "item": None, "arguments": [1]}
+    message = read(told)
+    assert message.text == "yes"
+    assert back(message)[0] == item
+
+
+@pytest.mark.parametrize("name", recorded.FAILING)
+def test_an_error_is_told_as_such(name: str) -> None:
+    """A2: in each of the shapes in which the service tells one."""
+    found = outcome(new_answer, recorded.responses_stream(recorded.FAILING[name]))
+    assert isinstance(found, AnswerError)
+    complaint = msgspec.json.decode(found.complaint)
+    assert complaint["message"]
+    assert complaint["code"] in ("rate_limit_exceeded", "server_error")
+
+
+def test_an_error_in_the_shape_of_the_other_format_is_told_too() -> None:
+    found = outcome(new_answer, b'data: {"error":{"message":"overloaded","code":503}}\n\n')
+    assert isinstance(found, AnswerError) and b"overloaded" in found.complaint
+
+
+@pytest.mark.parametrize("status", ["failed", "cancelled"])
+def test_a_response_that_failed_without_a_word_is_an_error(status: str) -> None:
+    found = outcome(new_answer, recorded.responses_stream(recorded.events([], status)))
+    assert isinstance(found, AnswerError) and status.encode() in found.complaint
+
+
+# -- servers that take the format in their own way ---------------------------------------------------------------------
+
+
+def without(told: list[dict[str, Any]], *kinds: str) -> list[dict[str, Any]]:
+    return [event for event in told if not event["type"].startswith(kinds)]
+
+
+@pytest.mark.parametrize("name", recorded.RESPONSES)
+@pytest.mark.parametrize(
+    "left_out",
+    [
+        ("response.created", "response.in_progress", "response.content_part", "response.output_text.done"),
+        ("response.output_text.delta", "response.refusal.delta", "response.function_call_arguments"),
+        ("response.output_item.added",),
+        ("response.output_item", "response.output_text", "response.refusal", "response.function_call_arguments"),
+    ],
+)
+def test_events_that_only_repeat_may_be_missing(name: str, left_out: tuple[str, ...]) -> None:
+    """A2: also when all of the answer stands in its last event."""
+    whole = recorded.RESPONSES[name]
+    assert read(without(whole, *left_out)) == read(whole)
+
+
+def test_an_answer_whose_last_event_holds_no_items_is_whole() -> None:
+    """A2: relays leave them out."""
+    told = recorded.events(recorded.MANY)
+    told[-1] = {**told[-1], "response": {**told[-1]["response"], "output": []}}
+    assert read(told) == read(recorded.RESPONSES["reasoning, words and calls"])
+
+
+def test_items_without_a_number_are_told_apart_by_their_order() -> None:
+    told = [
+        {key: value for key, value in event.items() if key != "output_index"}
+        for event in recorded.RESPONSES["reasoning, words and calls"]
+    ]
+    assert read(told) == read(recorded.RESPONSES["reasoning, words and calls"])
+
+
+@pytest.mark.parametrize("name", recorded.RESPONSES)
+def test_a_response_in_one_piece_is_the_same_answer(name: str) -> None:
+    """A2: from an endpoint that does not stream."""
+    answer = new_answer([])
+    answer.whole(json.dumps(recorded.RESPONSES[name][-1]["response"]).encode())
+    assert answer.message("m") == read(recorded.RESPONSES[name])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"{}", b'{"status":"ok"}', b"[]", b"x", b'{"status":"completed"}', b'{"status":"queued","output":[]}'),
+        *(b'{"output":[{"type":7}]}', b'{"output":"x"}', b'{"output":[' + b"[" * 5000 + b"]" * 5000 + b"]}"),
+    ],
+)
+def test_a_body_without_an_answer_in_it_is_none(body: bytes) -> None:
+    """Another service at that address would otherwise pass for a model that has nothing to say."""
+    answer = new_answer([])
+    with pytest.raises(AnswerBroken):
+        answer.whole(body)
+    assert not answer.done
+
+
+def test_a_failed_response_in_one_piece_is_an_error() -> None:
+    with pytest.raises(AnswerError):
+        new_answer([]).whole(msgspec.json.encode(recorded.FAILING["failed"][-1]["response"]))
+
+
+# -- bounds ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        recorded.message("y" * 200),
+        recorded.function_call("x", "y" * 200),
+        recorded.reasoning(encrypted="y" * 200),
+        recorded.refusal("y" * 200),
+    ],
+)
+def test_whatever_is_kept_counts_towards_the_limit(item: dict[str, Any]) -> None:
+    """L03: text, arguments and thoughts, streamed or not."""
+    told = recorded.responses_stream(recorded.events([item]))
+    for stream in (told, recorded.responses_stream([recorded.events([item])[-1]])):
+        with pytest.raises(AnswerBroken) as caught:
+            ResponsesAnswer(150, lambda _: None).feed(stream)
+        assert caught.value.limit == "answer_bytes"
+
+
+def test_too_many_calls_and_items_are_refused() -> None:
+    """L03"""
+    for item, most in ((recorded.function_call("x", "{}"), CALLS), (recorded.message(""), ITEMS)):
+        assert isinstance(
+            outcome(new_answer, recorded.responses_stream(recorded.events([item] * (most + 1)))), AnswerBroken
+        )
+
+
+# -- streams that are cut and broken -----------------------------------------------------------------------------------
+
+
+def test_the_same_message_comes_out_wherever_the_network_cuts() -> None:
+    """A2, S32: between any two bytes."""
+    stream = recorded.responses_stream(recorded.events(recorded.MANY)[2:])
+    assert len({msgspec.json.encode(message) for message in cut_everywhere(new_answer, stream)}) == 1
+
+
+@pytest.mark.parametrize("name", recorded.RESPONSES)
+def test_a_stream_is_no_answer_before_its_last_event(name: str) -> None:
+    """A2: cut at any byte it ends in the middle, which is no fault of the endpoint's and may be tried again."""
+    stream = recorded.responses_stream(recorded.RESPONSES[name])
+    last = stream.rindex(b"\n\n", 0, -2) + 2
+    for end in (*range(0, last, 13), *range(last, len(stream) - 2)):
+        assert outcome(new_answer, stream[:end]) is None
+    assert isinstance(outcome(new_answer, stream[:-2]), Message)
+
+
+MANY = recorded.responses_stream(recorded.RESPONSES["reasoning, words and calls"])
+
+
+@settings(max_examples=400)
+@given(broken_in_any_way(MANY))
+def test_a_broken_stream_ends_as_a_message_or_as_a_foreseen_failure(stream: bytes) -> None:
+    """A2: whatever the bytes are, and what comes out can be stored and sent."""
+    found = outcome(new_answer, stream)
+    if isinstance(found, Message):
+        stored = msgspec.json.decode(msgspec.json.encode(found), type=Message)
+        assert stored == found
+        msgspec.json.decode(b"[" + WIRE.encode(stored) + b"]")
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_an_answer_of_which_events_are_missing_or_doubled_is_never_told_wrong(data: st.DataObject) -> None:
+    """A2: what an item is at its end must begin with what was told of it before."""
+    told = recorded.RESPONSES["reasoning, words and calls"]
+    whole = read(told)
+    places = data.draw(st.lists(st.integers(0, len(told) - 2), max_size=3, unique=True))
+    doubled = data.draw(st.booleans())
+    changed = [event for place, event in enumerate(told) for _ in range(1 if place not in places else 2 * doubled)]
+    done = [place for place in places if told[place]["type"] == "response.output_item.done"]
+    found = outcome(new_answer, recorded.responses_stream(changed))
+    if isinstance(found, Message) and not (done and not doubled):
+        assert found == whole
+
+
+@given(st.binary(max_size=300))
+def test_garbage_is_never_an_answer(garbage: bytes) -> None:
+    """A2"""
+    assert not isinstance(outcome(new_answer, garbage), Message)

@@ -1,0 +1,342 @@
+"""Encoding for the Responses format: deterministic to the byte, growing only at the end, with nothing left behind."""
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.models.transcripts import carrying, groups, prefixes, texts
+from tidegate.errors import ModelFailed
+from tidegate.models.facts import Facts
+from tidegate.models.interface import Encoded
+from tidegate.models.openai_responses import OpenAIResponses
+from tidegate.models.responses_wire import API, CALL_ID_CHARACTERS, Kept, ResponsesWire
+from tidegate.models.telling import ASIDE_HEADING
+from tidegate.values import Call, Carried, Media, Message, Prefix, ToolCall, ToolDefinition
+
+FACTS = Facts(vision=True, audio=True, thinking="effort", efforts=("none", "low", "high"))
+WIRE = ResponsesWire("m", FACTS)
+PLAIN = Call()
+NOTHING = WIRE.encode_prefix(Prefix(prompt=""))
+PICTURE = Media(media_type="image/png", data=b"\x89PNG pixels", width=4, height=3)
+SOUND = Media(media_type="audio/wav", data=b"RIFF", seconds=1.0)
+URL = "data:image/png;base64," + base64.b64encode(PICTURE.data).decode()
+items = st.dictionaries(texts, texts, min_size=1, max_size=2).map(lambda made: msgspec.Raw(msgspec.json.encode(made)))
+kept = st.one_of(st.builds(Kept, item=items), st.builds(Kept, phase=texts, characters=st.integers(0, 20)))
+carried = st.builds(
+    Carried,
+    item=kept.map(lambda made: msgspec.Raw(msgspec.json.encode(made))),
+    text=st.integers(0, 50),
+    calls=st.integers(0, 4),
+)
+turns = groups(carrying(API, carried))
+
+
+def encoded(wire: ResponsesWire, group: Sequence[Message]) -> bytes:
+    return wire.encode_results(group) if group[0].role == "tool" else wire.encode(group[0])
+
+
+def decoded(call: Call = PLAIN, history: Sequence[bytes] = (), prefix: Encoded = NOTHING, facts: Facts = FACTS) -> Any:
+    return msgspec.json.decode(b"".join(ResponsesWire("m", facts).body(prefix, history, call)))
+
+
+def item(message: Message) -> Any:
+    return msgspec.json.decode(WIRE.encode(message))
+
+
+@given(turns)
+def test_messages_reloaded_from_the_store_encode_to_the_same_bytes(past: list[list[Message]]) -> None:
+    """B4, S32: JSON there and back changes no byte of the request, also of what a model wants back."""
+    for group in past:
+        stored = msgspec.json.decode(msgspec.json.encode(group), type=list[Message])
+        assert encoded(WIRE, stored) == encoded(WIRE, group) == encoded(ResponsesWire("m", FACTS), group)
+
+
+@given(prefixes)
+def test_a_prefix_reloaded_from_the_store_encodes_to_the_same_bytes(prefix: Prefix) -> None:
+    """A4, S32: prompt and tools, with each schema verbatim."""
+    stored = msgspec.json.decode(msgspec.json.encode(prefix), type=Prefix)
+    assert WIRE.encode_prefix(stored) == WIRE.encode_prefix(prefix)
+    if prefix.tools:
+        assert b'{"type": "object", "x":[1 ,2]}' in WIRE.encode_prefix(prefix).tools
+
+
+@given(prefixes, turns, turns)
+def test_the_next_request_begins_with_the_previous_one(
+    prefix: Prefix, past: list[list[Message]], fresh: list[list[Message]]
+) -> None:
+    """S32, B4: all of a request but its closing brackets is the beginning of the conversation's next request."""
+    start = WIRE.encode_prefix(prefix)
+    history = [part for group in past if (part := encoded(WIRE, group))]
+    later = history + [part for group in fresh if (part := encoded(WIRE, group))]
+    before = b"".join(WIRE.body(start, history, PLAIN))
+    after = b"".join(WIRE.body(start, later, PLAIN))
+    assert after.startswith(before[:-2])
+    msgspec.json.decode(after)
+    if later:
+        assert b"".join(WIRE.body(start, [b",".join(later)], PLAIN)) == after, "several may stand in one piece"
+
+
+@given(turns)
+def test_every_word_and_every_call_is_sent_once(past: list[list[Message]]) -> None:
+    """S32: whatever is carried, at whatever places."""
+    for (message,) in (group for group in past if group[0].role == "assistant"):
+        sent = msgspec.json.decode(b"[" + WIRE.encode(message) + b"]")
+        said = "".join(part["content"] for part in sent if part.get("role") == "assistant")
+        assert said.split() == message.text.split() or "".join(said.split()) == "".join(message.text.split())
+        called = [part["name"] for part in sent if part.get("type") == "function_call"]
+        assert called == [call.name for call in message.calls]
+
+
+def test_a_request_is_made_of_the_very_pieces_of_its_history() -> None:
+    """L22, S32: writing a request copies nothing of a long history."""
+    history = [WIRE.encode(Message(role="user", text="x" * 65_536)) for _ in range(8)]
+    pieces = WIRE.body(WIRE.encode_prefix(Prefix(prompt="p")), history, Call(temperature=0.5))
+    assert all(any(piece is held for held in pieces) for piece in history)
+
+
+def test_nothing_is_left_with_the_provider() -> None:
+    """S32: a model that thinks is asked for its thoughts, encrypted; another would refuse that."""
+    assert {name: value for name, value in decoded().items() if name != "prompt_cache_key"} == {
+        "model": "m",
+        "stream": True,
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+        "input": [],
+    }
+    assert "include" not in decoded(facts=Facts(efforts=("low",)))
+
+
+def test_the_body_has_parameters_and_tools_before_the_input() -> None:
+    """S32: what grows comes last, and the prompt is the first of it."""
+    prefix = WIRE.encode_prefix(Prefix(prompt="p", tools=(ToolDefinition(name="t", description="d"),)))
+    call = Call(temperature=0.5, top_p=0.9, max_tokens=70, reasoning="off", user="u", metadata={"a": "b"})
+    body = decoded(call, [WIRE.encode(Message(role="user", text="hi"))], prefix)
+    assert list(body) == [
+        *("model", "stream", "store", "include", "temperature", "top_p", "max_output_tokens", "reasoning"),
+        *("safety_identifier", "metadata", "prompt_cache_key", "tools", "input"),
+    ]
+    assert (body["max_output_tokens"], body["reasoning"], body["safety_identifier"]) == (70, {"effort": "none"}, "u")
+    assert body["input"] == [
+        {"role": "system", "content": "p", "type": "message"},
+        {"role": "user", "content": "hi", "type": "message"},
+    ]
+    assert body["tools"] == [
+        {
+            "name": "t",
+            "description": "d",
+            "parameters": {"type": "object", "properties": {}},
+            "strict": False,
+            "type": "function",
+        }
+    ]
+
+
+def test_conversations_that_begin_alike_have_one_cache_key() -> None:
+    """S32: whatever is said in them; another prompt or other tools have another."""
+    tool = ToolDefinition(name="t", description="d")
+    keys = []
+    for prefix in (Prefix(prompt="p"), Prefix(prompt="q"), Prefix(prompt="p", tools=(tool,))):
+        start = WIRE.encode_prefix(prefix)
+        said = [WIRE.encode(Message(role="user", text="hi"))]
+        key = decoded(prefix=start)["prompt_cache_key"]
+        assert decoded(Call(temperature=1.0), said, start)["prompt_cache_key"] == key
+        keys.append(key)
+    assert len(set(keys)) == 3
+
+
+@pytest.mark.parametrize("effort", ["off", "minimal", "low", "medium", "high", "max"])
+def test_reasoning_effort_touches_neither_prefix_nor_input(effort: str) -> None:
+    """A3, S32: it is a parameter of the call."""
+    prefix = WIRE.encode_prefix(Prefix(prompt="p", tools=(ToolDefinition(name="t", description="d"),)))
+    plain = b"".join(WIRE.body(prefix, [b"{}"], PLAIN))
+    asked = b"".join(WIRE.body(prefix, [b"{}"], Call(reasoning=effort)))
+    assert plain != asked
+    assert plain.partition(b',"prompt_cache_key":')[2] == asked.partition(b',"prompt_cache_key":')[2]
+
+
+@pytest.mark.parametrize(
+    ("facts", "asked", "sent"),
+    [
+        (FACTS, "off", {"effort": "none"}),
+        (FACTS, "medium", {"effort": "low"}),
+        (FACTS, "ultra", {"effort": "ultra"}),
+        (FACTS, None, None),
+        (Facts(thinking="effort"), "high", None),
+        (Facts(efforts=("low",)), "high", None),
+    ],
+)
+def test_the_effort_is_a_word_that_the_model_knows(facts: Facts, asked: str | None, sent: Any) -> None:
+    """A3"""
+    assert decoded(Call(reasoning=asked, max_tokens=9), facts=facts).get("reasoning") == sent
+
+
+def test_the_chance_in_an_answer_is_set_only_where_the_model_lets_it_be() -> None:
+    """A3: one that thinks refuses it, and would refuse every call of a client that always sends it."""
+    call = Call(temperature=0.5, top_p=0.9)
+    assert not {"temperature", "top_p"} & set(decoded(call))
+    assert {"temperature", "top_p"} <= set(decoded(call, facts=Facts()))
+    assert {"temperature", "top_p"} <= set(decoded(msgspec.structs.replace(call, reasoning="off")))
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_users_words_notes_and_pictures_are_parts_of_one_message() -> None:
+    """D3, S32"""
+    assert item(Message(role="user", text="look", aside="a note", media=(PICTURE,))) == {
+        "role": "user",
+        "content": [
+            {"text": "look", "type": "input_text"},
+            {"text": ASIDE_HEADING + "a note", "type": "input_text"},
+            {"image_url": URL, "detail": "auto", "type": "input_image"},
+        ],
+        "type": "message",
+    }
+
+
+def test_a_result_holds_its_pictures_itself() -> None:
+    """D3, S32: as a list; as plain text where there is none that the model can be shown."""
+    results = [
+        Message(role="tool", call_id="a", name="x", text="done"),
+        Message(role="tool", call_id="b", name="y", text="a picture", media=(PICTURE, SOUND)),
+        Message(role="tool", call_id="c", name="z", text="a sound", media=(SOUND,)),
+        Message(role="tool", call_id="d", name="z"),
+    ]
+    first, second, third, fourth = msgspec.json.decode(b"[" + WIRE.encode_results(results) + b"]")
+    assert first == {"call_id": "a", "output": "done", "type": "function_call_output"}
+    assert [part["type"] for part in second["output"]] == ["input_text", "input_image", "input_text"]
+    assert second["output"][1]["image_url"] == URL
+    assert third["output"].startswith("a sound\n[A sound (audio/wav, 1.0 s) stands here, which")
+    assert fourth["output"] == ""
+
+
+@pytest.mark.parametrize(
+    ("facts", "media_type", "taken"),
+    [
+        (FACTS, "image/png", True),
+        (FACTS, "image/webp", True),
+        (FACTS, "image/tiff", False),
+        (FACTS, "audio/wav", False),
+        (Facts(), "image/png", False),
+    ],
+)
+def test_media_that_a_model_cannot_take_becomes_a_note(facts: Facts, media_type: str, taken: bool) -> None:
+    """D3, A2: the format has no place for sounds at all."""
+    wire = ResponsesWire("m", facts)
+    assert wire.takes(media_type) is taken
+    if not taken:
+        media = Media(media_type=media_type, spooled="sp_1", width=4, height=3)
+        (part,) = msgspec.json.decode(wire.encode(Message(role="user", media=(media,))))["content"]
+        assert "stands here, which this model cannot" in part["text"]
+
+
+def test_a_picture_that_was_not_loaded_is_a_mistake_of_ours() -> None:
+    """D3: nothing is sent in its place."""
+    with pytest.raises(ValueError, match="sp_1 was not loaded"):
+        WIRE.encode(Message(role="user", media=(Media(media_type="image/png", spooled="sp_1"),)))
+
+
+def test_tool_arguments_go_out_verbatim_behind_the_words() -> None:
+    """S32: also when they are not valid JSON."""
+    call = ToolCall(id="c1", name="x", arguments='{ "path":  "a" , broken')
+    sent = msgspec.json.decode(b"[" + WIRE.encode(Message(role="assistant", text="see", calls=(call,))) + b"]")
+    assert sent == [
+        {"role": "assistant", "content": "see", "type": "message"},
+        {"call_id": "c1", "name": "x", "arguments": call.arguments, "type": "function_call"},
+    ]
+
+
+def test_an_answer_of_nothing_is_not_sent() -> None:
+    """S33: one that was stopped before its first word."""
+    assert WIRE.encode(Message(role="assistant", finish="stopped")) == b""
+
+
+def test_a_call_id_of_another_model_is_made_to_fit_with_its_result() -> None:
+    """A2, S33: the service refuses long ones."""
+    long = "x" * (CALL_ID_CHARACTERS + 1)
+    call = item(Message(role="assistant", calls=(ToolCall(id=long, name="x", arguments="{}"),)))
+    result = msgspec.json.decode(WIRE.encode_results([Message(role="tool", call_id=long)]))
+    assert call["call_id"] == result["call_id"] != long
+    assert len(call["call_id"]) <= CALL_ID_CHARACTERS
+    fitting = "y" * CALL_ID_CHARACTERS
+    assert msgspec.json.decode(WIRE.encode_results([Message(role="tool", call_id=fitting)]))["call_id"] == fitting
+
+
+@pytest.mark.parametrize("change", [{"model": "other"}, {"carrier": "anthropic"}, {"carrier": ""}])
+def test_what_one_model_wanted_back_is_not_sent_to_another(change: dict[str, str]) -> None:
+    """A2: another model could not read it."""
+    kept = msgspec.Raw(msgspec.json.encode(Kept(item=msgspec.Raw(b'{"type":"reasoning"}'))))
+    answer = Message(role="assistant", text="4", model="m", carrier=API, carried=(Carried(item=kept),))
+    assert b"reasoning" in WIRE.encode(answer)
+    assert b"reasoning" not in WIRE.encode(msgspec.structs.replace(answer, **change))
+
+
+# -- what a caller brings ----------------------------------------------------------------------------------------------
+
+
+def test_a_callers_tools_choice_and_shape_are_translated() -> None:
+    """A2: from the other format, in which callers speak."""
+    prefix = WIRE.encode_prefix(Prefix(prompt="", tools=(ToolDefinition(name="own", description="d"),)))
+    call = Call(
+        tools=b'[{"type":"function","function":{"name":"a","description":"D","parameters":{"x":  1},"strict":true}},'
+        b'{"type":"function","function":{"name":"b"}}]',
+        tool_choice=b'{"type":"function","function":{"name":"a"}}',
+        response_format=b'{"type":"json_schema","json_schema":{"name":"n","schema":{"y":1},"strict":true,"description":"d"}}',
+    )
+    body = decoded(call, prefix=prefix)
+    assert [tool["name"] for tool in body["tools"]] == ["own", "a", "b"]
+    assert body["tools"][1] == {
+        "name": "a",
+        "description": "D",
+        "parameters": {"x": 1},
+        "strict": True,
+        "type": "function",
+    }
+    assert body["tools"][2]["parameters"] == {"type": "object", "properties": {}}
+    assert body["tool_choice"] == {"name": "a", "type": "function"}
+    assert body["text"] == {
+        "format": {"name": "n", "description": "d", "schema": {"y": 1}, "strict": True, "type": "json_schema"}
+    }
+    alone = decoded(msgspec.structs.replace(call, tool_choice=b'"required"', response_format=b'{"type":"json_object"}'))
+    assert (alone["tool_choice"], alone["text"]) == ("required", {"format": {"type": "json_object"}})
+    assert "tool_choice" not in decoded(Call(tool_choice=b'"none"')), "without tools there is nothing to choose"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        Call(stop=("x",)),
+        Call(tools=b'[{"type":"function","function":{"name":"own"}}]'),
+        Call(tools=b'{"name":"x"}'),
+        Call(tool_choice=b'{"type":"allowed_tools"}'),
+        Call(response_format=b'{"type":"grammar"}'),
+        Call(metadata={"a": 1}),
+        Call(metadata={"a": "x" * 513}),
+        Call(metadata={"x" * 65: "a"}),
+        Call(metadata={str(n): "a" for n in range(17)}),
+    ],
+)
+def test_what_the_format_has_no_place_for_is_refused_with_a_sentence(call: Call) -> None:
+    """A2, C3: and not left out in silence."""
+    prefix = WIRE.encode_prefix(Prefix(prompt="", tools=(ToolDefinition(name="own", description="d"),)))
+    with pytest.raises(ModelFailed) as caught:
+        WIRE.body(prefix, [], call)
+    assert (caught.value.kind, caught.value.retryable) == ("invalid", False)
+
+
+def test_a_long_name_of_a_user_is_digested() -> None:
+    body = decoded(Call(user="u" * 500))
+    assert 0 < len(body["safety_identifier"]) <= 128
+    assert decoded(Call(user="v" * 500))["safety_identifier"] != body["safety_identifier"]
+
+
+def test_the_format_names_its_endpoint_and_who_asks() -> None:
+    format = OpenAIResponses("m", FACTS)
+    assert (format.api, format.path) == ("openai-responses", "/responses")
+    assert format.headers("k") == {"Authorization": "Bearer k"}
+    assert format.headers(None) == {}

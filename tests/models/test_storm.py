@@ -1,0 +1,147 @@
+"""Storms: thousands of cancelled TLS requests beside a store that is written, and a network that keeps dropping us."""
+
+import hashlib
+import random
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from anyio import to_thread
+
+from bench.scripted_model import ScriptedModel
+from tests.models.support import Slept, ask, configured
+from tests.models.test_clients import FEW, sockets, until_idle
+from tests.models.test_tls import Authority
+from tidegate.errors import ModelFailed
+from tidegate.models import Clients, Model
+from tidegate.store import Store
+
+pytestmark = pytest.mark.anyio
+
+CANCELLED = 2000
+AT_ONCE = 50
+ROUNDS = 40
+SEED = 20240117
+
+
+@pytest.fixture
+async def trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ScriptedModel]:
+    """A model behind https, of an authority that this process trusts while the test runs."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make certificates with")
+    authority = await to_thread.run_sync(Authority, tmp_path / "ca")
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
+    async with ScriptedModel(tls=await to_thread.run_sync(authority.context, "IP:127.0.0.1")) as server:
+        yield server
+
+
+def descriptors() -> dict[str, str]:
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            found[entry.name] = str(entry.readlink())
+        except FileNotFoundError:
+            continue  # of this very listing
+    return found
+
+
+def _write(db: Any, number: int) -> None:
+    page = hashlib.sha256(b"%d" % number).digest() * 128
+    db.execute("INSERT INTO storm VALUES (?, ?, ?)", (number, page, hashlib.sha256(page).hexdigest()))
+
+
+def _wrong(db: Any) -> list[int]:
+    """Rows that are not what was written."""
+    rows = db.execute("SELECT number, page, digest FROM storm")
+    return [number for number, page, digest in rows if hashlib.sha256(page).hexdigest() != digest]
+
+
+async def test_two_thousand_cancelled_tls_requests_write_into_nobodys_file(
+    trusted: ScriptedModel, tmp_path: Path
+) -> None:
+    """L10: cancelled while they connect, shake hands, wait and read, with a store that is written all the while. Every
+    page is what it was, no descriptor is left over or changed hands, and the pool still serves."""
+    chance = random.Random(SEED)
+    path = tmp_path / "t.db"
+    written = 0
+    async with Store.open(path) as store, Clients() as clients:
+        await store.write(lambda db: db.execute("CREATE TABLE storm(number, page, digest)"))
+        async with configured(trusted.base_url, clients=clients, retries=0) as model:
+            await ask(model, "hello")
+            before = descriptors()
+            stop = anyio.Event()
+
+            async def writing() -> None:
+                nonlocal written
+                while not stop.is_set():
+                    await store.write(_write, written)
+                    written += 1
+
+            async def cancelled(number: int) -> None:
+                with anyio.CancelScope() as scope:
+                    text = f"{number} [words 60] [slow ms=2]" if number % 3 else f"{number} [hang]"
+                    await _until(scope, chance.random() * 0.12, model, text)
+
+            with anyio.fail_after(120):
+                async with anyio.create_task_group() as group:
+                    group.start_soon(writing)
+                    for first in range(0, CANCELLED, AT_ONCE):
+                        async with anyio.create_task_group() as wave:
+                            for number in range(first, first + AT_ONCE):
+                                wave.start_soon(cancelled, number)
+                    stop.set()
+            await until_idle(trusted)
+            assert clients.stats().busy == 0
+            assert (await ask(model, "still there?")).text.startswith("The tide")
+            kept = {fd: name for fd, name in descriptors().items() if not name.startswith("socket:")}
+            assert kept == {fd: name for fd, name in before.items() if not name.startswith("socket:")}
+            assert sockets(trusted).get("CLOSE_WAIT", 0) == 0
+        assert written > 0
+        assert await store.read(_wrong) == []
+        assert list(await store.integrity()) == []
+    assert path.read_bytes()[:16] == b"SQLite format 3\0"
+    assert trusted.counts["requests"] > CANCELLED / 4, "many came far enough to be asked"
+
+
+async def _until(scope: anyio.CancelScope, seconds: float, model: Model, text: str) -> None:
+    scope.deadline = anyio.current_time() + seconds
+    await ask(model, text)
+    raise AssertionError("it was to be cancelled")
+
+
+async def test_a_network_that_drops_connections_for_days_leaves_none_half_closed(server: ScriptedModel) -> None:
+    """L11: idle ones are half-closed or reset, busy ones break in the middle, again and again; every message is
+    answered all the same, and what is open stays bounded."""
+    chance = random.Random(SEED)
+    scripts = ("hello", "[close times=1]", "[cut after=0 times=1]", "[cut after=3 times=1]", "[status 503 times=1]")
+    async with (
+        Clients(per_host=16) as clients,
+        configured(server.base_url, clients=clients, sleep=Slept(), retries=3) as model,
+    ):
+        for round in range(ROUNDS):
+            async with anyio.create_task_group() as group:
+                for number in range(16):
+                    group.start_soon(_answered, model, f"{round} {number} {chance.choice(scripts)}")
+            if chance.random() < 0.5:
+                server.close_idle()
+            else:
+                for connection in tuple(server.connections):
+                    connection.end()
+            with anyio.fail_after(20):
+                while server.connections or clients.stats().open:
+                    await anyio.lowlevel.checkpoint()
+            states = sockets(server)
+            assert states.get("CLOSE_WAIT", 0) <= FEW
+            assert states.get("ESTABLISHED", 0) <= FEW
+    assert server.stats()["accepted_connections"] > ROUNDS
+
+
+async def _answered(model: Model, text: str) -> None:
+    with anyio.fail_after(20):
+        try:
+            assert (await ask(model, text)).text.startswith("The tide")
+        except ModelFailed as failure:
+            raise AssertionError(f"{text}: {failure.message}") from failure

@@ -1,0 +1,117 @@
+"""Messages that bring pictures or sounds: taken in with all of it or not at all, whatever happens meanwhile."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.core import ANNA, BERT, WAIT, Core, core
+from tests.spool.sounds import wav
+from tidegate.errors import Busy, NotFound, Refused
+from tidegate.store import spooled
+from tidegate.values import Accepted, Brought, Inbound, Message
+
+pytestmark = pytest.mark.anyio
+LARGE = wav(10)
+
+
+async def bring(house: Core, text: str = "listen", name: str | None = "talk", **fields: Any) -> Accepted:
+    given: dict[str, Any] = {
+        "principal": ANNA.id,
+        "channel": "http",
+        "agent": "main",
+        "messages": (Message(role="user", text=text),),
+        "name": name,
+        "brought": (Brought(message=0, name="messages[0].content[0]", data=LARGE),),
+        **fields,
+    }
+    return await house.door.accept(Inbound(**given))
+
+
+def kept(house: Core) -> list[tuple[str, str]]:
+    """Folder and name of what lies in the spool."""
+    return sorted((path.parent.name, path.name) for path in house.door.spool.root.rglob("sp_*"))
+
+
+async def named(house: Core, session: str) -> list[tuple[str, str]]:
+    """What the session's transcript names, after a check that each has its row."""
+    rows = (await house.door.transcript(session, ANNA)).rows
+    found = [media.spooled for row in rows for media in row.message.media]
+    for id in found:
+        assert await house.store.read(spooled.get, id, session) is not None
+        assert await house.door.spool.load(session, id) == LARGE
+    return sorted((session, id) for id in found)
+
+
+async def test_several_that_begin_a_conversation_at_once_are_one_conversation(home: Path, model: ScriptedModel) -> None:
+    """D3: whoever is second finds the first one's, with his own media; nothing else is left."""
+    async with core(home, model=model) as house:
+        with anyio.fail_after(WAIT):
+            accepted = await asyncio.gather(*(bring(house, f"number {number}") for number in range(3)))
+            for each in accepted:
+                assert (await house.answered(each.turn)).state == "answered"
+        assert len({each.session for each in accepted}) == 1
+        assert kept(house) == await named(house, accepted[0].session)
+        assert len(kept(house)) == 3
+        assert house.door.spool.stats().writing == 0
+
+
+async def test_a_conversation_that_ends_meanwhile_is_followed_by_another(home: Path, model: ScriptedModel) -> None:
+    """D3: the message and its media go to the same one, whichever that is."""
+    async with core(home, model=model) as house:
+        first = await house.say("begin")
+        with anyio.fail_after(WAIT):
+            accepted, _ = await asyncio.gather(bring(house), house.door.end(first.session, ANNA, "test"))
+            await house.answered(accepted.turn)
+        assert kept(house) == await named(house, accepted.session)
+        assert len(kept(house)) == 1
+
+
+async def test_what_is_refused_at_the_door_leaves_nothing(home: Path, model: ScriptedModel) -> None:
+    """H20, D4, X08: a full queue, another's conversation, what is no sound; its path is named."""
+    async with core(home, "[limits]\nqueue_length = 1\n", model=model) as house:
+        first = await house.accept("[hold there] begin")
+        with anyio.fail_after(WAIT):
+            await model.held("there")
+        await house.accept("waits")
+        with pytest.raises(Busy, match="queue_length"):
+            await bring(house)
+        with pytest.raises(NotFound):
+            await bring(house, principal=BERT.id, name=None, session=first.session)
+        with pytest.raises(NotFound):
+            await bring(house, name=None, session="../../etc")
+        with pytest.raises(Refused, match="is no PNG") as refused:
+            await bring(house, brought=(Brought(message=0, name="messages[0].content[0]", data=b"hello"),))
+        assert (refused.value.status, refused.value.param) == (400, "messages[0].content[0]")
+        assert kept(house) == []
+        assert house.door.spool.stats().writing == 0
+        model.release("there")
+
+
+async def test_a_message_may_be_steered_with_a_sound(home: Path, model: ScriptedModel) -> None:
+    """D3, S14: into the running turn."""
+    async with core(home, model=model) as house:
+        first = await house.accept("[hold there] [tool clock {}] begin")
+        with anyio.fail_after(WAIT):
+            await model.held("there")
+            steered = await bring(house, "and this", busy="steer")
+            assert (steered.how, steered.turn) == ("steered", first.turn)
+            model.release("there")
+            await house.answered(first.turn)
+        assert kept(house) == await named(house, first.session)
+        assert b"input_audio" in model.recorded[-1].body
+
+
+async def test_what_a_caller_left_behind_is_found_by_the_sweep_or_taken_in(home: Path, model: ScriptedModel) -> None:
+    """D4, L15: cancelled at any moment, there is no file without a row for longer than the sweep takes."""
+    async with core(home, model=model) as house:
+        for pause in (0.0, 0.005, 0.05, 0.1):
+            with anyio.move_on_after(pause):
+                await bring(house, name=f"talk-{pause}")
+        assert house.door.spool.stats().writing == 0
+        with anyio.fail_after(WAIT):
+            for row in await house.door.sessions(ANNA):
+                assert set(await named(house, row.id)) <= set(kept(house))

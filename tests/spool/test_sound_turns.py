@@ -1,0 +1,145 @@
+"""Through the door: sounds that tools read or make reach the model as sounds, over unload and restart."""
+
+import base64
+import io
+import itertools
+import re
+import shutil
+import wave
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.core import ANNA, Core, core, settings
+from tests.spool.sounds import mp3, wav
+from tidegate.tools import Result, ToolContext, Toolset, extensions, tool
+from tidegate.values import Media
+
+pytestmark = pytest.mark.anyio
+RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results.md"
+LARGE, SMALL, SONG = wav(10), wav(0.5), mp3(40)
+
+
+@tool(effect="read", timeout=30, parallel=True)
+async def hum(ctx: ToolContext, *, large: bool = False) -> Result:
+    """Hums."""
+    media = await ctx.spool.media("hum", LARGE if large else SMALL)
+    return Result(text=f"hummed for {media.seconds} s", media=(media,))
+
+
+@tool(effect="read", timeout=30)
+async def whistle(ctx: ToolContext) -> Result:
+    """Whistles, and asks nobody."""
+    return Result(text="whistled", media=(Media(media_type="audio/wav", data=SMALL, seconds=0.5),))
+
+
+TOOLS = {"test": Toolset((hum, whistle))}
+
+
+def heard(house: Core) -> list[bytes]:
+    """The sounds in the last request."""
+    contents = [message["content"] for message in house.requests()[-1]["messages"]]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return [base64.b64decode(part["input_audio"]["data"]) for part in parts if part["type"] == "input_audio"]
+
+
+def told(house: Core) -> str:
+    return msgspec.json.encode(house.requests()[-1]).decode()
+
+
+def grows(model: ScriptedModel) -> None:
+    assert model.stats()["refused"] == 0
+    for earlier, later in itertools.pairwise([request.body for request in model.recorded]):
+        assert later.startswith(earlier.removesuffix(b"]}"))
+
+
+def running(home: Path, model: ScriptedModel, project: Path, **options: Any) -> Any:
+    extra = f'workspace = "{project}"\n'
+    return core(home, extra, model=model, toolsets=TOOLS, tools='"test", "files", "output"', **options)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    for name, data in {"speech.txt": LARGE, "song": SONG, "note.wav": SMALL, "song.ogg": b"OggS\0" + bytes(90)}.items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+async def test_a_model_hears_sounds_and_its_requests_only_grow_over_unload_and_restart(
+    home: Path, model: ScriptedModel, project: Path
+) -> None:
+    """D3, B4, S32: the very bytes, spooled and inline, from files and from tools, live and from the store."""
+    async with running(home, model, project) as house:
+        first = await house.say('[together read_file {"path":"speech.txt"} read_file {"path":"song"} whistle {}] one')
+        assert first.state == "answered"
+        assert heard(house) == [LARGE, SONG, SMALL]
+        assert "audio/wav, 10.0 s" in told(house) and "audio/mpeg, 1.0 s" in told(house)
+        assert len(list((house.door.spool.root / first.session).iterdir())) == 1
+        shutil.rmtree(project)
+        await house.say("two")
+        assert house.door.presence.unload(first.session, reason="test")
+        await house.say('[tool hum {"large":true}] three')
+    async with running(home, model, project) as house:
+        await house.say("four")
+        assert heard(house) == [LARGE, SONG, SMALL, LARGE]
+        grows(model)
+
+
+async def test_the_example_of_the_documentation_is_heard(home: Path, model: ScriptedModel, tmp_path: Path) -> None:
+    """D3: a user's own tool, from its file to the model."""
+    (code,) = re.findall(r"^```python\n(.*?)^```", RESULTS.read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "beeps.py").write_text(code)
+    found = extensions.find("beeps", tmp_path)
+    assert found is not None
+    async with core(home, model=model, toolsets={"beeps": found}, tools='"beeps"') as house:
+        assert (await house.say("[tool beep {}] one")).state == "answered"
+        (sound,) = heard(house)
+        with wave.open(io.BytesIO(sound)) as file:
+            assert file.getnframes() == file.getframerate() == 8000
+        assert "beeped for 1.0 s" in told(house)
+        assert model.stats()["refused"] == 0
+
+
+async def test_a_model_that_cannot_hear_is_told_and_one_that_can_hears_it_later(
+    home: Path, model: ScriptedModel, project: Path
+) -> None:
+    """D3: a note, not an error; nothing is lost by it."""
+    toml = settings(model, f'workspace = "{project}"\n', tools='"files"')
+    async with core(home, model=model, toml=toml.replace("audio = true\n", "")) as house:
+        outcome = await house.say('[tool read_file {"path":"speech.txt"}] one')
+        assert outcome.state == "answered"
+        assert heard(house) == []
+        assert "[A sound (audio/wav, 10.0 s) stands here, which this model cannot hear.]" in told(house)
+    async with core(home, model=model, toml=toml) as house:
+        await house.say("two")
+        assert heard(house) == [LARGE]
+        assert model.stats()["refused"] == 0
+
+
+async def test_another_kind_of_sound_is_a_sentence_and_the_turn_goes_on(
+    home: Path, model: ScriptedModel, project: Path
+) -> None:
+    """D3: what it is and what to do."""
+    async with running(home, model, project) as house:
+        outcome = await house.say('[tool read_file {"path":"song.ogg"}] one')
+        assert outcome.state == "answered"
+        (result,) = (message["content"] for message in house.requests()[-1]["messages"] if message["role"] == "tool")
+        assert "it is Ogg (Vorbis or Opus)" in result and "ffmpeg -i" in result
+
+
+async def test_a_sound_that_is_gone_is_told_in_words_and_can_be_fetched_no_more(
+    home: Path, model: ScriptedModel, project: Path
+) -> None:
+    """D5: what somebody removed by hand does not end the conversation."""
+    async with running(home, model, project) as house:
+        outcome = await house.say('[tool hum {"large":true}] one')
+        row = next(row for row in (await house.door.transcript(outcome.session, ANNA)).rows if row.message.media)
+        assert await house.door.media(outcome.session, ANNA, row.seq or 0, 0) == ("audio/wav", LARGE)
+        shutil.rmtree(house.door.spool.root / outcome.session)
+        assert (await house.say("two")).state == "answered"
+        assert "Sound 1 is no longer there." in told(house)

@@ -1,0 +1,259 @@
+"""Pictures and sounds over HTTP: in users' messages as OpenAI's clients send them, and out of a transcript again."""
+
+import base64
+import io
+import itertools
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.scripted_model import ScriptedModel
+from tests import core
+from tests.house import House, house
+from tests.spool.pictures import noise, plain, saved
+from tests.spool.sounds import mp3, wav
+from tests.web.asking import CHAT, Reply, call
+from tidegate.errors import Refused
+from tidegate.web.ranges import wanted
+
+pytestmark = pytest.mark.anyio
+SMALL, LARGE, SONG = wav(0.5), wav(10), mp3(20)
+PICTURE = saved(plain(20, 10), "PNG")
+
+
+def encoded(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def sound(data: bytes, format: str = "wav") -> dict[str, Any]:
+    return {"type": "input_audio", "input_audio": {"data": encoded(data), "format": format}}
+
+
+def picture(data: bytes, kind: str = "image/png") -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{encoded(data)}", "detail": "low"}}
+
+
+def said(*parts: dict[str, Any] | str) -> dict[str, Any]:
+    content = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+    return {"model": "main", "messages": [{"role": "user", "content": content}]}
+
+
+def given_to(model: ScriptedModel) -> list[bytes]:
+    """The sounds and pictures of the last request, in order."""
+    found: list[bytes] = []
+    for message in model.recorded[-1].decoded()["messages"]:
+        for part in message["content"] if isinstance(message["content"], list) else ():
+            if part["type"] == "input_audio":
+                found.append(base64.b64decode(part["input_audio"]["data"]))
+            elif part["type"] == "image_url":
+                found.append(base64.b64decode(part["image_url"]["url"].partition(",")[2]))
+    return found
+
+
+def grows(model: ScriptedModel) -> None:
+    assert model.stats()["refused"] == 0
+    for earlier, later in itertools.pairwise([request.body for request in model.recorded]):
+        assert later.startswith(earlier.removesuffix(b"]}"))
+
+
+async def post(gateway: House, body: dict[str, Any]) -> Reply:
+    """A large body."""
+    return await call(gateway, "POST", CHAT, data=io.BytesIO(msgspec.json.encode(body)))
+
+
+def spooled(gateway_home: Path) -> list[Path]:
+    return sorted(path for path in (gateway_home / "spool").rglob("*") if path.is_file())
+
+
+async def test_what_a_caller_gives_reaches_the_model_as_it_is_also_after_a_restart(
+    home: Path, model: ScriptedModel
+) -> None:
+    """D3, H05, B4: small ones and large ones, sounds and pictures; requests only grow."""
+    large_picture = saved(noise(400, 400), "PNG")
+    async with house(home, model=model) as gateway:
+        body = said("listen", sound(LARGE), sound(SONG, "mp3"), picture(PICTURE))
+        answer = await call(gateway, "POST", CHAT, json=body, headers={"X-Session-Id": "ears"})
+        assert answer.status == 200, answer.body
+        assert given_to(model) == [LARGE, SONG, PICTURE]
+        assert [path.read_bytes() for path in spooled(home)] == [LARGE]
+        body = said(picture(large_picture), sound(SMALL))
+        assert (await call(gateway, "POST", CHAT, json=body, headers={"X-Session-Id": "ears"})).status == 200
+        everything = [LARGE, SONG, PICTURE, large_picture, SMALL]
+        assert given_to(model) == everything
+    async with house(home, model=model) as gateway:
+        await gateway.chat("and now?", "ears")
+        assert given_to(model) == everything
+    grows(model)
+
+
+async def test_a_call_without_a_name_may_bring_them_anywhere_and_leaves_nothing(
+    home: Path, gateway: House, model: ScriptedModel
+) -> None:
+    """H04, D3: the whole conversation is the caller's; the spool is as empty as before."""
+    messages = [
+        {"role": "system", "content": "You hear."},
+        {"role": "user", "content": [sound(LARGE)]},
+        {"role": "assistant", "content": "I heard."},
+        {"role": "user", "content": [{"type": "text", "text": "and this?"}, sound(SMALL)]},
+    ]
+    answer = await call(gateway, "POST", CHAT, json={"model": "main", "messages": messages})
+    assert answer.status == 200
+    assert given_to(model) == [LARGE, SMALL]
+    assert model.stats()["refused"] == 0
+    assert spooled(home) == []
+
+
+async def test_the_official_client_sends_sounds(gateway: House, model: ScriptedModel) -> None:
+    """H04: as its documentation shows."""
+    async with openai.AsyncOpenAI(base_url=gateway.url + "/v1", api_key=gateway.key) as client:
+        answer = await client.chat.completions.create(
+            model="main",
+            messages=[
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "text", "text": "What is in this recording?"},
+                        {"type": "input_audio", "input_audio": {"data": encoded(SMALL), "format": "wav"}},
+                    ],
+                }
+            ],
+        )
+    assert answer.choices[0].message.content
+    assert given_to(model) == [SMALL]
+
+
+DEAF = "[A sound (audio/wav, 10.0 s) stands here, which this model cannot hear.]"
+
+
+async def test_a_model_that_cannot_hear_is_told_in_words(home: Path, model: ScriptedModel) -> None:
+    """D3: a note, not an error."""
+    settings = core.settings(model).replace("audio = true\n", "")
+    async with house(home, toml=settings) as gateway:
+        assert (await call(gateway, "POST", CHAT, json=said("listen", sound(LARGE)))).status == 200
+        assert {"type": "text", "text": DEAF} in model.recorded[-1].decoded()["messages"][-1]["content"]
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+PART = "messages[0].content[1]"
+DATA = f"{PART}.input_audio.data"
+
+
+@pytest.mark.parametrize(
+    ("part", "param", "why"),
+    [
+        ({"type": "input_audio", "input_audio": {"format": "wav"}}, DATA, "missing"),
+        ({"type": "input_audio", "input_audio": {"data": "AAAA"}}, f"{PART}.input_audio.format", "missing"),
+        (sound(SMALL, "flac"), f"{PART}.input_audio.format", "must be"),
+        ({"type": "input_audio", "input_audio": {"data": "not base64!", "format": "wav"}}, DATA, "not valid base64"),
+        ({"type": "input_audio", "input_audio": {"data": "AAA", "format": "wav"}}, DATA, "not valid base64"),
+        ({"type": "input_audio", "input_audio": {"data": "ÄÄÄÄ", "format": "wav"}}, DATA, "not valid base64"),
+        ({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, DATA, "is no WAV"),
+        (sound(SMALL, "mp3"), DATA, "is no MP3"),
+        (sound(PICTURE), DATA, "is no WAV"),
+        (sound(b"fLaC\0\0\0\x22" + bytes(50), "mp3"), DATA, "is no MP3"),
+        (sound(SMALL[:40]), PART, "ends before its sound begins"),
+        (sound(SMALL[:44]), PART, "holds no sound"),
+        (sound(wav(3700, rate=8, hertz=1)), PART, "lasts 3700 s"),
+        (picture(PICTURE, "image/jpeg"), f"{PART}.image_url.url", "is no JPEG"),
+        (picture(PICTURE, "image/svg+xml"), f"{PART}.image_url.url", "must be a data URL"),
+        ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, f"{PART}.image_url.url", "is fetched"),
+        (picture(saved(noise(300, 300), "PNG")[:5000]), PART, "is damaged"),
+    ],
+)  # fmt: skip
+async def test_what_is_not_what_it_says_is_refused_with_its_place(
+    home: Path, gateway: House, model: ScriptedModel, part: dict[str, Any], param: str, why: str
+) -> None:
+    """H20, X08: 400 and one sentence; the model is not asked and nothing is kept."""
+    answer = await call(gateway, "POST", CHAT, json=said("listen", part), headers={"X-Session-Id": "x"})
+    assert (answer.status, answer.error["param"]) == (400, param), answer.error
+    assert why in answer.error["message"] and answer.error["message"].endswith(".")
+    assert not model.recorded and spooled(home) == []
+
+
+async def test_what_is_too_large_or_too_much_is_413(home: Path, model: ScriptedModel) -> None:
+    """H20: by its own bound, by the number, by the conversation's quota; what was begun is removed."""
+    async with house(home, '[limits]\nbody_bytes = "64 MiB"\nspool_bytes = "1 MiB"\n', model=model) as gateway:
+        answer = await post(gateway, said(sound(wav(0.1) + bytes(20_000_001 - len(wav(0.1))))))
+        assert (answer.status, answer.error["param"]) == (413, "messages[0].content[0].input_audio.data")
+        answer = await post(gateway, said(*[sound(SMALL)] * 51))
+        assert (answer.status, answer.error["param"]) == (413, "messages")
+        answer = await post(gateway, said(sound(LARGE), sound(wav(60))))
+        assert (answer.status, answer.error["param"]) == (413, "messages[0].content[1]")
+        assert "limits.spool_bytes" in answer.error["message"]
+        answer = await post(gateway, said(*[sound(LARGE)] * 4))
+        assert (answer.status, answer.error["param"]) == (413, "messages")
+        assert not model.recorded and spooled(home) == []
+
+
+async def test_the_same_request_again_is_not_kept_twice(home: Path, gateway: House, model: ScriptedModel) -> None:
+    """H18, D4: under its key it is the same turn."""
+    headers = {"X-Session-Id": "ears", "Idempotency-Key": "k"}
+    first = await call(gateway, "POST", CHAT, json=said(sound(LARGE)), headers=headers)
+    again = await call(gateway, "POST", CHAT, json=said(sound(LARGE)), headers=headers)
+    assert (first.status, first.body) == (200, again.body)
+    assert len(model.recorded) == 1
+    assert [path.read_bytes() for path in spooled(home)] == [LARGE]
+
+
+# -- out again ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_sound_can_be_fetched_whole_or_in_part_with_safe_headers(gateway: House) -> None:
+    """D6: the row tells of it without its bytes; a browser that plays it asks for parts."""
+    await call(gateway, "POST", CHAT, json=said(sound(LARGE), sound(SMALL)), headers={"X-Session-Id": "ears"})
+    session = (await call(gateway, "GET", "/api/sessions")).json["sessions"][0]["id"]
+    path = f"/api/sessions/{session}/messages"
+    (row, *_) = (await call(gateway, "GET", path)).json["messages"]
+    told = row["message"]["media"]
+    assert [(each["media_type"], each["seconds"], each.get("data", "")) for each in told] == [
+        ("audio/wav", 10.0, ""),
+        ("audio/wav", 0.5, ""),
+    ]
+    for number, data in enumerate((LARGE, SMALL)):
+        whole = await call(gateway, "GET", f"{path}/{row['seq']}/media/{number}")
+        assert (whole.status, whole.body, whole.headers["content-type"]) == (200, data, "audio/wav")
+        assert whole.headers["content-security-policy"] == "default-src 'none'; sandbox"
+        assert whole.headers["x-content-type-options"] == "nosniff" and whole.headers["accept-ranges"] == "bytes"
+        part = await call(gateway, "GET", f"{path}/{row['seq']}/media/{number}", headers={"Range": "bytes=10-19"})
+        assert (part.status, part.body) == (206, data[10:20])
+        assert part.headers["content-range"] == f"bytes 10-19/{len(data)}"
+    behind = await call(gateway, "GET", f"{path}/{row['seq']}/media/0", headers={"Range": "bytes=9999999-"})
+    assert (behind.status, behind.error["code"]) == (416, "out_of_range")
+
+
+@pytest.mark.parametrize(
+    ("header", "part"),
+    [
+        (None, None),
+        (b"bytes=0-", (0, 100)),
+        (b"bytes=0-0", (0, 1)),
+        (b"bytes=90-500", (90, 100)),
+        (b"bytes=-7", (93, 100)),
+        (b"bytes=-700", (0, 100)),
+        (b"bytes=5-4", None),
+        (b"bytes=-", None),
+        (b"bytes=0-1,5-6", None),
+        (b"lines=0-1", None),
+    ],
+)
+def test_one_part_is_given_and_of_all_else_the_whole(header: bytes | None, part: tuple[int, int] | None) -> None:
+    """As HTTP has it."""
+    found = wanted(header, 100)
+    assert (None if found is None else found[:2]) == part
+
+
+@given(st.binary(max_size=30) | st.from_regex(rb"bytes=\d*-\d*", fullmatch=True), st.integers(0, 50))
+def test_any_range_is_a_part_the_whole_or_refused(header: bytes, size: int) -> None:
+    """H20: whatever it says."""
+    try:
+        part = wanted(header, size)
+    except Refused as refused:
+        assert refused.status == 416
+    else:
+        assert part is None or 0 <= part.start < part.end <= size
