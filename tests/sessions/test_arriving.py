@@ -1,6 +1,7 @@
 """Messages that bring pictures or sounds: taken in with all of it or not at all, whatever happens meanwhile."""
 
 import asyncio
+import base64
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tests.core import ANNA, BERT, WAIT, Core, core
 from tests.spool.sounds import wav
 from tidegate.errors import Busy, NotFound, Refused
 from tidegate.store import spooled
-from tidegate.values import Accepted, Brought, Inbound, Message
+from tidegate.values import IDEMPOTENCY, Accepted, Brought, Inbound, Message, Receipt
 
 pytestmark = pytest.mark.anyio
 LARGE = wav(10)
@@ -103,6 +104,23 @@ async def test_a_message_may_be_steered_with_a_sound(home: Path, model: Scripted
             await house.answered(first.turn)
         assert kept(house) == await named(house, first.session)
         assert b"input_audio" in model.recorded[-1].body
+
+
+async def test_a_one_shot_call_that_goes_on_after_a_crash_still_has_its_sound(home: Path, model: ScriptedModel) -> None:
+    """D3, H18: who gave a key comes back for the answer; when it is there, nothing is left."""
+    receipt = Receipt(source=IDEMPOTENCY, key="k", digest=b"x")
+    async with core(home, model=model, drain=None) as house:
+        accepted = await bring(house, "[hold there] listen", name=None, receipts=(receipt,))
+        with anyio.fail_after(WAIT):
+            await model.held("there")
+        assert len(kept(house)) == 1
+    model.release("there")
+    async with core(home, model=model) as house:
+        assert (await house.answered(accepted.turn)).state == "answered"
+        (said,) = (message for message in house.requests()[-1]["messages"] if message["role"] == "user")
+        heard = next(part["input_audio"]["data"] for part in said["content"] if part["type"] == "input_audio")
+        assert base64.b64decode(heard) == LARGE
+        assert kept(house) == []
 
 
 async def test_what_a_caller_left_behind_is_found_by_the_sweep_or_taken_in(home: Path, model: ScriptedModel) -> None:

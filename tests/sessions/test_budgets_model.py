@@ -150,13 +150,15 @@ class BudgetMachine(RuleBasedStateMachine):
         return made
 
     def teardown(self) -> None:
-        self.compare()
-        self.budgets = self.start()
-        self.compare()
-        self.run(self.stack.aclose())
-        self.runner.close()
-        self.folder.cleanup()
-        self.patch.undo()
+        try:
+            self.compare()
+            self.budgets = self.start()
+            self.compare()
+        finally:
+            self.run(self.stack.aclose())
+            self.runner.close()
+            self.folder.cleanup()
+            self.patch.undo()
 
     # -- the description --
 
@@ -194,6 +196,8 @@ class BudgetMachine(RuleBasedStateMachine):
         }
         for each in self.budgets._shared:
             for key in keys[each.per]:
+                if each.only and key not in each.only:
+                    continue
                 spent = self.run(self.budgets._account(each, key)).spent()
                 assert (spent.tokens, spent.cost) == self.sum_of(each, key), (each.setting, key)
 

@@ -1,5 +1,6 @@
 """Which model answers when one fails: told once, kept for a while, undone when its time is over; over real sockets."""
 
+import gc
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from tests.core import ANNA, WAIT, Core, core
 from tests.logs import capture_logs
 from tests.moody import FORMATS, KEY, NAMES, Moody, toml
+from tidegate.engine import Journal
 from tidegate.models.resting import REST_SECONDS
 from tidegate.sessions import SessionView, changes
 from tidegate.store import messages
@@ -491,3 +493,25 @@ async def test_whatever_fails_each_is_asked_once_and_none_that_rests(
             assert len(notices(events)) <= len(server.asked)
             clock.now += pause
         assert server.stats()["refusals"] == []
+
+
+@pytest.mark.parametrize("api", FORMATS)
+@pytest.mark.parametrize("mood", ["", "[status 400 step=1]", "[saying some words] [cut after=3 step=1]"])
+@pytest.mark.parametrize("failing", [1, 3])
+async def test_a_turn_that_has_ended_is_let_go_at_once(
+    home: Path, server: Moody, clock: Clock, api: str, mood: str, failing: int
+) -> None:
+    """L99, B4: whatever became of it, nothing waits for the garbage collector; a turn's log holds all of its text."""
+    async with falling(home, server, clock, formats=(api, api, api)) as house:
+        await house.say("warm up")
+        server.moods = dict.fromkeys(NAMES[:failing], mood)
+        gc.collect()
+        gc.disable()
+        try:
+            outcome = await house.say("one [tool clock {}]", "other")
+            assert outcome.state == ("failed" if mood and failing == 3 else "answered")
+            with anyio.fail_after(WAIT):
+                while any(isinstance(held, Journal) for held in gc.get_objects()):
+                    await anyio.sleep(0.01)
+        finally:
+            gc.enable()

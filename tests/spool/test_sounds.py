@@ -70,7 +70,8 @@ def test_how_long_a_wav_lasts_is_in_its_header(frames: int, rate: int, channels:
         with pytest.raises(Strange, match="holds no sound"):
             heard(data)
     else:
-        assert heard(data) == Sound("audio/wav", pytest.approx(frames / rate))
+        found = heard(data)
+        assert found.media_type == "audio/wav" and found.seconds == pytest.approx(frames / rate)
 
 
 def test_a_wav_may_have_other_parts_and_need_not_know_its_length() -> None:
@@ -118,7 +119,7 @@ def test_what_makes_no_sense_is_said_in_words(data: bytes, why: str) -> None:
 def test_how_long_an_mp3_lasts_is_counted_or_reckoned() -> None:
     """D3: from Xing, Info or VBRI; else from its size and rate. Tags of any kind are stepped over."""
     steady = pytest.approx(100 * FRAME_SECONDS, rel=0.01)
-    assert heard(mp3(100)) == Sound("audio/mpeg", steady)
+    assert heard(mp3(100)).media_type == "audio/mpeg" and heard(mp3(100)).seconds == steady
     assert heard(tag(5000) + tag(10, version=3) + bytes(100) + mp3(100)).seconds == steady
     assert heard(mp3(100) + b"TAG" + bytes(125)).seconds == steady
     assert heard(mp3(1)).seconds == pytest.approx(FRAME_SECONDS, rel=0.01)
@@ -197,7 +198,8 @@ async def test_a_sound_goes_as_it_is_inline_up_to_the_threshold_and_spooled_abov
     """D2, D3: byte for byte, with how long it lasts."""
     for data, media_type, seconds in ((wav(1.5), "audio/wav", 1.5), (mp3(100), "audio/mpeg", 2.612)):
         media = await mine.media("a sound", data)
-        assert media == Media(media_type=media_type, data=data, seconds=pytest.approx(seconds, abs=0.01))
+        assert media == Media(media_type=media_type, data=data, seconds=media.seconds)
+        assert media.seconds == pytest.approx(seconds, abs=0.01)
         assert media.is_sound
     at = riff(form(), chunk(b"data", bytes(INLINE_BYTES - 44)))
     assert len(at) == INLINE_BYTES

@@ -46,7 +46,8 @@ class Mind:
                     raise failure if first is None else both(first, failure) from failure
                 if failure.shown:
                     turn.emit(TextReset(reason=failure.brief))
-                first = failure if first is None else both(first, failure)
+                # Without its trace, which holds this very frame, and with it the turn.
+                first = (failure if first is None else both(first, failure)).with_traceback(None)
                 self.conversation, self.purse = other
 
 

@@ -298,9 +298,9 @@ def _budget_faults(budget: BudgetSettings, agents: Mapping[str, AgentSettings | 
     if budget.per == "turn" and budget.each is not None:
         yield "has the key 'each', which a budget per turn does not know; remove it"
     if budget.per != "turn" and budget.each is None:
-        yield f"needs the key 'each' with per = {quote(budget.per)}: \"hour\", \"day\", \"month\" or \"total\""
+        yield f'needs the key \'each\' with per = {quote(budget.per)}: "hour", "day", "month" or "total"'
     if budget.only and budget.per not in ("principal", "agent", "job"):
-        yield f"has the key 'only', which goes with per = \"principal\", \"agent\" or \"job\", not {quote(budget.per)}"
+        yield f'has the key \'only\', which goes with per = "principal", "agent" or "job", not {quote(budget.per)}'
     for agent in budget.only if budget.per == "agent" else ():
         if agent not in agents:
             yield f"only names no agent: there is no [agents.{_key(agent)}]{nearest(agent, agents)}"

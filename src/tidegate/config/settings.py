@@ -232,7 +232,7 @@ class BudgetSettings(Frozen, frozen=True):
     each: Annotated[
         Literal["hour", "day", "month", "total"] | None,
         OneOf("hour", "day", "month", "total"),
-        "In what time, of UTC's calendar, or `total` for ever; needed for all but `per = \"turn\"`.",
+        "In what time, of UTC's calendar, or `total` for ever; needed for every one but a turn's.",
     ] = None
     tokens: Annotated[int | None, Whole(1), "Tokens that may be used, those of requests and answers together."] = None
     money: Annotated[float | None, Dollars(), "Dollars that may be spent; every model needs a known price then."] = None

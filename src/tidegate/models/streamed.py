@@ -31,18 +31,34 @@ class GrowingCall:
         self.arguments: list[str] = []  # house: allow `weigh` bounds an answer
 
 
+class Scale:
+    """Counts what is kept of an answer, whether or not anybody is shown it. It knows nothing of the answer, so that
+    whoever is given it to weigh by does not keep the answer, and with it a whole turn, in memory."""
+
+    __slots__ = ("_bytes", "_limit")
+
+    def __init__(self, limit: int) -> None:
+        self._bytes = 0
+        self._limit = limit
+
+    def __call__(self, text: str) -> None:
+        self._bytes += len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+        if self._bytes > self._limit:
+            raise AnswerBroken(f"the answer is longer than {self._limit} bytes", limit="answer_bytes")
+
+
 class StreamedAnswer:
     """`shown` says that text was handed on; `done` that the end mark was seen. A format says what an event means
     (`event`) and what a body in one piece means (`one_piece`)."""
 
-    __slots__ = ("_bytes", "_event_bytes", "_events", "_limit", "_on_text", "_wire", "calls", "done", "shown", "text")
+    __slots__ = ("_event_bytes", "_events", "_limit", "_on_text", "_wire", "calls", "done", "shown", "text", "weigh")
 
     def __init__(self, limit: int, on_text: Callable[[str], None], *, event_bytes: int = EVENT_BYTES) -> None:
         self._limit = limit
         self._on_text = on_text
         self._events = Events(event_bytes)
         self._event_bytes = event_bytes
-        self._bytes = 0
+        self.weigh = Scale(limit)
         self._wire = 0
         self.text: list[str] = []
         self.calls: list[GrowingCall] = []
@@ -117,12 +133,6 @@ class StreamedAnswer:
         call = GrowingCall(index)
         self.calls.append(call)
         return call
-
-    def weigh(self, text: str) -> None:
-        """Counts what is kept of the answer, whether or not anybody is shown it."""
-        self._bytes += len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
-        if self._bytes > self._limit:
-            raise AnswerBroken(f"the answer is longer than {self._limit} bytes", limit="answer_bytes")
 
     def made_calls(self) -> tuple[ToolCall, ...]:
         return tuple(
