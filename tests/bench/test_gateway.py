@@ -8,6 +8,7 @@ import pytest
 
 from bench.__main__ import main
 from bench.report import Report, markdown_table
+from bench.suite.prefix import APIS
 
 
 @pytest.mark.slow
@@ -18,10 +19,11 @@ def test_the_gateway_is_measured_beside_the_floor_and_repeats_every_prefix(tmp_p
     report = msgspec.json.decode(file.read_bytes(), type=Report)
     assert report.subject == "gateway"
     figures = {figure.name: figure for figure in report.figures}
-    prefix = figures.pop("prefix")
-    assert (prefix.value, prefix.met) == (100.0, True)
-    assert prefix.detail is not None and set(prefix.detail) == {"plain", "tool", "unload", "restart"}
-    assert all(counted["followups"] and not counted["refused"] for counted in prefix.detail.values())
+    for api in APIS:
+        prefix = figures.pop(f"prefix-{api}")
+        assert (prefix.value, prefix.met) == (100.0, True)
+        assert prefix.detail is not None and set(prefix.detail) == {"plain", "tool", "unload", "restart"}
+        assert all(counted["followups"] and not counted["refused"] for counted in prefix.detail.values())
     assert {"latency_p50", "latency_stream_p50", "latency_first_p50"} <= set(figures)
     for figure in figures.values():
         assert figure.value is not None and math.isfinite(figure.value), figure.name

@@ -112,14 +112,14 @@ async def test_the_books_explain_what_a_loaded_gateway_holds(home: Path, model: 
         assert kinds["one-shot"]["count"] == HELD / 4
         assert kinds["turn"]["count"] == kinds["turn log"]["count"] == kinds["model request"]["count"] == HELD
         assert kinds["turn log"]["bytes"] > HELD * (len(TEXT) + 4 * WORDS)
-        assert kinds["model request"]["bytes"] > HELD * len(TEXT)
+        assert kinds["model request"]["bytes"] < HELD * len(TEXT)  # it is made of what the conversation holds
         assert kinds["model connection"]["fds"] >= HELD <= kinds["caller connection"]["fds"]
         assert kinds["store"]["bytes"] > 0
         assert abs(sum(kind["fds"] for kind in kinds.values()) - memory["descriptors"]) <= 5
         assert (kinds["history file"]["count"], kinds["history file"]["fds"]) == (1, 1)
         first, *others = (owner for owner in memory["owners"] if owner["owner"].startswith("session "))
         assert {"resident", "turn", "turn log", "model request"} == first["kinds"].keys()
-        assert first["bytes"] > 3 * len(TEXT)
+        assert first["bytes"] > 2 * len(TEXT)
         assert others
 
 

@@ -28,12 +28,12 @@ async def test_a_conversation_that_is_encoded_otherwise_than_before_says_so_once
     async with core(home, model=model) as house:
         outcome = await house.say("one")
         assert await notices(house, "two") == []
-        await house.store.write(sessions.reencode, outcome.session, 0)
+        await house.store.write(sessions.reencode, outcome.session, 1001)
     async with core(home, model=model) as house:
         (said,) = await notices(house, "three")
         assert "encoded anew" in said
         row = await house.store.read(sessions.get, outcome.session)
-        assert row is not None and row.encoder == 1
+        assert row is not None and row.encoder == 1002
         assert await notices(house, "four") == []
     async with core(home, model=model) as house:
         assert await notices(house, "five") == []

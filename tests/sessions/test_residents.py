@@ -160,7 +160,7 @@ async def test_the_signature_tells_configurations_apart_and_shows_no_secret(home
             row = await house.store.read(sessions.get, outcome.session)
             assert row is not None
             agent = house.door.runner.agent("main")
-            signatures[name] = house.door.runner.signature(row, agent, house.door.runner.model(agent, ()))
+            signatures[name] = house.door.runner.signature(row, agent, house.door.runner.substitutes.model(agent, ()))
     assert signatures["same"] == signatures["again"]
     assert len(set(signatures.values())) == len(variants) - 1
     assert all(b"secret" not in signature for signature in signatures.values())

@@ -24,6 +24,9 @@ log = Log(__name__)
 BASE_OVERHEAD = 1024
 """Bytes of the conversation itself: its record, lists and lease."""
 
+REQUEST_OVERHEAD = 2048
+"""Bytes of a request beside what is said in it: the list of its pieces, its head and its parameters."""
+
 MEDIA_OVERHEAD = 256
 """Bytes that a picture or a sound costs of which only the name is held."""
 
@@ -148,10 +151,9 @@ class Conversation:
 
     @property
     def asked_bytes(self) -> int:
-        """Bytes of the request that the model is working on; it is kept for another try."""
-        if not self._asking:
-            return 0
-        return self.history.size + self._loaded + len(self.prefix.system) + len(self.prefix.tools)
+        """Bytes that the request takes which the model is working on: it is kept for another try. What it shares with
+        the history and with other conversations is counted there."""
+        return REQUEST_OVERHEAD + self.history.filed + self._loaded if self._asking else 0
 
     async def release(self) -> None:
         lease, self._lease = self._lease, None

@@ -51,7 +51,7 @@ class Run:
 
 
 class History:
-    __slots__ = ("_end", "_file", "_fold_at", "_overflow", "memory", "parts", "size")
+    __slots__ = ("_end", "_file", "_fold_at", "_overflow", "memory", "parts")
 
     def __init__(self, overflow: Overflow | None) -> None:
         self._overflow = overflow
@@ -62,17 +62,19 @@ class History:
         """In their order; what could not be encoded yet stands as it is."""
         self.memory = 0
         """Bytes that are held in memory."""
-        self.size = 0
-        """Bytes of what is encoded, wherever it is."""
 
     @property
     def has_file(self) -> bool:
         return self._file is not None
 
+    @property
+    def filed(self) -> int:
+        """Bytes that lie in the file."""
+        return self._end
+
     def append(self, encoded: bytes) -> None:
         self.parts.append(encoded)
         self.memory += len(encoded) + ROW_OVERHEAD
-        self.size += len(encoded)
 
         if len(self.parts) >= self._fold_at:
             self._fold()
@@ -108,7 +110,6 @@ class History:
             if kind is bytes and len(together) > 1:
                 folded.append(b",".join(cast(list[bytes], together)))
                 self.memory -= (len(together) - 1) * (ROW_OVERHEAD - 1)
-                self.size += len(together) - 1
             else:
                 folded += together
         self.parts[:0] = folded

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from tidegate.models.answer import AnswerBroken, AnswerError
-from tidegate.models.openai_thoughts import Thoughts
+from tidegate.models.openai_thoughts import Thoughts, checked
 from tidegate.models.openai_wire import API, Wanted
 from tidegate.models.streamed import GrowingCall, StreamedAnswer, finish_of, tokens
 from tidegate.values import Carried, Message, Usage
@@ -102,7 +102,7 @@ class ChatAnswer(StreamedAnswer):
         self._begun = False
         self._finish: str | None = None
         self._usage: _Usage | None = None
-        self._thoughts = Thoughts(self.weigh)
+        self._thoughts: Thoughts | None = None
         self._marks: dict[int, bytes] = {}  # house: allow one for each of the bounded calls
         """What stood beside a call, by its place."""
 
@@ -161,7 +161,7 @@ class ChatAnswer(StreamedAnswer):
         call = self._find(piece)
         if piece.id:
             call.id = piece.id
-        if piece.extra_content and (mark := self._thoughts.checked(piece.extra_content)):
+        if piece.extra_content and (mark := checked(piece.extra_content, self.weigh)):
             self._marks[self.calls.index(call)] = mark
         function = piece.function
         if function is None:
@@ -187,18 +187,25 @@ class ChatAnswer(StreamedAnswer):
         return self.new_call(piece.index)
 
     def _keep(self, delta: _Delta) -> None:
-        thoughts = self._thoughts
+        if (
+            delta.reasoning_content is None
+            and delta.reasoning is None
+            and delta.reasoning_details is None
+            and not delta.extra_content
+        ):
+            return
+        thoughts = self._thoughts = self._thoughts or Thoughts()
         if delta.reasoning_content is not None:
-            thoughts.content(delta.reasoning_content)
+            thoughts.content(delta.reasoning_content, self.weigh)
         if delta.reasoning is not None:
-            thoughts.plain(delta.reasoning)
+            thoughts.plain(delta.reasoning, self.weigh)
         if delta.reasoning_details is not None:
-            thoughts.details(delta.reasoning_details)
+            thoughts.details(delta.reasoning_details, self.weigh)
         if delta.extra_content:
-            thoughts.mark(delta.extra_content)
+            thoughts.mark(delta.extra_content, self.weigh)
 
     def _carried(self) -> tuple[Carried, ...]:
-        fields = self._thoughts.fields()
+        fields = b"" if self._thoughts is None else self._thoughts.fields()
         carried = [Carried(item=_item(Wanted(message=msgspec.Raw(fields))))] if fields else []
         for place, mark in sorted(self._marks.items()):
             carried.append(Carried(item=_item(Wanted(call=msgspec.Raw(b'{"extra_content":%b}' % mark))), calls=place))

@@ -31,50 +31,42 @@ class _Detail:
         return {**self.fields, self.growing: self.grown.getvalue()} if self.growing else self.fields
 
 
+Weigh = Callable[[str], None]
+"""Counts what is kept. It is not kept itself: it is the answer's, which keeps this."""
+
+
 class Thoughts:
-    """`weigh` counts what is kept."""
+    __slots__ = ("_content", "_details", "_mark", "_plain")
 
-    __slots__ = ("_content", "_details", "_mark", "_plain", "_weigh")
-
-    def __init__(self, weigh: Callable[[str], None]) -> None:
-        self._weigh = weigh
+    def __init__(self) -> None:
         self._content: io.StringIO | None = None
         self._plain = io.StringIO()
         self._details: list[_Detail] = []  # house: allow `weigh` bounds an answer
         self._mark = b""
 
-    def content(self, thought: object) -> None:
+    def content(self, thought: object, weigh: Weigh) -> None:
         """`reasoning_content`; its endpoints want the field back even when it is empty."""
         if isinstance(thought, str):
             self._content = self._content or io.StringIO()
-            self._weigh(thought)
+            weigh(thought)
             self._content.write(thought)
 
-    def plain(self, thought: object) -> None:
+    def plain(self, thought: object, weigh: Weigh) -> None:
         """`reasoning`"""
         if isinstance(thought, str) and thought:
-            self._weigh(thought)
+            weigh(thought)
             self._plain.write(thought)
 
-    def details(self, details: object) -> None:
+    def details(self, details: object, weigh: Weigh) -> None:
         """`reasoning_details`: pieces of one detail follow each other, and repeat what else is said of it."""
         for detail in details if isinstance(details, list) else ():
             if isinstance(detail, dict):
-                self._weigh(_encode(detail).decode())
+                weigh(_encode(detail).decode())
                 self._add(detail)
 
-    def mark(self, mark: msgspec.Raw) -> None:
+    def mark(self, mark: msgspec.Raw, weigh: Weigh) -> None:
         """`extra_content`; the newest is the one that counts."""
-        self._mark = self.checked(mark) or self._mark
-
-    def checked(self, mark: msgspec.Raw) -> bytes:
-        """A copy, for the mark itself is a part of its event. Nothing for `null`; DecodeError for what is no JSON."""
-        kept = bytes(mark)
-        if kept in (b"", b"null"):
-            return b""
-        self._weigh(kept.decode())
-        msgspec.json.decode(kept)
-        return kept
+        self._mark = checked(mark, weigh) or self._mark
 
     def fields(self) -> bytes:
         """What goes back on the message, a JSON object; nothing if there is nothing."""
@@ -109,3 +101,13 @@ class Thoughts:
             last.fields.update({name: value for name, value in detail.items() if value is not None})
         if growing:
             last.grown.write(piece or "")
+
+
+def checked(mark: msgspec.Raw, weigh: Weigh) -> bytes:
+    """A copy, for the mark itself is a part of its event. Nothing for `null`; DecodeError for what is no JSON."""
+    kept = bytes(mark)
+    if kept in (b"", b"null"):
+        return b""
+    weigh(kept.decode())
+    msgspec.json.decode(kept)
+    return kept
