@@ -21,14 +21,15 @@ async def notices(house: Core, text: str) -> list[str]:
         return [event.text async for batch in log.read() for event in batch if isinstance(event, Notice)]
 
 
+@pytest.mark.parametrize("before", [1001, 1])
 async def test_a_conversation_that_is_encoded_otherwise_than_before_says_so_once(
-    home: Path, model: ScriptedModel
+    home: Path, model: ScriptedModel, before: int
 ) -> None:
     """S32: a rebuild of the prefix never happens unsaid; after it, the next request goes on from it."""
     async with core(home, model=model) as house:
         outcome = await house.say("one")
         assert await notices(house, "two") == []
-        await house.store.write(sessions.reencode, outcome.session, 1001)
+        await house.store.write(sessions.reencode, outcome.session, before)
     async with core(home, model=model) as house:
         (said,) = await notices(house, "three")
         assert "encoded anew" in said

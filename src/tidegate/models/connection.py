@@ -110,7 +110,8 @@ class Response:
 
     async def _more(self) -> None:
         if self._failure is not None:
-            raise self._failure
+            # A new one: what is raised holds the frames of whoever reads, and these hold this response.
+            raise LinkFailed(self._failure.trouble, self._failure.said)
         self._waiter = self._connection.loop.create_future()
         try:
             await self._waiter

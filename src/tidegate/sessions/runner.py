@@ -78,7 +78,8 @@ class Runner:
         standing = await self.substitutes.begin(journal, taken, agent)
         model = standing.model
         if session.encoder != model.wire.version:
-            if session.encoder // 1000 == model.wire.version // 1000:  # who changes the model is told so already
+            # Who changes the model is told so already. Before there were several formats, all was chat completions.
+            if (session.encoder // 1000 or 1) == model.wire.version // 1000:
                 journal.emit(Notice(text=ENCODED_ANEW))
             await self._store.write(sessions.reencode, session.id, model.wire.version)
         purse = await self.purse(taken, model)
