@@ -113,7 +113,8 @@ class Stopping(Busy):
 
 class ModelFailed(TidegateError):
     """What a model's endpoint did wrong. `said` are its own words, which may quote the conversation: they are for who
-    is in it, and `brief` is for the log. `shown` says that text of the failed answer was already visible."""
+    is in it, and `brief` is for the log. `shown` says that text of the failed answer was already visible, `thoughts`
+    that what is refused is what earlier answers carried beside their words."""
 
     def __init__(
         self,
@@ -125,6 +126,7 @@ class ModelFailed(TidegateError):
         upstream_status: int | None = None,
         said: str = "",
         shown: bool = False,
+        thoughts: bool = False,
     ) -> None:
         super().__init__(f"{message} It said: {said}" if said else message)
         self.brief = message
@@ -134,6 +136,7 @@ class ModelFailed(TidegateError):
         self.retry_after = retry_after
         self.upstream_status = upstream_status
         self.shown = shown
+        self.thoughts = thoughts
 
 
 class ToolFailed(TidegateError):

@@ -66,7 +66,7 @@ async def test_a_rest_that_is_longer_than_the_stay_is_what_is_told(home: Path, s
 async def test_a_choice_outranks_falling_back_and_default_tries_the_own_model_at_once(
     home: Path, server: Moody
 ) -> None:
-    """P18: they are two things."""
+    """S05: they are two things."""
     clock = Clock()
     server.moods["first"] = "[status 503]"
     async with falling(home, server, clock) as house:

@@ -57,7 +57,7 @@ async def the_session(gateway: Gateway) -> dict[str, Any]:
 
 
 async def test_a_kill_does_not_undo_a_fallback_and_its_time_does(tmp_path: Path, server: Moody) -> None:
-    """P06, L01: in mid-turn, with the substitute's answer under way; the turn goes on with it, and after its time the
+    """P06, S05: in mid-turn, with the substitute's answer under way; the turn goes on with it, and after its time the
     agent's own answers again."""
     home, text = tmp_path / "home", toml(server.base_url, "fallback_for = 3600")
     server.moods = {"first": "[status 503]", "second": "[hold there step=1]"}
@@ -79,8 +79,9 @@ async def test_a_kill_does_not_undo_a_fallback_and_its_time_does(tmp_path: Path,
         assert (found["model"], found["fallback"]["instead_of"]) == ("second", "first")
         told = await status(gateway, found["id"])
         assert "second (instead of the agent's own, first, which is overloaded)" in told
-        facts = await away(tidegate, "status", home=home)
-        assert facts.returncode == 0, facts.stderr
+        for command in (["sessions", "settings"], ["sessions", "show", found["id"]]):
+            shown = await away(tidegate, *command, home=home)
+            assert "second instead of first (overloaded)" in shown.stdout, shown.stderr
     async with running(home, text.replace("fallback_for = 3600", "fallback_for = 0")) as gateway:
         await away(gateway.call, "POST", "/api/messages", {"text": "two", "session": found["id"]})
         with anyio.fail_after(WAIT):

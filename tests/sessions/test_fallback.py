@@ -5,7 +5,7 @@ import itertools
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import anyio
 import pytest
@@ -16,8 +16,11 @@ from tests.core import ANNA, WAIT, Core, core
 from tests.logs import capture_logs
 from tests.moody import FORMATS, KEY, NAMES, Moody, toml
 from tidegate.engine import Journal
+from tidegate.errors import ModelKind
+from tidegate.models.keyring import ROTATED
 from tidegate.models.resting import REST_SECONDS
 from tidegate.sessions import SessionView, changes
+from tidegate.sessions.substitutes import UNHELPED
 from tidegate.store import messages
 from tidegate.store import settings as stored
 from tidegate.values import Call, Event, Notice, Outcome, TextDelta, TextReset, TurnEnded
@@ -144,7 +147,7 @@ async def test_another_session_does_not_ask_a_model_that_rests(home: Path, serve
 
 
 async def test_the_substitute_survives_unload_and_restart(home: Path, server: Moody, clock: Clock) -> None:
-    """P06: the rests of the last process are forgotten, the session's own row is not."""
+    """S05: the rests of the last process are forgotten, the session's own row is not."""
     server.moods["first"] = "[status 503]"
     async with falling(home, server, clock, drain=None) as house:
         session = (await house.say("one")).session
@@ -340,7 +343,7 @@ async def test_what_is_said_into_a_failing_call_is_said_once(home: Path, server:
 async def test_text_that_was_shown_is_void_and_every_broken_call_is_paid_for_once(
     home: Path, server: Moody, clock: Clock
 ) -> None:
-    """L33: each under its own model's name, in the rows as in the turn's own count."""
+    """Each under its own model's name, in the rows as in the turn's own count."""
     server.moods = dict.fromkeys(NAMES[:2], "[saying some words before it breaks off] [cut after=4]")
     async with falling(home, server, clock) as house:
         outcome, events = await told(house, "one [tool clock {}]")
@@ -366,7 +369,7 @@ def _used(db: Any) -> tuple[dict[str, tuple[int, int]], int]:
 async def test_calls_that_broke_off_in_a_turn_that_failed_are_paid_for_once(
     home: Path, server: Moody, clock: Clock
 ) -> None:
-    """L33: with its end, as the last ones have no row to be written with."""
+    """With its end, as the last ones have no row to be written with."""
     server.moods = dict.fromkeys(NAMES, "[words 9] [cut after=4]")
     async with falling(home, server, clock) as house:
         outcome, _ = await told(house, "one")
@@ -403,7 +406,7 @@ async def test_who_leaves_in_the_middle_of_falling_back_leaves_nothing(home: Pat
 
 
 async def test_the_residents_of_failed_models_are_let_go(home: Path, server: Moody, clock: Clock) -> None:
-    """B4: a turn that falls back again and again holds only who answers."""
+    """A turn that falls back again and again holds only who answers."""
     server.moods = {"first": "[status 400]", "second": "[status 400]"}
     async with falling(home, server, clock) as house:
         session = (await house.say("one")).session
@@ -418,7 +421,7 @@ async def test_the_residents_of_failed_models_are_let_go(home: Path, server: Moo
 async def test_a_step_that_another_model_made_stands_when_the_turn_is_replayed(
     home: Path, server: Moody, clock: Clock
 ) -> None:
-    """P05, P16: a crash after the substitute's first step; the next process goes on with it."""
+    """P06, P16: a crash after the substitute's first step; the next process goes on with it."""
     server.moods = {"first": "[status 503]", "second": "[hold there step=1]"}
     async with falling(home, server, clock, drain=None) as house:
         accepted = await house.accept("one [tool clock {}]")
@@ -501,7 +504,7 @@ async def test_whatever_fails_each_is_asked_once_and_none_that_rests(
 async def test_a_turn_that_has_ended_is_let_go_at_once(
     home: Path, server: Moody, clock: Clock, api: str, mood: str, failing: int
 ) -> None:
-    """L99, B4: whatever became of it, nothing waits for the garbage collector; a turn's log holds all of its text."""
+    """L99: whatever became of it, nothing waits for the garbage collector; a turn's log holds all of its text."""
     async with falling(home, server, clock, formats=(api, api, api)) as house:
         await house.say("warm up")
         server.moods = dict.fromkeys(NAMES[:failing], mood)
@@ -515,3 +518,16 @@ async def test_a_turn_that_has_ended_is_let_go_at_once(
                     await anyio.sleep(0.01)
         finally:
             gc.enable()
+
+
+def test_the_table_of_kinds_says_what_is_done() -> None:
+    """docs/model-failures.md"""
+    page = (Path(__file__).parents[2] / "docs" / "model-failures.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    table = {row[0].strip("`"): row[3:6] for row in rows if len(row) == 7}
+    assert set(table) == set(get_args(ModelKind))
+    for kind, (key, model, rests) in table.items():
+        assert key == ("yes" if kind in ROTATED else "no")
+        assert model == ("no" if kind in UNHELPED else "yes")
+        seconds = REST_SECONDS.get(kind)  # type: ignore[call-overload]
+        assert rests == ("no" if seconds is None else f"{seconds / 60:g} min")

@@ -31,9 +31,10 @@ async def server() -> AsyncIterator[Moody]:
         yield server
 
 
-def thinking(home: Path, server: Moody, how: str, agent: str = "") -> Any:
+def thinking(home: Path, server: Moody, how: str, agent: str = "", *, prompt: str = "You are a test.") -> Any:
     api = how.partition(" ")[0]
     text = toml(server.base_url, agent, formats=(api, api, api), each=THINKING[how])
+    text = text.replace("You are a test.", prompt)
     return core(home, model=server, toml=text, environment={KEY: "sesame"})
 
 

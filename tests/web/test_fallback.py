@@ -45,7 +45,7 @@ async def test_a_failure_before_any_text_is_not_seen(gateway: House, server: Moo
 async def test_a_plain_stream_ends_with_an_error_after_visible_text_and_the_turn_goes_on(
     gateway: House, server: Moody
 ) -> None:
-    """H22, V08: nothing is taken back that a client has shown; the answer is in the conversation."""
+    """H22, S19: nothing is taken back that a client has shown; the answer is in the conversation."""
     server.moods["first"] = BROKEN
     reply = await chat(gateway, "x", session="talk", stream=True)
     assert reply.status == 200
@@ -132,7 +132,7 @@ async def test_status_and_metrics_tell_how_models_stand(gateway: House, server: 
 async def test_tools_that_a_caller_brings_are_told_to_whoever_answers(
     tmp_path: Path, server: Moody, monkeypatch: pytest.MonkeyPatch, failing: tuple[str, ...]
 ) -> None:
-    """H08: in the format of each, and the calls come back in the caller's."""
+    """In the format of each, and the calls come back in the caller's."""
     monkeypatch.setenv(KEY, "sesame")
     text = toml(server.base_url, "caller_tools = true", formats=FORMATS)
     parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -157,7 +157,7 @@ async def test_tools_that_a_caller_brings_are_told_to_whoever_answers(
 async def test_a_substitute_that_cannot_see_is_told_of_the_picture(
     tmp_path: Path, server: Moody, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
-    """H22: a note instead of an error; and the model that can see gets it again when it is back."""
+    """A note instead of an error; and the model that can see gets it again when it is back."""
     monkeypatch.setenv(KEY, "sesame")
     text = toml(server.base_url, "fallback_for = 0", formats=("openai-chat", other, "openai-chat"))
     text = text.replace("[models.first]", "[models.first]\nvision = true").replace(

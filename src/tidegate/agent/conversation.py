@@ -63,8 +63,8 @@ class Conversation:
         "_loaded",
         "_owed",
         "_results",
-        "_thoughts",
         "_unloaded",
+        "carries",
         "history",
         "model",
         "prefix",
@@ -84,9 +84,7 @@ class Conversation:
         messages: Iterable[Message] = (),
         load: Load = load_nothing,
         overflow: Overflow | None = None,
-        thoughts: bool = True,
     ) -> None:
-        """Without `thoughts`, nothing goes back that answers carry beside their words: the provider has refused it."""
         self.model = model
         self.prefix = prefix
         self.tools = tools
@@ -95,8 +93,9 @@ class Conversation:
         """The session's version in the store when this was last known to be equal to it."""
         self.history = History(overflow)
         """Encoded messages; as they are those of which media lies in the spool."""
+        self.carries = False
+        """Whether anything of it goes back that answers carried beside their words."""
         self._load = load
-        self._thoughts = thoughts
         self._owed = 0
         """Results that the last answer still waits for."""
         self._results: list[Message] = []  # house: allow at most as many as an answer has calls
@@ -120,9 +119,20 @@ class Conversation:
         if self._results:  # one is missing, and will not come
             self._close_step()
         self._owed = len(message.calls)
-        if message.carried and (message.bound != self._bound() or not self._thoughts):
-            message = msgspec.structs.replace(message, carried=())
+        if message.carried:
+            if message.bound != self._bound():
+                message = msgspec.structs.replace(message, carried=())
+            else:
+                self.carries = True
         self._add((message,))
+
+    def begin_anew(self, messages: Iterable[Message]) -> None:
+        """The same to the same point, with the words alone: the provider has refused what else was carried."""
+        self.history.clear()
+        self._owed = self._unloaded = self._estimated = 0
+        self._results = []
+        self.carries = False
+        self.extend(msgspec.structs.replace(message, carried=()) for message in messages)
 
     def extend(self, messages: Iterable[Message]) -> None:
         for message in messages:

@@ -94,6 +94,12 @@ class History:
             return self.parts  # type: ignore[return-value]  # no run without a file
         return await to_thread.run_sync(self._read)
 
+    def clear(self) -> None:
+        """Nothing was said."""
+        self.parts = []
+        self.memory = self._end = 0
+        self._fold_at = PIECES
+
     def release(self) -> None:
         self.parts = []
         self._overflow = None

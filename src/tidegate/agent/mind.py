@@ -1,8 +1,9 @@
 """Who answers in one turn: a conversation with a model, and one with another model when that fails.
 
-Guarantee: a step is asked of each model at most once (with that model's own retries), in the order of whoever chooses
-them; what a failed one had shown is void before another speaks; when none is left, the failure names all that were
-asked. The mind belongs to its turn; the conversations are whoever's builds them.
+Guarantee: a step is asked of each model at most once (with that model's own retries, and once more if what it refused
+could be left out), in the order of whoever chooses them; what a failed one had shown is void before another speaks;
+when none is left, the failure names all that were asked. The mind belongs to its turn; the conversations are whoever's
+builds them.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -16,7 +17,7 @@ from tidegate.values import Call, Message, TextReset
 
 FallBack = Callable[[Conversation, tuple[Model, ...], ModelFailed], Awaitable[tuple[Conversation, Purse] | None]]
 """Another conversation, to the same point, with another model than those that failed in this step, the last of them
-with the failure; None when there is no other."""
+with the failure, or the same one without what was refused; None when there is no other."""
 
 
 class Mind:
@@ -40,12 +41,15 @@ class Mind:
             try:
                 return await ask(turn, self.conversation, call, self.purse)
             except ModelFailed as failure:
-                failed += (self.conversation.model,)
-                other = None if self._fall_back is None else await self._fall_back(self.conversation, failed, failure)
+                tried = (*failed, self.conversation.model)
+                other = None if self._fall_back is None else await self._fall_back(self.conversation, tried, failure)
                 if other is None:
                     raise failure if first is None else both(first, failure) from failure
                 if failure.shown:
                     turn.emit(TextReset(reason=failure.brief))
+                if other[0] is self.conversation:
+                    continue  # it was mended
+                failed = tried
                 # Without its trace, which holds this very frame, and with it the turn.
                 first = (failure if first is None else both(first, failure)).with_traceback(None)
                 self.conversation, self.purse = other

@@ -67,6 +67,7 @@ def show(session: str, home: Path, as_json: bool) -> None:
     facts = [("id", view["id"]), ("title", view.get("title")), ("name", view.get("name")), ("agent", view["agent"]),
              ("channel", view["channel"]), ("made", when(view["created"])), ("last used", when(view["active"])),
              ("ended", when(view.get("ended"))), ("model", view.get("model")),
+             ("fallback", view["fallback"] and _stands_in(view["fallback"])),
              *((key, _held(setting)) for key, setting in view["settings"].items())]  # fmt: skip
     for name, value in facts:
         if value:
@@ -79,6 +80,18 @@ def _held(setting: dict[str, Any]) -> str:
     """What was chosen for this conversation, by what, and until when."""
     ends = f"until {when(setting['expires'])}" if setting.get("expires") else "to its end"
     return f"{setting['value']} ({setting['source']}, {ends})"
+
+
+def _setting(row: dict[str, Any]) -> tuple[Any, str, str]:
+    """Value, source and end. A fallback is nobody's choice, and its time stands in itself."""
+    value = row["value"]
+    if isinstance(value, dict):
+        return _stands_in(value), row["source"], when(value["until"])
+    return value, row["source"], when(row["expires"]) or "with the conversation"
+
+
+def _stands_in(fallback: dict[str, Any]) -> str:
+    return f"{fallback['model']} instead of {fallback['instead_of']} ({fallback['why']})"
 
 
 def _transcript(api: Any, session: str) -> list[dict[str, Any]]:
@@ -183,10 +196,7 @@ def settings(home: Path, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    rows = [
-        (row["session"], row["key"], row["value"], row["source"], when(row["expires"]) or "with the conversation")
-        for row in found
-    ]
+    rows = [(row["session"], row["key"], *_setting(row)) for row in found]
     print_table(("session", "key", "value", "source", "ends"), rows, empty="No settings.")
 
 

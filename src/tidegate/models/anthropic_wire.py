@@ -128,9 +128,9 @@ class AnthropicWire:
         if message.role == "assistant":
             blocks = self._answer(message)
             return _encode(_Message("assistant", blocks)) if blocks else b""
-        said = _texts(message.text, aside(message.aside) if message.aside.strip() else "")
+        said: list[_Text | _Image] = [*_texts(message.text, aside(message.aside) if message.aside.strip() else "")]
         said += [self._shown(media) for media in message.media]
-        return _encode(_Message("user", said or _texts(aside(NO_MESSAGE))))
+        return _encode(_Message("user", said or [_Text(aside(NO_MESSAGE))]))
 
     def encode_results(self, results: Sequence[Message]) -> bytes:
         """One message, as the API insists: all results first, then what the gateway has to add."""
@@ -139,7 +139,7 @@ class AnthropicWire:
         blocks: list[_Result | _Text] = []
         for result in results:
             content: list[_Text | _Image] = [*_texts(result.text), *(self._shown(media) for media in result.media)]
-            blocks.append(_Result(_id(result.call_id), content or _texts(NO_OUTPUT), result.failed))
+            blocks.append(_Result(_id(result.call_id), content or [_Text(NO_OUTPUT)], result.failed))
         blocks += [_Text(aside(result.aside)) for result in results if result.aside.strip()]
         return _encode(_Message("user", blocks))
 

@@ -88,6 +88,7 @@ class Complainer:
         said: str = "",
         status: int | None = None,
         after: float | None = None,
+        thoughts: bool = False,
     ) -> ModelFailed:
         return ModelFailed(
             f"Model {self._name!r}: {what}",
@@ -96,6 +97,7 @@ class Complainer:
             retry_after=after,
             upstream_status=status,
             said=self.quote(said),
+            thoughts=thoughts,
         )
 
     def of_status(self, status: int, body: bytes, headers: Mapping[str, str], now: float) -> ModelFailed:
@@ -111,6 +113,7 @@ class Complainer:
             said=complaint.said,
             status=status,
             after=complaint.after if wished is None else wished,
+            thoughts=kind == "invalid" and _REASONING.search(f"{complaint.marks} {complaint.said}") is not None,
         )
 
     def of_stream_error(self, error: bytes) -> ModelFailed:
@@ -211,7 +214,7 @@ def _judge_marks(status: int, marks: str) -> tuple[ModelKind, bool, str] | None:
             False,
             (
                 "the endpoint cannot read the reasoning that it is sent back{status}, as happens when another "
-                "account's key is used; start a new conversation or choose another model."
+                "account's key is used; it is asked again without."
             ),
         )
     if _UNSHOWN.search(marks):

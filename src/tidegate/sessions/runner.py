@@ -17,6 +17,7 @@ from tidegate.config import AgentSettings, Config
 from tidegate.engine import Journal, Parked, Taken
 from tidegate.errors import Misconfigured, ModelFailed, StoreFailed
 from tidegate.lifetimes import BoundedCache, CacheStats, Holding, Presence
+from tidegate.log import Log
 from tidegate.models import Encoded, Model, Models
 from tidegate.sessions.admission import Fresh
 from tidegate.sessions.budgets import Budgets
@@ -25,6 +26,8 @@ from tidegate.sessions.workshop import Workshop
 from tidegate.store import SessionRow, Store, messages, sessions
 from tidegate.tools import ToolRegistry, Toolset
 from tidegate.values import Call, Message, Notice, Outcome
+
+log = Log(__name__)
 
 PREFIXES_KEPT = 256
 """Encoded prefixes held for sharing: sessions of one agent have the same one, so few are ever in use."""
@@ -87,6 +90,10 @@ class Runner:
         async def fall_back(
             last: Conversation, failed: tuple[Model, ...], failure: ModelFailed
         ) -> tuple[Conversation, Purse] | None:
+            if failure.thoughts and last.carries:
+                log.warning("a model refuses its earlier thoughts: it goes on without them", model=last.model.name)
+                last.begin_anew([*await self._past(taken), *await self._present(taken)])
+                return last, await self.purse(taken, last.model)
             other = await standing.next(failed, failure)
             if other is None:
                 return None
@@ -201,9 +208,9 @@ class Runner:
 
     async def _instead(self, taken: Taken, agent: AgentSettings, failed: Conversation, model: Model) -> Conversation:
         """The same conversation to the same point with another model: everything that was said is in the store."""
-        rows = await self._store.read(messages.journal, taken.turn.id)
+        said = await self._present(taken)
         conversation = await self._conversation(taken, agent, model)
-        conversation.extend(in_call_order(row.message for row in rows))
+        conversation.extend(said)
         await failed.release()  # a long turn may fall back often, and holds only who answers
         return conversation
 
@@ -222,19 +229,27 @@ class Runner:
 
     async def _build(self, taken: Taken, model: Model, tools: Toolset, signature: bytes) -> Conversation:
         prefix = await self._encoded(taken, model)
-        past: list[Message] = []
-        if taken.turn.number > 1 or taken.session.parent is not None:
-            past = in_call_order(await self._store.read(messages.history, taken.session.id, taken.turn.id))
         return Conversation(
             model=model,
+            messages=await self._past(taken),
             lease=model.lease(),
             prefix=prefix,
             tools=tools,
             signature=signature,
-            messages=past,
             load=partial(self._workshop.spool.load, taken.session.id),
             overflow=self._workshop.spool.nameless,
         )
+
+    async def _past(self, taken: Taken) -> list[Message]:
+        """What was said before this turn."""
+        if taken.turn.number == 1 and taken.session.parent is None:
+            return []
+        return in_call_order(await self._store.read(messages.history, taken.session.id, taken.turn.id))
+
+    async def _present(self, taken: Taken) -> list[Message]:
+        """What was said in this turn."""
+        rows = await self._store.read(messages.journal, taken.turn.id)
+        return in_call_order(row.message for row in rows)
 
     async def _encoded(self, taken: Taken, model: Model) -> Encoded:
         identity = _frozen(taken.session)

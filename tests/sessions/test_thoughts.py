@@ -1,0 +1,113 @@
+"""What models carry beside their words: it goes back while it can be read, and is left out when it cannot."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.scripted import seal
+from tests.core import ANNA, Core
+from tests.logs import capture_logs
+from tests.moody import Moody
+from tests.sessions.test_reasoning import thinking
+from tidegate.sessions import changes
+from tidegate.store import messages
+
+pytestmark = pytest.mark.anyio
+
+SEALING = ("openai-responses", "anthropic", "anthropic by budget")
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Moody]:
+    async with Moody() as server:
+        yield server
+
+
+def thoughts(body: dict[str, Any]) -> int:
+    """Thoughts in a request, in either format."""
+    found = [item for item in body.get("input", ()) if item.get("type") == "reasoning"]
+    for message in body.get("messages", ()):
+        if isinstance(message["content"], list):
+            found += [block for block in message["content"] if block["type"] in ("thinking", "redacted_thinking")]
+    return len(found)
+
+
+def refused(server: Moody) -> int:
+    return int(server.stats()["refused"])
+
+
+async def ready(house: Core) -> str:
+    outcome = await house.say("hello [tool clock {}]")
+    assert outcome.state == "answered", outcome.error
+    return outcome.session
+
+
+@pytest.mark.parametrize("how", SEALING)
+async def test_thoughts_go_back_over_turns_unload_and_restart(home: Path, server: Moody, how: str) -> None:
+    """S32, S33: all of them, so that the prefix stays whole."""
+    async with thinking(home, server, how, 'reasoning = "high"') as house:
+        session = await ready(house)
+        await house.say("and now?")
+        here = thoughts(server.recorded[-1].decoded())
+        assert here >= 2
+        house.door.presence.unload(session, reason="test")
+        await house.say("and then?")
+        assert thoughts(server.recorded[-1].decoded()) == here + 1
+    async with thinking(home, server, how, 'reasoning = "high"') as house:
+        await house.say("still there?")
+        assert thoughts(server.recorded[-1].decoded()) == here + 2
+    assert refused(server) == 0
+
+
+@pytest.mark.parametrize("how", SEALING)
+async def test_after_a_reload_thoughts_of_before_stay_at_home(home: Path, server: Moody, how: str) -> None:
+    """S33: a provider may refuse a thought after another prompt than it was had under; the words are all there."""
+    async with thinking(home, server, how, 'reasoning = "high"') as house:
+        session = await ready(house)
+    async with thinking(home, server, how, 'reasoning = "high"', prompt="You are another test.") as house:
+        assert await changes.reload(house.door, session, ANNA)
+        assert (await house.say("and now?")).state == "answered"
+        body = server.recorded[-1].decoded()
+        assert thoughts(body) == 0 and "hello" in str(body)
+        assert (await house.say("and then?")).state == "answered"
+        assert thoughts(server.recorded[-1].decoded()) == 1
+    assert refused(server) == 0
+
+
+@pytest.mark.parametrize("how", SEALING)
+async def test_a_conversation_whose_thoughts_are_refused_goes_on_without_them(
+    home: Path, server: Moody, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A2, S33: as after a change to another account's key; the transcript keeps them, and new ones go back."""
+    async with thinking(home, server, how, 'reasoning = "high"') as house:
+        session = await ready(house)
+        monkeypatch.setattr(seal, "_KEY", b"another account's hand")
+        with capture_logs() as logged:
+            outcome = await house.say("and now?")
+        assert outcome.state == "answered", outcome.error
+        assert [line["event"] for line in logged] == ["a model refuses its earlier thoughts: it goes on without them"]
+        assert refused(server) == 1
+        assert thoughts(server.recorded[-1].decoded()) == 0
+        assert (await house.say("and then?")).state == "answered"
+        assert thoughts(server.recorded[-1].decoded()) == 1
+        assert refused(server) == 1
+        rows = await house.store.read(messages.history, session)
+        assert sum(bool(row.carried) for row in rows) >= 3
+        house.door.presence.unload(session, reason="test")
+        assert (await house.say("after an absence")).state == "answered"
+
+
+async def test_thoughts_that_are_refused_in_mid_turn_do_not_end_it(
+    home: Path, server: Moody, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A2: the calls of the turn are made once, and their results are there."""
+    async with thinking(home, server, "anthropic", 'reasoning = "high"') as house:
+        await ready(house)
+        monkeypatch.setattr(seal, "_KEY", b"another account's hand")
+        outcome = await house.say("twice [tool clock {}] [tool clock {}]")
+        assert outcome.state == "answered", outcome.error
+        assert outcome.steps == 3
+        rows = await house.store.read(messages.history, outcome.session)
+        assert sum(row.role == "tool" for row in rows) == 3
