@@ -16,7 +16,7 @@ import pytest
 
 from bench.subjects import ScriptedModel
 from tests.gateway.running import WAIT, Gateway, environment, gateway, tidegate
-from tidegate.models.recorded import BODY_BYTES, FILE_BYTES, Answered, Asked, End, Event, MiB, Stopped, events
+from tidegate.models.recording.file import BODY_BYTES, FILE_BYTES, Answered, Asked, End, Event, MiB, Stopped, events
 from tidegate.security import Redactor, Secret
 
 KEY = "canary-of-the-key-8d1f"

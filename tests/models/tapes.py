@@ -12,11 +12,11 @@ from bench.scripted_model import ScriptedModel
 from tests.models.support import CANARY, Listener, ask, configured
 from tidegate.errors import ModelFailed
 from tidegate.models import Clients, Model
-from tidegate.models.clients import Origin
-from tidegate.models.connection import Waits
-from tidegate.models.recorded import Asked, Event, Opening, events, line
-from tidegate.models.recording import Recorder
-from tidegate.models.replaying import Replayer
+from tidegate.models.network.clients import Origin
+from tidegate.models.network.connection import Waits
+from tidegate.models.recording.file import Asked, Event, Opening, events, line
+from tidegate.models.recording.recorder import Recorder
+from tidegate.models.recording.replayer import Replayer
 from tidegate.security import Redactor, Secret
 from tidegate.values import Message
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.models import recordings as recorded
 from tests.models.streams import outcome
 from tidegate.models.answer import distinct_calls
-from tidegate.models.responses_answer import ResponsesAnswer
+from tidegate.models.openai.responses_answer import ResponsesAnswer
 from tidegate.models.sse import EVENT_BYTES
 from tidegate.values import Message, ToolCall
 

@@ -24,8 +24,8 @@ from tests.models.anthropic_streams import (
     tool,
 )
 from tidegate.models.answer import AnswerBroken, AnswerError
-from tidegate.models.anthropic_answer import AnthropicAnswer
-from tidegate.models.anthropic_wire import AnthropicWire
+from tidegate.models.anthropic.answer import AnthropicAnswer
+from tidegate.models.anthropic.wire import AnthropicWire
 from tidegate.models.facts import Facts
 from tidegate.values import Message, Usage
 

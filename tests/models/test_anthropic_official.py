@@ -30,9 +30,9 @@ from tests.models.test_anthropic_wire import (
     thinking_message,
 )
 from tidegate.models.answer import AnswerError
-from tidegate.models.anthropic import Anthropic
-from tidegate.models.anthropic_answer import AnthropicAnswer
-from tidegate.models.anthropic_wire import AnthropicWire
+from tidegate.models.anthropic.answer import AnthropicAnswer
+from tidegate.models.anthropic.messages import Anthropic
+from tidegate.models.anthropic.wire import AnthropicWire
 from tidegate.values import Call, Message, Prefix
 
 SECONDS = 20

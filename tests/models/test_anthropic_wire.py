@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.errors import ModelFailed
-from tidegate.models.anthropic import SAMPLED_VERSION, VERSION, Anthropic
-from tidegate.models.anthropic_call import BUDGETS, LEAST_BUDGET
-from tidegate.models.anthropic_wire import NO_MESSAGE, NO_OUTPUT, UNREADABLE, AnthropicWire
+from tidegate.models.anthropic.call import BUDGETS, LEAST_BUDGET
+from tidegate.models.anthropic.messages import SAMPLED_VERSION, VERSION, Anthropic
+from tidegate.models.anthropic.wire import NO_MESSAGE, NO_OUTPUT, UNREADABLE, AnthropicWire
 from tidegate.models.facts import Facts
 from tidegate.models.telling import aside
 from tidegate.values import Call, Carried, Media, Message, Prefix, ToolCall, ToolDefinition

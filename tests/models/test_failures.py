@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.models.complaints import wait_of
-from tidegate.models.connection import LinkFailed, Trouble
 from tidegate.models.failures import QUOTE_CHARACTERS, Complainer
+from tidegate.models.network.connection import LinkFailed, Trouble
 from tidegate.security import Redactor, Secret
 
 NOW = 1_700_000_000.0

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.models.streams import broken_in_any_way, cut_everywhere, outcome
 from tidegate.models.answer import AnswerBroken, AnswerError
 from tidegate.models.facts import Facts
-from tidegate.models.openai_answer import ChatAnswer
-from tidegate.models.openai_wire import API, OpenAIWire
+from tidegate.models.openai.chat_answer import ChatAnswer
+from tidegate.models.openai.chat_wire import API, OpenAIWire
 from tidegate.models.streamed import CALLS, TOKENS
 from tidegate.values import Message, ToolCall, Usage
 

@@ -20,10 +20,10 @@ from tests.models.streams import outcome
 from tests.models.transcripts import groups, prefixes, users
 from tidegate.models.answer import Answer, AnswerError
 from tidegate.models.facts import Facts
-from tidegate.models.openai_answer import ChatAnswer
-from tidegate.models.openai_wire import OpenAIWire
-from tidegate.models.responses_answer import BETWEEN_MESSAGES, ResponsesAnswer
-from tidegate.models.responses_wire import ResponsesWire
+from tidegate.models.openai.chat_answer import ChatAnswer
+from tidegate.models.openai.chat_wire import OpenAIWire
+from tidegate.models.openai.responses_answer import BETWEEN_MESSAGES, ResponsesAnswer
+from tidegate.models.openai.responses_wire import ResponsesWire
 from tidegate.values import Call, Media, Message, Prefix, ToolDefinition
 
 pytestmark = pytest.mark.anyio

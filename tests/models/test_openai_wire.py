@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.models.transcripts import carrying, groups, prefixes, texts
 from tidegate.errors import ModelFailed
 from tidegate.models.facts import Facts
-from tidegate.models.openai_chat import OpenAIChat
-from tidegate.models.openai_wire import API, OpenAIWire, Wanted
+from tidegate.models.openai.chat import OpenAIChat
+from tidegate.models.openai.chat_wire import API, OpenAIWire, Wanted
 from tidegate.models.telling import ASIDE_HEADING
 from tidegate.values import Call, Carried, Message, Prefix, ToolCall, ToolDefinition
 

@@ -18,7 +18,7 @@ from tests.models.support import ask, configured
 from tests.models.test_scripted_model import calling, post, result
 from tidegate.models.demo_script import read_request, reply
 from tidegate.models.facts import Facts
-from tidegate.models.openai_wire import OpenAIWire
+from tidegate.models.openai.chat_wire import OpenAIWire
 from tidegate.models.telling import ASIDE_HEADING
 from tidegate.values import Media, Message
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.models.tapes import lines_of, written
 from tidegate.errors import Misconfigured
-from tidegate.models.recorded import Answered, Asked, Event, Opening, Piece, Stopped, digest, line
-from tidegate.models.replaying import Replayer
+from tidegate.models.recording.file import Answered, Asked, Event, Opening, Piece, Stopped, digest, line
+from tidegate.models.recording.replayer import Replayer
 from tidegate.security import Redactor
 
 HEADERS = st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=3)

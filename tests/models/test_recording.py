@@ -22,10 +22,10 @@ from tests.models.tapes import (
 )
 from tidegate.errors import Misconfigured, ModelFailed
 from tidegate.models import Clients
-from tidegate.models import pen as pens
-from tidegate.models.pen import Pen
-from tidegate.models.recorded import Answered, Asked, Event, Stopped
-from tidegate.models.recording import Recorder
+from tidegate.models.recording import pen as pens
+from tidegate.models.recording.file import Answered, Asked, Event, Stopped
+from tidegate.models.recording.pen import Pen
+from tidegate.models.recording.recorder import Recorder
 from tidegate.security import HIDDEN, Redactor
 
 

@@ -11,9 +11,9 @@ from tests.models.support import ANSWER_BYTES, CANARY, Slept, ask, settings
 from tests.models.tapes import NOWHERE, asked, opened, outcome, recording, replaying, send, written
 from tidegate.errors import ModelFailed
 from tidegate.models import Models
-from tidegate.models.clients import Origin
-from tidegate.models.connection import LinkFailed, Waits
-from tidegate.models.recorded import Answered, Event, Piece
+from tidegate.models.network.clients import Origin
+from tidegate.models.network.connection import LinkFailed, Waits
+from tidegate.models.recording.file import Answered, Event, Piece
 from tidegate.security import Secret
 from tidegate.values import Message
 

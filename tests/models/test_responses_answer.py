@@ -12,8 +12,8 @@ from tests.models import recordings as recorded
 from tests.models.streams import broken_in_any_way, cut_everywhere, outcome
 from tidegate.models.answer import AnswerBroken, AnswerError
 from tidegate.models.facts import Facts
-from tidegate.models.responses_answer import BETWEEN_MESSAGES, ITEMS, ResponsesAnswer
-from tidegate.models.responses_wire import API, ResponsesWire
+from tidegate.models.openai.responses_answer import BETWEEN_MESSAGES, ITEMS, ResponsesAnswer
+from tidegate.models.openai.responses_wire import API, ResponsesWire
 from tidegate.models.streamed import CALLS
 from tidegate.values import Message, ToolCall, Usage
 

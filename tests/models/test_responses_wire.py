@@ -13,8 +13,8 @@ from tests.models.transcripts import carrying, groups, prefixes, texts
 from tidegate.errors import ModelFailed
 from tidegate.models.facts import Facts
 from tidegate.models.interface import Encoded
-from tidegate.models.openai_responses import OpenAIResponses
-from tidegate.models.responses_wire import API, CALL_ID_CHARACTERS, Kept, ResponsesWire
+from tidegate.models.openai.responses import OpenAIResponses
+from tidegate.models.openai.responses_wire import API, CALL_ID_CHARACTERS, Kept, ResponsesWire
 from tidegate.models.telling import ASIDE_HEADING
 from tidegate.values import Call, Carried, Media, Message, Prefix, ToolCall, ToolDefinition
 

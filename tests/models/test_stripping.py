@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.models.support import CANARY
 from tests.models.tapes import REDACTOR
-from tidegate.models.stripping import stripped_head, stripped_pieces
+from tidegate.models.recording.stripping import stripped_head, stripped_pieces
 from tidegate.security import HIDDEN, Redactor, Secret
 
 

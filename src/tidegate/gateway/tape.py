@@ -16,8 +16,8 @@ from tidegate.models import Clients, Patience, Traffic
 from tidegate.security import Redactor
 
 if TYPE_CHECKING:
-    from tidegate.models.recording import Recorder
-    from tidegate.models.replaying import Replayer
+    from tidegate.models.recording.recorder import Recorder
+    from tidegate.models.recording.replayer import Replayer
 
 PROCESS = "process"
 
@@ -40,12 +40,12 @@ class Tape:
     def prepare(self, ready: Ready) -> None:
         """See that the file can be used. Blocks."""
         if self._record is not None:
-            from tidegate.models.pen import check
+            from tidegate.models.recording.pen import check
 
             check(self._record)
             _keep_apart(self._record, ready.config)
         if self._replay is not None:
-            from tidegate.models.replaying import Replayer
+            from tidegate.models.recording.replayer import Replayer
 
             known = (secret for secret in ready.secrets.values() if secret is not NO_KEY)
             self._replayer = Replayer(self._replay, Redactor(known))
@@ -57,7 +57,7 @@ class Tape:
             return self._replayer
         if self._record is None:
             return clients
-        from tidegate.models.recording import Recorder
+        from tidegate.models.recording.recorder import Recorder
 
         recorder = await scope.enter(Recorder(clients, self._record, redactor, referred=set(_referred(config))))
         self._recorder = recorder

@@ -4,10 +4,10 @@ Guarantee: a conversation's request is encoded once and grows only at its end; w
 Message or a ModelFailed; no credential is taken that the configuration does not name, and none is ever told.
 """
 
-from tidegate.models.clients import Clients, ClientStats, Lease
 from tidegate.models.interface import Encoded, Model, Wire
+from tidegate.models.network.clients import Clients, ClientStats, Lease
+from tidegate.models.network.traffic import Traffic
 from tidegate.models.registry import Models, ModelState
 from tidegate.models.retry import Patience
-from tidegate.models.traffic import Traffic
 
 __all__ = ["ClientStats", "Clients", "Encoded", "Lease", "Model", "ModelState", "Models", "Patience", "Traffic", "Wire"]

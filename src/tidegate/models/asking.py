@@ -15,17 +15,17 @@ from typing import Protocol
 import msgspec
 
 from tidegate.errors import ModelFailed, ModelKind
-from tidegate.models.address import Address
 from tidegate.models.answer import Answer, AnswerBroken, AnswerError, distinct_calls
-from tidegate.models.clients import Lease
-from tidegate.models.connection import WHOLE_BYTES, LinkFailed, Waits
 from tidegate.models.facts import Facts
 from tidegate.models.failures import ERROR_BODY_BYTES, Complainer
 from tidegate.models.gauge import Gauge
 from tidegate.models.interface import Encoded, Wire
 from tidegate.models.keyring import KeyRing
+from tidegate.models.network.address import Address
+from tidegate.models.network.clients import Lease
+from tidegate.models.network.connection import WHOLE_BYTES, LinkFailed, Waits
+from tidegate.models.network.traffic import Incoming, Traffic
 from tidegate.models.retry import Patience
-from tidegate.models.traffic import Incoming, Traffic
 from tidegate.values import Call, Message
 
 # The slowest upload that is waited for, on top of the connect and first-byte timeouts.

@@ -12,13 +12,13 @@ import msgspec
 
 from tidegate.errors import ModelFailed
 from tidegate.models.asking import signature
-from tidegate.models.clients import Lease
 from tidegate.models.demo_script import Reply, read_request, reply
 from tidegate.models.facts import Facts, Prices
 from tidegate.models.gauge import Gauge
 from tidegate.models.interface import Encoded
-from tidegate.models.openai_wire import OpenAIWire
-from tidegate.models.traffic import Traffic
+from tidegate.models.network.clients import Lease
+from tidegate.models.network.traffic import Traffic
+from tidegate.models.openai.chat_wire import OpenAIWire
 from tidegate.values import Call, Message, Usage
 
 MODEL = "demo"

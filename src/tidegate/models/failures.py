@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from tidegate.errors import ModelFailed, ModelKind
 from tidegate.models import complaints
-from tidegate.models.connection import LinkFailed
+from tidegate.models.network.connection import LinkFailed
 
 # Enough to recognise a provider's complaint, short enough for a chat line.
 QUOTE_CHARACTERS = 300

@@ -8,9 +8,9 @@ is encoded belongs to the caller.
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from tidegate.models.clients import Lease
 from tidegate.models.facts import Facts
 from tidegate.models.gauge import Gauge
+from tidegate.models.network.clients import Lease
 from tidegate.values import Call, Frozen, Message, Prefix
 
 

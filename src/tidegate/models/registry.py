@@ -19,10 +19,10 @@ from tidegate.models.catalogue import Catalogue
 from tidegate.models.facts import Facts
 from tidegate.models.interface import Model
 from tidegate.models.keyring import Key, KeyRing
-from tidegate.models.openai_chat import OpenAIChat
+from tidegate.models.network.traffic import Traffic
+from tidegate.models.openai.chat import OpenAIChat
 from tidegate.models.resting import Rests
 from tidegate.models.retry import Patience
-from tidegate.models.traffic import Traffic
 from tidegate.security import Redactor, Secret
 from tidegate.values import Frozen
 
@@ -143,11 +143,11 @@ def _format(settings: ModelSettings, facts: Facts) -> Format:
     """How the model's API is spoken; only the formats that are configured are imported."""
     match settings.api:
         case "openai-responses":
-            from tidegate.models.openai_responses import OpenAIResponses
+            from tidegate.models.openai.responses import OpenAIResponses
 
             return OpenAIResponses(settings.model, facts)
         case "anthropic":
-            from tidegate.models.anthropic import Anthropic
+            from tidegate.models.anthropic.messages import Anthropic
 
             return Anthropic(settings.model, facts, cache_ttl=settings.cache_ttl or "5m")
         case _:

@@ -1,14 +1,14 @@
 """Anthropic's Messages API, as one format of an HTTP model.
 
-Guarantee: it holds nothing of a conversation; wire and answers are what `anthropic_wire` and `anthropic_answer`
+Guarantee: it holds nothing of a conversation; wire and answers are what `wire` and `answer`
 promise.
 """
 
 from collections.abc import Callable, Mapping
 
-from tidegate.models.anthropic_answer import AnthropicAnswer
-from tidegate.models.anthropic_call import sampled
-from tidegate.models.anthropic_wire import API, AnthropicWire, CacheTtl
+from tidegate.models.anthropic.answer import AnthropicAnswer
+from tidegate.models.anthropic.call import sampled
+from tidegate.models.anthropic.wire import API, AnthropicWire, CacheTtl
 from tidegate.models.facts import Facts
 
 VERSION = "2026-10-21"

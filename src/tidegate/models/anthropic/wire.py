@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from tidegate.models.anthropic_call import parameters, sampled
+from tidegate.models.anthropic.call import parameters, sampled
 from tidegate.models.caller_tools import brought_tools, distinct, invalid
 from tidegate.models.facts import Facts
 from tidegate.models.interface import Encoded

@@ -17,14 +17,14 @@ from typing import Any
 from anyio import to_thread
 
 from tidegate.errors import Misconfigured, ModelFailed
-from tidegate.models.clients import Lease, Origin
 from tidegate.models.complaints import wait_of
-from tidegate.models.connection import LinkFailed, Waits
-from tidegate.models.differing import Difference, described
-from tidegate.models.recorded import Answered, Asked, digest, event_at, events
+from tidegate.models.network.clients import Lease, Origin
+from tidegate.models.network.connection import LinkFailed, Waits
+from tidegate.models.network.traffic import Incoming
+from tidegate.models.recording.differing import Difference, described
+from tidegate.models.recording.file import Answered, Asked, digest, event_at, events
+from tidegate.models.recording.stripping import stripped_body, stripped_head, stripped_value
 from tidegate.models.retry import Patience
-from tidegate.models.stripping import stripped_body, stripped_head, stripped_value
-from tidegate.models.traffic import Incoming
 from tidegate.security import Redactor
 
 COMPARED_BYTES = 32 * 1024 * 1024

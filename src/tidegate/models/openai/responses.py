@@ -7,8 +7,8 @@ promise.
 from collections.abc import Callable, Mapping
 
 from tidegate.models.facts import Facts
-from tidegate.models.responses_answer import ResponsesAnswer
-from tidegate.models.responses_wire import API, ResponsesWire
+from tidegate.models.openai.responses_answer import ResponsesAnswer
+from tidegate.models.openai.responses_wire import API, ResponsesWire
 
 
 class OpenAIResponses:

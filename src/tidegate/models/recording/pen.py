@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tidegate.errors import Misconfigured
 from tidegate.log import Log
-from tidegate.models.recorded import Event, Stopped, line, opening
+from tidegate.models.recording.file import Event, Stopped, line, opening
 
 PENDING_BYTES = 64 * 1024 * 1024
 """Of bodies that wait to be written: some seconds of a slow disk."""

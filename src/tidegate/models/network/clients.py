@@ -19,7 +19,7 @@ import msgspec
 from aiohappyeyeballs import AddrInfoType, start_connection
 from anyio import to_thread
 
-from tidegate.models.connection import Connection, LinkFailed, Response, Waits
+from tidegate.models.network.connection import Connection, LinkFailed, Response, Waits
 from tidegate.values import Frozen
 
 # As the settings have it: as many as the default of running turns (64) to one host, so that no turn waits for the pool.

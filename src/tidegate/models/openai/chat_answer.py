@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from tidegate.models.answer import AnswerBroken, AnswerError
-from tidegate.models.openai_thoughts import Thoughts, checked
-from tidegate.models.openai_wire import API, Wanted
+from tidegate.models.openai.chat_wire import API, Wanted
+from tidegate.models.openai.thoughts import Thoughts, checked
 from tidegate.models.streamed import GrowingCall, StreamedAnswer, finish_of, tokens
 from tidegate.values import Carried, Message, Usage
 

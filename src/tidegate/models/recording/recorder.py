@@ -13,12 +13,12 @@ from typing import Any, Self
 
 from anyio import to_thread
 
-from tidegate.models.clients import Lease, Origin
-from tidegate.models.connection import LinkFailed, Waits
-from tidegate.models.pen import Pen
-from tidegate.models.recorded import BODY_BYTES, FILE_BYTES, Answered, Asked, End, Piece, digest, now
-from tidegate.models.stripping import stripped_body, stripped_head, stripped_headers, stripped_pieces
-from tidegate.models.traffic import Incoming, Traffic
+from tidegate.models.network.clients import Lease, Origin
+from tidegate.models.network.connection import LinkFailed, Waits
+from tidegate.models.network.traffic import Incoming, Traffic
+from tidegate.models.recording.file import BODY_BYTES, FILE_BYTES, Answered, Asked, End, Piece, digest, now
+from tidegate.models.recording.pen import Pen
+from tidegate.models.recording.stripping import stripped_body, stripped_head, stripped_headers, stripped_pieces
 from tidegate.security import Redactor
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from tidegate.models.answer import AnswerBroken, AnswerError
-from tidegate.models.anthropic_wire import API, PLACE
+from tidegate.models.anthropic.wire import API, PLACE
 from tidegate.models.streamed import GrowingCall, StreamedAnswer, finish_of, tokens
 from tidegate.values import Carried, Message, Usage
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from urllib.parse import quote, urlsplit
 
 from tidegate.errors import Misconfigured
-from tidegate.models.clients import Origin
+from tidegate.models.network.clients import Origin
 
 _PORTS = {"http": 80, "https": 443}
 

@@ -1,14 +1,14 @@
 """OpenAI's chat completions, as one format of an HTTP model.
 
-Guarantee: it holds nothing of a conversation; wire and answers are what `openai_wire` and `openai_answer` promise.
+Guarantee: it holds nothing of a conversation; wire and answers are what `chat_wire` and `chat_answer` promise.
 """
 
 from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
 from tidegate.models.facts import Facts
-from tidegate.models.openai_answer import ChatAnswer
-from tidegate.models.openai_wire import API, OpenAIWire
+from tidegate.models.openai.chat_answer import ChatAnswer
+from tidegate.models.openai.chat_wire import API, OpenAIWire
 
 # OpenAI's own services know the output limit by its newer name only.
 _NEWER_HOSTS = ("api.openai.com", ".openai.azure.com")

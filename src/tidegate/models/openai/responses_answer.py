@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from tidegate.models.answer import AnswerBroken, AnswerError
-from tidegate.models.responses_wire import API, Kept
+from tidegate.models.openai.responses_wire import API, Kept
 from tidegate.models.sse import EVENT_BYTES
 from tidegate.models.streamed import GrowingCall, StreamedAnswer, finish_of, tokens
 from tidegate.values import Carried, Message, Usage

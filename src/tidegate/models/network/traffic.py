@@ -7,8 +7,8 @@ traffic. Nothing is held here.
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from tidegate.models.clients import Lease, Origin
-from tidegate.models.connection import Waits
+from tidegate.models.network.clients import Lease, Origin
+from tidegate.models.network.connection import Waits
 
 
 class Incoming(Protocol):
