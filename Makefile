@@ -14,7 +14,7 @@ up: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	@tools/need_programs.sh
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check

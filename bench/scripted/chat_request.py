@@ -18,6 +18,7 @@ from bench.scripted.toolset import check_unique
 # What a message costs beside its content.
 MESSAGE_CHARACTERS = 16
 _TOOL_NAME = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
+LONGEST_ID = 40
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -185,10 +186,22 @@ def check_messages(messages: tuple[Message, ...]) -> None:
             open_calls = {call.id for call in message.tool_calls}
             if not open_calls or len(open_calls) != len(message.tool_calls):
                 raise Refusal("'tool_calls' must not be empty, and each id must be its own.", param=where)
+            check_calls(message.tool_calls, where)
         elif message.content is None:
             raise Refusal("an assistant message needs content or 'tool_calls'.", param=where)
     if open_calls:
         raise Refusal(f"tool calls without results: {', '.join(sorted(open_calls))}", param="messages")
+
+
+def check_calls(calls: tuple[ToolCall, ...], where: str) -> None:
+    for place, call in enumerate(calls):
+        param = f"{where}.tool_calls[{place}]"
+        if not _TOOL_NAME.match(call.function.name):
+            raise Refusal(f"Invalid '{param}.function.name': string does not match pattern.", param=param)
+        if len(call.id) > LONGEST_ID:
+            raise Refusal(
+                f"Invalid '{param}.id': string too long. Expected a string with maximum length {LONGEST_ID}.", param=param
+            )
 
 
 def check_media(media: list[Image | Audio], role: str, where: str) -> None:

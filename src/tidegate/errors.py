@@ -113,8 +113,9 @@ class Stopping(Busy):
 
 class ModelFailed(TidegateError):
     """What a model's endpoint did wrong. `said` are its own words, which may quote the conversation: they are for who
-    is in it, and `brief` is for the log. `shown` says that text of the failed answer was already visible, `thoughts`
-    that what is refused is what earlier answers carried beside their words."""
+    is in it, and `brief` is for the log. `shown` says that text of the failed answer was already visible, `heard` how
+    many bytes of it had come, with thoughts and calls that nobody sees; `thoughts` that what is refused is what earlier
+    answers carried beside their words."""
 
     def __init__(
         self,
@@ -136,6 +137,7 @@ class ModelFailed(TidegateError):
         self.retry_after = retry_after
         self.upstream_status = upstream_status
         self.shown = shown
+        self.heard = 0
         self.thoughts = thoughts
 
 

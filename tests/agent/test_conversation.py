@@ -128,7 +128,7 @@ async def test_pictures_are_loaded_only_while_a_request_is_written(server: Scrip
     assert files.loaded == [] and before < 4000
     during: list[int] = []
     for _ in range(2):
-        await held.ask(Call(), on_text=lambda _text: during.append(held.asked_bytes), on_reset=lambda _why: None)
+        await held.ask(Call(), on_text=lambda _text: during.append(held.asked_bytes), on_reset=lambda *_: None)
     assert files.loaded == ["sp_1", "sp_1"]
     assert min(during) > 1_300_000 and held.asked_bytes == 0
     assert held.weight == before

@@ -104,7 +104,11 @@ def test_a_failing_listener_is_logged_and_disturbs_nobody() -> None:
     assert "cache fragile" in logged[0]["event"] and "ValueError('a')" in str(logged)
 
 
-@pytest.mark.parametrize("key", [object(), threading.Lock(), Clock(), type, ("a", object())], ids=repr)
+@pytest.mark.parametrize(
+    "key",
+    [object(), threading.Lock(), Clock(), type, ("a", object())],
+    ids=["object", "lock", "clock", "type", "tuple"],
+)
 def test_a_key_that_never_comes_again_is_refused(key: object) -> None:
     """L04: the identity of an object, a loop or a thread cannot be a key."""
     cache: BoundedCache[object, int] = BoundedCache("values", cap=2)

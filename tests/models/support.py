@@ -40,7 +40,7 @@ class Listener:
     def text(self) -> str:
         return "".join(self.pieces)
 
-    def reset(self, reason: str) -> None:
+    def reset(self, reason: str, heard: int) -> None:
         self.resets.append(reason)
         self.pieces.clear()
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tidegate.errors import ModelFailed
 from tidegate.models.anthropic.call import BUDGETS, LEAST_BUDGET
 from tidegate.models.anthropic.messages import SAMPLED_VERSION, VERSION, Anthropic
-from tidegate.models.anthropic.wire import NO_MESSAGE, NO_OUTPUT, UNREADABLE, AnthropicWire
+from tidegate.models.anthropic.wire import NO_BEGINNING, NO_MESSAGE, NO_OUTPUT, UNREADABLE, AnthropicWire
 from tidegate.models.facts import Facts
 from tidegate.models.telling import aside
 from tidegate.values import Call, Carried, Media, Message, Prefix, ToolCall, ToolDefinition
@@ -291,6 +291,26 @@ def test_all_results_of_a_step_stand_in_one_message_with_what_they_show() -> Non
     assert [part["type"] for part in first["content"]] == ["text", "image"]
     assert (second["tool_use_id"], second["is_error"], second["content"][0]["text"]) == ("b", True, "two")
     assert note == {"text": aside("Steps are running out."), "type": "text"}
+
+
+def test_what_a_failed_result_shows_stands_behind_all_results() -> None:
+    """S32: the API takes words alone in one that failed."""
+    results = [
+        Message(role="tool", call_id="a", text="broke", failed=True, media=(PICTURE,)),
+        Message(role="tool", call_id="b", text="two"),
+    ]
+    first, second, shown = msgspec.json.decode(WIRE.encode_results(results))["content"]
+    assert [part["type"] for part in first["content"]] == ["text"] and first["is_error"]
+    assert second["tool_use_id"] == "b" and shown["type"] == "image"
+
+
+def test_a_conversation_that_begins_with_an_answer_is_given_a_beginning() -> None:
+    """S32: as callers send it that greet, or forget; the API insists on a user's word first."""
+    past = [WIRE.encode(Message(role="assistant", text="Hello!")), WIRE.encode(Message(role="user", text="Hi."))]
+    messages = body(past)["messages"]
+    check(body(past))
+    assert [message["role"] for message in messages] == ["user", "assistant", "user"]
+    assert messages[0]["content"][0]["text"] == aside(NO_BEGINNING)
 
 
 @pytest.mark.parametrize(

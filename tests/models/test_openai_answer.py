@@ -71,6 +71,28 @@ def test_calls_that_arrive_interleaved_are_put_together_by_index() -> None:
     assert [call.arguments for call in message.calls] == ["{}", "[1]"]
 
 
+def test_calls_that_share_an_index_are_told_apart_by_their_ids_and_names() -> None:
+    """A2: as endpoints send them that number the calls of each event anew. A new id alone begins no call: there are
+    servers that make one up for every piece."""
+    message, _ = read(
+        delta(tool_calls=[{"index": 0, "id": "a", "function": {"name": "x", "arguments": '{"k":1}'}}]),
+        delta(tool_calls=[{"index": 0, "id": "b", "function": {"name": "x", "arguments": '{"k":'}}]),
+        delta(tool_calls=[{"index": 0, "id": "piece", "function": {"arguments": "2}"}}]),
+        delta("tool_calls"),
+    )
+    assert message.calls == (
+        ToolCall(id="a", name="x", arguments='{"k":1}'),
+        ToolCall(id="b", name="x", arguments='{"k":2}'),
+    )
+
+
+@pytest.mark.parametrize("long", [{"id": "i" * 2000}, {"function": {"name": "n" * 2000}}])
+def test_names_and_ids_of_calls_count_towards_the_bound(long: dict[str, Any]) -> None:
+    """L03: nothing that is kept of an answer is without one."""
+    with pytest.raises(AnswerBroken, match="longer than 1000 bytes"):
+        read(delta("tool_calls", tool_calls=[{"index": 0, **long}]), limit=1000)
+
+
 def test_a_call_without_id_or_arguments_gets_both() -> None:
     message, _ = read(delta("tool_calls", tool_calls=[{"index": 0, "function": {"name": "x"}}]))
     assert message.calls == (ToolCall(id="call_0", name="x", arguments="{}"),)

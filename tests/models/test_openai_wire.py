@@ -13,7 +13,7 @@ from tests.models.transcripts import carrying, groups, prefixes, texts
 from tidegate.errors import ModelFailed
 from tidegate.models.facts import Facts
 from tidegate.models.openai.chat import OpenAIChat
-from tidegate.models.openai.chat_wire import API, OpenAIWire, Wanted
+from tidegate.models.openai.chat_wire import API, CALL_ID_CHARACTERS, OpenAIWire, Wanted
 from tidegate.models.telling import ASIDE_HEADING
 from tidegate.values import Call, Carried, Message, Prefix, ToolCall, ToolDefinition
 
@@ -172,6 +172,18 @@ def test_tool_arguments_go_out_verbatim() -> None:
     message = msgspec.json.decode(WIRE.encode(Message(role="assistant", calls=(call,))))
     assert message["content"] is None
     assert message["tool_calls"][0]["function"]["arguments"] == call.arguments
+
+
+def test_ids_and_names_that_the_service_refuses_are_made_to_fit() -> None:
+    """A2, S33: another server's id may be longer, and a model may dream a name; either would be refused for ever."""
+    long = "chatcmpl-tool-" + "5" * 32
+    call = ToolCall(id=long, name="functions.read file", arguments="{}")
+    sent = msgspec.json.decode(WIRE.encode(Message(role="assistant", calls=(call,))))["tool_calls"][0]
+    assert msgspec.json.decode(WIRE.encode_results([Message(role="tool", call_id=long)]))["tool_call_id"] == sent["id"]
+    assert len(sent["id"]) <= CALL_ID_CHARACTERS < len(long)
+    assert sent["function"]["name"] == "functions_read_file"
+    fitting = "y" * CALL_ID_CHARACTERS
+    assert msgspec.json.decode(WIRE.encode_results([Message(role="tool", call_id=fitting)]))["tool_call_id"] == fitting
 
 
 def test_results_of_one_step_stand_together_in_the_order_of_its_calls() -> None:

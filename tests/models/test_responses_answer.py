@@ -55,6 +55,14 @@ def test_calls_are_kept_verbatim_in_their_order() -> None:
     assert message.carried == ()
 
 
+@pytest.mark.parametrize("field", ["call_id", "name", "id"])
+def test_names_and_ids_of_calls_count_towards_the_bound(field: str) -> None:
+    """L03: nothing that is kept of an answer is without one."""
+    given = {"type": "function_call", "name": "x", field: "y" * 70_000}
+    found = outcome(new_answer, recorded.responses_stream([{"type": "response.output_item.added", "item": given}]))
+    assert isinstance(found, AnswerBroken) and found.limit == "answer_bytes"
+
+
 def test_thoughts_go_back_verbatim_before_what_came_of_them() -> None:
     """S32: as they were when they were done, not as they were when they began; with the phases of the words."""
     message = read(recorded.RESPONSES["reasoning, words and calls"])

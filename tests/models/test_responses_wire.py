@@ -13,6 +13,7 @@ from tests.models.transcripts import carrying, groups, prefixes, texts
 from tidegate.errors import ModelFailed
 from tidegate.models.facts import Facts
 from tidegate.models.interface import Encoded
+from tidegate.models.naming import call_name
 from tidegate.models.openai.responses import OpenAIResponses
 from tidegate.models.openai.responses_wire import API, CALL_ID_CHARACTERS, Kept, ResponsesWire
 from tidegate.models.telling import ASIDE_HEADING
@@ -89,7 +90,7 @@ def test_every_word_and_every_call_is_sent_once(past: list[list[Message]]) -> No
         said = "".join(part["content"] for part in sent if part.get("role") == "assistant")
         assert said.split() == message.text.split() or "".join(said.split()) == "".join(message.text.split())
         called = [part["name"] for part in sent if part.get("type") == "function_call"]
-        assert called == [call.name for call in message.calls]
+        assert called == [call_name(call.name) for call in message.calls]
 
 
 def test_a_request_is_made_of_the_very_pieces_of_its_history() -> None:
@@ -265,6 +266,13 @@ def test_a_call_id_of_another_model_is_made_to_fit_with_its_result() -> None:
     assert len(call["call_id"]) <= CALL_ID_CHARACTERS
     fitting = "y" * CALL_ID_CHARACTERS
     assert msgspec.json.decode(WIRE.encode_results([Message(role="tool", call_id=fitting)]))["call_id"] == fitting
+
+
+@pytest.mark.parametrize(("dreamt", "sent"), [("functions.clock", "functions_clock"), ("", "_"), ("x" * 99, "x" * 64)])
+def test_a_name_that_a_model_dreamt_is_made_to_fit(dreamt: str, sent: str) -> None:
+    """A2, S33: it is the name of no tool, and the service would refuse it with every request from then on."""
+    call = ToolCall(id="c1", name=dreamt, arguments="{}")
+    assert item(Message(role="assistant", calls=(call,)))["name"] == sent
 
 
 @pytest.mark.parametrize("change", [{"model": "other"}, {"carrier": "anthropic"}, {"carrier": ""}])

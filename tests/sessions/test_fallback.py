@@ -379,6 +379,30 @@ async def test_calls_that_broke_off_in_a_turn_that_failed_are_paid_for_once(
         assert total == outcome.usage.tokens
 
 
+@pytest.mark.parametrize("api", FORMATS)
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_call_that_broke_off_before_its_first_word_is_paid_for(
+    home: Path, server: Moody, clock: Clock, api: str, again: bool
+) -> None:
+    """X22: its call was made by then, which the provider bills. It is not void for anybody, as nobody saw it; and there
+    is no other try where nothing is left to pay for it."""
+    server.moods["first"] = "[cut after=3 times=1]"
+    text = toml(server.base_url, formats=(api,) * 3).replace("retries = 0", f"retries = {again:d}")
+    async with falling(home, server, clock, toml=text) as house:
+        outcome, events = await told(house, "one [tool clock {}]", None)
+        assert (outcome.state, shown(events)) == ("answered", ANSWER)
+        assert not any(isinstance(event, TextReset) for event in events)
+        rows, total = await house.store.read(_used)
+        assert rows == ({"first": (3, 1)} if again else {"first": (1, 1), "second": (2, 0)})
+        assert total == outcome.usage.tokens
+    server.reset()
+    poor = '[budgets.turn]\nper = "turn"\ntokens = 1\n'
+    async with falling(home, server, clock, toml=text + poor) as house:
+        outcome, _ = await told(house, "one [tool clock {}]", None)
+        assert outcome.error is not None and outcome.error.code == "budget_spent"
+        assert len(server.recorded) == 1
+
+
 async def test_a_one_shot_call_falls_back_too_and_leaves_nothing(home: Path, server: Moody, clock: Clock) -> None:
     server.moods["first"] = "[status 503 step=1]"
     async with falling(home, server, clock) as house:

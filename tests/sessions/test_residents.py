@@ -138,6 +138,23 @@ async def test_another_model_makes_another_resident_and_leaves_other_sessions_al
         assert house.requests()[-1]["model"] == "scripted"
 
 
+async def test_the_same_model_configured_otherwise_under_another_name_is_another(
+    home: Path, model: ScriptedModel
+) -> None:
+    """A2, A5: who chooses it gets what is configured there; what the provider has cached is the same bytes."""
+    once = f'api = "openai-chat"\nbase_url = "{model.base_url}"\nmodel = "scripted"\nretries = 0\n'
+    prices = "price_input = {0}\nprice_output = {0}\n"
+    toml = f"[models.main]\n{once}{prices.format(1)}[models.dear]\n{once}{prices.format(1000)}"
+    toml += '[agents.main]\nmodel = "main"\nprompt = "You are a test."\n'
+    async with core(home, model=model, toml=toml) as house:
+        cheap = await house.say("one")
+        await changes.set_setting(house.door, cheap.session, ANNA, "model", "dear", source="command")
+        dear = await house.say("two")
+        assert cheap.usage.cost == cheap.usage.tokens * 1000
+        assert dear.usage.cost == dear.usage.tokens * 1000 * 1000
+        grows(model)
+
+
 async def test_the_signature_tells_configurations_apart_and_shows_no_secret(home: Path, model: ScriptedModel) -> None:
     """A2: each of model, address, credential (two that share a prefix), toolsets and extra prompt counts."""
     (home / "keys").mkdir(parents=True)

@@ -3,7 +3,7 @@
 Guarantee: no call is made that a budget has nothing left for, and the tokens of every call that was made are told to
 the budgets and to the turn: as the provider counted them, or as an estimate that is marked as one. A provider counts
 at the end of its answer, so a call that is cut off has no count of its own. A call that is begun again after some of
-its answer was shown is two calls. Nothing is kept between calls.
+its answer came, seen or not, is two calls. Nothing is kept between calls.
 """
 
 import asyncio
@@ -64,19 +64,22 @@ async def ask(turn: Turn, conversation: Conversation, call: Call, purse: Purse) 
         shown += _size(text)
         turn.emit(TextDelta(text=text))
 
-    def on_reset(why: str) -> None:
+    def on_reset(why: str, heard: int) -> None:
         nonlocal shown
-        purse.cut(turn, _estimate(conversation, shown))
+        purse.cut(turn, _estimate(conversation, heard))
+        if shown:
+            turn.emit(TextReset(reason=why))
         shown = 0
-        turn.emit(TextReset(reason=why))
         purse.check(turn)  # what comes now is another call
 
     try:
         answer = await conversation.ask(call, on_text=on_text, on_reset=on_reset)
     except (asyncio.CancelledError, ModelFailed) as error:
-        # An endpoint that failed before it said anything bills nothing; of a call that we cut off it is not known.
-        if isinstance(error, asyncio.CancelledError) or error.shown:
-            purse.cut(turn, _estimate(conversation, shown))
+        # An endpoint that failed before it said or thought anything bills nothing; of a call that we cut off it is not
+        # known.
+        heard = shown if isinstance(error, asyncio.CancelledError) else error.heard
+        if isinstance(error, asyncio.CancelledError) or heard:
+            purse.cut(turn, _estimate(conversation, heard))
         raise
     if answer.usage is not None and not answer.usage.estimated:
         conversation.model.gauge.learn(conversation.estimated_bytes, answer.usage.input)

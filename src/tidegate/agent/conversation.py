@@ -138,7 +138,7 @@ class Conversation:
         for message in messages:
             self.append(message)
 
-    async def ask(self, call: Call, *, on_text: Callable[[str], None], on_reset: Callable[[str], None]) -> Message:
+    async def ask(self, call: Call, *, on_text: Callable[[str], None], on_reset: Callable[[str, int], None]) -> Message:
         self._asking = True
         try:
             await self.history.settle()

@@ -42,6 +42,11 @@ class Answer(Protocol):
         ...
 
     @property
+    def heard(self) -> int:
+        """Bytes of what was said, thought and called so far, whether or not anybody was shown it."""
+        ...
+
+    @property
     def done(self) -> bool:
         """Whether its end mark was seen: nothing more is to come."""
         ...

@@ -1,9 +1,9 @@
 """A model behind an HTTP endpoint, whichever format that speaks.
 
 Guarantee: every wait has a deadline (connect, first byte, silence within a stream); what the endpoint does wrong ends
-as ModelFailed; a failed attempt is tried again while nothing was shown, and once after something was, which is then
-declared void; another key is tried at once where there is one, each key once; a cancelled ask closes its connection
-before it returns. Between asks nothing is kept but which keys rest and how often what went wrong.
+as ModelFailed; a failed attempt is tried again while nothing was shown, and once after something was; what came of it,
+shown or not, is then declared void; another key is tried at once where there is one, each key once; a cancelled ask
+closes its connection before it returns. Between asks nothing is kept but which keys rest and how often what went wrong.
 """
 
 import asyncio
@@ -134,7 +134,7 @@ class HttpModel:
         call: Call,
         *,
         on_text: Callable[[str], None],
-        on_reset: Callable[[str], None],
+        on_reset: Callable[[str, int], None],
     ) -> Message:
         body = self.wire.body(prefix, history, call)
         history = ()  # it may hold media that was loaded for this request alone
@@ -149,15 +149,15 @@ class HttpModel:
                 return self._finished(answer.message(self.provided))
             except ModelFailed as failure:
                 self.failures[failure.kind] += 1
-                failure.shown = answer.shown
+                failure.shown, failure.heard = answer.shown, answer.heard
                 # Keys may come back while others are tried, so it is counted that each has had its turn.
                 rotates = self.keys.failed(key, failure) and rotations < len(self.keys.keys) - 1
                 pause = 0.0 if rotates else self._patience.pause(failure, attempt)
                 if pause is None or not (rotates or attempt < self._retries) or (restarted and answer.shown):
                     raise
-                if answer.shown:
-                    restarted = True
-                    on_reset(failure.message)
+                restarted = restarted or answer.shown
+                if answer.heard:
+                    on_reset(failure.message, answer.heard)
             if rotates:
                 rotations += 1
                 continue

@@ -59,7 +59,7 @@ class DemoModel:
         call: Call,
         *,
         on_text: Callable[[str], None],
-        on_reset: Callable[[str], None],
+        on_reset: Callable[[str, int], None],
     ) -> Message:
         body = b"".join(self.wire.body(prefix, history, call))
         try:
@@ -73,9 +73,10 @@ class DemoModel:
             )
             raise ModelFailed(message, kind=planned.fail, retryable=planned.fail in _RETRYABLE)
         if planned.stumble:
-            on_text(planned.text[: len(planned.text) // 2])
+            half = planned.text[: len(planned.text) // 2]
+            on_text(half)
             await asyncio.sleep(0)
-            on_reset(f"Model {self.name!r}: it was asked to stumble.")
+            on_reset(f"Model {self.name!r}: it was asked to stumble.", len(half.encode()))
         said: list[str] = []
         async for piece in _pieces(planned, call.max_tokens):
             said.append(piece)

@@ -84,11 +84,12 @@ class Model(Protocol):
         call: Call,
         *,
         on_text: Callable[[str], None],
-        on_reset: Callable[[str], None],
+        on_reset: Callable[[str, int], None],
     ) -> Message:
         """One model step: the assistant's message, complete, with finish, usage and model.
 
-        `on_text` gets the text as it arrives. `on_reset` says that all text shown so far is void and comes again.
+        `on_text` gets the text as it arrives. `on_reset` says that all that came so far is void and comes again,
+        why, and how many bytes it was, thoughts and calls that nobody was shown included.
         Raises ModelFailed. Cancelling it closes the stream at once.
         """
         ...

@@ -35,15 +35,15 @@ class Scale:
     """Counts what is kept of an answer, whether or not anybody is shown it. It knows nothing of the answer, so that
     whoever is given it to weigh by does not keep the answer, and with it a whole turn, in memory."""
 
-    __slots__ = ("_bytes", "_limit")
+    __slots__ = ("_limit", "bytes")
 
     def __init__(self, limit: int) -> None:
-        self._bytes = 0
+        self.bytes = 0
         self._limit = limit
 
     def __call__(self, text: str) -> None:
-        self._bytes += len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
-        if self._bytes > self._limit:
+        self.bytes += len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+        if self.bytes > self._limit:
             raise AnswerBroken(f"the answer is longer than {self._limit} bytes", limit="answer_bytes")
 
 
@@ -64,6 +64,10 @@ class StreamedAnswer:
         self.calls: list[GrowingCall] = []
         self.done = False
         self.shown = False
+
+    @property
+    def heard(self) -> int:
+        return self.weigh.bytes
 
     def event(self, data: bytes) -> None:
         """Takes the data of one event."""

@@ -161,8 +161,9 @@ class Runner:
 
     def signature(self, session: SessionRow, agent: AgentSettings, model: Model) -> bytes:
         """Equal for equal settings; differs with model, endpoint, credential, toolsets or prompt (the extra prompt is
-        part of it). The secret itself is only in it as the model's own digest."""
-        parts = (model.signature, _frozen(session), *(name.encode() for name in agent.tools))
+        part of it). The secret itself is only in it as the model's own digest. The name is in it too: the same model
+        may be configured under two, with other prices and patience."""
+        parts = (model.name.encode(), model.signature, _frozen(session), *(name.encode() for name in agent.tools))
         return hashlib.sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).digest()
 
     def caches(self) -> tuple[CacheStats, ...]:

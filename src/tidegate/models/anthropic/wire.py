@@ -20,6 +20,7 @@ from tidegate.models.anthropic.call import parameters, sampled
 from tidegate.models.caller_tools import brought_tools, distinct, invalid
 from tidegate.models.facts import Facts
 from tidegate.models.interface import Encoded
+from tidegate.models.naming import NAME_CHARACTERS, call_name
 from tidegate.models.telling import aside, base64_of, unseen
 from tidegate.values import Call, Media, Message, Prefix, ToolCall, ToolDefinition
 
@@ -30,6 +31,7 @@ PICTURES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
 # Part of the wire format: to change one of these sentences is to raise the version.
 NO_MESSAGE = "The message was empty."
 NO_OUTPUT = "[no output]"
+NO_BEGINNING = "What was said before this is not known."
 UNREADABLE = "unreadable_arguments"
 
 PLACE = msgspec.Raw(b"null")
@@ -37,8 +39,6 @@ PLACE = msgspec.Raw(b"null")
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_NOT_NAME = re.compile(r"[^A-Za-z0-9_-]")
-_NAME_CHARACTERS = 64
 # No id that goes out as it is begins like one that was made here.
 _MADE_ID = "tg_"
 _MADE_DIGITS = 40
@@ -104,6 +104,7 @@ class _Named(msgspec.Struct):
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
+_BEGINNING = _encode(_Message("user", [_Text(aside(NO_BEGINNING))])) + b","
 _decode_names = msgspec.json.Decoder(list[_Named]).decode
 
 
@@ -136,10 +137,14 @@ class AnthropicWire:
         """One message, as the API insists: all results first, then what the gateway has to add."""
         if not results:
             return b""
-        blocks: list[_Result | _Text] = []
+        blocks: list[_Result | _Text | _Image] = []
+        behind: list[_Text | _Image] = []
         for result in results:
-            content: list[_Text | _Image] = [*_texts(result.text), *(self._shown(media) for media in result.media)]
+            content: list[_Text | _Image] = [*_texts(result.text)]
+            # One that failed may hold words alone.
+            (behind if result.failed else content).extend(map(self._shown, result.media))
             blocks.append(_Result(_id(result.call_id), content or [_Text(NO_OUTPUT)], result.failed))
+        blocks += behind
         blocks += [_Text(aside(result.aside)) for result in results if result.aside.strip()]
         return _encode(_Message("user", blocks))
 
@@ -164,6 +169,8 @@ class AnthropicWire:
         if prefix.system:
             pieces += (b',"system":[', prefix.system[:-1], mark, b"}]")
         pieces.append(b',"messages":[')
+        if history and history[0].startswith(_ANSWER):
+            pieces.append(_BEGINNING)  # the first word must be a user's
         # The end of this request, and that of the one before, so that what the provider keeps is found at once: of what
         # lies between two marks it looks at twenty blocks only.
         marked = (len(history) - 1, answer - 1)
@@ -208,7 +215,7 @@ def _texts(*texts: str) -> list[_Text]:
 
 
 def _use(call: ToolCall) -> _Use:
-    return _Use(_id(call.id), _name(call.name), _input(call.arguments))
+    return _Use(_id(call.id), call_name(call.name), _input(call.arguments))
 
 
 def _id(given: str) -> str:
@@ -216,11 +223,6 @@ def _id(given: str) -> str:
     if _ID.fullmatch(given) and not given.startswith(_MADE_ID):
         return given
     return _MADE_ID + hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:_MADE_DIGITS]
-
-
-def _name(given: str) -> str:
-    """What a model called, which need not be the name of a tool: it may have dreamt it."""
-    return _NOT_NAME.sub("_", given[:_NAME_CHARACTERS]) or "_"
 
 
 def _input(arguments: str) -> msgspec.Raw:
@@ -260,7 +262,7 @@ def _with_brought(own: bytes, brought: bytes) -> bytes:
     for tool in tools:
         if not _NAME.fullmatch(tool.name):
             raise invalid(
-                f"The tool {tool.name!r} has a name that this model does not take; use at most {_NAME_CHARACTERS} "
+                f"The tool {tool.name!r} has a name that this model does not take; use at most {NAME_CHARACTERS} "
                 "letters, digits, _ and -."
             )
     if not tools:

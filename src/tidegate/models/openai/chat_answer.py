@@ -159,7 +159,8 @@ class ChatAnswer(StreamedAnswer):
 
     def _grow_call(self, piece: _Call) -> None:
         call = self._find(piece)
-        if piece.id:
+        if piece.id and not call.id:
+            self.weigh(piece.id)
             call.id = piece.id
         if piece.extra_content and (mark := checked(piece.extra_content, self.weigh)):
             self._marks[self.calls.index(call)] = mark
@@ -167,6 +168,7 @@ class ChatAnswer(StreamedAnswer):
         if function is None:
             return
         if function.name and not call.name:
+            self.weigh(function.name)
             call.name = function.name
         arguments = function.arguments
         if arguments:
@@ -176,11 +178,15 @@ class ChatAnswer(StreamedAnswer):
             call.arguments.append(arguments)
 
     def _find(self, piece: _Call) -> GrowingCall:
-        """The call that a piece belongs to: by its index; where a server sends none, a new id begins a new call."""
+        """The call that a piece belongs to: by its index; where a server sends none, a new id begins a new call, and
+        with a name also where it numbers the calls of every event anew."""
         calls = self.calls
         if piece.index is not None:
             for call in reversed(calls):
                 if call.index == piece.index:
+                    named = piece.function is not None and piece.function.name and call.name
+                    if named and piece.id and call.id and piece.id != call.id:
+                        break
                     return call
         elif calls and (not piece.id or piece.id == calls[-1].id):
             return calls[-1]

@@ -14,6 +14,7 @@ from tidegate.models import effort, telling
 from tidegate.models.caller_tools import brought_tools, distinct
 from tidegate.models.facts import Facts
 from tidegate.models.interface import Encoded
+from tidegate.models.naming import call_id, call_name
 from tidegate.values import Call, Media, Message, Prefix, ToolCall
 
 API = "openai-chat"
@@ -22,6 +23,9 @@ API = "openai-chat"
 _PICTURES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 _SOUNDS = {"audio/wav": "wav", "audio/mpeg": "mp3"}
 """What the format takes, and by which name."""
+
+CALL_ID_CHARACTERS = 40
+"""The longest id of a call that OpenAI's service takes; other servers' are longer, as vLLM's."""
 
 
 class _Text(msgspec.Struct):
@@ -154,7 +158,7 @@ class OpenAIWire:
     def encode_results(self, results: Sequence[Message]) -> bytes:
         """The results, and then what they show: this format takes that from users only, and lets nothing stand between
         the results of one step."""
-        parts = [self._encode(_Result(result.call_id, result.text)) for result in results]
+        parts = [self._encode(_Result(_id(result.call_id), result.text)) for result in results]
         if told := telling.shown_by(results):
             shown = tuple(media for result in results for media in result.media)
             parts.append(self.encode(Message(role="user", aside=told, media=shown)))
@@ -203,7 +207,7 @@ class OpenAIWire:
         return _with_fields(encoded, fields)
 
     def _encode_call(self, call: ToolCall) -> bytes:
-        return self._encode(_Call(call.id, _Function(call.name, call.arguments)))
+        return self._encode(_Call(_id(call.id), _Function(call_name(call.name), call.arguments)))
 
     def _media(self, shown: Iterable[Media]) -> list[_Text | _Image | _Audio]:
         """Already JSON, so that what is large is copied as seldom as can be; nothing in it needs escaping."""
@@ -238,6 +242,10 @@ class OpenAIWire:
         parts = b"," + encoded[1:-1] if len(encoded) > 2 else b""
         shape = call.response_format
         return parts + b',"response_format":' + shape if shape else parts
+
+
+def _id(given: str) -> str:
+    return call_id(given, CALL_ID_CHARACTERS)
 
 
 def _with_fields(encoded: bytes, added: Iterable[msgspec.Raw]) -> bytes:

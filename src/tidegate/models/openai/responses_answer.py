@@ -217,9 +217,15 @@ class ResponsesAnswer(StreamedAnswer):
 
     def _name(self, item: _Growing, given: _Item) -> None:
         if item.call is not None:
-            item.call.id = given.call_id or item.call.id or given.id or ""
-            item.call.name = given.name or item.call.name
-        item.phase = given.phase or item.phase
+            item.call.id = self._newer(item.call.id, given.call_id or item.call.id or given.id)
+            item.call.name = self._newer(item.call.name, given.name)
+        item.phase = self._newer(item.phase, given.phase)
+
+    def _newer(self, known: str, given: str | None) -> str:
+        if not given or given == known:
+            return known
+        self.weigh(given)
+        return given
 
     def _finish_item(self, index: int | None, raw: msgspec.Raw) -> None:
         """What is said at its end is the truth; what was said before must have been its beginning."""

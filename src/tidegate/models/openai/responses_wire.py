@@ -19,6 +19,7 @@ from tidegate.models import effort, telling
 from tidegate.models.caller_tools import brought_choice, brought_shape, brought_tools, distinct, invalid
 from tidegate.models.facts import Facts
 from tidegate.models.interface import Encoded
+from tidegate.models.naming import call_id, call_name
 from tidegate.values import Call, Media, Message, Prefix, ToolCall
 
 API = "openai-responses"
@@ -153,7 +154,7 @@ class ResponsesWire:
         return self._encode(_Message(message.role, message.text))
 
     def encode_results(self, results: Sequence[Message]) -> bytes:
-        return b",".join([self._encode(_Output(_call_id(result.call_id), self._output(result))) for result in results])
+        return b",".join([self._encode(_Output(_id(result.call_id), self._output(result))) for result in results])
 
     def encode_prefix(self, prefix: Prefix) -> Encoded:
         system = self._encode(_Message("system", prefix.prompt)) if prefix.prompt else b""
@@ -208,7 +209,7 @@ class ResponsesWire:
         return [self._encode(_Message("assistant", text, phase or msgspec.UNSET))] if text.strip() else []
 
     def _called(self, calls: Iterable[ToolCall]) -> list[bytes]:
-        return [self._encode(_FunctionCall(_call_id(call.id), call.name, call.arguments)) for call in calls]
+        return [self._encode(_FunctionCall(_id(call.id), call_name(call.name), call.arguments)) for call in calls]
 
     def _output(self, result: Message) -> str | list[_Part]:
         """With a picture it is a list, and without one the plain text that every server knows."""
@@ -276,8 +277,8 @@ def _cache_key(prefix: Encoded) -> bytes:
     return digest.hexdigest().encode()
 
 
-def _call_id(id: str) -> str:
-    return id if len(id) <= CALL_ID_CHARACTERS else "call_" + hashlib.blake2b(id.encode(), digest_size=16).hexdigest()
+def _id(given: str) -> str:
+    return call_id(given, CALL_ID_CHARACTERS)
 
 
 def _identifier(user: str) -> str:

@@ -1,0 +1,24 @@
+"""Names and ids of tool calls as every provider takes them, whoever made them up.
+
+Guarantee: pure functions. What a provider takes anyway stays as it is; anything else becomes the same every time, and
+no two ids become one. Part of every wire format: to change what comes out is to raise their versions.
+"""
+
+import hashlib
+import re
+
+NAME_CHARACTERS = 64
+
+_NOT_NAME = re.compile(r"[^A-Za-z0-9_-]")
+
+
+def call_name(given: str) -> str:
+    """What a model called, which need not be the name of a tool: it may have dreamt it."""
+    return _NOT_NAME.sub("_", given[:NAME_CHARACTERS]) or "_"
+
+
+def call_id(given: str, most: int) -> str:
+    """Of at most so many characters, which are no fewer than 37."""
+    if 0 < len(given) <= most:
+        return given
+    return "call_" + hashlib.blake2b(given.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
