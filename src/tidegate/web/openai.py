@@ -275,7 +275,8 @@ def conversation(messages: Sequence[ChatMessage], limit: int) -> Understood:
     prompts: list[str] = []
     brought: list[Brought] = []
     found: list[Message] = []
-    open_calls: list[str] = []
+    open_calls: dict[str, str] = {}
+    taken: set[str] = set()
     for index, message in enumerate(messages):
         if message.role in ("tool", "function"):
             found.append(_result(message, index, open_calls, limit))
@@ -295,7 +296,7 @@ def conversation(messages: Sequence[ChatMessage], limit: int) -> Understood:
             found.append(Message(role="user", text=text, name=message.name or ""))
             brought += more
         else:
-            found.append(_assistant(message, index, open_calls))
+            found.append(_assistant(message, index, open_calls, taken))
     if open_calls:
         raise _unanswered(len(messages), open_calls)
     said = [message.role for message in found if message.role != "system"]
@@ -315,7 +316,9 @@ def _understood(messages: tuple[Message, ...], prompt: str, brought: list[Brough
     return Understood(messages=messages, extra_prompt=prompt or None, brought=tuple(brought))
 
 
-def _assistant(message: ChatMessage, index: int, open_calls: list[str]) -> Message:
+def _assistant(message: ChatMessage, index: int, open_calls: dict[str, str], taken: set[str]) -> Message:
+    """Calls are told apart by the message they are of, as OpenAI does, so that an id may come again; with other
+    providers it may not, and is given an end. `open_calls` says what each of them is called then."""
     text = _text(message, index) or message.refusal or ""
     calls = [
         ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
@@ -326,30 +329,36 @@ def _assistant(message: ChatMessage, index: int, open_calls: list[str]) -> Messa
         calls.append(ToolCall(id=f"call_{index}", name=old.name, arguments=old.arguments))
     if not text and not calls:
         raise Refused(f"`messages[{index}].content` is empty.", param=f"messages[{index}].content")
-    open_calls += (call.id for call in calls)
-    if len(set(open_calls)) != len(open_calls):
+    if len({call.id for call in calls}) != len(calls):
         raise Refused(f"`messages[{index}].tool_calls` has an id twice.", param=f"messages[{index}].tool_calls")
-    return Message(role="assistant", text=text, calls=tuple(calls), finish="tool_calls" if calls else "stop")
+    named: list[ToolCall] = []
+    for call in calls:
+        own = call.id
+        while own in taken:
+            own = f"{own}_{index}"
+        taken.add(own)
+        open_calls[call.id] = own
+        named.append(msgspec.structs.replace(call, id=own))
+    return Message(role="assistant", text=text, calls=tuple(named), finish="tool_calls" if calls else "stop")
 
 
-def _result(message: ChatMessage, index: int, open_calls: list[str], limit: int) -> Message:
+def _result(message: ChatMessage, index: int, open_calls: dict[str, str], limit: int) -> Message:
     call_id = message.tool_call_id
     if message.role == "function" and call_id is None and open_calls:
-        call_id = open_calls[0]
+        call_id = next(iter(open_calls))
     if call_id is None or call_id not in open_calls:
         raise Refused(
             f"`messages[{index}].tool_call_id` names no tool call of the assistant message before it.",
             param=f"messages[{index}].tool_call_id",
         )
-    open_calls.remove(call_id)
     text = _text(message, index)
     _bound(text, index, limit)
-    return Message(role="tool", text=text, call_id=call_id)
+    return Message(role="tool", text=text, call_id=open_calls.pop(call_id))
 
 
-def _unanswered(index: int, open_calls: list[str]) -> Refused:
+def _unanswered(index: int, open_calls: dict[str, str]) -> Refused:
     return Refused(
-        f"The tool call {open_calls[0][:100]!r} before `messages[{index}]` has no result.",
+        f"The tool call {next(iter(open_calls))[:100]!r} before `messages[{index}]` has no result.",
         param=f"messages[{index - 1}]",
     )
 
