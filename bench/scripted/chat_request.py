@@ -200,7 +200,8 @@ def check_calls(calls: tuple[ToolCall, ...], where: str) -> None:
             raise Refusal(f"Invalid '{param}.function.name': string does not match pattern.", param=param)
         if len(call.id) > LONGEST_ID:
             raise Refusal(
-                f"Invalid '{param}.id': string too long. Expected a string with maximum length {LONGEST_ID}.", param=param
+                f"Invalid '{param}.id': string too long. Expected a string with maximum length {LONGEST_ID}.",
+                param=param,
             )
 
 

@@ -1,6 +1,7 @@
 """Pictures in a conversation: after the results that show them, loaded only for a request, the same when reloaded."""
 
 import base64
+import hashlib
 import itertools
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from tidegate.agent import Conversation, in_call_order
 from tidegate.agent.conversation import LOADED_BYTES, PICTURE_TEXT_BYTES
 from tidegate.models import Model
 from tidegate.tools import Toolset
-from tidegate.values import Call, Media, Message, ToolCall
+from tidegate.values import Call, Carried, Media, Message, ToolCall
 
 pytestmark = pytest.mark.anyio
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -204,6 +205,24 @@ async def test_too_many_pictures_are_left_out_from_the_end_on(server: ScriptedMo
     for before, after in itertools.pairwise(bodies):
         assert after.startswith(before.removesuffix(b"]}"))
     await held.release()
+
+
+async def test_a_past_with_thoughts_is_taken_up_without_reading_the_prefix_for_each(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S32: tools may be long, and so may the past."""
+    carried = (Carried(item=msgspec.Raw(b'{"message":{"reasoning":"so"}}'), text=0, calls=0),)
+    past = [Message(role="assistant", text="yes", model=model.provided, carrier="openai-chat", carried=carried)] * 50
+    digests: list[bytes] = []
+    digest = hashlib.blake2b
+
+    def counted(data: bytes, **given: Any) -> Any:
+        digests.append(data)
+        return digest(data, **given)
+
+    monkeypatch.setattr(hashlib, "blake2b", counted)
+    conversation(model, past)
+    assert len(digests) == 1
 
 
 async def test_a_users_own_pictures_go_with_his_words(server: ScriptedModel, model: Model) -> None:

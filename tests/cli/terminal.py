@@ -7,6 +7,7 @@ import re
 import select
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,6 +80,7 @@ def at_terminal(
 ) -> Iterator[tuple[Terminal, "subprocess.Popen[bytes]"]]:
     """The program on a terminal of its own; whatever happens, it is gone afterwards."""
     master, slave = pty.openpty()
+    termios.tcsetwinsize(slave, (50, 300))  # so wide that no sentence a test looks for is broken
     process = subprocess.Popen(
         [sys.executable, "-c", ON_A_TERMINAL, *command, "--home", str(home), *arguments],
         stdin=slave, stdout=slave, stderr=slave, start_new_session=True, env=environment(**env),

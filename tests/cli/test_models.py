@@ -60,7 +60,9 @@ def test_models_are_listed_with_what_is_known_and_who_uses_them(nobody: Path) ->
     assert "5 in, 25 out, 0.5 cached" in rows[0] and "text, pictures" in rows[0] and "adaptive none…max" in rows[0]
     assert "helper, main (fallback)" in rows[1]
     assert "nothing" in rows[2]
-    assert rows[-1].startswith("Not in the catalogue, so that what is safe holds: spare. ")
+    assert rows[-1] == (
+        f"Not in the catalogue, so that what is safe holds: spare. `tidegate doctor --home {nobody}` says what to set."
+    )
 
 
 def test_of_keys_only_the_number_is_told(nobody: Path) -> None:
@@ -97,14 +99,20 @@ def findings(home: Path) -> dict[str, dict[str, str]]:
 
 
 def test_the_doctor_says_what_is_assumed_of_a_model_that_nobody_knows(nobody: Path) -> None:
-    """F3: a line for each, with the defaults that hold and how to set others."""
+    """F3: a line for each, with the defaults that hold and how to set others; not of what is set already."""
     (nobody / "tidegate.toml").write_text(SETTINGS)
     found = findings(nobody)
     told = found["model spare"]
     assert told["state"] == "warn"
-    assert "a window of 32,768 tokens, no pictures, no sounds and a price" in told["text"]
-    assert told["text"].endswith("set context_window, vision, audio, price_input and price_output in [models.spare].")
+    assert "a window of 32,768 tokens, no pictures and no sounds: set" in told["text"]
+    assert told["text"].endswith("set context_window, vision and audio in [models.spare].")
     assert "model main" not in found and "model toy" not in found and "models" not in found
+    free = SETTINGS.replace("price_input = 0.1\nprice_output = 2\n", "context_window = 8192\n")
+    (nobody / "tidegate.toml").write_text(free)
+    told = findings(nobody)["model spare"]
+    assert told["text"].endswith(
+        "no pictures, no sounds and no price: set vision, audio, price_input and price_output in [models.spare]."
+    )
     known = SETTINGS.replace("price_input", "vision = true\ncontext_window = 8192\nprice_input")
     (nobody / "tidegate.toml").write_text(known)
     assert findings(nobody)["models"]["state"] == "ok"

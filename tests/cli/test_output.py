@@ -1,11 +1,15 @@
 """What a command says when the place it says it to is a poor one, and when it was not understood."""
 
+import contextlib
+import os
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
 
+from tests.cli.terminal import at_terminal
 from tests.gateway.running import WAIT, Gateway, environment, tidegate
 
 
@@ -57,3 +61,45 @@ def test_facts_of_status_stand_under_each_other_whatever_agents_are_called(runni
     """F3: the names end at one column."""
     lines = tidegate("status", home=running.home).stdout.splitlines()
     assert len({line.index(": ") for line in lines}) == 1
+
+
+def folded(columns: int, *arguments: str, home: Path) -> list[str]:
+    """What a command prints on a terminal of that width."""
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (50, columns))
+    run = subprocess.Popen(
+        [sys.executable, "-m", "tidegate", *arguments, "--home", str(home)], stdout=theirs, env=environment()
+    )
+    os.close(theirs)
+    seen = b""
+    with contextlib.suppress(OSError):  # which is how a terminal says that nobody writes any more
+        while part := os.read(ours, 65536):
+            seen += part
+    os.close(ours)
+    assert run.wait(WAIT) == 0
+    return seen.decode().splitlines()
+
+
+@pytest.mark.parametrize("columns", [80, 130])
+def test_a_table_fits_the_terminal_and_breaks_no_word(nobody: Path, columns: int) -> None:
+    """F3: cells go on in the next line, or each row becomes a list; nothing is lost."""
+    (nobody / "tidegate.toml").write_text(
+        '[models.main]\napi = "openai-responses"\nbase_url = "https://models.example.org/v1"\n'
+        'model = "gpt-5-mini"\nkey = "env:NOT_NEEDED"\n[agents.main]\n[agents.another]\n[agents.third]\n'
+    )
+    lines = folded(columns, "models", home=nobody)
+    assert max(map(len, lines)) <= columns
+    words = " ".join(lines).split()
+    whole = tidegate("models", home=nobody).stdout
+    assert max(map(len, whole.splitlines())) > 130  # into a pipe a row is one line
+    assert sorted(words) == sorted(whole.split())
+
+
+def test_a_reply_that_is_wider_than_the_terminal_goes_on_in_its_own_column(running: Gateway) -> None:
+    """F3: no word is broken at the edge."""
+    with at_terminal(running.home, "--new", COLUMNS="80") as (terminal, process):
+        terminal.until("> ")
+        terminal.type("/help\r")
+        terminal.until(r"\n/retry {34}Undo the last turn and work its message\r?\n {40}again\.\r?\n")
+        terminal.until("> ")
+        assert terminal.leave(process) == 0

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.models.complaints import wait_of
+from tidegate.models.complaints import LONGEST_WAIT, wait_of
 from tidegate.models.failures import QUOTE_CHARACTERS, Complainer
 from tidegate.models.network.connection import LinkFailed, Trouble
 from tidegate.security import Redactor, Secret
@@ -99,6 +99,14 @@ BODIES = [
         False,
         "reasoning",
     ),
+    *(
+        (400, _anthropic("invalid_request_error", f"messages.1.content.0{said}"), "invalid", False, "reasoning")
+        for said in (
+            ": Invalid `data` in `redacted_thinking` block",
+            ": `thinking` or `redacted_thinking` blocks in the latest assistant message cannot be modified.",
+            ".thinking.signature: Field required",
+        )
+    ),
     (400, _anthropic("invalid_request_error", "Output blocked by content filtering policy"), "content", False, "re"),
     (400, _anthropic("invalid_request_error", "max_tokens: Field required"), "invalid", False, "settings"),
     (404, _anthropic("not_found_error", "model: claude-none"), "invalid", False, "`model`"),
@@ -185,6 +193,10 @@ BODIES = [
         ({"retry-after": "Tue, 14 Nov 2023 22:00:00 GMT"}, 0.0),
         ({"retry-after": "soon"}, None),
         ({"retry-after": "nan"}, None),
+        ({"retry-after": "inf"}, None),
+        ({"retry-after-ms": "-1e999"}, None),
+        ({"retry-after": "9" * 30}, LONGEST_WAIT),
+        ({"retry-after": "Fri, 31 Dec 9999 23:59:59 GMT"}, LONGEST_WAIT),
     ],
 )
 def test_the_wish_to_wait_is_understood_in_every_form(headers: dict[str, str], seconds: float | None) -> None:

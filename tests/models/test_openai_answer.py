@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.models.streams import broken_in_any_way, cut_everywhere, outcome
-from tidegate.models.answer import AnswerBroken, AnswerError
+from tidegate.models.answer import DEPTH, AnswerBroken, AnswerError
 from tidegate.models.facts import Facts
 from tidegate.models.openai.chat_answer import ChatAnswer
 from tidegate.models.openai.chat_wire import API, OpenAIWire
@@ -91,6 +91,23 @@ def test_names_and_ids_of_calls_count_towards_the_bound(long: dict[str, Any]) ->
     """L03: nothing that is kept of an answer is without one."""
     with pytest.raises(AnswerBroken, match="longer than 1000 bytes"):
         read(delta("tool_calls", tool_calls=[{"index": 0, **long}]), limit=1000)
+
+
+@pytest.mark.parametrize("field", ["extra_content", "reasoning_details", "call"])
+def test_what_an_endpoint_wants_back_is_not_nested_without_end(field: str) -> None:
+    """S33: it stands in a row that must be read again, wherever in the program that is done."""
+
+    def answer(depth: int) -> bytes:
+        nested: Any = json.loads('{"a":' * depth + "1" + "}" * depth)
+        if field == "call":
+            return delta(
+                "stop", tool_calls=[{"index": 0, "id": "a", "function": {"name": "x"}, "extra_content": nested}]
+            )
+        return delta("stop", content="hi", **{field: [nested] if field == "reasoning_details" else nested})
+
+    assert read(answer(DEPTH))[0].carried
+    with pytest.raises(AnswerBroken, match="nested"):
+        read(answer(DEPTH + 1))
 
 
 def test_a_call_without_id_or_arguments_gets_both() -> None:

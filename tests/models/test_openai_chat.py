@@ -1,8 +1,11 @@
 """Asking a model over a real socket: answers, retries, void text, deadlines, bounds, failures in words."""
 
+import asyncio
+
 import anyio
 import pytest
 
+from tests.models.raw import HEAD, answering
 from tests.models.support import (
     ANSWER_BYTES,
     CANARY,
@@ -261,6 +264,20 @@ async def test_an_answer_over_the_limit_is_broken_off_with_the_limits_name(serve
 async def test_a_stream_without_its_end_mark_counts_when_it_had_a_finish(server: ScriptedModel) -> None:
     async with configured(server.base_url) as model:
         assert (await ask(model, "[nodone]")).text == ANSWER
+
+
+async def test_an_answer_that_said_why_it_ends_is_whole_though_its_connection_breaks() -> None:
+    """L11: it is not asked for, and not paid, a second time."""
+    asked: list[None] = []
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        asked.append(None)
+        event = b'data: {"choices":[{"delta":{"content":"hi"},"finish_reason":"stop"}]}\n\n'
+        writer.write(HEAD + b"%x\r\n%b\r\n" % (len(event), event))
+
+    async with answering(answer) as url, configured(url, retries=2) as model:
+        assert (await ask(model, "x")).text == "hi"
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,10 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.logs import capture_logs
-from tests.models.support import CANARY, ask
+from tests.models.raw import answering
+from tests.models.support import CANARY, ask, configured
 from tests.models.tapes import (
+    REDACTOR,
     WAIT,
     lines_of,
     outcome,
@@ -48,6 +50,30 @@ async def test_no_credential_is_in_the_file(server: ScriptedModel, tmp_path: Pat
     assert first.headers["x-team"] == "harbour"
     assert "Your credential was Bearer [hidden]" in text
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+@pytest.mark.anyio
+async def test_an_answer_that_cannot_be_looked_through_is_left_out_and_the_next_is_not(tmp_path: Path) -> None:
+    """X15: one that is nested without end is no reason to record nothing any more, nor to write it down unseen."""
+    file = tmp_path / "talk.jsonl"
+    nested = b"[" * 900 + b'"%b"' % CANARY.encode() + b"]" * 900
+    said = [nested, b"1"]
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        chunk = b'{"choices":[{"delta":{"content":"hi"},"finish_reason":"stop"}],"x":%b}' % said.pop(0)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
+        writer.write(b"data: %b\n\ndata: [DONE]\n\n" % chunk)
+
+    async with (
+        answering(answer) as url,
+        Clients() as clients,
+        Recorder(clients, file, REDACTOR) as recorder,
+        configured(url, clients=recorder) as model,
+    ):
+        assert [(await ask(model, "x")).text, (await ask(model, "y")).text] == ["hi", "hi"]
+    ends = [event for event in await read(file) if isinstance(event, Answered)]
+    assert [(len(end.pieces) > 0, end.left_out > 0) for end in ends] == [(False, True), (True, False)]
+    assert CANARY not in file.read_text()
 
 
 @pytest.mark.anyio

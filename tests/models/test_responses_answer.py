@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.models import recordings as recorded
 from tests.models.streams import broken_in_any_way, cut_everywhere, outcome
-from tidegate.models.answer import AnswerBroken, AnswerError
+from tidegate.models.answer import DEPTH, AnswerBroken, AnswerError
 from tidegate.models.facts import Facts
 from tidegate.models.openai.responses_answer import BETWEEN_MESSAGES, ITEMS, ResponsesAnswer
 from tidegate.models.openai.responses_wire import API, ResponsesWire
@@ -44,6 +44,17 @@ def test_a_plain_answer_is_its_text_and_usage() -> None:
     )
 
 
+def test_counts_that_are_written_with_a_point_cost_no_answer() -> None:
+    """A relay in another language may write a whole number so."""
+    body = (
+        b'{"status":"completed","output":[{"type":"message","content":[{"type":"output_text","text":"hi"}]}],"usage":'
+        b'{"input_tokens":12.0,"output_tokens":3.0,"input_tokens_details":{"cached_tokens":4.0}}}'
+    )
+    answer = new_answer([])
+    answer.whole(body)
+    assert answer.message("m").usage == Usage(input=12, cached=4, output=3)
+
+
 def test_calls_are_kept_verbatim_in_their_order() -> None:
     """S32: by the id that their results must name."""
     message = read(recorded.RESPONSES["parallel tool calls"])
@@ -61,6 +72,14 @@ def test_names_and_ids_of_calls_count_towards_the_bound(field: str) -> None:
     given = {"type": "function_call", "name": "x", field: "y" * 70_000}
     found = outcome(new_answer, recorded.responses_stream([{"type": "response.output_item.added", "item": given}]))
     assert isinstance(found, AnswerBroken) and found.limit == "answer_bytes"
+
+
+def test_a_thought_is_not_nested_without_end() -> None:
+    """S33: it stands in a row that must be read again, wherever in the program that is done."""
+    nested = msgspec.json.decode(b"[" * (DEPTH + 1) + b"]" * (DEPTH + 1))
+    item = {"type": "reasoning", "encrypted_content": "x", "content": [], "more": nested}
+    found = outcome(new_answer, recorded.responses_stream([{"type": "response.output_item.done", "item": item}]))
+    assert isinstance(found, AnswerBroken) and "nested" in str(found)
 
 
 def test_thoughts_go_back_verbatim_before_what_came_of_them() -> None:

@@ -90,3 +90,11 @@ def test_a_credential_in_the_path_is_hidden() -> None:
     """X15: some put it there."""
     head = f"POST /v1/{CANARY}/chat HTTP/1.1\r\nHost: h\r\n\r\n".encode()
     assert stripped_head(head, (), REDACTOR).path == f"/v1/{HIDDEN}/chat"
+
+
+def test_an_answer_in_one_piece_is_read_as_one_whatever_stands_before_it() -> None:
+    """X15: so that a secret is found however it is escaped."""
+    escaped = "".join(f"\\u{ord(letter):04x}" for letter in CANARY)
+    whole = f' \n{{\n"a": "it is\\n {escaped}"\n}}\n'.encode()
+    left = b"".join(stripped_pieces([whole], REDACTOR, cut=False))
+    assert json.loads(left) == {"a": f"it is\n {HIDDEN}"}

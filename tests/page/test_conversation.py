@@ -178,6 +178,15 @@ def test_a_message_can_join_the_answer(page: Page) -> None:
     assert mine(page) == ["slow one two three four five six", "say joined"]
 
 
+def test_what_goes_on_in_the_second_column_of_a_reply_stays_there(page: Page, visit: Visit) -> None:
+    """A line that begins with spaces belongs under the one before it."""
+    say(page, "say a thing")
+    send(page, "/reasoning high")
+    send(page, "/reasoning")
+    row = page.locator(".note.reply tr", has_text="/reasoning default goes back")
+    expect(row.locator("td")).to_have_text(["", "/reasoning default goes back"])
+
+
 def test_commands_are_completed_and_answered(page: Page, visit: Visit) -> None:
     """The list comes from the gateway; a reply is no part of the transcript."""
     box = page.locator("#composer")

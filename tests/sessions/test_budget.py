@@ -151,6 +151,22 @@ async def test_a_call_that_is_cut_off_is_paid_for_too(home: Path, model: Scripte
         assert (await house.say("again")).error is not None
 
 
+async def test_a_call_that_an_orderly_stop_cuts_off_is_paid_for_too(home: Path, model: ScriptedModel) -> None:
+    """X22: it is made again at the next start, and was billed all the same."""
+    async with core(home, model=model, drain=0) as house:
+        accepted = await house.accept("[words 50] [hold here after=20 times=1]")
+        log = house.door.live(accepted.turn)
+        assert log is not None
+        with anyio.fail_after(WAIT):
+            async for batch in log.read():
+                if any(isinstance(event, TextDelta) for event in batch):
+                    break
+    async with core(home, model=model) as house:
+        assert (await house.answered(accepted.turn)).state == "answered"
+        _, total = await house.door.usage(ANNA, by="model", since=0, until=1e12, limit=10)
+        assert (total.calls, total.estimated) == (2, 1)
+
+
 async def test_an_answer_that_the_provider_does_not_count_is_estimated(home: Path, model: ScriptedModel) -> None:
     """X22, H10: the cap holds for such an endpoint too, and its usage says that it is an estimate."""
 
@@ -196,6 +212,18 @@ def test_the_operator_is_warned_once_a_day() -> None:
     assert [text.partition(";")[0] for text in turn.told] == [
         "The gateway has spent 95 of 100 tokens of today (limits.day_tokens), 95% of that budget",
         "The gateway has spent 80 of 100 tokens of today (limits.day_tokens), 80% of that budget",
+    ]
+
+
+def test_who_spends_all_at_once_is_not_told_that_something_is_left() -> None:
+    """X22: the warning and the end come together then."""
+    clock, turn = Clock(), Teller()
+    Account(Rule(setting="budgets.talk", per="session", each="total", tokens=100), "s_1", clock).spend(
+        turn, Usage(input=150)
+    )
+    assert turn.told == [
+        "This conversation has spent 150 of 100 tokens in all (budgets.talk), 150% of that budget; no model is asked "
+        "any more."
     ]
 
 

@@ -1,5 +1,6 @@
 """Which model answers when one fails: told once, kept for a while, undone when its time is over; over real sockets."""
 
+import base64
 import gc
 import itertools
 from collections.abc import AsyncIterator
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from tests.core import ANNA, WAIT, Core, core
 from tests.logs import capture_logs
 from tests.moody import FORMATS, KEY, NAMES, Moody, toml
+from tests.spool.pictures import plain, saved
 from tidegate.engine import Journal
 from tidegate.errors import ModelKind
 from tidegate.models.keyring import ROTATED
@@ -366,6 +368,40 @@ def _used(db: Any) -> tuple[dict[str, tuple[int, int]], int]:
     return found, total
 
 
+async def test_every_call_is_written_down_with_whom_it_was_made_for(home: Path, server: Moody, clock: Clock) -> None:
+    """X22: those of several steps, those that broke off and were made again, a substitute's, those of a turn that
+    failed and of one that was stopped."""
+    text = toml(server.base_url).replace("retries = 0", "retries = 1").replace("[agents.main]", "[agents.helper]")
+    made_for = {"agent": "helper", "channel": "terminal", "job": "news"}
+    async with falling(home, server, clock, toml=text) as house:
+        server.moods["first"] = "[saying some words] [cut after=4]"
+        outcome, _ = await told(house, "one [tool clock {}]", **made_for)
+        assert outcome.state == "answered"
+        server.moods = dict.fromkeys(NAMES, "[words 9] [cut after=4]")
+        clock.now += STAYS
+        assert (await told(house, "two", **made_for))[0].state == "failed"
+        server.moods = dict.fromkeys(NAMES, "[words 9] [hang after=4]")
+        clock.now += STAYS
+        accepted = await house.accept("three", "talk", **made_for)
+        log = house.door.live(accepted.turn)
+        assert log is not None
+        with anyio.fail_after(WAIT):
+            async with aclosing(log.read()) as batches:
+                async for batch in batches:
+                    if any(isinstance(event, TextDelta) for event in batch):
+                        break
+        await house.door.stop(outcome.session, ANNA)
+        assert (await house.answered(accepted.turn)).state == "stopped"
+
+        def whose(db: Any) -> tuple[int, set[Any]]:
+            rows = [*db.execute("SELECT session, principal, agent, channel, job FROM usage")]
+            return len(rows), set(rows)
+
+        count, found = await house.store.read(whose)
+        assert count == 2 + 2 + 2 * len(NAMES) + 1
+        assert found == {(outcome.session, ANNA.id, *made_for.values())}
+
+
 async def test_calls_that_broke_off_in_a_turn_that_failed_are_paid_for_once(
     home: Path, server: Moody, clock: Clock
 ) -> None:
@@ -401,6 +437,28 @@ async def test_a_call_that_broke_off_before_its_first_word_is_paid_for(
         outcome, _ = await told(house, "one [tool clock {}]", None)
         assert outcome.error is not None and outcome.error.code == "budget_spent"
         assert len(server.recorded) == 1
+
+
+@pytest.mark.parametrize(("own", "other"), list(itertools.product(FORMATS, FORMATS)))
+async def test_a_picture_of_a_tool_is_a_note_for_who_cannot_see_and_a_picture_again_for_who_can(
+    home: Path, server: Moody, clock: Clock, own: str, other: str
+) -> None:
+    """D3, A5: from any format to any other and back; nobody is refused."""
+    picture = saved(plain(4, 3), "PNG")
+    folder = home.with_name("pictures")
+    folder.mkdir()
+    (folder / "a.png").write_bytes(picture)
+    text = toml(server.base_url, f'fallback_for = 0\nworkspace = "{folder}"', formats=(own, other, own))
+    text = text.replace("[models.first]", "[models.first]\nvision = true") + '[workspaces]\nbackend = "local"\n'
+    sent = base64.b64encode(picture)
+    async with falling(home, server, clock, toml=text) as house:
+        for mood, asked, sees in (("", "first", True), ("[status 400]", "second", False), ("", "first", True)):
+            server.moods["first"] = mood
+            outcome, _ = await told(house, 'look [tool read_file {"path": "a.png"}]')
+            assert outcome.state == "answered", outcome.error
+            body = server.recorded[-1].body
+            assert (server.asked[-1], sent in body, b"cannot see" in body) == (asked, sees, not sees)
+    assert server.stats()["refusals"] == []
 
 
 async def test_a_one_shot_call_falls_back_too_and_leaves_nothing(home: Path, server: Moody, clock: Clock) -> None:

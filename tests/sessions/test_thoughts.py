@@ -10,6 +10,7 @@ from bench.scripted import seal
 from tests.core import ANNA, Core
 from tests.logs import capture_logs
 from tests.moody import Moody
+from tests.sessions.test_fallback import notices, told
 from tests.sessions.test_reasoning import thinking
 from tidegate.sessions import changes
 from tidegate.store import messages
@@ -97,6 +98,32 @@ async def test_a_conversation_whose_thoughts_are_refused_goes_on_without_them(
         assert sum(bool(row.carried) for row in rows) >= 3
         house.door.presence.unload(session, reason="test")
         assert (await house.say("after an absence")).state == "answered"
+
+
+async def test_thoughts_that_nobody_is_shown_are_left_out_as_well_when_they_are_refused(
+    home: Path, server: Moody, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A2, S33: the provider has another sentence for these."""
+    async with thinking(home, server, "anthropic", 'reasoning = "high"') as house:
+        assert (await house.say("hello [redacted]")).state == "answered"
+        monkeypatch.setattr(seal, "_KEY", b"another account's hand")
+        assert (await house.say("and now?")).state == "answered"
+        assert server.asked == ["first"] * 3
+        assert thoughts(server.recorded[-1].decoded()) == 0
+
+
+async def test_who_is_in_a_conversation_is_told_that_it_goes_on_without_thoughts(
+    home: Path, server: Moody, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S33: what the provider had cached of it is not found again, and every rebuild says so, once."""
+    async with thinking(home, server, "anthropic", 'reasoning = "high"') as house:
+        await ready(house)
+        monkeypatch.setattr(seal, "_KEY", b"another account's hand")
+        for expected in (1, 0):
+            _, events = await told(house, "and now?")
+            assert [text.startswith("The model first refuses its earlier thoughts") for text in notices(events)] == [
+                True
+            ] * expected
 
 
 async def test_thoughts_that_are_refused_in_mid_turn_do_not_end_it(

@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 import pytest
 
 from tests.store.making import OWNER, count, new_session
+from tidegate.config.rules import DEAREST
+from tidegate.models.facts import Prices
+from tidegate.models.streamed import TOKENS
 from tidegate.store import Db, Spent, Store, migrations, principals, sessions, usage
 from tidegate.store._connections import connect
 from tidegate.values import Usage
@@ -177,3 +181,22 @@ def test_no_sum_looks_at_rows_that_it_is_not_about(tmp_path: Path, principal: st
             plan for sql, plan in plans.items() if "FROM usage" in sql and f"AND {per} = ?3" in sql and "meta" in sql
         )
         assert plan[0] == "SEARCH usage USING INTEGER PRIMARY KEY (rowid>?)"
+
+
+async def test_counts_that_no_endpoint_can_mean_still_add_up(store: Store) -> None:
+    """A2: an endpoint that reports nonsense with every answer must not make the sums fail that the gateway starts
+    with."""
+    most = Usage(input=3 * TOKENS, cached=TOKENS, written=TOKENS, output=TOKENS)
+    dear = Prices(input=DEAREST, output=DEAREST).cost(most)
+    calls = 2000
+
+    def spend(db: Db) -> None:
+        for _ in range(calls):
+            use(db, tokens=msgspec.structs.replace(most, cost=dear))
+
+    await store.write(spend)
+    expected = Spent(calls * 4 * TOKENS, calls * dear)
+    assert await store.read(usage.spent, START) == expected
+    assert (await store.read(usage.total)).cost == expected.cost
+    assert await store.write(usage.fold, calls) == calls
+    assert await store.read(usage.spent_by, "principal", "p_1", START) == expected

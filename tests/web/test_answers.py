@@ -36,15 +36,16 @@ async def test_a_whole_answer_has_openais_shape(gateway: House) -> None:
 
 
 async def test_usage_is_summed_over_the_steps_of_the_turn(gateway: House, model: ScriptedModel) -> None:
-    """H10: a turn with a tool call has two model calls; the cached part is told."""
+    """H10: a turn with a tool call has two model calls; the cached part and that of the reasoning are told."""
     await chat(gateway, "one", session="n")
-    reply = await chat(gateway, "time please [tool clock {}]", session="n")
+    reply = await chat(gateway, "time please [think of it] [tool clock {}]", session="n")
     usage = reply.json["usage"]
     rows = [row.message.usage for row in await _assistant_rows(gateway)][-2:]
     assert usage["prompt_tokens"] == sum(row.input for row in rows)
     assert usage["completion_tokens"] == sum(row.output for row in rows)
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     assert usage["prompt_tokens_details"]["cached_tokens"] == sum(row.cached for row in rows) > 0
+    assert usage["completion_tokens_details"]["reasoning_tokens"] == sum(row.reasoning for row in rows) > 0
 
 
 async def _assistant_rows(h: House):  # type: ignore[no-untyped-def]

@@ -11,6 +11,7 @@ from tests.house import House, house
 from tests.moody import FORMATS, KEY, NAMES, Moody, toml
 from tests.spool.pictures import plain, saved
 from tests.web.asking import chat
+from tidegate.models.complaints import LONGEST_WAIT
 
 pytestmark = pytest.mark.anyio
 
@@ -40,6 +41,15 @@ async def test_a_failure_before_any_text_is_not_seen(gateway: House, server: Moo
     assert reply.status == 200, reply.body
     assert (reply.streamed if stream else reply.text) == ANSWER
     assert server.asked == ["first", "second"]
+
+
+@pytest.mark.parametrize("wish", ["inf", "9" * 30])
+async def test_a_wish_that_no_endpoint_can_mean_is_not_handed_on(gateway: House, server: Moody, wish: str) -> None:
+    """H22: the failure is told as any other."""
+    server.moods = dict.fromkeys(NAMES, f"[status 429 retry-after={wish}]")
+    reply = await chat(gateway, "x")
+    assert reply.status == 503 and "rate" in reply.error["message"]
+    assert int(reply.headers["Retry-After"]) <= LONGEST_WAIT
 
 
 async def test_a_plain_stream_ends_with_an_error_after_visible_text_and_the_turn_goes_on(
@@ -177,3 +187,32 @@ async def test_a_substitute_that_cannot_see_is_told_of_the_picture(
         assert address.encode() in server.recorded[-1].body
     assert server.asked == ["first", "second", "first"]
     assert server.stats()["refusals"] == []
+
+
+CALLED_TWICE = [
+    {"role": "assistant", "content": "Hello, I am your clock."},
+    {"role": "user", "content": "what time is it"},
+    *(
+        {"role": role, **rest}
+        for name in ("what.time is it", "clock")
+        for role, rest in (
+            (
+                "assistant",
+                {"content": None, "tool_calls": [{"id": "call_0", "function": {"name": name, "arguments": "{}"}}]},
+            ),
+            ("tool", {"tool_call_id": "call_0", "content": f"from {name}"}),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("api", FORMATS)
+async def test_a_callers_conversation_need_not_be_as_tidy_as_a_provider_wants_it(
+    tmp_path: Path, server: Moody, monkeypatch: pytest.MonkeyPatch, api: str
+) -> None:
+    """A2, H22: it begins with a greeting, numbers its calls anew in each answer, and has called what is no tool."""
+    monkeypatch.setenv(KEY, "sesame")
+    async with house(tmp_path / "home", toml=toml(server.base_url, formats=(api, *FORMATS[:2]))) as h:
+        reply = await chat(h, messages=CALLED_TWICE)
+    assert reply.status == 200, reply.body
+    assert server.asked == ["first"] and server.stats()["refusals"] == []

@@ -57,6 +57,7 @@ async def load_nothing(id: str) -> bytes:
 class Conversation:
     __slots__ = (
         "_asking",
+        "_bound",
         "_estimated",
         "_lease",
         "_load",
@@ -65,6 +66,7 @@ class Conversation:
         "_results",
         "_unloaded",
         "carries",
+        "era",
         "history",
         "model",
         "prefix",
@@ -84,7 +86,9 @@ class Conversation:
         messages: Iterable[Message] = (),
         load: Load = load_nothing,
         overflow: Overflow | None = None,
+        era: int = 0,
     ) -> None:
+        """`era` counts how often the provider has refused what earlier answers carried."""
         self.model = model
         self.prefix = prefix
         self.tools = tools
@@ -105,6 +109,8 @@ class Conversation:
         self._estimated = 0
         self._loaded = 0
         self._asking = False
+        self.era = era
+        self._bound = ""
         self._lease: Lease | None = lease
         for message in messages:
             self.append(message)
@@ -120,19 +126,22 @@ class Conversation:
             self._close_step()
         self._owed = len(message.calls)
         if message.carried:
-            if message.bound != self._bound():
+            if message.bound != self.bound:
                 message = msgspec.structs.replace(message, carried=())
             else:
                 self.carries = True
         self._add((message,))
 
     def begin_anew(self, messages: Iterable[Message]) -> None:
-        """The same to the same point, with the words alone: the provider has refused what else was carried."""
+        """The same to the same point, with the words alone: the provider has refused what else was carried. What comes
+        from now on is carried again."""
+        self.era += 1
+        self._bound = ""
         self.history.clear()
         self._owed = self._unloaded = self._estimated = 0
         self._results = []
         self.carries = False
-        self.extend(msgspec.structs.replace(message, carried=()) for message in messages)
+        self.extend(messages)
 
     def extend(self, messages: Iterable[Message]) -> None:
         for message in messages:
@@ -147,7 +156,16 @@ class Conversation:
         finally:
             self._asking = False
             self._loaded = 0
-        return msgspec.structs.replace(answer, bound=self._bound()) if answer.carried else answer
+        return msgspec.structs.replace(answer, bound=self.bound) if answer.carried else answer
+
+    @property
+    def bound(self) -> str:
+        """Under which prefix this is, and since which refusal. A provider may refuse a signed thought after any other
+        prefix than it was had under."""
+        if not self._bound:
+            digest = hashlib.blake2b(self.prefix.tools + b"," + self.prefix.system, digest_size=6).hexdigest()
+            self._bound = f"{digest}.{self.era}" if self.era else digest
+        return self._bound
 
     @property
     def weight(self) -> int:
@@ -172,10 +190,6 @@ class Conversation:
             lease.release()
 
     # -- messages --
-
-    def _bound(self) -> str:
-        """Under which prefix this is. A provider may refuse a signed thought after any other than it was had under."""
-        return hashlib.blake2b(self.prefix.tools + b"," + self.prefix.system, digest_size=6).hexdigest()
 
     def _close_step(self) -> None:
         results, self._results = tuple(self._results), []

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import click
 
 from tidegate.cli.options import home_option, json_option
-from tidegate.cli.output import print_json, size
+from tidegate.cli.output import enumerated, print_json, size
 from tidegate.cli.status import commands
 from tidegate.config import ModelSettings, is_loopback
 from tidegate.errors import TidegateError
@@ -123,11 +123,15 @@ def _models(home: Path) -> Iterator[Finding]:
 
 def _assumed(model: ModelSettings, facts: "Facts") -> str | None:
     if not facts.known:
-        can = [f"{'' if has else 'no '}{what}" for what, has in (("pictures", facts.vision), ("sounds", facts.audio))]
-        return (
-            f"not in the catalogue, so it is taken to have a window of {facts.window:,} tokens, {', '.join(can)} and "
-            f"{'a' if facts.prices else 'no'} price: set context_window, vision, audio, price_input and price_output"
+        guesses = (
+            (model.context_window is None, f"a window of {facts.window:,} tokens", ("context_window",)),
+            (model.vision is None, "no pictures", ("vision",)),
+            (model.audio is None, "no sounds", ("audio",)),
+            (facts.prices is None, "no price", ("price_input", "price_output")),
         )
+        taken = [words for guessed, words, _ in guesses if guessed]
+        unset = [name for guessed, _, names in guesses if guessed for name in names]
+        return f"not in the catalogue, so it is taken to have {enumerated(taken)}: set {enumerated(unset)}"
     own = model.api != "demo" and is_loopback(urlsplit(model.base_url).hostname or "")
     if own and model.context_window is None:
         return (

@@ -1,15 +1,24 @@
-"""What commands print: tables for people, JSON for programs, and text that cannot play tricks on a terminal."""
+"""What commands print: tables for people, JSON for programs, and text that cannot play tricks on a terminal.
+
+Guarantee: on a terminal no word is broken at its edge that could stand on the next line, in a table neither; into a
+pipe or file each row of a table goes as one line, whatever its length.
+"""
 
 import json
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Collection, Sequence
 from datetime import datetime
+from itertools import zip_longest
 from typing import Any
 
 # Everything that a terminal could take for an order: C0 but tab and newline, DEL, C1.
 _ORDERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _COLUMN = 48  # longer cells are cut in tables; JSON has them whole
+_GAP = "  "  # between columns
+_SECOND_COLUMN = re.compile(r" *(?:\S+ )*\S* {2,}(?=\S)")
 
 
 def at_terminal() -> bool:
@@ -30,18 +39,81 @@ def print_json(value: Any) -> None:
 def print_table(
     heads: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str, numbers: Collection[int] = ()
 ) -> None:
-    """A table, or the sentence `empty` when there is nothing in it. The columns of `numbers` end at their right."""
+    """A table, or the sentence `empty` when there is nothing in it. The columns of `numbers` end at their right. Where
+    a terminal is too narrow, cells go on in the next line; where it is much too narrow, each row is a list."""
     if not rows:
         print(empty)
         return
     cells = [list(heads), *([_cell(value) for value in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(heads))]
+    if (room := terminal_width()) is not None:
+        narrowed = _narrowed(cells, widths, room)
+        if narrowed is None:
+            _print_lists(cells, room)
+            return
+        widths = narrowed
     for row in cells:
-        placed = (
-            cell.rjust(width) if column in numbers else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        print("  ".join(placed).rstrip())
+        folded = (_folded(cell, width) for cell, width in zip(row, widths, strict=True))
+        for line in zip_longest(*folded, fillvalue=""):
+            placed = (
+                cell.rjust(width) if column in numbers else cell.ljust(width)
+                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+            )
+            print(_GAP.join(placed).rstrip())
+
+
+def terminal_width() -> int | None:
+    """How many characters fit into a line of standard output; None if that is no terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
+
+
+def wrapped(text: str) -> str:
+    """The text with its long lines broken between words where a terminal would break them anywhere; what goes on stands
+    under the second column, where spaces set one."""
+    room = terminal_width()
+    if room is None:
+        return text
+    return "\n".join(_wrapped(line, room) if len(line) > room else line for line in text.split("\n"))
+
+
+def _wrapped(line: str, room: int) -> str:
+    column = _SECOND_COLUMN.match(line)
+    indent = column.end() if column is not None and column.end() <= room // 2 else 0
+    return textwrap.fill(
+        line, room, subsequent_indent=" " * indent, expand_tabs=False, replace_whitespace=False,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def _narrowed(cells: Sequence[Sequence[str]], widths: list[int], room: int) -> list[int] | None:
+    """The widths that fit, taken from the widest columns first; None if a word would not be whole."""
+    least = [max(len(word) for row in cells for word in row[column].split() or [""]) for column in range(len(widths))]
+    room -= len(_GAP) * (len(widths) - 1)
+    if sum(least) > room:
+        return None
+    widths = list(widths)
+    while sum(widths) > room:
+        foldable = (column for column in range(len(widths)) if widths[column] > least[column])
+        widest = max(foldable, key=widths.__getitem__)
+        widths[widest] -= 1
+    return widths
+
+
+def _folded(cell: str, width: int) -> list[str]:
+    if len(cell) <= width:
+        return [cell]
+    return textwrap.wrap(cell, width, break_long_words=False, break_on_hyphens=False)
+
+
+def _print_lists(cells: Sequence[Sequence[str]], room: int) -> None:
+    heads, *rows = cells
+    width = max(map(len, heads))
+    for number, row in enumerate(rows):
+        if number:
+            print()
+        for head, cell in zip(heads, row, strict=True):
+            if cell:
+                print(_wrapped(f"{head.ljust(width)}{_GAP}{cell}", room))
 
 
 def _cell(value: Any) -> str:
@@ -72,6 +144,11 @@ def bar(share: float, width: int) -> str:
 def counted(count: int, noun: str) -> str:
     """`1 conversation`, `2 conversations`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def enumerated(things: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join(filter(None, (", ".join(things[:-1]), things[-1])))
 
 
 def span(seconds: float) -> str:

@@ -8,7 +8,7 @@ move the cursor.
 import os
 import sys
 
-from tidegate.cli.output import plain
+from tidegate.cli.output import plain, wrapped
 
 
 class Printer:
@@ -29,7 +29,8 @@ class Printer:
 
     def line(self, text: str) -> None:
         self.end_line()
-        self.text(text if text.endswith("\n") else text + "\n")
+        shown = wrapped(plain(text)) if self._interactive else text
+        self.text(shown if shown.endswith("\n") else shown + "\n")
 
     def prompt(self, text: str) -> None:
         self.end_line()
@@ -42,7 +43,7 @@ class Printer:
             print(shown, file=sys.stderr)
             return
         self.end_line()
-        self._write(self._faint(f"· {shown}") + "\n")
+        self._write(self._faint(wrapped(f"· {shown}")) + "\n")
 
     def progress(self, text: str) -> None:
         """What a running tool puts out, as it comes; nothing of it for a pipe."""

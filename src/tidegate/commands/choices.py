@@ -125,7 +125,7 @@ def _instead(context: Context, fallen: Fallen) -> list[str]:
     again = f"not before {until(fallen.until, now).removeprefix('until ')}" if fallen.until > now else "next"
     return [
         f"model         {fallen.model} (instead of the agent's own, {fallen.instead_of}, which {reason(fallen)})",
-        f"              {fallen.instead_of} is tried again {again}; /model default tries it sooner",
+        f"              {fallen.instead_of} is tried again {again}; after /model default, as soon as it is back",
     ]
 
 

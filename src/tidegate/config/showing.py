@@ -4,6 +4,7 @@ Guarantee: `show` gives text that `read` turns into the same configuration, and 
 references that the file had.
 """
 
+import inspect
 import json
 import re
 from collections.abc import Iterator
@@ -64,6 +65,6 @@ def _block(title: str, kind: type[Frozen], value: Frozen) -> str:
 def reference() -> Iterator[tuple[str, str, list[Setting]]]:
     """(table as written in the file, what it is for, its settings) for every table; the documentation is made of it."""
     for name, kind in SINGLE.items():
-        yield name, kind.__doc__ or "", list(settings_of(kind).values())
+        yield name, inspect.cleandoc(kind.__doc__ or ""), list(settings_of(kind).values())
     for group, kind in NAMED.items():
-        yield f"{group}.NAME", kind.__doc__ or "", list(settings_of(kind).values())
+        yield f"{group}.NAME", inspect.cleandoc(kind.__doc__ or ""), list(settings_of(kind).values())

@@ -25,7 +25,7 @@ from tidegate.engine.taking import Begun, Taken, begin, peek
 from tidegate.errors import Conflict, ModelFailed, Stopping, StoreFailed, TurnFailed
 from tidegate.lifetimes import Presence, Present, Scope, is_cancelled
 from tidegate.log import Log
-from tidegate.store import SessionRow, Store, TurnRow, turns
+from tidegate.store import Db, SessionRow, Store, TurnRow, turns
 from tidegate.values import Failure, Frozen, Message, MessageAdded, Notice, Outcome, TurnEnded, TurnStarted
 
 log = Log(__name__)
@@ -342,12 +342,12 @@ class EmbeddedEngine(Engine):
         except asyncio.CancelledError as error:
             if not live.leave():
                 if is_cancelled():
-                    await self._park(live)
+                    await self._park(live, work.journal)
                     raise
                 work.failure = describe(error)  # something that it waited for was cancelled, not the turn
                 self._log_failure(live, work.failure, error)
         except Parked:
-            await self._park(live)
+            await self._park(live, work.journal)
             return
         except Exception as error:
             work.failure = describe(error)
@@ -362,11 +362,17 @@ class EmbeddedEngine(Engine):
         if ending is not None:
             await self._commit(record, live, ending)
 
-    async def _park(self, live: Live) -> None:
-        """An orderly stop is no fault of the turn's: it goes on at the next start, and no resume is spent."""
+    async def _park(self, live: Live, journal: Journal | None) -> None:
+        """An orderly stop is no fault of the turn's: it goes on at the next start, and no resume is spent. What the
+        call cost that was under way is written down: it will be made again."""
+
+        def write(db: Db) -> None:
+            if turns.park(db, live.turn) and journal is not None:
+                journal.bill_cut(db)
+
         if self._closed:
             with contextlib.suppress(StoreFailed):
-                await self._store.write(turns.park, live.turn)
+                await self._store.write(write)
 
     def _log_failure(self, live: Live, failure: Failure, error: BaseException) -> None:
         """One line a failed turn, so that a wrong key or a broken model is seen by the operator too. What an endpoint

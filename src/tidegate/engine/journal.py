@@ -5,7 +5,7 @@ of a step with an effect is committed before it runs, and an intent without a ro
 repeatable. The row that ends the turn is kept back and committed together with the end (`tail`).
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
@@ -182,6 +182,11 @@ class Journal:
         self.usage = self.usage + usage
         self.cut_calls += ((model, usage),)
 
+    def bill_cut(self, db: Db, calls: Iterable[tuple[str, Usage]] | None = None) -> None:
+        """Writes down the calls that broke off, in the writer's transaction."""
+        for model, tokens in self.cut_calls if calls is None else calls:
+            bill(db, self.id, self.session, model, tokens, self._billing, self._clock())
+
     def emit(self, event: Event) -> None:
         self._live.log.append(event)
 
@@ -202,8 +207,7 @@ class Journal:
         def write(db: Db) -> MessageRow:
             if settles_intent:
                 intents.clear(db, self.id, name)
-            for model, tokens in cut:
-                bill(db, self.id, self.session, model, tokens, self._billing, now)
+            self.bill_cut(db, cut)
             return commit_row(db, self.id, self.session, name, message, self._billing, now)
 
         try:

@@ -6,8 +6,8 @@ Guarantee: one that is not complete and bounded is never given out as a message:
 
 import re
 import secrets
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
@@ -15,6 +15,11 @@ from tidegate.values import Message, ToolCall
 
 # What servers send that only number the calls of one answer, or name them by nothing at all.
 _NUMBERED = re.compile(r"(?i)[a-z]*[_-]?\d{0,5}")
+
+
+DEPTH = 64
+"""Of what an endpoint wants back, ten times what any sends. How deep the program itself can read depends on where it
+does, so that a thing near that bound might be taken in and never be read again."""
 
 
 class AnswerBroken(Exception):
@@ -69,6 +74,20 @@ class Answer(Protocol):
         ...
 
     def message(self, model: str) -> Message: ...
+
+
+def check_depth(value: Any) -> None:
+    """AnswerBroken if a JSON value is nested deeper than may be kept."""
+    level = [value]
+    for _ in range(DEPTH + 1):
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            return
+    raise AnswerBroken(f"what the endpoint wants back is nested deeper than {DEPTH} levels")
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def distinct_calls(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:

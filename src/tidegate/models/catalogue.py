@@ -75,6 +75,7 @@ class Catalogue:
             efforts=efforts,
             prices=_prices(settings, pattern, family),
             known=family is not None or (settings.context_window is not None and settings.vision is not None),
+            supposed=family is None and settings.thinking is None,
         )
 
     def _find(self, name: str) -> str | None:

@@ -5,6 +5,7 @@ also those that a provider behind the endpoint gave), and how long it asks to wa
 nothing is held.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
@@ -14,6 +15,9 @@ import msgspec
 
 MARKS_CHARACTERS = 2000
 """Of what is judged by: several times what any provider sends, so that a body cannot make the judging slow."""
+
+LONGEST_WAIT = 31 * 24 * 3600.0
+"""Seconds: until a quota of a month is there again. Who asks for more does not mean it."""
 
 _MARKING = ("type", "code", "status", "param")
 _WORDING = ("message", "detail", "msg", "error_description")
@@ -82,7 +86,7 @@ def wait_of(headers: Mapping[str, str], now: float) -> float | None:
 
 
 def _waiting(seconds: float) -> float | None:
-    return None if seconds != seconds else max(0.0, seconds)
+    return min(max(0.0, seconds), LONGEST_WAIT) if math.isfinite(seconds) else None
 
 
 def _marks(found: dict[Any, Any]) -> str:

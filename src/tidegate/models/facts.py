@@ -16,6 +16,9 @@ UNKNOWN_WINDOW = 32_768
 UNKNOWN_OUTPUT = 8_192
 """Tokens of an answer, where a provider wants to be told a limit."""
 
+MOST_COST = 10**15
+"""Billionths of a dollar for one call: nobody means more, and the store can add up thousands of them."""
+
 Thinking = Literal["none", "effort", "adaptive", "budget"]
 """How a model is told how hard to think: not at all, by a word, by a word where it decides itself when to, or by a
 number of tokens."""
@@ -42,7 +45,7 @@ class Prices(Frozen, frozen=True):
         answered = usage.output * self.output
         if self.long is not None and usage.input > self.long:
             asked, answered = asked * self.long_input, answered * self.long_output
-        return round((asked + answered) * 1000)
+        return min(round((asked + answered) * 1000), MOST_COST)
 
 
 class Facts(Frozen, frozen=True):
@@ -58,6 +61,8 @@ class Facts(Frozen, frozen=True):
     prices: Prices | None = None
     known: bool = False
     """Whether the catalogue or the configuration knows the model."""
+    supposed: bool = False
+    """Whether nobody knows how it thinks, if it does: then nothing is said of that unless somebody asks for it."""
 
     def takes(self, media_type: str) -> bool:
         """Whether the model can be shown this kind of thing."""

@@ -42,7 +42,10 @@ _LARGE = re.compile(
     r"(?i)request[ _]too[ _]large|image[ _](exceeds|too[ _]large|dimensions)|image is too large"
     r"|exceeds? (the )?(maximum|max)( allowed)? size|(payload|entity|body|file) (is )?too large|exceed max allowed size"
 )
-_REASONING = re.compile(r"(?i)invalid_encrypted_content|encrypted content|invalid `?signature`? in")
+_REASONING = re.compile(
+    r"(?i)invalid_encrypted_content|encrypted content|invalid `?(signature|data)`? in|signature: field required"
+    r"|thinking`? blocks? .{0,60}modified"
+)
 _UNSHOWN = re.compile(
     r"(?i)support (for )?(image|audio|vision)|(image|audio|vision) input|does not support images|image_url is only"
 )

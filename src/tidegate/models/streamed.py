@@ -15,8 +15,9 @@ from tidegate.values import ToolCall
 CALLS = 128
 # Wire bytes for each byte of answer that a stream may cost: about 60 for the smallest pieces in use, doubled.
 WIRE_FACTOR = 128
-# More tokens than any answer will ever have; a larger number is a mistake, and would not fit into the store.
-TOKENS = 2**40
+# More tokens than any request or answer will ever have; a larger number is a mistake, and the store could not add up
+# many of them.
+TOKENS = 10**9
 
 
 class GrowingCall:

@@ -72,7 +72,9 @@ class Rule(Frozen, frozen=True):
     def warning(self, key: str, tokens: int, cost: int, opens: float) -> str:
         until = "" if opens == inf else f" until {_utc(opens)} UTC"
         whose = f"{_WHOSE[self.per].format(key=key)} {self.amount(tokens, cost)} ({self.setting}), "
-        return f"{whose}{self.used(tokens, cost):.0%} of that budget; at 100 % no model is asked{until}."
+        used = self.used(tokens, cost)
+        then = "at 100 % no model is asked" if used < 1 else "no model is asked any more"
+        return f"{whose}{used:.0%} of that budget; {then}{until}."
 
     def amount(self, tokens: int, cost: int) -> str:
         """What is spent of what, in the unit that is nearest to its end."""

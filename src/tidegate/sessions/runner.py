@@ -23,7 +23,7 @@ from tidegate.sessions.admission import Fresh
 from tidegate.sessions.budgets import Budgets
 from tidegate.sessions.substitutes import Substitutes
 from tidegate.sessions.workshop import Workshop
-from tidegate.store import SessionRow, Store, messages, sessions
+from tidegate.store import SessionRow, Store, messages, sessions, settings
 from tidegate.tools import ToolRegistry, Toolset
 from tidegate.values import Call, Message, Notice, Outcome
 
@@ -36,9 +36,18 @@ PREFIXES_KEPT = 256
 PREFIX_BYTES = 16 * 1024 * 1024
 """Bytes of those together: callers may bring system messages of their own, and large ones."""
 
+ERA = "thoughts"
+"""Of the setting that says how often a provider has refused what a session's answers carried."""
+
 ENCODED_ANEW = (
     "This conversation is encoded anew, since the wire format of its model has changed: the provider counts all of it "
     "as new once."
+)
+
+
+WITHOUT_THOUGHTS = (
+    "The model {model} refuses its earlier thoughts, as it does under another account's key: it goes on without them, "
+    "and the provider counts the conversation as new once."
 )
 
 
@@ -61,6 +70,7 @@ class Runner:
         self._presence = presence
         self._budgets = budgets
         self.substitutes = Substitutes(models, store, clock)
+        self._clock = clock
         self._workshop = workshop
         self.prefixes: BoundedCache[tuple[bytes, bytes], Encoded] = BoundedCache(
             "prefixes", cap=PREFIXES_KEPT, max_bytes=PREFIX_BYTES, weigh=prefix_bytes
@@ -92,7 +102,9 @@ class Runner:
         ) -> tuple[Conversation, Purse] | None:
             if failure.thoughts and last.carries:
                 log.warning("a model refuses its earlier thoughts: it goes on without them", model=last.model.name)
+                journal.emit(Notice(text=WITHOUT_THOUGHTS.format(model=last.model.name)))
                 last.begin_anew([*await self._past(taken), *await self._present(taken)])
+                await self._remember_era(session, last.era)
                 return last, await self.purse(taken, last.model)
             other = await standing.next(failed, failure)
             if other is None:
@@ -239,7 +251,13 @@ class Runner:
             signature=signature,
             load=partial(self._workshop.spool.load, taken.session.id),
             overflow=self._workshop.spool.nameless,
+            era=next((setting.value for setting in taken.settings if setting.key == ERA), 0),
         )
+
+    async def _remember_era(self, session: SessionRow, era: int) -> None:
+        """So that what was refused once is not sent again after an absence."""
+        if session.kind != "ephemeral":
+            await self._store.write(settings.put, session.id, ERA, era, "refused", self._clock(), None)
 
     async def _past(self, taken: Taken) -> list[Message]:
         """What was said before this turn."""

@@ -20,6 +20,10 @@ class CachedTokens(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class ReasoningTokens(msgspec.Struct, frozen=True):
+    reasoning_tokens: int
+
+
 class UsageOut(msgspec.Struct, frozen=True):
     """Tokens, summed over the steps of the turn. `estimated` is there when the provider did not count them all: a call
     that was cut off has no count."""
@@ -28,6 +32,7 @@ class UsageOut(msgspec.Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens
     estimated: Literal[True] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -78,6 +83,7 @@ def usage_out(usage: Usage) -> UsageOut:
         completion_tokens=usage.output,
         total_tokens=usage.input + usage.output,
         prompt_tokens_details=CachedTokens(usage.cached),
+        completion_tokens_details=ReasoningTokens(usage.reasoning),
         estimated=True if usage.estimated else msgspec.UNSET,
     )
 

@@ -1,7 +1,6 @@
 """Anthropic's Messages API, as one format of an HTTP model.
 
-Guarantee: it holds nothing of a conversation; wire and answers are what `wire` and `answer`
-promise.
+Guarantee: it holds nothing of a conversation; wire and answers are what `wire` and `answer` promise.
 """
 
 from collections.abc import Callable, Mapping

@@ -225,8 +225,9 @@ class OpenAIWire:
     def _parameters(self, call: Call) -> bytes:
         newer = self._completion_tokens
         facts = self._facts
-        word = effort.word_for(call.reasoning, facts.efforts) if call.reasoning and facts.thinking != "none" else None
-        sampled = not newer or facts.thinking == "none" or word == "none"
+        word = effort.asked_of(facts, call.reasoning)
+        thinks = facts.thinking != "none" and word != "none" and not (facts.supposed and word is None)
+        sampled = not newer or not thinks
         encoded = self._encode(
             _Parameters(
                 temperature=call.temperature if sampled else None,

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from tidegate.models.answer import AnswerBroken, AnswerError
+from tidegate.models.answer import AnswerBroken, AnswerError, check_depth
 from tidegate.models.openai.responses_wire import API, Kept
 from tidegate.models.sse import EVENT_BYTES
 from tidegate.models.streamed import GrowingCall, StreamedAnswer, finish_of, tokens
@@ -50,17 +50,17 @@ class _Item(msgspec.Struct, gc=False):
 
 
 class _InputDetails(msgspec.Struct, gc=False):
-    cached_tokens: int | None = None
-    cache_write_tokens: int | None = None
+    cached_tokens: float | None = None
+    cache_write_tokens: float | None = None
 
 
 class _OutputDetails(msgspec.Struct, gc=False):
-    reasoning_tokens: int | None = None
+    reasoning_tokens: float | None = None
 
 
 class _Usage(msgspec.Struct, gc=False):
-    input_tokens: int | None = None
-    output_tokens: int | None = None
+    input_tokens: float | None = None
+    output_tokens: float | None = None
     input_tokens_details: _InputDetails | None = None
     output_tokens_details: _OutputDetails | None = None
 
@@ -240,7 +240,8 @@ class ResponsesAnswer(StreamedAnswer):
             # A thought of which only the name came could not be found again: nothing is stored there.
             item.raw = bytes(raw)
             self.weigh(item.raw.decode())
-            msgspec.json.decode(item.raw)  # what is not looked at must be JSON too: it will stand in every request
+            # What is not looked at must be JSON too: it will stand in every request.
+            check_depth(msgspec.json.decode(item.raw))
         item.done = True
 
     def _say(self, item: _Growing, text: str) -> None:

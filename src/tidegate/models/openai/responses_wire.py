@@ -120,6 +120,8 @@ class Kept(msgspec.Struct, omit_defaults=True):
 
 
 _NO_CALL = Call()
+_THOUGHTS = b',"include":["reasoning.encrypted_content"]'
+"""Lets thoughts come sealed, so that they can go back. A model that cannot think refuses it."""
 _NO_PARAMETERS = msgspec.Raw(b'{"type":"object","properties":{}}')
 _kept = msgspec.json.Decoder(Kept).decode
 _names = msgspec.json.Decoder(list[_NameOnly]).decode
@@ -134,8 +136,8 @@ class ResponsesWire:
         self._facts = facts
         self._encode = msgspec.json.Encoder().encode
         opening = b'{"model":%b,"stream":true,"store":false' % self._encode(model)
-        if facts.thinking != "none":  # a model that cannot think refuses this
-            opening += b',"include":["reasoning.encrypted_content"]'
+        if facts.thinking != "none" and not facts.supposed:
+            opening += _THOUGHTS
         self._opening = opening
 
     def takes(self, media_type: str) -> bool:
@@ -240,13 +242,13 @@ class ResponsesWire:
         if call.stop:
             raise invalid("This model can be given no stop sequences; leave `stop` out, or choose another model.")
         facts = self._facts
-        word = effort.word_for(call.reasoning, facts.efforts) if call.reasoning and facts.thinking != "none" else None
+        word = effort.asked_of(facts, call.reasoning)
         # A model that thinks refuses to have the chance in its answers set.
-        sampled = facts.thinking == "none" or word == "none"
+        thinks = facts.thinking != "none" and word != "none" and not (facts.supposed and word is None)
         encoded = self._encode(
             _Parameters(
-                temperature=call.temperature if sampled else None,
-                top_p=call.top_p if sampled else None,
+                temperature=None if thinks else call.temperature,
+                top_p=None if thinks else call.top_p,
                 max_output_tokens=call.max_tokens,
                 reasoning=None if word is None else _Effort(word),
                 safety_identifier=None if call.user is None else _identifier(call.user),
@@ -254,6 +256,8 @@ class ResponsesWire:
             )
         )
         parts = b"," + encoded[1:-1] if len(encoded) > 2 else b""
+        if facts.supposed and word is not None:
+            parts += _THOUGHTS
         shape = call.response_format
         return parts + b',"text":{"format":' + self._encode(_shape(shape)) + b"}" if shape else parts
 

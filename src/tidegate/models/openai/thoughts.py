@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from tidegate.models.answer import check_depth
+
 _GROWING = {"reasoning.text": "text", "reasoning.summary": "summary"}
 """Kinds of details that come in pieces, and the field that grows."""
 
@@ -62,6 +64,7 @@ class Thoughts:
         for detail in details if isinstance(details, list) else ():
             if isinstance(detail, dict):
                 weigh(_encode(detail).decode())
+                check_depth(detail)
                 self._add(detail)
 
     def mark(self, mark: msgspec.Raw, weigh: Weigh) -> None:
@@ -109,5 +112,5 @@ def checked(mark: msgspec.Raw, weigh: Weigh) -> bytes:
     if kept in (b"", b"null"):
         return b""
     weigh(kept.decode())
-    msgspec.json.decode(kept)
+    check_depth(msgspec.json.decode(kept))
     return kept

@@ -139,7 +139,11 @@ class _Exchange:
         self._pieces = []
 
         def make() -> Answered:
-            stripped = stripped_pieces([data for _, data in pieces], redactor, cut=end != "complete" or left_out > 0)
+            told, missing = pieces, left_out
+            try:
+                stripped = stripped_pieces([data for _, data in told], redactor, cut=end != "complete" or missing > 0)
+            except RecursionError:  # what cannot be looked through is not written down
+                told, stripped, missing = [], [], missing + sum(len(data) for _, data in told)
             return Answered(
                 id=number,
                 after=after,
@@ -147,8 +151,8 @@ class _Exchange:
                 said=redactor.text(said),
                 status=status,
                 headers=stripped_headers(headers, redactor),
-                pieces=[Piece.of(when, data) for (when, _), data in zip(pieces, stripped, strict=True)],
-                left_out=left_out,
+                pieces=[Piece.of(when, data) for (when, _), data in zip(told, stripped, strict=True)],
+                left_out=missing,
             )
 
         self._pen.write(make, self._held)

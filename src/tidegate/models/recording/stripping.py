@@ -66,8 +66,9 @@ def stripped_pieces(pieces: Sequence[bytes], redactor: Redactor, *, cut: bool) -
 
 def _edits(whole: bytes, redactor: Redactor, cut: bool) -> Iterator[tuple[int, int, bytes]]:
     """What is to be replaced, in order: from, to, by what."""
-    if whole[:1] in (b"{", b"["):
-        yield from _of_documents(whole, [(0, len(whole))], redactor, cut)
+    before = len(whole) - len(whole.lstrip())
+    if whole[before : before + 1] in (b"{", b"["):
+        yield from _of_documents(whole, [(before, len(whole))], redactor, cut)
         return
     documents: list[tuple[int, int]] = []
     start = 0

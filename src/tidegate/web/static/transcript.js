@@ -122,9 +122,11 @@ function drawRow({ seq, message }, results, session, { live, asked }) {
 
 // -- what is beside the rows ----------------------------------------------------------------------------------------
 
-/** A command's reply. Replies are written for terminals: columns set with spaces become columns that can wrap. */
+/** A command's reply. Replies are written for terminals: columns set with spaces become columns that can wrap, and a
+ * line that only begins with spaces goes on in the second. */
 function Reply({ text }) {
-  const rows = text.split("\n").map((line) => /^\s*(\S.*?) {2,}(\S.*)$/.exec(line)?.slice(1) ?? [line]);
+  const rows = text.split("\n").map((line) =>
+    /^\s*(\S.*?) {2,}(\S.*)$/.exec(line)?.slice(1) ?? (/^ {2,}\S/.test(line) ? ["", line.trim()] : [line]));
   if (!rows.some((row) => row.length > 1)) return html`<p class="note reply plain" role="status">${text}</p>`;
   return html`<div class="note reply" role="status"><table><tbody>
     ${rows.map((row) => html`<tr>${row.map((cell) => html`<td colspan=${3 - row.length}>${cell}</td>`)}</tr>`)}
