@@ -140,6 +140,12 @@ class ModelFailed(TidegateError):
         self.heard = 0
         self.thoughts = thoughts
 
+    def add(self, sentence: str) -> None:
+        """Something more that people should know of it."""
+        self.brief = f"{self.brief} {sentence}"
+        self.message = f"{self.message} {sentence}"
+        self.args = (self.message,)
+
 
 class ToolFailed(TidegateError):
     pass

@@ -36,7 +36,7 @@ BILLION = 1_000_000_000
 def dollars(billionths: int) -> str:
     """An amount as people read it; the smaller it is, the more of it is shown."""
     amount = billionths / BILLION
-    digits = 2 if amount >= 1 or not amount else 4 if amount >= 0.01 else 6
+    digits = 2 if amount >= 0.1 or not amount else 4 if amount >= 0.001 else 6
     return f"${amount:,.{digits}f}"
 
 
@@ -347,6 +347,8 @@ class Outcome(Frozen, frozen=True):
     error: Failure | None = None
     accepted: float = 0.0
     finished: float = 0.0
+    notices: tuple[str, ...] = ()
+    """What its user was told beside the answer, for who did not follow it."""
 
 
 class TurnEnded(Frozen, frozen=True, tag="turn_ended"):

@@ -121,6 +121,16 @@ async def test_pictures_follow_the_last_result_of_their_step(server: ScriptedMod
     await held.release()
 
 
+async def test_a_conversation_that_is_begun_anew_is_what_it_would_be_if_it_were_new(model: Model) -> None:
+    """S33: also in what it is taken to cost."""
+    said = [user(), asked("a"), result("a", spooled("sp_1")), user("and now?")]
+    held = conversation(model, said, Files(sp_1=PNG + b"one"))
+    expected = (held.weight, held.estimated_bytes)
+    held.begin_anew(said)
+    assert (held.weight, held.estimated_bytes) == expected
+    await held.release()
+
+
 async def test_pictures_are_loaded_only_while_a_request_is_written(server: ScriptedModel, model: Model) -> None:
     """D3: nothing of them is held between requests, and while one is under way it is accounted for."""
     files = Files(sp_1=PNG + bytes(1_000_000))
@@ -131,7 +141,8 @@ async def test_pictures_are_loaded_only_while_a_request_is_written(server: Scrip
     for _ in range(2):
         await held.ask(Call(), on_text=lambda _text: during.append(held.asked_bytes), on_reset=lambda *_: None)
     assert files.loaded == ["sp_1", "sp_1"]
-    assert min(during) > 1_300_000 and held.asked_bytes == 0
+    assert 1_300_000 < min(during) == max(during), "one request after another counts as one"
+    assert held.asked_bytes == 0
     assert held.weight == before
     assert all(len(msgspec.json.encode(kept)) < 1000 for kept in held.history.parts if isinstance(kept, tuple))
     await held.release()

@@ -22,7 +22,7 @@ TIDEGATE = (sys.executable, "-m", "tidegate")
 
 def environment(**more: str) -> dict[str, str]:
     # Compiled modules are kept: a gateway starts many times here, and half of its start would be compiling.
-    unwanted = ("TIDEGATE", "MALLOC_", "PYTHONDONTWRITEBYTECODE")
+    unwanted = ("TIDEGATE", "MALLOC_", "PYTHONDONTWRITEBYTECODE", "COLUMNS", "LINES")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
     return {**kept, "PROMPT_TOOLKIT_NO_CPR": "1", "TERM": "dumb", **more}
 

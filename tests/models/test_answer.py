@@ -1,6 +1,7 @@
 """What holds for every answer, whichever format it came in."""
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,8 +26,10 @@ def test_no_two_calls_that_a_server_only_numbers_have_one_id(steps: list[list[st
     assert len(set(numbered)) == len(numbered)
 
 
-def test_an_id_of_a_providers_own_stays_what_it_is() -> None:
-    call = ToolCall(id="toolu_01A09q90qw90lq917835lq9", name="clock", arguments="{}")
+@pytest.mark.parametrize("own", ["toolu_01A09q90qw90lq917835lq9", "D681PevKs", "QwKpvLmzx", "aBcde1234"])
+def test_an_id_of_a_providers_own_stays_what_it_is(own: str) -> None:
+    """S12: those of nine characters are Mistral's, which takes back no others."""
+    call = ToolCall(id=own, name="clock", arguments="{}")
     assert distinct_calls([call]) == (call,)
 
 

@@ -128,7 +128,9 @@ def test_a_pattern_fits_as_a_shells_would(parts: list[str], name: str) -> None:
 
 def test_a_model_that_nobody_knows_gets_what_is_safe() -> None:
     """A small window, no pictures, no sounds, no price; and the words for thinking that its API has."""
-    unknown = Facts(window=UNKNOWN_WINDOW, output=UNKNOWN_OUTPUT, thinking="effort", efforts=CHAT_EFFORTS)
+    unknown = Facts(
+        window=UNKNOWN_WINDOW, output=UNKNOWN_OUTPUT, thinking="effort", efforts=CHAT_EFFORTS, supposed=True
+    )
     assert facts("some-model") == facts("some-model", "openai-responses") == unknown
     found = facts("some-model", "anthropic")
     assert (found.thinking, found.efforts, found.known) == ("adaptive", ANTHROPIC_EFFORTS, False)

@@ -7,7 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.config.settings import AgentSettings, ModelSettings, settings_of
-from tidegate.models.effort import word_for
+from tidegate.models.effort import asked_of, word_for
+from tidegate.models.facts import Facts
+from tidegate.models.interface import Encoded
+from tidegate.models.openai.responses_wire import ResponsesWire
+from tidegate.values import Call
 
 OURS = ("off", "minimal", "low", "medium", "high", "max")
 THEIRS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -56,3 +60,17 @@ def test_every_word_of_the_configuration_is_on_the_scale() -> None:
         assert word_for(asked, ()) is None
     for effort in THEIRS:
         assert word_for("max", (effort,)) == effort
+
+
+def test_a_model_that_nobody_knows_is_told_nothing_of_thinking_unless_somebody_asks() -> None:
+    """A3: it may not be able to think at all; whoever asks it to will be told if it cannot."""
+    supposed = Facts(thinking="effort", efforts=("low", "medium", "high"), supposed=True)
+    known = Facts(thinking="effort", efforts=("low", "medium", "high"))
+    assert (asked_of(supposed, None), asked_of(supposed, "off"), asked_of(supposed, "max")) == (None, None, "high")
+    assert (asked_of(known, None), asked_of(known, "off")) == (None, "low")
+    plain, asked = (
+        b"".join(ResponsesWire("m", supposed).body(Encoded(), [], Call(reasoning=reasoning, temperature=0.5)))
+        for reasoning in (None, "high")
+    )
+    assert b"include" not in plain and b"temperature" in plain
+    assert b"reasoning.encrypted_content" in asked and b"temperature" not in asked

@@ -1,6 +1,7 @@
 """Encoding for chat completions: deterministic to the byte, and growing only at the end."""
 
 import tracemalloc
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -184,6 +185,17 @@ def test_ids_and_names_that_the_service_refuses_are_made_to_fit() -> None:
     assert sent["function"]["name"] == "functions_read_file"
     fitting = "y" * CALL_ID_CHARACTERS
     assert msgspec.json.decode(WIRE.encode_results([Message(role="tool", call_id=fitting)]))["tool_call_id"] == fitting
+
+
+@pytest.mark.parametrize("given", ["call_0fypS1hVX", "", "toolu_01A09q90qw90lq917835lq9", "abcdefgh-"])
+def test_an_endpoint_that_insists_on_short_ids_gets_them(given: str) -> None:
+    """A2: nine letters and digits, for calls and results alike; its own go back as they came."""
+    wire = OpenAIChat("https://api.mistral.ai/v1", "m", FACTS).wire
+    for id, expected in ((given, None), ("D681PevKs", "D681PevKs")):
+        answer = Message(role="assistant", calls=(ToolCall(id=id, name="x", arguments="{}"),))
+        sent = msgspec.json.decode(wire.encode(answer))["tool_calls"][0]["id"]
+        result = msgspec.json.decode(wire.encode_results([Message(role="tool", call_id=id)]))
+        assert re.fullmatch("[A-Za-z0-9]{9}", sent) and result["tool_call_id"] == sent == (expected or sent)
 
 
 def test_results_of_one_step_stand_together_in_the_order_of_its_calls() -> None:

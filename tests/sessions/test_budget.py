@@ -203,15 +203,15 @@ def test_the_operator_is_warned_once_a_day() -> None:
         for _ in range(5):
             day.spend(turn, Usage(input=19))
         assert [(entry["spent"], entry["setting"]) for entry in logs] == [
-            ("95 of 100 tokens of today", "limits.day_tokens")
+            ("95 of 100 tokens today", "limits.day_tokens")
         ]
         clock.now += DAY
         day.spend(turn, Usage(output=80))
-    assert [entry["spent"] for entry in logs] == ["95 of 100 tokens of today", "80 of 100 tokens of today"]
+    assert [entry["spent"] for entry in logs] == ["95 of 100 tokens today", "80 of 100 tokens today"]
     assert all(entry["level"] == "warning" for entry in logs)
     assert [text.partition(";")[0] for text in turn.told] == [
-        "The gateway has spent 95 of 100 tokens of today (limits.day_tokens), 95% of that budget",
-        "The gateway has spent 80 of 100 tokens of today (limits.day_tokens), 80% of that budget",
+        "The gateway has spent 95 of 100 tokens today (limits.day_tokens), 95% of that budget",
+        "The gateway has spent 80 of 100 tokens today (limits.day_tokens), 80% of that budget",
     ]
 
 

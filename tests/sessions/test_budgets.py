@@ -84,7 +84,7 @@ async def test_each_principal_has_a_budget_of_his_own(home: Path, model: Scripte
             assert (await house.say("hello", name=None)).state == "answered"
         error = refused(await house.say("hello", name=None))
         assert error.message == (
-            f"You have spent {2 * one:,} of {2 * one:,} tokens of this hour (budgets.each); models are asked again "
+            f"You have spent {2 * one:,} of {2 * one:,} tokens this hour (budgets.each); models are asked again "
             "from 2024-10-04 13:00 UTC on: send this again then, or raise that limit and restart the gateway."
         )
         assert error.retry and error.retry_after == HOUR
@@ -181,7 +181,7 @@ async def test_money_is_counted_in_dollars(home: Path, model: ScriptedModel) -> 
         assert (await house.say("hello", name=None)).usage.cost == used.cost
         assert (await house.say("hello", name=None)).state == "answered"
         error = refused(await house.say("hello", name=None))
-        assert f"{dollars(2 * used.cost)} of {dollars(used.cost * 3 // 2)} of this month" in error.message
+        assert f"{dollars(2 * used.cost)} of {dollars(used.cost * 3 // 2)} this month" in error.message
         assert "2024-11-01 00:00 UTC" in error.message
 
 
@@ -209,7 +209,7 @@ async def test_at_four_fifths_the_conversation_and_the_operator_are_told_once(ho
             assert told == [[], [], []]
             warned = (await followed(house, "hello"))[1]
             assert warned == [
-                f"You have spent {4 * one:,} of {5 * one:,} tokens of today (budgets.each), 80% of that budget; at "
+                f"You have spent {4 * one:,} of {5 * one:,} tokens today (budgets.each), 80% of that budget; at "
                 "100 % no model is asked until 2024-10-05 00:00 UTC."
             ]
             assert (await followed(house, "hello", principal=BERT.id))[1] == []

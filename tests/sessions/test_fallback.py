@@ -228,10 +228,13 @@ async def test_a_whole_chain_is_walked_and_then_told(home: Path, server: Moody, 
             "The model first is asked too often, so second answers for now.",
             "The model first is asked too often, so third answers for now.",
         ]
+        assert list(outcome.notices) == notices(events)
+        assert await house.door.outcome(outcome.turn, ANNA) == outcome, "who did not follow is told the same"
         server.moods["third"] = "[status 500]"
         outcome, events = await told(house, "two")
         assert outcome.state == "failed" and outcome.error is not None
         assert outcome.error.message.startswith("Model 'third'")
+        assert "Not asked, since they failed before and are left alone for now: first, second." in outcome.error.message
         assert server.asked == [*NAMES, "third"], "who rests is not asked, not even at the last"
         outcome, events = await told(house, "three")
         assert server.asked == [*NAMES, "third", "third"], "when all rest, the session asks whom it has"

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from bench.scripted import seal
+from bench.scripted.refusal import Refusal
 from tests.core import ANNA, Core
 from tests.logs import capture_logs
-from tests.moody import Moody
+from tests.moody import NAMES, Moody
 from tests.sessions.test_fallback import notices, told
 from tests.sessions.test_reasoning import thinking
 from tidegate.sessions import changes
@@ -98,6 +99,41 @@ async def test_a_conversation_whose_thoughts_are_refused_goes_on_without_them(
         assert sum(bool(row.carried) for row in rows) >= 3
         house.door.presence.unload(session, reason="test")
         assert (await house.say("after an absence")).state == "answered"
+        assert (refused(server), thoughts(server.recorded[-1].decoded())) == (1, 2), "what was refused stays at home"
+    async with thinking(home, server, how, 'reasoning = "high"') as house:
+        assert (await house.say("after a restart")).state == "answered"
+    assert (refused(server), thoughts(server.recorded[-1].decoded())) == (1, 3)
+
+
+class Stubborn(Moody):
+    """Complains of thoughts from some time on, whether or not there are any."""
+
+    complains = False
+
+    def answer(self, connection: Any, form: Any, headers: dict[str, str], body: bytes) -> None:
+        super().answer(connection, _Complaining(form) if self.complains else form, headers, body)
+
+
+class _Complaining:
+    def __init__(self, form: Any) -> None:
+        self._form = form
+
+    def read(self, *request: Any) -> Any:
+        raise Refusal("messages.1.content.0: Invalid `signature` in `thinking` block")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._form, name)
+
+
+async def test_who_refuses_thoughts_that_are_not_there_is_asked_no_third_time(home: Path) -> None:
+    """S33: nobody is asked more than once with them and once without; then the turn has failed."""
+    async with Stubborn() as server, thinking(home, server, "anthropic", 'reasoning = "high"') as house:
+        await ready(house)
+        server.complains = True
+        server.asked.clear()
+        outcome = await house.say("and now?")
+        assert outcome.state == "failed"
+        assert server.asked == [name for name in NAMES for _ in range(2)]
 
 
 async def test_thoughts_that_nobody_is_shown_are_left_out_as_well_when_they_are_refused(

@@ -203,4 +203,4 @@ async def test_the_notice_at_four_fifths_is_an_event_of_the_stream(home: Path, m
         reply = await chat(h, "hello", stream=True, headers={"X-Events": "full"})
         notices = [data["text"] for name, data in reply.events if name == "notice"]
         assert reply.status == 200 and reply.streamed
-        assert len(notices) == 1 and "of 20 tokens of today (budgets.all)" in notices[0]
+        assert len(notices) == 1 and "of 20 tokens today (budgets.all)" in notices[0]

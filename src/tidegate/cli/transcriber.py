@@ -44,6 +44,7 @@ class Follower:
         # house: allow it ends with the turn; what was asked, and whether the person knows what became of it
         self._asked: dict[str, bool] = {}
         self._ours = False
+        self._noticed: set[str] = set()  # house: allow it ends with the turn
 
     def follow(self) -> bool:
         """Print the turn until it has ended; True if it was answered (or stopped by a person)."""
@@ -115,6 +116,7 @@ class Follower:
             for words in event.get("media", ()):
                 self._note(words)
         elif kind == "notice":
+            self._noticed.add(event["text"])
             self._note(event["text"])
 
     def _text(self, text: str) -> None:
@@ -155,6 +157,9 @@ class Follower:
 
     def _ended(self, outcome: dict[str, Any]) -> bool:
         text, state = outcome.get("text", ""), outcome["state"]
+        for notice in outcome.get("notices", ()):
+            if notice not in self._noticed:  # the turn was over before the stream was open
+                self._printer.note(notice)
         if text.startswith(self._shown):
             self._printer.text(text[len(self._shown) :])
         self._printer.end_line()

@@ -442,6 +442,7 @@ class EmbeddedEngine(Engine):
             usage=usage,
             steps=steps,
             cut_calls=journal.cut_calls if journal is not None else (),
+            notices=tuple(journal.notices) if journal is not None else (),
             withdrawn=withdrawn,
         )
 

@@ -15,9 +15,13 @@ from tidegate.agent import EXCERPT_CHARACTERS, Effect
 from tidegate.engine.live import Live
 from tidegate.errors import StoreFailed
 from tidegate.store import Db, MessageRow, Store, intents, messages, usage
-from tidegate.values import Event, Frozen, Message, MessageAdded, Usage
+from tidegate.values import Event, Frozen, Message, MessageAdded, Notice, Usage
 
 T = TypeVar("T")
+
+
+NOTICES_KEPT = 16
+"""Of one turn. More is no news."""
 
 
 class Billing(Frozen, frozen=True):
@@ -106,6 +110,8 @@ class Journal:
         self.cut_calls: tuple[tuple[str, Usage], ...] = ()
         """Model and tokens of calls that broke off and are not written down yet: at most the last one and the tries
         before it."""
+        self.notices: list[str] = []  # house: allow NOTICES_KEPT
+        """What the user was told; it is stored with the end, for who was not there."""
         self._live = live
         self._store = store
         self._billing = billing
@@ -188,6 +194,8 @@ class Journal:
             bill(db, self.id, self.session, model, tokens, self._billing, self._clock())
 
     def emit(self, event: Event) -> None:
+        if isinstance(event, Notice) and len(self.notices) < NOTICES_KEPT and event.text not in self.notices:
+            self.notices.append(event.text)
         self._live.log.append(event)
 
     def _count(self, message: Message) -> None:

@@ -31,6 +31,7 @@ class Ending(Frozen, frozen=True):
     steps: int = 0
     cut_calls: tuple[tuple[str, Usage], ...] = ()
     """Model and tokens of calls that broke off: they are part of `usage`, and of no row."""
+    notices: tuple[str, ...] = ()
     withdrawn: bool = False
     """Stopped before it was taken: what it was to read stays out of the transcript, and nobody else takes it."""
 
@@ -60,6 +61,9 @@ def settle(db: Db, ending: Ending, now: float) -> Settled:
     )
     if not first:
         raise Conflict(f"Turn {ending.turn} has ended already.", code="turn_ended")
+
+    if ending.notices:
+        turns.tell(db, ending.turn, ending.notices)
 
     def commit(step: str, message: Message) -> MessageRow:
         return commit_row(db, ending.turn, ending.session, step, message, ending.billing, now, settling=True)
@@ -104,6 +108,7 @@ def _outcome(ending: Ending, now: float) -> Outcome:
         error=ending.error,
         accepted=ending.accepted,
         finished=now,
+        notices=ending.notices,
     )
 
 

@@ -11,9 +11,11 @@ from typing import Any, Protocol
 
 import msgspec
 
+from tidegate.models.naming import SHORT_ID_CHARACTERS
 from tidegate.values import Message, ToolCall
 
-# What servers send that only number the calls of one answer, or name them by nothing at all.
+# What servers send that only number the calls of one answer, or name them by nothing at all; made by chance of letters
+# before digits is only what has the length of Mistral's.
 _NUMBERED = re.compile(r"(?i)[a-z]*[_-]?\d{0,5}")
 
 
@@ -96,7 +98,8 @@ def distinct_calls(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
     taken: set[str] = set()
     made: list[ToolCall] = []
     for call in calls:
-        if call.id in taken or _NUMBERED.fullmatch(call.id):
+        numbered = len(call.id) != SHORT_ID_CHARACTERS and _NUMBERED.fullmatch(call.id)
+        if call.id in taken or numbered:
             call = msgspec.structs.replace(call, id=f"call_{secrets.token_hex(12)}")
         taken.add(call.id)
         made.append(call)

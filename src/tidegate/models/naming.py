@@ -4,12 +4,16 @@ Guarantee: pure functions. What a provider takes anyway stays as it is; anything
 no two ids become one. Part of every wire format: to change what comes out is to raise their versions.
 """
 
+import base64
 import hashlib
 import re
 
 NAME_CHARACTERS = 64
+SHORT_ID_CHARACTERS = 9
+"""Of the only ids that Mistral's models take: letters and digits, neither more nor fewer."""
 
 _NOT_NAME = re.compile(r"[^A-Za-z0-9_-]")
+_SHORT_ID = re.compile(rf"[A-Za-z0-9]{{{SHORT_ID_CHARACTERS}}}")
 
 
 def call_name(given: str) -> str:
@@ -22,3 +26,10 @@ def call_id(given: str, most: int) -> str:
     if 0 < len(given) <= most:
         return given
     return "call_" + hashlib.blake2b(given.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def short_id(given: str) -> str:
+    if _SHORT_ID.fullmatch(given):
+        return given
+    digest = hashlib.blake2b(given.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return base64.b32encode(digest).decode()[:SHORT_ID_CHARACTERS]

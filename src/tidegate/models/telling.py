@@ -12,6 +12,19 @@ ASIDE_HEADING = "[Note from the gateway, not written by the user]\n"
 """Says to the model whose words these are."""
 
 
+def in_a_list(before: bytes, system: bytes, history: Sequence[bytes]) -> list[bytes]:
+    """The end of a request whose messages stand in a list, in pieces; `before` opens the list."""
+    pieces = [before]
+    if system:
+        pieces += (system, b",")
+    for messages in history:
+        pieces += (messages, b",")
+    if pieces[-1] == b",":
+        pieces.pop()
+    pieces.append(b"]}")
+    return pieces
+
+
 def aside(text: str) -> str:
     return ASIDE_HEADING + text
 

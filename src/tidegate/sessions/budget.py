@@ -32,7 +32,7 @@ _WHOSE = {
     "turn": "This turn has spent",
     "job": "The job {key!r} has spent",
 }
-_WHEN = {"hour": "of this hour", "day": "of today", "month": "of this month", "total": "in all", "": "in all"}
+_WHEN = {"hour": "this hour", "day": "today", "month": "this month", "total": "in all", "": "in all"}
 _RAISE = "raise that limit and restart the gateway"
 _FOR_EVER = {
     "turn": f"so it was ended: say 'go on' to continue in a new turn, or {_RAISE}",

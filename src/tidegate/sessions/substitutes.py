@@ -146,11 +146,19 @@ class Standing:
             instead=other.name if other is not None else "nobody",
             error=failure.brief,
         )
-        if other is not None:
+        if other is None:
+            self._tell_who_rests(failed, failure)
+        else:
             known = "" if self._fallen is None else self._fallen.why
             await self.note(other, failure.kind if last.name == self._agent.model else known)
             self.model = other
         return other
+
+    def _tell_who_rests(self, failed: tuple[Model, ...], failure: ModelFailed) -> None:
+        asked = {model.name for model in failed}
+        resting = [name for name in (self._agent.model, *self._agent.fallback) if name not in asked]
+        if resting:
+            failure.add(f"Not asked, since they failed before and are left alone for now: {', '.join(resting)}.")
 
     async def note(self, model: Model, why: str) -> None:
         """This one answers from now on, because of what the agent's own does."""

@@ -258,6 +258,7 @@ _V5 = (
         )
     ),
     "ALTER TABLE usage ADD COLUMN estimated INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE turns ADD COLUMN notices BLOB",
     """CREATE TABLE spent(
         hour INTEGER NOT NULL, principal TEXT NOT NULL, agent TEXT NOT NULL, job TEXT NOT NULL, tokens INTEGER NOT NULL,
         cost INTEGER NOT NULL, PRIMARY KEY(hour, principal, agent, job)) WITHOUT ROWID""",

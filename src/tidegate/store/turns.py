@@ -19,6 +19,7 @@ _COLUMNS = (
     " finish, error, input, cached, output, written, reasoning, cost, steps, turns.job"
 )
 NOTHING = Usage()
+_decode_notices = msgspec.json.Decoder(tuple[str, ...]).decode
 INCOMING = "in-"
 """How the steps are named that a turn's own messages are, in their order: in-0, in-1, …"""
 _ANSWER, _PARTIAL = "model-", "partial"
@@ -218,6 +219,11 @@ def settle(
     return done is not None
 
 
+def tell(db: Db, id: str, notices: tuple[str, ...]) -> None:
+    """What the turn's user was told beside its answer. Most turns have nothing to tell."""
+    db.execute("UPDATE turns SET notices = ? WHERE id = ?", (encode(notices), id))
+
+
 def tally(db: Db, id: str) -> tuple[Usage, int]:
     """What the turn's committed answers have cost, and how many there are."""
     cost, answers = NOTHING, 0
@@ -260,7 +266,7 @@ def _not_open(db: Db, id: str) -> Conflict | NotFound:
 
 def _outcome(db: Db, id: str, principal: str | None) -> Outcome | None:
     found = db.execute(
-        f"SELECT {_COLUMNS}, agent FROM turns JOIN sessions ON sessions.id = turns.session"
+        f"SELECT {_COLUMNS}, notices, agent FROM turns JOIN sessions ON sessions.id = turns.session"
         " WHERE turns.id = ?1 AND (?2 IS NULL OR principal = ?2)",
         (id, principal),
     ).get
@@ -271,7 +277,7 @@ def _outcome(db: Db, id: str, principal: str | None) -> Outcome | None:
             (id, principal),
         ).get
         return decode_outcome(kept)
-    turn = _row(found[:-1])
+    turn = _row(found[:-2])
     # What ended the turn: its last answer, or what had been shown when it was stopped. What a step said on the way, to
     # call a tool, is no answer of the turn's.
     ended_by = {"answered": _ANSWER, "stopped": _PARTIAL}.get(turn.state)
@@ -297,6 +303,7 @@ def _outcome(db: Db, id: str, principal: str | None) -> Outcome | None:
         error=turn.error,
         accepted=turn.accepted,
         finished=turn.finished or 0.0,
+        notices=() if found[-2] is None else _decode_notices(found[-2]),
     )
 
 

@@ -71,6 +71,8 @@ class Completion(msgspec.Struct, frozen=True):
     choices: list[Choice]
     usage: UsageOut
     object: Literal["chat.completion"] = "chat.completion"
+    notices: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Ours: what a person should know beside the answer."""
 
 
 def completion_id(turn: str) -> str:
@@ -104,6 +106,7 @@ def completion(outcome: Outcome, model: str, *, old_functions: bool) -> Completi
         model=model,
         choices=[Choice(message=message, finish_reason=finish_reason(outcome, old_functions=old_functions))],
         usage=usage_out(outcome.usage),
+        notices=outcome.notices or msgspec.UNSET,
     )
 
 

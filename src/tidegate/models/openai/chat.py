@@ -16,6 +16,8 @@ _NEWER_HOSTS = ("api.openai.com", ".openai.azure.com")
 _THOUGHTFUL_HOST = "api.deepseek.com"
 # Refuses a call without its mark, except with this one, which it offers for calls that are not its own.
 _MARKING_HOST = "generativelanguage.googleapis.com"
+# Refuses a call whose id is not as its own are.
+_SHORT_ID_HOST = "api.mistral.ai"
 _FOREIGN_MARK = b'{"extra_content":{"google":{"thought_signature":"skip_thought_signature_validator"}}}'
 
 
@@ -31,6 +33,7 @@ class OpenAIChat:
             completion_tokens=host.endswith(_NEWER_HOSTS),
             missing_thought=b'{"reasoning_content":""}' if host == _THOUGHTFUL_HOST else b"",
             missing_mark=_FOREIGN_MARK if host == _MARKING_HOST else b"",
+            short_ids=host == _SHORT_ID_HOST,
         )
 
     def headers(self, key: str | None) -> Mapping[str, str]:

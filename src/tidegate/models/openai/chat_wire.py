@@ -14,7 +14,7 @@ from tidegate.models import effort, telling
 from tidegate.models.caller_tools import brought_tools, distinct
 from tidegate.models.facts import Facts
 from tidegate.models.interface import Encoded
-from tidegate.models.naming import call_id, call_name
+from tidegate.models.naming import call_id, call_name, short_id
 from tidegate.values import Call, Media, Message, Prefix, ToolCall
 
 API = "openai-chat"
@@ -120,7 +120,7 @@ class OpenAIWire:
     """`completion_tokens` says that it is OpenAI's own service: it insists on the newer name of the output limit, which
     most compatible servers do not know, and refuses to have the chance in the answers of a model that thinks set.
     `missing_thought` are fields, a JSON object, for answers that carry none of the model's own, and `missing_mark` for
-    the first call of an answer that another model gave."""
+    the first call of an answer that another model gave. `short_ids` says that calls are known by nine characters."""
 
     version = 1002
 
@@ -132,12 +132,14 @@ class OpenAIWire:
         completion_tokens: bool = False,
         missing_thought: bytes = b"",
         missing_mark: bytes = b"",
+        short_ids: bool = False,
     ) -> None:
         self._model = model
         self._facts = facts
         self._completion_tokens = completion_tokens
         self._missing_thought = msgspec.Raw(missing_thought)
         self._missing_mark = msgspec.Raw(missing_mark)
+        self._short_ids = short_ids
         self._encode = msgspec.json.Encoder().encode
         self._opening = b'{"model":%b,"stream":true,"stream_options":{"include_usage":true}' % self._encode(model)
 
@@ -158,7 +160,7 @@ class OpenAIWire:
     def encode_results(self, results: Sequence[Message]) -> bytes:
         """The results, and then what they show: this format takes that from users only, and lets nothing stand between
         the results of one step."""
-        parts = [self._encode(_Result(_id(result.call_id), result.text)) for result in results]
+        parts = [self._encode(_Result(self._id(result.call_id), result.text)) for result in results]
         if told := telling.shown_by(results):
             shown = tuple(media for result in results for media in result.media)
             parts.append(self.encode(Message(role="user", aside=told, media=shown)))
@@ -180,15 +182,7 @@ class OpenAIWire:
                 pieces += (b',"tool_choice":', call.tool_choice)
         if tools:
             pieces += (b',"tools":', tools)
-        pieces.append(b',"messages":[')
-        if prefix.system:
-            pieces += (prefix.system, b",")
-        for message in history:
-            pieces += (message, b",")
-        if pieces[-1] == b",":
-            pieces.pop()
-        pieces.append(b"]}")
-        return pieces
+        return pieces + telling.in_a_list(b',"messages":[', prefix.system, history)
 
     def _encode_answer(self, message: Message) -> bytes:
         own = message.model == self._model
@@ -206,8 +200,11 @@ class OpenAIWire:
             encoded = self._encode(_Plain(message.role, message.text))
         return _with_fields(encoded, fields)
 
+    def _id(self, given: str) -> str:
+        return short_id(given) if self._short_ids else call_id(given, CALL_ID_CHARACTERS)
+
     def _encode_call(self, call: ToolCall) -> bytes:
-        return self._encode(_Call(_id(call.id), _Function(call_name(call.name), call.arguments)))
+        return self._encode(_Call(self._id(call.id), _Function(call_name(call.name), call.arguments)))
 
     def _media(self, shown: Iterable[Media]) -> list[_Text | _Image | _Audio]:
         """Already JSON, so that what is large is copied as seldom as can be; nothing in it needs escaping."""
@@ -243,10 +240,6 @@ class OpenAIWire:
         parts = b"," + encoded[1:-1] if len(encoded) > 2 else b""
         shape = call.response_format
         return parts + b',"response_format":' + shape if shape else parts
-
-
-def _id(given: str) -> str:
-    return call_id(given, CALL_ID_CHARACTERS)
 
 
 def _with_fields(encoded: bytes, added: Iterable[msgspec.Raw]) -> bytes:

@@ -175,15 +175,7 @@ class ResponsesWire:
         pieces += (b',"prompt_cache_key":"', _cache_key(prefix), b'"')
         if tools:
             pieces += (b',"tools":', tools)
-        pieces.append(b',"input":[')
-        if prefix.system:
-            pieces += (prefix.system, b",")
-        for items in history:
-            pieces += (items, b",")
-        if pieces[-1] == b",":
-            pieces.pop()
-        pieces.append(b"]}")
-        return pieces
+        return pieces + telling.in_a_list(b',"input":[', prefix.system, history)
 
     def _encode_answer(self, message: Message) -> bytes:
         """A thought that led to nothing is left out: it is refused without what follows it."""
