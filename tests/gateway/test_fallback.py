@@ -145,3 +145,22 @@ def _read(gateway: Gateway, path: str) -> str:
         return json.dumps(gateway.call("GET", path))
     except json.JSONDecodeError as plain:
         return plain.doc
+
+
+async def test_who_did_not_follow_a_turn_is_told_with_its_answer(tmp_path: Path, server: Moody) -> None:
+    """S16: the plain answer has it, the turn has it when it is asked for again, and so does the terminal, whose stream
+    opens when a fast turn is over."""
+    server.moods = {"first": "[status 503]"}
+    notice = "The model first is overloaded, so second answers for now."
+    async with running(tmp_path / "home", toml(server.base_url)) as gateway:
+        body = {"model": "main", "messages": [{"role": "user", "content": "hello"}]}
+        answer = await away(gateway.call, "POST", "/v1/chat/completions", body)
+        assert answer["notices"] == [notice]
+        said = {"text": "hello", "agent": "main"}
+        accepted = await away(gateway.call, "POST", "/api/messages", said)
+        with anyio.fail_after(WAIT):
+            while (turn := await away(gateway.call, "GET", f"/api/turns/{accepted['turn']}"))["state"] != "answered":
+                assert turn["state"] in ("queued", "running")
+        assert turn["notices"] == [notice]
+        spoken = await away(tidegate, "chat", "--new", home=gateway.home, input="hello\n")
+        assert spoken.stderr.count(notice) == 1 and ANSWER in spoken.stdout

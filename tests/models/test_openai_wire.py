@@ -1,7 +1,7 @@
 """Encoding for chat completions: deterministic to the byte, and growing only at the end."""
 
-import tracemalloc
 import re
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 

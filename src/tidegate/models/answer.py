@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from tidegate.models.naming import SHORT_ID_CHARACTERS
+from tidegate.models.naming import is_short_id
 from tidegate.values import Message, ToolCall
 
-# What servers send that only number the calls of one answer, or name them by nothing at all; made by chance of letters
-# before digits is only what has the length of Mistral's.
+# What servers send that only number the calls of one answer, or name them by nothing at all. Short ids may look so too,
+# by chance.
 _NUMBERED = re.compile(r"(?i)[a-z]*[_-]?\d{0,5}")
 
 
@@ -98,8 +98,7 @@ def distinct_calls(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
     taken: set[str] = set()
     made: list[ToolCall] = []
     for call in calls:
-        numbered = len(call.id) != SHORT_ID_CHARACTERS and _NUMBERED.fullmatch(call.id)
-        if call.id in taken or numbered:
+        if call.id in taken or (_NUMBERED.fullmatch(call.id) and not is_short_id(call.id)):
             call = msgspec.structs.replace(call, id=f"call_{secrets.token_hex(12)}")
         taken.add(call.id)
         made.append(call)

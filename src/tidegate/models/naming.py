@@ -28,8 +28,12 @@ def call_id(given: str, most: int) -> str:
     return "call_" + hashlib.blake2b(given.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
+def is_short_id(given: str) -> bool:
+    return _SHORT_ID.fullmatch(given) is not None
+
+
 def short_id(given: str) -> str:
-    if _SHORT_ID.fullmatch(given):
+    if is_short_id(given):
         return given
     digest = hashlib.blake2b(given.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     return base64.b32encode(digest).decode()[:SHORT_ID_CHARACTERS]
