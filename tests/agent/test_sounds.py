@@ -1,7 +1,7 @@
 """Sounds in a conversation: loaded only while a request is written, the same when reloaded, else told in words."""
 
 import base64
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -10,38 +10,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bench.scripted_model import ScriptedModel
-from tests.models.support import PREFIX, Listener, configured
+from tests.agent.test_conversation import Files, conversation
+from tests.models.support import Listener, configured
 from tests.spool.sounds import mp3, wav
 from tidegate.agent import Conversation
 from tidegate.agent.conversation import LOADED_BYTES
 from tidegate.models import Model
 from tidegate.spool import SOUND_BYTES
-from tidegate.tools import Toolset
 from tidegate.values import Call, Media, Message, ToolCall
 
 pytestmark = pytest.mark.anyio
 WAV, MP3 = wav(0.2), mp3(8)
 FILES = {"sp_1": wav(3), "sp_2": mp3(100), "sp_3": wav(30)}
-
-
-class Files:
-    """What lies in a spool, and what was asked for."""
-
-    def __init__(self, given: dict[str, bytes]) -> None:
-        self.given = given
-        self.loaded: list[str] = []
-
-    async def load(self, id: str) -> bytes:
-        self.loaded.append(id)
-        if id not in self.given:
-            raise FileNotFoundError(2, "No such file", id)
-        return self.given[id]
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[ScriptedModel]:
-    async with ScriptedModel() as server:
-        yield server
 
 
 @pytest.fixture
@@ -54,18 +34,6 @@ async def hearing(server: ScriptedModel) -> AsyncIterator[Model]:
 async def deaf(server: ScriptedModel) -> AsyncIterator[Model]:
     async with configured(server.base_url, audio=False) as model:
         yield model
-
-
-def conversation(model: Model, messages: Sequence[Message], files: Files) -> Conversation:
-    return Conversation(
-        model=model,
-        lease=model.lease(),
-        prefix=model.wire.encode_prefix(PREFIX),
-        tools=Toolset(),
-        signature=b"",
-        messages=messages,
-        load=files.load,
-    )
 
 
 def spooled(id: str, seconds: float = 3.0) -> Media:
@@ -97,7 +65,7 @@ def sounds(messages: list[dict[str, Any]]) -> list[tuple[str, bytes]]:
 
 async def test_sounds_of_results_and_of_users_reach_the_model_in_order(server: ScriptedModel, hearing: Model) -> None:
     """D3: the very bytes, spooled and inline, of tools and of callers."""
-    files = Files(FILES)
+    files = Files(**FILES)
     said = Message(role="user", text="and this?", media=(Media(media_type="audio/mpeg", data=MP3), spooled("sp_3", 30)))
     held = conversation(hearing, [*turn(spooled("sp_1"), Media(media_type="audio/wav", data=WAV)), said], files)
     messages = await sent(server, held)
@@ -108,7 +76,7 @@ async def test_sounds_of_results_and_of_users_reach_the_model_in_order(server: S
 
 async def test_sounds_are_held_only_while_a_request_is_written(server: ScriptedModel, hearing: Model) -> None:
     """D3: between requests there is their name, and during one they are accounted for."""
-    files = Files(FILES)
+    files = Files(**FILES)
     held = conversation(hearing, turn(spooled("sp_3", 30)), files)
     before = held.weight
     assert files.loaded == [] and before < 4000
@@ -123,7 +91,7 @@ async def test_sounds_are_held_only_while_a_request_is_written(server: ScriptedM
 
 async def test_a_model_that_cannot_hear_gets_words_and_nothing_is_loaded(server: ScriptedModel, deaf: Model) -> None:
     """D3: media that a model cannot take is a note."""
-    files = Files(FILES)
+    files = Files(**FILES)
     held = conversation(deaf, turn(spooled("sp_1"), Media(media_type="audio/mpeg", data=MP3)), files)
     messages = await sent(server, held)
     assert sounds(messages) == [] and files.loaded == []
@@ -136,9 +104,7 @@ async def test_a_model_that_cannot_hear_gets_words_and_nothing_is_loaded(server:
 async def test_a_sound_that_is_gone_or_too_much_is_told_in_its_place(server: ScriptedModel, hearing: Model) -> None:
     """D3, D5: the largest one fits alone; the next one is left out, always the same one."""
     assert SOUND_BYTES <= LOADED_BYTES
-    files = Files(
-        {"sp_1": b"RIFF\0\0\0\0WAVE" + bytes(SOUND_BYTES - 12), "sp_3": bytes(LOADED_BYTES - SOUND_BYTES + 1)}
-    )
+    files = Files(sp_1=b"RIFF\0\0\0\0WAVE" + bytes(SOUND_BYTES - 12), sp_3=bytes(LOADED_BYTES - SOUND_BYTES + 1))
     held = conversation(hearing, turn(spooled("sp_1"), spooled("sp_2"), spooled("sp_3")), files)
     messages = await sent(server, held)
     assert sounds(messages) == [("wav", files.given["sp_1"])]
@@ -151,7 +117,7 @@ async def test_a_sound_that_is_gone_or_too_much_is_told_in_its_place(server: Scr
 
 async def test_a_longer_sound_is_taken_to_cost_more(hearing: Model) -> None:
     """Its seconds count, not its bytes."""
-    files = Files(FILES)
+    files = Files(**FILES)
     costs: list[int] = []
     for media in (spooled("sp_1", 1), spooled("sp_1", 60), spooled("sp_1", 3600)):
         held = conversation(hearing, turn(media), files)
@@ -182,7 +148,7 @@ async def test_a_conversation_with_sounds_is_the_same_when_it_is_loaded_again(
     bodies: list[bytes] = []
     for messages in (rows[:-3], rows, stored):
         if messages:
-            held = conversation(hearing, messages, Files(FILES))
+            held = conversation(hearing, messages, Files(**FILES))
             await sent(server, held)
             bodies.append(server.recorded[-1].body)
             await held.release()

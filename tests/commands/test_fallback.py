@@ -1,6 +1,5 @@
 """What a person is told of a model that answers instead of another."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -9,22 +8,9 @@ import pytest
 from tests.commands.test_commands import run
 from tests.core import Core, core
 from tests.moody import KEY, Moody, toml
+from tests.sessions.test_fallback import Clock
 
 pytestmark = pytest.mark.anyio
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_700_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[Moody]:
-    async with Moody() as server:
-        yield server
 
 
 def falling(home: Path, server: Moody, clock: Clock, agent: str = "") -> Any:

@@ -12,7 +12,9 @@ from tidegate.models.openai.responses_answer import ResponsesAnswer
 from tidegate.models.sse import EVENT_BYTES
 from tidegate.values import Message, ToolCall
 
-ids = st.one_of(st.sampled_from(["", "call_0", "call_1", "call_1234", "0", "toolu-7", "call_9f3a77c2d1e0"]), st.text(max_size=40))
+ids = st.one_of(
+    st.sampled_from(["", "call_0", "call_1", "call_1234", "0", "toolu-7", "call_9f3a77c2d1e0"]), st.text(max_size=40)
+)
 
 
 @given(st.lists(st.lists(ids, max_size=5), max_size=5))

@@ -5,7 +5,7 @@ import asyncio
 import anyio
 import pytest
 
-from tests.models.raw import HEAD, answering
+from tests.models.raw import HEAD, WAIT, answering
 from tests.models.support import (
     ANSWER_BYTES,
     CANARY,
@@ -17,6 +17,7 @@ from tests.models.support import (
     configured,
 )
 from tidegate.errors import ModelFailed
+from tidegate.models import asking
 from tidegate.models.retry import LONGEST_WISH
 from tidegate.values import Call, Message, Prefix, ToolCall
 
@@ -348,3 +349,25 @@ class OneAnswer:
         self._group.cancel_scope.cancel()
         await self._group.__aexit__(None, None, None)
         await self._listener.aclose()
+
+
+async def test_an_endpoint_that_stops_reading_a_long_request_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L10: there is no silence to go by while something is sent, so that sending has a deadline of its own."""
+    monkeypatch.setattr(asking, "UPLOAD_BYTES_PER_SECOND", 1 << 30)
+    done = asyncio.Event()
+
+    async def serve(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await done.wait()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    try:
+        async with configured(url, retries=0, connect_timeout=0.2, first_byte_timeout=0.2) as model:
+            with anyio.fail_after(WAIT), pytest.raises(ModelFailed) as caught:
+                await ask(model, "x" * (32 << 20))
+        assert (caught.value.kind, caught.value.retryable) == ("timeout", True)
+    finally:
+        done.set()
+        server.close()
+        await server.wait_closed()

@@ -202,6 +202,7 @@ def test_the_operator_is_warned_once_a_day() -> None:
         day = Account(Rule(setting="limits.day_tokens", per="gateway", each="day", tokens=100), "", clock)
         for _ in range(5):
             day.spend(turn, Usage(input=19))
+        day.spend(turn, Usage(input=1))
         assert [(entry["spent"], entry["setting"]) for entry in logs] == [
             ("95 of 100 tokens today", "limits.day_tokens")
         ]

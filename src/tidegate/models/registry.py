@@ -38,6 +38,9 @@ class ModelState(Frozen, frozen=True, omit_defaults=False):
     failures: Mapping[ModelKind, int] = msgspec.field(default_factory=dict)
 
 
+DEMO = "demo"
+
+
 class Models:
     def __init__(
         self,
@@ -106,6 +109,11 @@ class Models:
         for field in ("base_url", "model"):
             if not getattr(settings, field):
                 raise Misconfigured(f'[models.{name}] needs `{field}` for api = "{settings.api}"; set it.')
+        if settings.model == DEMO:
+            raise Misconfigured(
+                f'[models.{name}] model = "{DEMO}" is the name under which the built-in model is written down, which '
+                "costs nothing; ask the endpoint by another name."
+            )
         secrets: list[Secret] = []
         setting = f"[models.{name}] {'keys' if settings.keys else 'key'}"
         keys = [Key(reference, self._reveal(setting, reference, secrets)) for reference in settings.references]

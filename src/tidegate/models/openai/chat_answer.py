@@ -12,6 +12,7 @@ import msgspec
 
 from tidegate.models.answer import AnswerBroken, AnswerError
 from tidegate.models.openai.chat_wire import API, Wanted
+from tidegate.models.openai.counted import InputDetails, OutputDetails
 from tidegate.models.openai.thoughts import Thoughts, checked
 from tidegate.models.streamed import GrowingCall, StreamedAnswer, finish_of, tokens
 from tidegate.values import Carried, Message, Usage
@@ -55,23 +56,14 @@ class _Delta(msgspec.Struct, gc=False):
     extra_content: msgspec.Raw = msgspec.Raw()
 
 
-class _InputDetails(msgspec.Struct, gc=False):
-    cached_tokens: float | None = None
-    cache_write_tokens: float | None = None
-
-
-class _OutputDetails(msgspec.Struct, gc=False):
-    reasoning_tokens: float | None = None
-
-
 class _Usage(msgspec.Struct, gc=False):
     """Cached tokens stand in the details, or beside the others by one of two names."""
 
     prompt_tokens: float | None = None
     completion_tokens: float | None = None
     total_tokens: float | None = None
-    prompt_tokens_details: _InputDetails | None = None
-    completion_tokens_details: _OutputDetails | None = None
+    prompt_tokens_details: InputDetails | None = None
+    completion_tokens_details: OutputDetails | None = None
     prompt_cache_hit_tokens: float | None = None
     cached_tokens: float | None = None
 
@@ -238,8 +230,8 @@ def _item(wanted: Wanted) -> msgspec.Raw:
 
 def _usage_of(usage: _Usage) -> Usage:
     """Some do not count thoughts into the completion, only into the total; all of them charge for thoughts."""
-    given = usage.prompt_tokens_details or _InputDetails()
-    spent = usage.completion_tokens_details or _OutputDetails()
+    given = usage.prompt_tokens_details or InputDetails()
+    spent = usage.completion_tokens_details or OutputDetails()
     prompt, completion = tokens(usage.prompt_tokens), tokens(usage.completion_tokens)
     output = max(completion, tokens(usage.total_tokens) - prompt)
     return Usage(

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from tidegate.models.answer import AnswerBroken, AnswerError, check_depth
+from tidegate.models.openai.counted import InputDetails, OutputDetails
 from tidegate.models.openai.responses_wire import API, Kept
 from tidegate.models.sse import EVENT_BYTES
 from tidegate.models.streamed import GrowingCall, StreamedAnswer, finish_of, tokens
@@ -49,20 +50,11 @@ class _Item(msgspec.Struct, gc=False):
     encrypted_content: str | None = None
 
 
-class _InputDetails(msgspec.Struct, gc=False):
-    cached_tokens: float | None = None
-    cache_write_tokens: float | None = None
-
-
-class _OutputDetails(msgspec.Struct, gc=False):
-    reasoning_tokens: float | None = None
-
-
 class _Usage(msgspec.Struct, gc=False):
     input_tokens: float | None = None
     output_tokens: float | None = None
-    input_tokens_details: _InputDetails | None = None
-    output_tokens_details: _OutputDetails | None = None
+    input_tokens_details: InputDetails | None = None
+    output_tokens_details: OutputDetails | None = None
 
 
 class _Incomplete(msgspec.Struct, gc=False):
@@ -320,8 +312,8 @@ def _given(raw: msgspec.Raw) -> bool:
 
 
 def _usage_of(usage: _Usage) -> Usage:
-    given = usage.input_tokens_details or _InputDetails()
-    spent = usage.output_tokens_details or _OutputDetails()
+    given = usage.input_tokens_details or InputDetails()
+    spent = usage.output_tokens_details or OutputDetails()
     return Usage(
         input=tokens(usage.input_tokens),
         cached=tokens(given.cached_tokens),
