@@ -25,6 +25,12 @@ FILES = {"sp_1": wav(3), "sp_2": mp3(100), "sp_3": wav(30)}
 
 
 @pytest.fixture
+async def server() -> AsyncIterator[ScriptedModel]:
+    async with ScriptedModel() as server:
+        yield server
+
+
+@pytest.fixture
 async def hearing(server: ScriptedModel) -> AsyncIterator[Model]:
     async with configured(server.base_url, audio=True) as model:
         yield model

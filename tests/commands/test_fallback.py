@@ -1,5 +1,6 @@
 """What a person is told of a model that answers instead of another."""
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,12 @@ from tests.moody import KEY, Moody, toml
 from tests.sessions.test_fallback import Clock
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Moody]:
+    async with Moody() as server:
+        yield server
 
 
 def falling(home: Path, server: Moody, clock: Clock, agent: str = "") -> Any:
