@@ -60,11 +60,11 @@ def test_the_numbers_of_a_table_line_up(capsys: pytest.CaptureFixture[str]) -> N
     total = used(calls=13, input=10_010, cached=2_500, output=202, cost=1.5, estimated=3)
     _print_usage({"by": "day", "rows": rows, "total": total, "more": False})
     assert capsys.readouterr().out.splitlines() == [
-        "day         calls   input  cached       output     cost  by cost",
-        "2026-11-01      1      10       0   0%       2  $0.5000  ████████████",
-        "2026-11-02      0       0       0            0    $0.00",
-        "2026-11-03     12  10,000   2,500  25%     200    $1.00  ████████████████████████",
-        "total          13  10,010   2,500  25%     202    $1.50",
+        "day         calls   input  cached       output   cost  by cost",
+        "2026-11-01      1      10       0   0%       2  $0.50  ████████████",
+        "2026-11-02      0       0       0            0  $0.00",
+        "2026-11-03     12  10,000   2,500  25%     200  $1.00  ████████████████████████",
+        "total          13  10,010   2,500  25%     202  $1.50",
         "Of 3 of 13 calls the provider did not count the tokens: estimated.",
     ]
 
@@ -98,6 +98,6 @@ def test_a_bar_shows_what_is_not_nothing() -> None:
 
 def test_what_is_spent_is_told_in_the_units_of_its_limits() -> None:
     budget = {"tokens": 1500, "tokens_limit": 2000, "money": 0.25, "money_limit": 10.0, "each": "month"}
-    assert spent_of(budget) == "1,500 of 2,000 tokens, $0.2500 of $10.00 this month"
-    assert spent_of({**budget, "tokens_limit": None}) == "$0.2500 of $10.00 this month"
+    assert spent_of(budget) == "1,500 of 2,000 tokens, $0.25 of $10.00 this month"
+    assert spent_of({**budget, "tokens_limit": None}) == "$0.25 of $10.00 this month"
     assert spent_of({**budget, "tokens_limit": None, "money_limit": None, "each": "day"}) == "1,500 tokens today"

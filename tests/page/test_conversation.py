@@ -182,6 +182,7 @@ def test_what_goes_on_in_the_second_column_of_a_reply_stays_there(page: Page, vi
     """A line that begins with spaces belongs under the one before it."""
     say(page, "say a thing")
     send(page, "/reasoning high")
+    expect(page.locator(".note.reply")).to_contain_text("Reasoning high")
     send(page, "/reasoning")
     row = page.locator(".note.reply tr", has_text="/reasoning default goes back")
     expect(row.locator("td")).to_have_text(["", "/reasoning default goes back"])

@@ -128,7 +128,7 @@ class Conversation:
         if message.carried:
             if message.bound != self.bound:
                 message = msgspec.structs.replace(message, carried=())
-            else:
+            elif message.model == self.model.provided:
                 self.carries = True
         self._add((message,))
 
