@@ -14,7 +14,7 @@ up: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	@tools/need_programs.sh
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
+	@tools/run_tests.sh $(BIN)/python $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check

@@ -219,8 +219,9 @@ def test_a_program_that_comes_only_in_part_does_nothing() -> None:
 def test_everything_below_is_found_also_behind_one_that_is_not_yet_reaped() -> None:
     mark = token()
     with started("sh", "-c", f"sleep {mark} & exec sleep {mark}"):
-        found = soon(lambda: len(below := guardian.below([os.getpid()])) == 2 and below)
-        assert set(found) == set(alive(f"sleep\0{mark}"))
+        both = soon(lambda: len(seen := alive(f"sleep\0{mark}")) == 2 and seen)  # not before the shell has become one
+        found = guardian.below([os.getpid()])
+        assert set(found) == set(both)
         assert guardian.load([os.getpid()], 1 << 40)[0] == 2
         guardian.send(signal.SIGKILL, found)
     for pid in found:
