@@ -8,11 +8,12 @@ import anthropic
 import anyio
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 
 from bench.scripted.reuse import CONVERSATIONS, LOOK_BACK, Breakpoints
 from bench.scripted_model import ScriptedModel
 from bench.wire import events
+from tests.models.official import strictly
 
 pytestmark = pytest.mark.anyio
 
@@ -68,20 +69,6 @@ async def streamed(server: ScriptedModel, body: Any) -> bytes:
     ):
         assert response.status == 200, await response.text()
         return await response.read()
-
-
-def strictly(kind: TypeAdapter[Any], data: Any) -> Any:
-    """Parsed by an official type, with nothing in it that the type does not know."""
-    found = kind.validate_python(data)
-    waiting: list[Any] = [found]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, BaseModel):
-            assert not one.model_extra, one
-            waiting += [getattr(one, name) for name in type(one).model_fields]
-        elif isinstance(one, list):
-            waiting += one
-    return found
 
 
 def official(server: ScriptedModel, key: str = "k") -> anthropic.AsyncAnthropic:

@@ -83,7 +83,8 @@ def test_opening_a_used_link_again_while_signed_in_just_opens_the_page(
 def test_signing_out_ends_the_cookie(new_visit: Callable[..., Visit], gateway: Gateway) -> None:
     """X04: what was a valid cookie opens nothing afterwards."""
     visit = new_visit()
-    visit.page.goto(gateway.new_link())
+    with visit.page.expect_response("**/api/commands"):  # what is under way at that moment would be refused
+        visit.page.goto(gateway.new_link())
     visit.page.get_by_role("button", name="Sign out").click()
     expect(visit.page.get_by_label("One-time code")).to_be_visible()
     visit.page.reload()

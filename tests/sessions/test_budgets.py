@@ -13,7 +13,7 @@ from tidegate.config import BudgetSettings
 from tidegate.sessions import budgets, changes
 from tidegate.sessions.budget import Account, Rule, rule_of
 from tidegate.sessions.windows import DAY, HOUR, Each, window
-from tidegate.store import Db, Spent, principals
+from tidegate.store import Db, Spent, principals, usage
 from tidegate.values import BILLION, Event, Failure, Notice, Outcome, Receipt, TurnEnded, Usage, dollars
 
 pytestmark = pytest.mark.anyio
@@ -268,11 +268,16 @@ async def test_a_broken_attempt_is_written_down_with_the_step_that_followed(home
 
 async def test_what_a_person_chose_by_model_is_paid_from_the_same(home: Path, model: ScriptedModel) -> None:
     """X22: another model is no way round a budget, and is written down by its own name."""
-    toml = settings(model, budget("each", per="principal", each="day", tokens=10))
+    toml = settings(model, budget("each", per="principal", each="day", tokens=60))
     async with core(home, model=model, toml=toml) as house:
         session = (await house.say("hello")).session
         await changes.set_setting(house.door, session, ANNA, "model", "other", source="test")
-        refused(await house.say("hello"))
+        while (outcome := await house.say("hello")).state == "answered":
+            pass
+        refused(outcome)
+        used = await house.store.read(usage.totals, by="model")
+        assert {total.key for total in used} == {"scripted", "scripted-too"}
+        assert sum(total.input + total.output for total in used) >= 60
 
 
 async def test_the_demo_model_is_free_for_everybody(home: Path, model: ScriptedModel) -> None:

@@ -68,6 +68,11 @@ class Format(Protocol):
     @property
     def wire(self) -> Wire: ...
 
+    @property
+    def facts(self) -> Facts:
+        """Of the model that it is made for."""
+        ...
+
     def headers(self, key: str | None) -> Mapping[str, str]:
         """By which it knows who asks, and whatever else it insists on."""
         ...
@@ -85,7 +90,6 @@ class HttpModel:
         name: str,
         settings: Settings,
         format: Format,
-        facts: Facts,
         *,
         keys: KeyRing,
         headers: Mapping[str, str],
@@ -98,11 +102,11 @@ class HttpModel:
         self._format = format
         self._address = Address(settings.base_url.rstrip("/") + format.path)
         self.wire = format.wire
-        self.facts = facts
+        self.facts = format.facts
         self.gauge = Gauge()
         self.provided = settings.model
         self.signature = signature(
-            format.api, settings.base_url, settings.model, headers, [key.secret for key in keys.keys], facts
+            format.api, settings.base_url, settings.model, headers, [key.secret for key in keys.keys], format.facts
         )
         self._traffic = traffic
         self._endpoint = settings.base_url

@@ -125,7 +125,6 @@ class Models:
             name,
             settings,
             _format(settings, facts),
-            facts,
             keys=KeyRing(keys, self._key_rests, settings.base_url),
             headers=headers,
             redact=Redactor(secrets).text,

@@ -5,6 +5,7 @@ for each of them), or an AnswerBroken says why not. Text is handed on once per r
 belongs to one attempt of one model step.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from tidegate.models.answer import AnswerBroken
@@ -48,7 +49,7 @@ class Scale:
             raise AnswerBroken(f"the answer is longer than {self._limit} bytes", limit="answer_bytes")
 
 
-class StreamedAnswer:
+class StreamedAnswer(ABC):
     """`shown` says that text was handed on; `done` that the end mark was seen. A format says what an event means
     (`event`) and what a body in one piece means (`one_piece`)."""
 
@@ -70,13 +71,13 @@ class StreamedAnswer:
     def heard(self) -> int:
         return self.weigh.bytes
 
+    @abstractmethod
     def event(self, data: bytes) -> None:
         """Takes the data of one event."""
-        raise NotImplementedError
 
+    @abstractmethod
     def one_piece(self, body: bytes) -> None:
         """Takes a body that holds the whole answer. AnswerBroken if it holds none."""
-        raise NotImplementedError
 
     def feed(self, received: bytes) -> None:
         """Takes what the network gave; hands on the text in it in one piece."""

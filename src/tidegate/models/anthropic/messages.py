@@ -21,6 +21,7 @@ class Anthropic:
     path = "/messages"
 
     def __init__(self, model: str, facts: Facts, *, cache_ttl: CacheTtl = "5m") -> None:
+        self.facts = facts
         self.wire = AnthropicWire(model, facts, cache_ttl=cache_ttl)
         self._version = SAMPLED_VERSION if sampled(model, facts) else VERSION
 

@@ -27,6 +27,7 @@ class OpenAIChat:
 
     def __init__(self, base_url: str, model: str, facts: Facts) -> None:
         host = urlsplit(base_url).hostname or ""
+        self.facts = facts
         self.wire = OpenAIWire(
             model,
             facts,

@@ -16,6 +16,7 @@ class OpenAIResponses:
     path = "/responses"
 
     def __init__(self, model: str, facts: Facts) -> None:
+        self.facts = facts
         self.wire = ResponsesWire(model, facts)
 
     def headers(self, key: str | None) -> Mapping[str, str]:
