@@ -151,10 +151,12 @@ class ToolDefinition(Frozen, frozen=True):
 
 
 class Prefix(Frozen, frozen=True):
-    """System prompt and tool list of a session, frozen when it starts and persisted with it."""
+    """System prompt and tool list of a session, frozen when it starts and persisted with it. `parts` says what the
+    prompt is made of: the name and the length in characters of each part, in order."""
 
     prompt: str
     tools: tuple[ToolDefinition, ...] = ()
+    parts: tuple[tuple[str, int], ...] = ()
 
 
 # -- what a caller asks for --------------------------------------------------------------------------------------------
@@ -227,6 +229,10 @@ class Inbound(Frozen, frozen=True):
     receipts: tuple[Receipt, ...] = ()
     job: str = ""
     """The name of the job that it comes from, to which its tokens are written down."""
+    within: str = ""
+    """The turn that it is a part of: an agent has delegated it."""
+    depth: int = 0
+    """How many turns it is within."""
     brought: tuple[Brought, ...] = ()
     """What becomes media of the messages when they are taken in."""
     new: bool = False

@@ -9,11 +9,13 @@ from tidegate.agent.conversation import Conversation
 from tidegate.agent.hands import Equipment, Hands, Permits
 from tidegate.agent.loop import Bounds, run
 from tidegate.agent.mind import Mind
-from tidegate.agent.prompt import freeze
+from tidegate.agent.prompt import EXTRA, PROMPT, freeze
 from tidegate.agent.turn import EXCERPT_CHARACTERS, Effect, Turn
 
 __all__ = [
     "EXCERPT_CHARACTERS",
+    "EXTRA",
+    "PROMPT",
     "Bounds",
     "Budget",
     "Conversation",

@@ -95,6 +95,8 @@ def read(text: str, home: Path) -> Config:
     _check_models(models, faults)
     if isinstance(document.get("models", {}), dict):
         _check_agents(agents, models, document.get("agents", {}), faults)
+        _check_delegates(agents, faults)
+        _check_context(parts, models, faults)
     _check_budgets(budgets, agents, faults)
     if faults:
         raise Misconfigured(_report(faults))
@@ -281,6 +283,27 @@ def _check_agents(
         named = "model" in given[name]
         is_no_model = f"names no model: there is no [models.{_key(agent.model)}]{nearest(agent.model, models)}"
         faults.append(f"{where}.model {'' if named else 'is not given, and its default '}{is_no_model}")
+
+
+def _check_delegates(agents: dict[str, AgentSettings | None], faults: list[str]) -> None:
+    for name, agent in agents.items():
+        for other in agent.delegates if agent is not None else ():
+            if other not in agents:
+                there_is_none = f"there is no [agents.{_key(other)}]{nearest(other, agents)}"
+                faults.append(f"[{_join('agents', name)}] delegates names no agent: {there_is_none}")
+
+
+def _check_context(parts: Mapping[str, Any], models: dict[str, ModelSettings | None], faults: list[str]) -> None:
+    """What summaries and notes are written by, and that the marks are in order."""
+    for table in ("context", "memory"):
+        if parts[table] is not None and (name := parts[table].model) and name not in models:
+            faults.append(f"[{table}] model names no model: there is no [models.{_key(name)}]{nearest(name, models)}")
+    context = parts["context"]
+    if context is not None and not context.keep < context.soft <= context.hard:
+        faults.append(
+            "[context] needs keep < soft <= hard, not "
+            f"{context.keep:g}, {context.soft:g} and {context.hard:g}; change one of them"
+        )
 
 
 def _check_budgets(

@@ -148,6 +148,24 @@ class Whole(Plain):
         return value
 
 
+class Share(Plain):
+    """A part of a whole, as a number between two others."""
+
+    def __init__(self, at_least: float, at_most: float) -> None:
+        self.at_least, self.at_most = at_least, at_most
+
+    @property
+    def shape(self) -> str:
+        return f"a share, a number from {self.at_least:g} to {self.at_most:g}"
+
+    def read(self, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise Wrong(f"must be {self.shape}, not {quote(value)}")
+        if not self.at_least <= value <= self.at_most:
+            raise Wrong(f"must be {self.shape}, not {quote(value)}")
+        return float(value)
+
+
 class Price(Plain):
     """Dollars; what is written as a whole number is read as the same decimal one."""
 

@@ -28,6 +28,7 @@ from tidegate.config.rules import (
     References,
     Rule,
     Several,
+    Share,
     Size,
     Text,
     Whole,
@@ -213,6 +214,22 @@ class AgentSettings(Frozen, frozen=True):
         Lines(),
         'Rules before that, the first that fits decides: `"ask terminal command=git push*"`; see docs/approvals.md.',
     ] = ()
+    recall: Annotated[
+        Literal["session", "person"],
+        OneOf("session", "person"),
+        "What the toolset `context` may look up: this conversation, or all conversations of the same person.",
+    ] = "session"
+    skills: Annotated[
+        tuple[str, ...],
+        Words(),
+        "Names of skills that it has, with the toolset `skills`; by default all found.",
+    ] = ()
+    project_files: Annotated[
+        tuple[str, ...], Words(), "Files in its `workspace` that a conversation's prompt begins with."
+    ] = ("AGENTS.md",)
+    delegates: Annotated[
+        tuple[str, ...], Words(), "Names of agents that it may give tasks to, with the toolset `delegate`."
+    ] = ()
     unanswered: Annotated[
         Literal["go_on", "end"],
         OneOf("go_on", "end"),
@@ -277,6 +294,8 @@ class Limits(Frozen, frozen=True):
     questions: Annotated[int, Whole(1, 100_000), "Turns that may wait for a person's answer at once."] = 256
     answer_within: Annotated[float, Duration(1), "How long a question or an approval waits for its answer."] = DAY
     tools_parallel: Annotated[int, Whole(1, 1000), "Tool calls of one turn that run at once."] = 8
+    delegates: Annotated[int, Whole(1, 1000), "Tasks that one turn has other agents work on at once."] = 4
+    delegate_depth: Annotated[int, Whole(1, 16), "How deep tasks may be handed on from agent to agent."] = 2
     receipts: Annotated[int, Whole(1), "Remembered identities of messages, by which a repeated one is recognised."] = (
         100_000
     )
@@ -287,6 +306,49 @@ class Limits(Frozen, frozen=True):
     snapshot_seconds: Annotated[float, Duration(0.1), "How long one reading of the store may take."] = 10.0
     wal_bytes: Annotated[int, Size(64 * KiB), "Size that the store's write-ahead log is cut back to."] = 64 * MiB
     shutdown_seconds: Annotated[float, Duration(0.1), "How long running turns may go on when the gateway stops."] = 20.0
+
+
+class ContextSettings(Frozen, frozen=True):
+    """How long conversations are fitted into their model's window. Nothing is ever cut from the transcript."""
+
+    soft: Annotated[
+        float, Share(0.1, 0.95), "Share of the window from which on a summary of old messages is prepared meanwhile."
+    ] = 0.6
+    hard: Annotated[
+        float, Share(0.1, 0.98), "Share of the window above which old messages are replaced by it before the next step."
+    ] = 0.8
+    keep: Annotated[float, Share(0.02, 0.9), "Share of the window for the newest messages, kept word for word."] = 0.25
+    least: Annotated[
+        float, Share(0.01, 0.9), "Share by which a request must become smaller, or nothing is replaced."
+    ] = 0.2
+    model: Annotated[
+        str, Text(), "Name of the model in `[models.…]` that writes the summaries; by default the conversation's own."
+    ] = ""
+    summary_seconds: Annotated[float, Duration(1), "How long one summary may take."] = 120.0
+    cooldown: Annotated[
+        float, Duration(0), "How long no model is asked for a summary after one that was of no use."
+    ] = 600.0
+
+
+class MemorySettings(Frozen, frozen=True):
+    """What agents with the toolset `memory` remember from one conversation to the next."""
+
+    prompt_bytes: Annotated[int, Size(256, 1 * MiB), "Notes that a conversation begins with, those of each kind."] = (
+        4 * KiB
+    )
+    notes_bytes: Annotated[int, Size(1 * KiB, 16 * MiB), "Notes that are kept of one person or one agent."] = 64 * KiB
+    at_end: Annotated[
+        bool, Flag(), "Whether a model is asked once, when a conversation has ended, for what is worth remembering."
+    ] = True
+    model: Annotated[
+        str, Text(), "Name of the model in `[models.…]` that is asked then; by default the agent's own."
+    ] = ""
+
+
+class SkillSettings(Frozen, frozen=True):
+    """Where skills are looked for, besides `skills` in the gateway's home folder and an agent's project folder."""
+
+    folders: Annotated[tuple[str, ...], Lines(), "Folders of yours with skills, each a folder with a SKILL.md."] = ()
 
 
 class WorkspaceSettings(Frozen, frozen=True):
@@ -380,6 +442,9 @@ class Config(Frozen, frozen=True):
     budgets: Mapping[str, BudgetSettings] = msgspec.field(default_factory=lambda: MappingProxyType({}))
     workspaces: WorkspaceSettings = WorkspaceSettings()
     web: WebSettings = WebSettings()
+    context: ContextSettings = ContextSettings()
+    memory: MemorySettings = MemorySettings()
+    skills: SkillSettings = SkillSettings()
     expiry: Expiry = Expiry()
     log: LogSettings = LogSettings()
     demo: bool = False
@@ -404,6 +469,9 @@ SINGLE: Mapping[str, type[Frozen]] = MappingProxyType(
         "limits": Limits,
         "workspaces": WorkspaceSettings,
         "web": WebSettings,
+        "context": ContextSettings,
+        "memory": MemorySettings,
+        "skills": SkillSettings,
         "expiry": Expiry,
         "log": LogSettings,
     }

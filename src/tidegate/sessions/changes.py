@@ -96,7 +96,7 @@ async def retry(door: "Sessions", session: str, principal: "Principal") -> Accep
 async def reload(door: "Sessions", session: str, principal: "Principal") -> bool:
     """Freeze the prompt and tools anew, as they are configured now; whether that changed anything."""
     row = await _quiet(door, session, principal)
-    fresh = door.runner.fresh(row.agent, await door.store.read(sessions.extra, row))
+    fresh = await door.beginnings.of(row.agent, row.principal, await door.store.read(sessions.extra, row))
 
     def write(db: Db) -> bool:
         _check_idle(db, session)
@@ -118,7 +118,7 @@ async def resume(door: "Sessions", session: str, principal: "Principal") -> tupl
         return session, False
     again = new_id("s")
     extra = await door.store.read(sessions.extra, row)
-    fresh = door.runner.fresh(row.agent, extra)
+    fresh = await door.beginnings.of(row.agent, principal.id, extra)
     # The files first: what has a row has a file, and a file without one is swept.
     await door.spool.share(session, again)
     await door.store.write(_begin_with, row, again, principal.id, extra, fresh, door.clock())

@@ -24,6 +24,7 @@ from tidegate.security import Principal, Secret
 from tidegate.sessions import queries, watching
 from tidegate.sessions.admission import Admission, admit
 from tidegate.sessions.arriving import accept_media
+from tidegate.sessions.beginnings import Beginnings
 from tidegate.sessions.budgets import Budgets
 from tidegate.sessions.channels import Channels
 from tidegate.sessions.chores import Chore, chores
@@ -35,7 +36,7 @@ from tidegate.sessions.views import AgentView, SessionView
 from tidegate.sessions.workshop import Workshop
 from tidegate.spool import Arrivals, Spool
 from tidegate.store import Db, ProcessRow, SessionRow, Store, UsageTotal, processes, sessions, settings, turns, usage
-from tidegate.tools import ToolRegistry
+from tidegate.tools import Reach, ToolRegistry
 from tidegate.values import Accepted, Event, Inbound, Media, Message, Outcome, new_id
 from tidegate.workspaces import Workspaces
 
@@ -94,6 +95,7 @@ class Sessions:
             environment=environment or {},
         )
         self.web = _web_access(config, self.spool, search_key)
+        self.reach = Reach()
         self.runner = Runner(
             store,
             config,
@@ -101,9 +103,10 @@ class Sessions:
             tools,
             self.presence,
             self.budgets,
-            Workshop(config, self.spool, self.questions, self.workspaces, self.web),
+            Workshop(config, self.spool, self.questions, self.workspaces, self.web, self.reach),
             clock,
         )
+        self.beginnings = Beginnings(config, models, tools)
         self.engine = EmbeddedEngine(
             scope,
             store,
@@ -124,23 +127,23 @@ class Sessions:
 
     async def accept(self, inbound: Inbound) -> Accepted:
         """Take a message in. When this returns, it survives a kill."""
-        terms = self._terms(inbound)
+        terms = await self._terms(inbound)
         if inbound.brought:
             return await accept_media(inbound, self.store, self.spool, self._accept_with)
         return await self.store.write_then(lambda admission: self._acknowledge(inbound, admission), admit, **terms)
 
     async def _accept_with(self, inbound: Inbound, arrivals: Arrivals) -> Accepted:
-        terms = {**self._terms(inbound), "arrivals": arrivals}
+        terms = {**await self._terms(inbound), "arrivals": arrivals}
         return await self.store.write_then(lambda admission: self._acknowledge(inbound, admission), admit, **terms)
 
-    def _terms(self, inbound: Inbound) -> dict[str, Any]:
+    async def _terms(self, inbound: Inbound) -> dict[str, Any]:
         """On which it is taken in; raises when it is not to be."""
         self._check(inbound)
         return {
             "inbound": inbound,
             "turn": new_id("t"),
-            "fresh": self.runner.fresh(
-                inbound.agent, inbound.extra_prompt or "", caller_tools=bool(inbound.call.tools)
+            "fresh": await self.beginnings.of(
+                inbound.agent, inbound.principal, inbound.extra_prompt or "", caller_tools=bool(inbound.call.tools)
             ),
             "queue_length": self.config.limits.queue_length,
             "take": self.engine.has_room,
@@ -397,7 +400,7 @@ class Sessions:
             session=session.id,
             messages=(Message(role="user", aside=text),),
         )
-        terms = self._terms(told)
+        terms = await self._terms(told)
         await self.store.write_then(lambda taken: taken and self._acknowledge(told, taken), _tell, process.id, **terms)
 
     async def _end_workspace(self, session: SessionRow) -> None:
@@ -420,7 +423,7 @@ class Sessions:
         return self.presence.ledger
 
     def caches(self) -> tuple[CacheStats, ...]:
-        return self.runner.caches()
+        return (*self.runner.caches(), self.beginnings.stats())
 
     def chores(self) -> list[Chore]:
         return chores(self)

@@ -12,14 +12,13 @@ from functools import partial
 
 import msgspec
 
-from tidegate.agent import Bounds, Conversation, Hands, Mind, Purse, freeze, in_call_order, run
+from tidegate.agent import Bounds, Conversation, Hands, Mind, Purse, in_call_order, run
 from tidegate.config import AgentSettings, Config
 from tidegate.engine import Journal, Parked, Taken
 from tidegate.errors import Misconfigured, ModelFailed, StoreFailed
 from tidegate.lifetimes import BoundedCache, CacheStats, Holding, Presence
 from tidegate.log import Log
 from tidegate.models import Encoded, Model, Models
-from tidegate.sessions.admission import Fresh
 from tidegate.sessions.budgets import Budgets
 from tidegate.sessions.substitutes import Substitutes
 from tidegate.sessions.workshop import Workshop
@@ -75,7 +74,6 @@ class Runner:
         self.prefixes: BoundedCache[tuple[bytes, bytes], Encoded] = BoundedCache(
             "prefixes", cap=PREFIXES_KEPT, max_bytes=PREFIX_BYTES, weigh=prefix_bytes
         )
-        self._beginnings: BoundedCache[tuple[str, bool], Fresh] = BoundedCache("beginnings", cap=PREFIXES_KEPT)
         presence.ledger.view("model request", self._measure_requests)
         presence.ledger.view("prefix", self._measure_prefixes)
         presence.ledger.view("history file", self._measure_files)
@@ -158,19 +156,6 @@ class Runner:
         reasoning = next(chosen, agent.reasoning)
         return call if reasoning is None else msgspec.structs.replace(call, reasoning=reasoning)
 
-    def fresh(self, name: str, extra: str = "", *, caller_tools: bool = False) -> Fresh:
-        """What a new session of this agent begins with."""
-        key = (name, caller_tools)
-        known = self._beginnings.get(key) if not extra else None
-        if known is None:
-            agent = self.agent(name)
-            tools = Toolset() if caller_tools else self._toolset(agent)
-            encoder = self._models.get(agent.model).wire.version
-            known = Fresh(prefix=freeze(agent.prompt, extra, tools), encoder=encoder)
-            if not extra:
-                self._beginnings.put(key, known)
-        return known
-
     def signature(self, session: SessionRow, agent: AgentSettings, model: Model) -> bytes:
         """Equal for equal settings; differs with model, endpoint, credential, toolsets or prompt (the extra prompt is
         part of it). The secret itself is only in it as the model's own digest. The name is in it too: the same model
@@ -179,7 +164,7 @@ class Runner:
         return hashlib.sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).digest()
 
     def caches(self) -> tuple[CacheStats, ...]:
-        return (self.prefixes.stats(), self._beginnings.stats(), self.tools.stats(), self._budgets.stats())
+        return (self.prefixes.stats(), self.tools.stats(), self._budgets.stats())
 
     # -- what is held --
 

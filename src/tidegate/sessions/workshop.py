@@ -15,7 +15,7 @@ from tidegate.engine import Journal, Taken
 from tidegate.sessions.permits import TurnPermits, policies
 from tidegate.sessions.questions import Questions
 from tidegate.spool import Spool
-from tidegate.tools import ToolContext
+from tidegate.tools import Reach, ToolContext
 from tidegate.workspaces import Workspaces
 
 if TYPE_CHECKING:
@@ -24,12 +24,19 @@ if TYPE_CHECKING:
 
 class Workshop:
     def __init__(
-        self, config: Config, spool: Spool, questions: Questions, workspaces: Workspaces, web: "WebAccess | None"
+        self,
+        config: Config,
+        spool: Spool,
+        questions: Questions,
+        workspaces: Workspaces,
+        web: "WebAccess | None",
+        reach: Reach,
     ) -> None:
         self.spool = spool
         self._questions = questions
         self._workspaces = workspaces
         self._web = web
+        self._reach = reach
         self._policies = policies(config)
 
     def equip(self, journal: Journal, taken: Taken) -> Equipment:
@@ -44,6 +51,7 @@ class Workshop:
             workspace=workspace,
             spool=self.spool.of(session.id, journal.id),
             web=self._web,
+            reach=self._reach,
         )
         return Equipment(context, TurnPermits(self._questions, self._policies[session.agent], taken, workspace))
 

@@ -66,6 +66,13 @@ def v5_what_it_costs(db: apsw.Connection) -> None:
         db.execute(statement)
 
 
+def v6_what_is_remembered(db: apsw.Connection) -> None:
+    """Summaries stand for old messages in a request; notes are kept of people and of agents' work; a turn may be part
+    of another one. The search index is made anew, since its entries now name their conversation and whose it is."""
+    for statement in _V6:
+        db.execute(statement)
+
+
 def _prefix_that_ends_with(db: apsw.Connection, prefix: bytes | None, extra: str) -> bytes:
     """The session's own prefix, as it was ever made; one that was lost, or has another end, is made to end so."""
     body = None if prefix is None else db.execute("SELECT body FROM prefixes WHERE id = ?", (prefix,)).get
@@ -86,6 +93,7 @@ MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (
     v3_prompts_once,
     v4_whose_process_it_is,
     v5_what_it_costs,
+    v6_what_is_remembered,
 )
 CURRENT = len(MIGRATIONS)
 
@@ -269,4 +277,33 @@ _V5 = (
         SELECT CAST(at / 3600 AS INTEGER), coalesce(principal, ''), agent, '', sum(input + output), 0 FROM usage
         WHERE model <> 'demo' GROUP BY 1, 2, 3""",
     "INSERT INTO meta VALUES('spent', (SELECT coalesce(max(id), 0) FROM usage))",
+)
+
+# A summary covers the places `first` to `last`, and is covered in turn by the summary number `parent`; an elision says
+# that in those places what is long (`payload`) or no text (`media`) is shown by an excerpt.
+_V6 = (
+    """CREATE TABLE summaries(
+        session TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE, number INTEGER NOT NULL,
+        level INTEGER NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL, parent INTEGER, state TEXT NOT NULL,
+        how TEXT NOT NULL, model TEXT NOT NULL, at REAL NOT NULL, packed INTEGER NOT NULL, body BLOB NOT NULL,
+        PRIMARY KEY(session, number)) WITHOUT ROWID""",
+    "CREATE INDEX summaries_shown ON summaries(session, first) WHERE parent IS NULL",
+    """CREATE TABLE elisions(
+        session TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE, first INTEGER NOT NULL, last INTEGER NOT NULL,
+        kind TEXT NOT NULL, characters INTEGER NOT NULL, at REAL NOT NULL,
+        PRIMARY KEY(session, last, first, kind)) WITHOUT ROWID""",
+    """CREATE TABLE notes(
+        id INTEGER PRIMARY KEY AUTOINCREMENT, about TEXT NOT NULL, whose TEXT NOT NULL, text TEXT NOT NULL,
+        author TEXT NOT NULL, source TEXT NOT NULL, session TEXT, at REAL NOT NULL)""",
+    "CREATE INDEX notes_whose ON notes(about, whose, id)",
+    """CREATE TABLE note_changes(
+        id INTEGER PRIMARY KEY AUTOINCREMENT, about TEXT NOT NULL, whose TEXT NOT NULL, text TEXT NOT NULL,
+        session TEXT, at REAL NOT NULL)""",
+    "CREATE INDEX note_changes_whose ON note_changes(about, whose, id)",
+    "ALTER TABLE sessions ADD COLUMN memory_seen INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE turns ADD COLUMN within TEXT",
+    "ALTER TABLE turns ADD COLUMN depth INTEGER NOT NULL DEFAULT 0",
+    "CREATE INDEX turns_within ON turns(within) WHERE within IS NOT NULL",
+    "INSERT INTO messages_text(messages_text) VALUES('delete-all')",
+    "UPDATE meta SET value = 0 WHERE key = 'indexed'",
 )

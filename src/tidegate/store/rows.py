@@ -35,6 +35,10 @@ WorkspaceState = Literal["live", "trash", "gone"]
 SpooledKind = Literal["text", "media"]
 DeliveryState = Literal["prepared", "sending", "sent", "unknown", "dead"]
 KeyKind = Literal["key", "code", "cookie"]
+SummaryState = Literal["prepared", "applied"]
+SummaryHow = Literal["model", "terse", "cut"]
+"""A summary by a model, one that was asked to be short, or a list made without a model."""
+ElisionKind = Literal["payload", "text", "media"]
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -135,6 +139,33 @@ class ApprovalRow(Row, frozen=True):
     answer: str | None
     answered_by: str | None
     answered_at: float | None
+
+
+class SummaryRow(Row, frozen=True):
+    """Covers the places `first` to `last`: messages at level 0, summaries of a lower level above it. `parent` is the
+    number of the one that covers it; `how` says who wrote it."""
+
+    number: int
+    level: int
+    first: int
+    last: int
+    parent: int | None
+    state: SummaryState
+    how: SummaryHow
+    model: str
+    at: float
+    text: str
+
+
+class ElisionRow(Row, frozen=True):
+    """In the places `first` to `last` results that are longer than `characters` (`payload`), all long text (`text`) or
+    all pictures and sounds (`media`) are shown by an excerpt."""
+
+    first: int
+    last: int
+    kind: ElisionKind
+    characters: int
+    at: float
 
 
 class Asking(Frozen, frozen=True):

@@ -14,6 +14,7 @@ import msgspec
 
 from tidegate.errors import ToolFailed
 from tidegate.spool import SessionSpool
+from tidegate.tools.reach import Reach
 from tidegate.values import Frozen, Media, ToolDefinition
 from tidegate.workspaces import Workspace
 
@@ -75,6 +76,9 @@ class ToolContext(Frozen, frozen=True):
     progress: Callable[[str], None] = _tell_nobody
     web: "WebAccess | None" = None
     """None where no agent may reach the web."""
+    reach: Reach = Reach()
+    depth: int = 0
+    """How many turns this one is within: another agent's may have delegated it."""
 
 
 Run = Callable[[ToolContext, str], Awaitable[str | Result]]

@@ -1,0 +1,71 @@
+"""What a new session begins with: prompt and tools, and what is known of its person, its project and its skills.
+
+Guarantee: equal beginnings are made once and shared. An agent that nothing is remembered or found for costs no read:
+its beginning is known from its settings alone. What the sources say is asked for when a session is to begin, and never
+reaches one that has begun.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from tidegate.agent import EXTRA, PROMPT, freeze
+from tidegate.config import AgentSettings, Config
+from tidegate.errors import Misconfigured
+from tidegate.lifetimes import BoundedCache, CacheStats
+from tidegate.models import Models
+from tidegate.sessions.admission import Fresh
+from tidegate.tools import ToolRegistry, Toolset
+
+KEPT = 256
+"""Beginnings held for sharing: sessions of one agent mostly have the same one."""
+
+KEPT_BYTES = 4 * 1024 * 1024
+"""Of the texts that tell them apart."""
+
+
+class Source(Protocol):
+    """Brings a part of the prompt, under its name. It caches for itself what is worth it."""
+
+    name: str
+
+    def serves(self, agent: str) -> bool:
+        """Whether it may have anything for this agent: a matter of the configuration alone."""
+        ...
+
+    async def part(self, agent: str, principal: str) -> str:
+        """The text as a session of this principal would begin with now; empty when there is none."""
+        ...
+
+
+class Beginnings:
+    def __init__(self, config: Config, models: Models, tools: ToolRegistry, sources: Sequence[Source] = ()) -> None:
+        self._config = config
+        self._models = models
+        self._tools = tools
+        self._sources = {name: tuple(source for source in sources if source.serves(name)) for name in config.agents}
+        self._kept: BoundedCache[tuple[str, bool, tuple[str, ...]], Fresh] = BoundedCache(
+            "beginnings", cap=KEPT, max_bytes=KEPT_BYTES, weigh=lambda fresh: 2 * len(fresh.prefix.prompt)
+        )
+
+    async def of(self, agent: str, principal: str, extra: str = "", *, caller_tools: bool = False) -> Fresh:
+        """What a new session of this agent for this principal begins with."""
+        settings = self._config.agents.get(agent)
+        if settings is None:
+            raise Misconfigured(f"The agent {agent!r} is no longer configured; add [agents.{agent}] to tidegate.toml.")
+        sources = self._sources[agent]
+        texts = tuple([await source.part(agent, principal) for source in sources]) if sources else ()
+        key = (agent, caller_tools, texts)
+        known = self._kept.get(key) if not extra else None
+        if known is None:
+            parts = zip((source.name for source in sources), texts, strict=True)
+            known = self._make(settings, [(PROMPT, settings.prompt), *parts, (EXTRA, extra)], caller_tools)
+            if not extra:
+                self._kept.put(key, known)
+        return known
+
+    def _make(self, agent: AgentSettings, parts: list[tuple[str, str]], caller_tools: bool) -> Fresh:
+        tools = Toolset() if caller_tools else self._tools.resolve(agent.tools)
+        return Fresh(prefix=freeze(parts, tools), encoder=self._models.get(agent.model).wire.version)
+
+    def stats(self) -> CacheStats:
+        return self._kept.stats()
