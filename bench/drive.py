@@ -16,6 +16,7 @@ from collections import deque
 
 import msgspec
 
+from bench.prose import Prose
 from bench.readings import cpu_seconds, memory, quantile
 from bench.wire import Broken, Connection, Reply, streamed_text
 
@@ -42,6 +43,10 @@ class Plan(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tool_every: int = 0
     tool: str = ""
     filler: int = 0
+    words: int = 0
+    """Of prose in each message, other ones in each."""
+    long_every: int = 0
+    long_words: int = 0
     direct: bool = False
     ephemeral: bool = False
     prompt: str = ""
@@ -98,6 +103,7 @@ class Run:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.base = {"Content-Type": "application/json", **plan.headers}
+        self.prose = Prose(plan.first) if plan.words else None
         self.waiting: deque[Conversation] = deque()
         self.next_session = plan.first
         self.started = 0
@@ -128,7 +134,11 @@ class Run:
 
     def text(self, conversation: Conversation, number: int) -> str:
         plan = self.plan
-        text = f"Message {conversation.sent} of {conversation.name}: {(FILLER * 50)[: plan.filler]}"
+        said = (FILLER * 50)[: plan.filler]
+        if self.prose is not None:
+            is_long = plan.long_every > 0 and number % plan.long_every == plan.long_every // 2
+            said = self.prose.text(plan.long_words if is_long else plan.words)
+        text = f"Message {conversation.sent} of {conversation.name}: {said}"
         if plan.tool_every and number % plan.tool_every == plan.tool_every - 1:
             text += f" {plan.tool}"
         return text

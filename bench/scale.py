@@ -32,6 +32,11 @@ class Scale:
     """Sessions with a background process."""
     hands_bytes: int
     """What one tool prints at once."""
+    context_turns: int
+    """Of one conversation whose model has a small window."""
+    search_messages: int
+    search_queries: int
+    """Of each kind."""
     kills: int
     crash_sessions: int
     settle: float
@@ -58,6 +63,9 @@ TINY = Scale(
     hands_outputs=2,
     hands_processes=2,
     hands_bytes=2_000_000,
+    context_turns=150,
+    search_messages=2_000,
+    search_queries=3,
     kills=2,
     crash_sessions=3,
     settle=0.05,
@@ -83,6 +91,9 @@ QUICK = Scale(
     hands_outputs=200,
     hands_processes=500,
     hands_bytes=1_000_000_000,
+    context_turns=1_000,
+    search_messages=100_000,
+    search_queries=40,
     kills=10,
     crash_sessions=8,
     settle=1.0,
@@ -108,6 +119,9 @@ FULL = Scale(
     hands_outputs=200,
     hands_processes=500,
     hands_bytes=1_000_000_000,
+    context_turns=10_000,
+    search_messages=1_000_000,
+    search_queries=100,
     kills=50,
     crash_sessions=12,
     settle=2.0,

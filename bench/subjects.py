@@ -66,10 +66,11 @@ class Gateway(Subject):
         limits: Limits | None = None,
         tools: tuple[str, ...] = (),
         api: str = "openai-chat",
+        window: int | None = None,
     ) -> None:
         super().__init__("gateway", ["-m", "tidegate", "up", "--home", str(folder), "--port", "0"], folder)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "tidegate.toml").write_text(settings(model, limits or {}, tools, api))
+        (folder / "tidegate.toml").write_text(settings(model, limits or {}, tools, api, window))
         if api == "anthropic":
             # The model takes any key of this format, but not none.
             (folder / "keys").mkdir(mode=0o700, exist_ok=True)
@@ -113,15 +114,19 @@ def make_floor(
 MAKERS: Mapping[str, Maker] = {"floor": make_floor, "gateway": Gateway}
 
 
-def settings(model: str, limits: Limits, tools: tuple[str, ...], api: str = "openai-chat") -> str:
-    """A `tidegate.toml` for the scripted model at `model`. Nobody pays for its tokens: a long run has no daily cap.
-    Where a format has thoughts that go back with the conversation, the model is asked to think."""
+def settings(
+    model: str, limits: Limits, tools: tuple[str, ...], api: str = "openai-chat", window: int | None = None
+) -> str:
+    """A `tidegate.toml` for the scripted model at `model`, with a `window` of so many tokens, if one is given. Nobody
+    pays for its tokens: a long run has no daily cap. Where a format has thoughts that go back with the conversation,
+    the model is asked to think."""
     lines = [
         "[models.main]",
         f'api = "{api}"',
         f'base_url = "{model}/v1"',
         'model = "scripted"',
         *(['key = "file:keys/model"'] if api == "anthropic" else []),
+        *([] if window is None else [f"context_window = {window}"]),
         "",
         "[agents.main]",
         'model = "main"',
@@ -142,11 +147,11 @@ class ScriptedModel(Child):
     def __init__(self, folder: Path) -> None:
         super().__init__("model", ["-m", "bench.scripted_model", "--port", "0"], folder)
 
-    def call(self, method: str, path: str) -> Any:
+    def call(self, method: str, path: str, body: Any = None) -> Any:
         parts = urlsplit(self.url)
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=ANSWER_WITHIN)
         try:
-            connection.request(method, path)
+            connection.request(method, path, None if body is None else json.dumps(body))
             answer = connection.getresponse()
             content = answer.read()
         finally:

@@ -15,6 +15,7 @@ The last user message may direct it; each directive takes `times=N` (only the fi
     [badargs NAME] [unknowntool]  a call with broken arguments; of a tool that is not there
     [saying WORDS]              said before the tool calls, in the same answer
     [say WORDS] [words N] [finish REASON]     the final answer: its text; N words; its finish reason
+    [refuse WORDS]              a refusal, as the format marks one
     [think WORDS] [redacted] [nothink]  what it thinks, if asked to think; a block that is sealed; not at all
     [status CODE retry-after=S code=C type=T echo quote]   an HTTP error; it quotes the caller's credential, and what
                                 was said
@@ -26,7 +27,10 @@ The last user message may direct it; each directive takes `times=N` (only the fi
 A piece is what grows the answer: the opening is the first, then each part of thinking, text and arguments, whatever
 the number of events that a format makes of it.
 
-Also: GET /stats, GET /requests, GET /v1/models, POST /reset, POST /release/NAME, POST /close-idle.
+What it is like whatever it is asked, as a writer of summaries above all, is its `temper` (`bench.scripted.temper`).
+
+Also: GET /stats, GET /trace, GET /requests, GET /v1/models, POST /temper, POST /reset, POST /release/NAME,
+POST /close-idle.
 """
 
 from bench.scripted.server import RECORDED, ScriptedModel

@@ -100,7 +100,8 @@ class Messages:
         tools = self._toolsets.of(raw) if raw else NO_TOOLS
         anthropic_rules.check(request, tools, headers.get("anthropic-version", ""))
         bound = check_thoughts(request, tools)
-        key, tokens = self._account(request, tools)
+        system = "\n".join(text.text for text in request.system_blocks())
+        key, tokens = self._account(request, tools, system)
         messages = request.messages
         last = max((place for place, message in enumerate(messages) if _directs(message)), default=-1)
         return Asked(
@@ -115,10 +116,11 @@ class Messages:
             most=request.max_tokens,
             canned=request.stream and not request.thinks and request.max_tokens >= len(ANSWER),
             thinks=request.thinks,
+            system=system,
             bound=bound,
         )
 
-    def _account(self, request: Request, tools: Toolset) -> tuple[int, Tokens]:
+    def _account(self, request: Request, tools: Toolset, system: str) -> tuple[int, Tokens]:
         """Block by block: tools, system, messages, as the provider reads them."""
         digests, sizes = list(tools.digests), [len(text) for text in tools.written]
         found = list(tools.marks)
@@ -150,6 +152,7 @@ class Messages:
             sizes[place] = characters
         marks = [place for place, mark in enumerate(found) if mark is not None]
         tag = (request.metadata.user_id if request.metadata else None) or _first_words(request.messages)
+        tag = system if self.ledger.by_prompt else tag
         key, read, written = self.ledger.note_marked(tag, chain, entries, sizes, marks)
         long = max((sizes[place] for place in marks if (mark := found[place]) and mark.ttl == "1h"), default=0)
         lasting = max(long // CHARACTERS_PER_TOKEN - read, 0)
@@ -162,6 +165,9 @@ class Messages:
     def said(self, asked: Asked) -> str:
         said: str = asked.request.messages[-1].text()
         return said
+
+    def heard(self, asked: Asked) -> str:
+        return "\n".join(message.text() for message in asked.request.messages)
 
     def call_id(self, asked: Asked, place: int) -> str:
         return f"toolu_{_tail(asked)}_{place}"

@@ -111,7 +111,7 @@ def full_usage(tokens: Tokens, output: int, thinking: int = 0) -> bytes:
 
 
 def stop_of(plan: Plan) -> tuple[str, bytes]:
-    reason = STOPS.get(plan.finish, plan.finish)
+    reason = "refusal" if plan.refused else STOPS.get(plan.finish, plan.finish)
     return reason, b'{"type":"refusal","category":null,"explanation":null}' if reason == "refusal" else b"null"
 
 

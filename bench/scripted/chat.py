@@ -18,6 +18,7 @@ from bench.scripted.wire import END, framed, stream_head
 
 DONE = b"data: [DONE]\n\n"
 CANNED = 64
+SYSTEM = ("system", "developer")
 CANNED_END = framed(DONE) + END
 _encode = msgspec.json.encode
 
@@ -69,10 +70,12 @@ class Chat:
     def read(self, body: bytes, headers: dict[str, str]) -> Asked:
         request = read_request(body)
         raw = bytes(request.tools)
-        names, tools = self._toolsets.of(raw) if raw else ((), 0)
+        names, tools, tokens = self._toolsets.of(raw) if raw else ((), 0, 0)
         messages = request.messages
-        prompt = tokens_of(messages)
+        prompt = tokens_of(messages) + tokens
+        system = _system(messages)
         tag = request.user or (request.metadata or {}).get("conversation") or _first_words(messages)
+        tag = system if self.ledger.by_prompt else tag
         key, cached = self.ledger.note(tag, messages, tools, prompt)
         last = max((place for place, message in enumerate(messages) if message.directs()), default=-1)
         most = request.max_completion_tokens or request.max_tokens
@@ -89,6 +92,7 @@ class Chat:
             most=most,
             canned=options is not None and options.include_usage and (most is None or most >= len(ANSWER)),
             thinks_when_told=True,
+            system=system,
         )
 
     def step(self, asked: Asked) -> int:
@@ -97,6 +101,9 @@ class Chat:
     def said(self, asked: Asked) -> str:
         said: str = asked.request.messages[-1].text()
         return said
+
+    def heard(self, asked: Asked) -> str:
+        return "\n".join(message.text() for message in asked.request.messages if message.role not in SYSTEM)
 
     def call_id(self, asked: Asked, place: int) -> str:
         return f"call_{len(asked.request.messages)}_{place}"
@@ -145,16 +152,21 @@ def _first_words(messages: tuple[Message, ...]) -> str:
     return next((message.text() for message in messages if message.role == "user"), "")
 
 
+def _system(messages: tuple[Message, ...]) -> str:
+    return messages[0].text() if messages[0].role in SYSTEM else ""
+
+
 def _usage(asked: Asked, plan: Plan) -> bytes:
     return usage_of(asked.tokens.prompt, asked.tokens.cached, plan.tokens, len(plan.thoughts))
 
 
 def events_of(plan: Plan, model: bytes) -> Iterator[bytes]:
-    yield event_of(model, b'{"role":"assistant","content":%b}' % (b'""' if plan.pieces else b"null"))
+    speaks = bool(plan.pieces) and not plan.refused
+    yield event_of(model, b'{"role":"assistant","content":%b}' % (b'""' if speaks else b"null"))
     for thought in plan.thoughts:
         yield event_of(model, b'{"reasoning_content":%b}' % _encode(thought))
     for piece in plan.pieces:
-        yield event_of(model, b'{"content":%b}' % _encode(piece))
+        yield event_of(model, (b'{"refusal":%b}' if plan.refused else b'{"content":%b}') % _encode(piece))
     for place, (identity, name, arguments) in enumerate(plan.calls):
         begun = {"index": place, "id": identity, "type": "function", "function": {"name": name, "arguments": ""}}
         yield event_of(model, _encode({"tool_calls": [begun]}))
@@ -170,7 +182,10 @@ def completion_of(plan: Plan, model: bytes, usage: bytes) -> bytes:
         {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
         for identity, name, arguments in plan.calls
     ]
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(plan.pieces) or None, "refusal": None}
+    said = "".join(plan.pieces) or None
+    message: dict[str, Any] = {"role": "assistant", "content": said, "refusal": None}
+    if plan.refused:
+        message |= {"content": None, "refusal": said}
     if plan.thoughts:
         message["reasoning_content"] = "".join(plan.thoughts)
     if calls:

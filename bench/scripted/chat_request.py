@@ -216,8 +216,8 @@ def check_media(media: list[Image | Audio], role: str, where: str) -> None:
             check_audio(part.input_audio.format, part.input_audio.data, where)
 
 
-def check_tools(raw: bytes) -> tuple[tuple[str, ...], int]:
-    """The names, and a hash of the canonical content."""
+def check_tools(raw: bytes) -> tuple[tuple[str, ...], int, int]:
+    """The names, a hash of the canonical content, and how many tokens it has."""
     try:
         tools = _tools(raw)
     except msgspec.ValidationError as error:
@@ -229,7 +229,8 @@ def check_tools(raw: bytes) -> tuple[tuple[str, ...], int]:
     check_unique(names)
     if not names:
         raise Refusal("'tools' must not be an empty list.", param="tools")
-    return names, hash(json.dumps(msgspec.json.decode(raw), sort_keys=True))
+    written = json.dumps(msgspec.json.decode(raw), sort_keys=True)
+    return names, hash(written), len(written) // CHARACTERS_PER_TOKEN
 
 
 def tokens_of(messages: tuple[Message, ...]) -> int:

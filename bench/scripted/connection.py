@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import httptools
 import msgspec
 
+from bench.scripted.temper import Temper
 from bench.scripted.wire import reply_of
 
 if TYPE_CHECKING:
@@ -138,6 +139,14 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
         return task
 
+    def _temper(self, body: bytes) -> None:
+        try:
+            self._server.be(msgspec.json.decode(body, type=Temper))
+        except msgspec.ValidationError as error:
+            self.write(reply_of(400, _error(str(error))))
+        else:
+            self.write(reply_of(200, b"{}"))
+
     def _route(self, method: str, path: str, headers: dict[str, str], body: bytes) -> None:
         server = self._server
         address = path.partition("?")[0]
@@ -153,6 +162,10 @@ class Connection(asyncio.Protocol):
                 for one in server.recorded
             ]
             self.write(reply_of(200, msgspec.json.encode(shown)))
+        elif method == "GET" and path == "/trace":
+            self.write(reply_of(200, msgspec.json.encode(list(server.trace))))
+        elif method == "POST" and path == "/temper":
+            self._temper(body)
         elif method == "GET" and path.endswith("/models"):
             self.write(reply_of(200, b'{"object":"list","data":[{"id":"scripted","object":"model"}]}'))
         elif method == "POST" and path == "/reset":

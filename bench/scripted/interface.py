@@ -45,6 +45,8 @@ class Asked:
     """Whether the plain answer may be said from canned bytes."""
     thinks: bool = False
     thinks_when_told: bool = False
+    system: str = ""
+    """The system prompt, wherever the format has it."""
     bound: str = ""
     """What its thoughts are bound to, if they are: all that was said before."""
 
@@ -89,6 +91,9 @@ class Format(Protocol):
 
     def said(self, asked: Asked) -> str:
         """The text of the last message."""
+
+    def heard(self, asked: Asked) -> str:
+        """The text of all messages, without the system prompt."""
 
     def call_id(self, asked: Asked, place: int) -> str: ...
 

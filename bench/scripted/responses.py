@@ -23,6 +23,7 @@ from bench.scripted.wire import END, event, framed, stream_head
 INCOMPLETE = {"length": "max_output_tokens"}
 CREATED = 1_700_000_000
 CANNED = 64
+SYSTEM = ("system", "developer")
 _encode = msgspec.json.encode
 
 
@@ -51,12 +52,14 @@ class Responses:
     def read(self, body: bytes, headers: dict[str, str]) -> Asked:
         request = read_request(body)
         raw = bytes(request.tools)
-        names, tools = self._toolsets.of(raw) if raw else ((), 0)
+        names, tools, tokens = self._toolsets.of(raw) if raw else ((), 0, 0)
         items = request.items()
         check_items(request, items)
         check_choice(request, names)
-        prompt = tokens_of(request, items)
+        prompt = tokens_of(request, items) + tokens
+        system = request.instructions or _system(items)
         tag = request.user or (request.metadata or {}).get("conversation") or _first_words(items)
+        tag = system if self.ledger.by_prompt else tag
         key, cached = self.ledger.note(tag, items, hash((tools, request.instructions)), prompt)
         last = max((place for place, item in enumerate(items) if item.directs()), default=-1)
         stream, most = bool(request.stream), request.max_output_tokens
@@ -72,6 +75,7 @@ class Responses:
             most=most,
             canned=stream and not request.thinks,
             thinks=request.thinks,
+            system=system,
         )
 
     def step(self, asked: Asked) -> int:
@@ -87,6 +91,9 @@ class Responses:
     def said(self, asked: Asked) -> str:
         said: str = asked.request.items()[-1].text()
         return said
+
+    def heard(self, asked: Asked) -> str:
+        return "\n".join(item.text() for item in asked.request.items() if item.role not in SYSTEM)
 
     def call_id(self, asked: Asked, place: int) -> str:
         return f"call_{_tail(asked)}_{place}"
@@ -146,6 +153,10 @@ def _first_words(items: tuple[Item, ...]) -> str:
     return next((item.text() for item in items if item.role == "user"), "")
 
 
+def _system(items: tuple[Item, ...]) -> str:
+    return items[0].text() if items[0].role in SYSTEM else ""
+
+
 def _tail(asked: Asked) -> str:
     """By which the ids of one answer are its own: where it stands, and after how much."""
     return f"{len(asked.request.items())}_{asked.tokens.prompt}"
@@ -172,7 +183,9 @@ def _items(model: str, tail: str, plan: Plan, request: Request | None) -> Iterat
             item["encrypted_content"] = sealed(reasoning_of(model, tail, thought))
         yield item
     if plan.pieces:
-        text = {"type": "output_text", "text": "".join(plan.pieces), "annotations": [], "logprobs": []}
+        text: dict[str, Any] = {"type": "output_text", "text": "".join(plan.pieces), "annotations": [], "logprobs": []}
+        if plan.refused:
+            text = {"type": "refusal", "refusal": "".join(plan.pieces)}
         status = "completed" if plan.finish in ("stop", "tool_calls") else "incomplete"
         yield {
             "id": f"msg_{tail}{behind}0",
@@ -244,6 +257,8 @@ def _reasoning_parts(item: dict[str, Any], plan: Plan) -> tuple[_Told, _Told, _T
 def _message_parts(item: dict[str, Any], plan: Plan) -> tuple[_Told, _Told, _Told]:
     at = {"item_id": item["id"], "content_index": 0}
     part = item["content"][0]
+    if plan.refused:
+        return _refusal_parts(item, plan)
     opening: _Told = [
         ("response.output_item.added", {"item": {**item, "content": [], "status": "in_progress"}}),
         ("response.content_part.added", {**at, "part": {**part, "text": ""}}),
@@ -251,6 +266,22 @@ def _message_parts(item: dict[str, Any], plan: Plan) -> tuple[_Told, _Told, _Tol
     deltas: _Told = [("response.output_text.delta", {**at, "delta": piece, "logprobs": []}) for piece in plan.pieces]
     closing: _Told = [
         ("response.output_text.done", {**at, "text": part["text"], "logprobs": []}),
+        ("response.content_part.done", {**at, "part": part}),
+        ("response.output_item.done", {"item": item}),
+    ]
+    return opening, deltas, closing
+
+
+def _refusal_parts(item: dict[str, Any], plan: Plan) -> tuple[_Told, _Told, _Told]:
+    at = {"item_id": item["id"], "content_index": 0}
+    part = item["content"][0]
+    opening: _Told = [
+        ("response.output_item.added", {"item": {**item, "content": [], "status": "in_progress"}}),
+        ("response.content_part.added", {**at, "part": {**part, "refusal": ""}}),
+    ]
+    deltas: _Told = [("response.refusal.delta", {**at, "delta": piece}) for piece in plan.pieces]
+    closing: _Told = [
+        ("response.refusal.done", {**at, "refusal": part["refusal"]}),
         ("response.content_part.done", {**at, "part": part}),
         ("response.output_item.done", {"item": item}),
     ]

@@ -22,6 +22,7 @@ from bench.scripted.responses_request import (
     Request,
     check_image,
 )
+from bench.scripted.reuse import CHARACTERS_PER_TOKEN
 from bench.scripted.seal import unsealed
 from bench.scripted.toolset import check_unique
 
@@ -47,8 +48,8 @@ class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _tools = msgspec.json.Decoder(tuple[Tool, ...]).decode
 
 
-def check_tools(raw: bytes) -> tuple[tuple[str, ...], int]:
-    """The names, and a hash of the canonical content."""
+def check_tools(raw: bytes) -> tuple[tuple[str, ...], int, int]:
+    """The names, a hash of the canonical content, and how many tokens it has."""
     try:
         tools = _tools(raw)
     except msgspec.ValidationError as error:
@@ -66,7 +67,8 @@ def check_tools(raw: bytes) -> tuple[tuple[str, ...], int]:
             )
     names = tuple(tool.name for tool in tools)
     check_unique(names)
-    return names, hash(json.dumps(msgspec.json.decode(raw), sort_keys=True))
+    written = json.dumps(msgspec.json.decode(raw), sort_keys=True)
+    return names, hash(written), len(written) // CHARACTERS_PER_TOKEN
 
 
 def check_choice(request: Request, names: tuple[str, ...]) -> None:

@@ -19,6 +19,8 @@ LOOK_BACK = 20
 
 class Ledger:
     def __init__(self) -> None:
+        self.by_prompt = False
+        """Whether requests with the same system prompt are one conversation, however they begin."""
         self.clear()
 
     def clear(self) -> None:
@@ -28,6 +30,9 @@ class Ledger:
         self.whole = 0
         self.repeats = 0
         self.violations: deque[dict[str, Any]] = deque(maxlen=VIOLATIONS)
+        self.came = "first"
+        """The last request: its conversation's `first`, with the `whole` one before at its beginning, that one
+        `repeated`, or `changed`."""
 
     def note(self, tag: str, units: tuple[Hashable, ...], prefix: int, tokens: int) -> tuple[int, int]:
         """Takes one request: its conversation, its messages, a hash of what stands before them. Returns the
@@ -64,10 +69,12 @@ class Ledger:
 
     def _begin(self) -> None:
         self.seen += 1
+        self.came = "first"
         if len(self._last) >= CONVERSATIONS:
             self._last.popitem(last=False)
 
     def _came_again(self, *, repeated: bool) -> None:
+        self.came = "repeated" if repeated else "whole"
         if repeated:
             self.repeats += 1
         else:
@@ -75,6 +82,7 @@ class Ledger:
             self.whole += 1
 
     def _violated(self, tag: str, reason: str, before: int, now: int) -> None:
+        self.came = "changed"
         self.followups += 1
         self.violations.append({"conversation": tag[:80], "reason": reason, "before": before, "now": now})
 

@@ -52,9 +52,9 @@ class Directive:
 
 class Plan:
     """One answer: its pieces, and what is to go wrong. `sequence` is how many events have been told, where the format
-    numbers them."""
+    numbers them. `refused`: its words are a refusal, as the format marks one."""
 
-    __slots__ = ("calls", "faults", "finish", "pieces", "redacted", "sequence", "thoughts")
+    __slots__ = ("calls", "faults", "finish", "pieces", "redacted", "refused", "sequence", "thoughts")
 
     def __init__(
         self,
@@ -67,6 +67,7 @@ class Plan:
     ) -> None:
         self.pieces, self.calls, self.finish = pieces, calls, finish
         self.thoughts, self.redacted = thoughts, redacted
+        self.refused = False
         self.faults: dict[str, Directive] = {}
         self.sequence = 0
 
@@ -117,13 +118,15 @@ def plan_of(
     pieces: tuple[str, ...] = () if calls else ANSWER
     finish = "tool_calls" if calls else "stop"
     thoughts: tuple[str, ...] = THOUGHT if asked.thinks else ()
-    redacted = False
+    redacted = refused = False
     faults: dict[str, Directive] = {}
     for place, directive in enumerate(script):
         if directive.name == ("saying" if calls else "say"):
             pieces = directive.pieces()
         elif directive.name == "words" and not calls:
             pieces = tuple("w0" if n == 0 else f" w{n}" for n in range(int(directive.words[0])))
+        elif directive.name == "refuse" and not calls:
+            pieces, refused = directive.pieces(), True
         elif directive.name == "finish" and not calls:
             finish = directive.words[0]
         elif directive.name == "think" and (asked.thinks or asked.thinks_when_told):
@@ -138,6 +141,7 @@ def plan_of(
         pieces, finish = pieces[: asked.most], "length"
     plan = Plan(pieces, calls, finish, thoughts, redacted=redacted)
     plan.faults = faults
+    plan.refused = refused
     return plan
 
 

@@ -15,17 +15,21 @@ import msgspec
 from bench.scripted.anthropic import Messages
 from bench.scripted.chat import Chat
 from bench.scripted.connection import LONGEST_WAIT, Connection
-from bench.scripted.interface import Format
+from bench.scripted.interface import Asked, Format
 from bench.scripted.refusal import Refusal
 from bench.scripted.responses import Responses
 from bench.scripted.reuse import VIOLATIONS
-from bench.scripted.script import Directive, plan_of
+from bench.scripted.script import ANSWER, Directive, Plan, plan_of
 from bench.scripted.stage import perform
+from bench.scripted.temper import SCRIPTS, WRITTEN, Temper, Traced, written
 from bench.scripted.wire import credential_of, reply_of
 
 RECORDED = 200
 RECORDED_BYTES = 8 * 1024 * 1024
 COUNTERS = 10_000
+TRACED = 200_000
+"""Requests of which is known how long they were, if it is asked for: some ten times a long run's."""
+TRACED_CHARACTERS = 40
 
 
 class Recorded(msgspec.Struct, frozen=True):
@@ -53,7 +57,13 @@ class ScriptedModel:
     """`async with ScriptedModel() as model`: listens on loopback, at `model.base_url`; owns its connections."""
 
     def __init__(
-        self, *, host: str = "127.0.0.1", port: int = 0, key: str | None = None, tls: ssl.SSLContext | None = None
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        key: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        temper: Temper = Temper(),  # noqa: B008
     ) -> None:
         self._host, self._port, self._key, self._tls = host, port, key, tls
         self._server: asyncio.Server | None = None
@@ -61,6 +71,13 @@ class ScriptedModel:
         self.connections: set[Connection] = set()
         self.latches: OrderedDict[str, Latch] = OrderedDict()
         self.reset()
+        self.be(temper)
+
+    def be(self, temper: Temper) -> None:
+        """From now on it is so disposed; what it counts begins anew with `reset`."""
+        self.temper = temper
+        for form in self.formats:
+            form.ledger.by_prompt = temper.by_prompt
 
     def reset(self) -> None:
         for form in self.formats:
@@ -69,6 +86,7 @@ class ScriptedModel:
         self._recorded_bytes = 0
         self._met: OrderedDict[tuple[int, str, int], int] = OrderedDict()
         self.counts: Counter[str] = Counter()
+        self.trace: deque[Traced] = deque(maxlen=TRACED)
         self.refusals: deque[str] = deque(maxlen=VIOLATIONS)
         for latch in self.latches.values():
             latch.opened.set()
@@ -139,6 +157,8 @@ class ScriptedModel:
             "requests": self.counts["requests"],
             "refused": self.counts["refused"],
             "refusals": list(self.refusals),
+            "summaries": self.counts["summaries"],
+            "too_much": self.counts["too_much"],
             "disconnects": self.counts["disconnects"],
             "connections": len(self.connections),
             "accepted_connections": self.counts["connections"],
@@ -175,10 +195,23 @@ class ScriptedModel:
         except Refusal as refusal:
             self.counts["refused"] += 1
             self.refusals.append(refusal.message)
-            said = form.error(refusal.status, refusal.message, code=refusal.code, param=refusal.param)
-            connection.write(reply_of(refusal.status, said, extra=form.identified))
+            connection.write(_refused(form, refusal))
+            return
+        try:
+            self.temper.check_body(form.name, body)
+            self.temper.check_tokens(form.name, asked)
+        except Refusal as refusal:
+            self.counts["too_much"] += 1
+            self._trace(form, asked, body, refused=True)
+            connection.write(_refused(form, refusal))
+            return
+        if self.temper.is_summary(asked):
+            plan = self._summary(form, asked)
+            self._trace(form, asked, body, output=plan.tokens, summary=True)
+            connection.play(perform(self, connection, form, asked, plan, headers))
             return
         if asked.canned and "[" not in asked.text:
+            self._trace(form, asked, body, output=len(ANSWER))
             connection.write(form.plain(asked))
             return
 
@@ -186,7 +219,31 @@ class ScriptedModel:
             return self._meets(directive, step, (asked.key, asked.text, place))
 
         plan = plan_of(asked, form.step(asked), lambda place: form.call_id(asked, place), meets)
+        self._trace(form, asked, body, output=plan.tokens)
         connection.play(perform(self, connection, form, asked, plan, headers))
+
+    def _summary(self, form: Format, asked: Asked) -> Plan:
+        """What it was given may say anything: only the server's own temper directs."""
+        mood = self.temper.mood(self.counts["summaries"])
+        self.counts["summaries"] += 1
+        if mood in WRITTEN:
+            return written(mood, form.heard(asked), asked)
+        asked.text = SCRIPTS.get(mood, mood)
+        return plan_of(asked, 0, lambda place: form.call_id(asked, place), lambda directive, step, place: True)
+
+    def _trace(
+        self,
+        form: Format,
+        asked: Asked,
+        body: bytes,
+        *,
+        output: int = 0,
+        summary: bool = False,
+        refused: bool = False,
+    ) -> None:
+        if self.temper.by_prompt:
+            came, about = form.ledger.came, asked.text[:TRACED_CHARACTERS]
+            self.trace.append(Traced(about, summary, refused, asked.tokens.prompt, len(body), came, output))
 
     def _meets(self, directive: Directive, step: int, place: tuple[int, str, int]) -> bool:
         if directive.number("step", step) != step:
@@ -198,3 +255,8 @@ class ScriptedModel:
         if len(self._met) > COUNTERS:
             self._met.popitem(last=False)
         return met <= int(times)
+
+
+def _refused(form: Format, refusal: Refusal) -> bytes:
+    said = form.error(refusal.status, refusal.message, code=refusal.code, param=refusal.param)
+    return reply_of(refusal.status, said, extra=form.identified)

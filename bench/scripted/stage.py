@@ -79,7 +79,8 @@ async def _stream(server: "ScriptedModel", connection: Connection, form: Format,
             return True
         if after.get("hugeline") == place:
             await _huge_line(connection, form, int(faults["hugeline"].number("bytes", 4 * 1024 * 1024)))
-        batch.append(framed(beat))
+        if beat:  # an empty chunk would be the end of the answer
+            batch.append(framed(beat))
     connection.write(b"".join(batch))
     await connection.writable()
     return False

@@ -27,6 +27,8 @@ FIGURES = (
     "encoding",
     "streams",
     "hands",
+    "context",
+    "search",
     "kill",
 )
 

@@ -81,9 +81,9 @@ def printing(bench: Bench) -> list[Figure]:
         before, parts = _print(subject, WARM), _parts(subject)
         grown = _print(subject, turns) - before
         grown_parts = {kind: size - parts.get(kind, 0) for kind, size in _parts(subject).items()}
-        on_disk, more = _on_disk(subject), max(1, turns // 4)
+        before_more, more = on_disk(subject), max(1, turns // 4)
         _print(subject, more)
-        share = (_on_disk(subject) - on_disk) / (more * OUTPUT_BYTES)
+        share = (on_disk(subject) - before_more) / (more * OUTPUT_BYTES)
     return [
         Figure(
             name="output_memory",
@@ -191,7 +191,7 @@ def _parts(subject: Any) -> dict[str, int]:
     return {kind: held["bytes"] for kind, held in kinds.items()}
 
 
-def _on_disk(subject: Any) -> int:
+def on_disk(subject: Any) -> int:
     """All that the gateway keeps, the database and the spool. It is started anew: the database has no log then, which
     is moved into it now and again and counts for up to a fifth of what is written here."""
     assert isinstance(subject, Gateway)

@@ -115,7 +115,7 @@ class ModelFailed(TidegateError):
     """What a model's endpoint did wrong. `said` are its own words, which may quote the conversation: they are for who
     is in it, and `brief` is for the log. `shown` says that text of the failed answer was already visible, `heard` how
     many bytes of it had come, with thoughts and calls that nobody sees; `thoughts` that what is refused is what earlier
-    answers carried beside their words."""
+    answers carried beside their words, `large` that it is the request's bytes, or those of a picture in it."""
 
     def __init__(
         self,
@@ -128,6 +128,7 @@ class ModelFailed(TidegateError):
         said: str = "",
         shown: bool = False,
         thoughts: bool = False,
+        large: bool = False,
     ) -> None:
         super().__init__(f"{message} It said: {said}" if said else message)
         self.brief = message
@@ -139,6 +140,7 @@ class ModelFailed(TidegateError):
         self.shown = shown
         self.heard = 0
         self.thoughts = thoughts
+        self.large = large
 
     def add(self, sentence: str) -> None:
         """Something more that people should know of it."""

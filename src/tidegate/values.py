@@ -185,6 +185,9 @@ class Call(Frozen, frozen=True):
 IDEMPOTENCY = "idempotency"
 """Source of a receipt: a key that the caller chose."""
 
+DELEGATED = "delegated"
+"""Source of a receipt: the step of a turn that has given a task, so that it is given once."""
+
 RETRY_MARK, RETRY = "retry-mark", "retry"
 """Sources of receipts of an official client that retries by itself, without a key: each of its first attempts leaves a
 mark, and only what says that it is a retry is matched against the marks."""
@@ -304,7 +307,8 @@ class Notice(Frozen, frozen=True, tag="notice"):
 
 class Asked(Frozen, frozen=True, tag="asked"):
     """The turn waits for a person: to approve one exact action, or to answer a question. It is told again to whoever
-    comes later, under the same id; when the turn ends, so does the question."""
+    comes later, under the same id; when the turn ends, so does the question. Whoever follows a turn is told as well
+    what is asked by the tasks that it has given: then `turn` is the task's, and `agent` who works on it."""
 
     id: str
     turn: str
@@ -313,6 +317,7 @@ class Asked(Frozen, frozen=True, tag="asked"):
     summary: str
     choices: tuple[str, ...] = ()
     expires: float | None = None
+    agent: str = ""
 
 
 class Answered(Frozen, frozen=True, tag="answered"):

@@ -1,6 +1,7 @@
 """The benchmark with the gateway itself as its subject, small: the two columns of its table have numbers."""
 
 import math
+import xml.etree.ElementTree as Tree
 from pathlib import Path
 
 import msgspec
@@ -32,3 +33,22 @@ def test_the_gateway_is_measured_beside_the_floor_and_repeats_every_prefix(tmp_p
         if "added latency" in row:
             floor, gateway = [cell.strip() for cell in row.split("|")[2:4]]
             assert any(map(str.isdigit, floor)) and any(map(str.isdigit, gateway)), row
+
+
+@pytest.mark.slow
+def test_a_long_conversation_and_a_search_are_measured(tmp_path: Path) -> None:
+    """S35, S32: never above its window, and between its compactions every request begins with the one before."""
+    assert main(["--scale", "tiny", "--only", "context", "--only", "search", "--results", str(tmp_path)]) == 0
+    (file,) = tmp_path.glob("*.json")
+    figures = {one.name: one for one in msgspec.json.decode(file.read_bytes(), type=Report).figures}
+    compactions = figures["context_compactions"].value
+    assert compactions is not None and compactions >= 1
+    assert figures["context_largest"].met and figures["context_prefix"].met
+    for name in ("cpu", "sent", "memory", "disk", "short", "summaries"):
+        value = figures[f"context_{name}"].value
+        assert value is not None and math.isfinite(value), name
+    for way in ("person", "session", "sessions"):
+        value = figures[f"search_{way}"].value
+        assert value is not None and value > 0, way
+    (plot,) = tmp_path.glob("*.svg")
+    assert len(Tree.fromstring(plot.read_text()).findall("{http://www.w3.org/2000/svg}polyline")) == 2

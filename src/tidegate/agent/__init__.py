@@ -3,14 +3,15 @@
 Everything here is written against `Turn`, so that the same loop runs in this process or on a distributed engine.
 """
 
-from tidegate.agent.asking import Budget, Purse
+from tidegate.agent.asking import Budget, Payer, Purse
 from tidegate.agent.balance import in_call_order, is_balanced, missing
-from tidegate.agent.conversation import Conversation
+from tidegate.agent.conversation import Conversation, weigh
+from tidegate.agent.errand import Errand, run_errand
 from tidegate.agent.hands import Equipment, Hands, Permits
 from tidegate.agent.loop import Bounds, run
-from tidegate.agent.mind import Mind
+from tidegate.agent.mind import Care, Mind, Remedy
 from tidegate.agent.prompt import EXTRA, PROMPT, freeze
-from tidegate.agent.turn import EXCERPT_CHARACTERS, Effect, Turn
+from tidegate.agent.turn import EXCERPT_CHARACTERS, Effect, Parked, Turn
 
 __all__ = [
     "EXCERPT_CHARACTERS",
@@ -18,17 +19,24 @@ __all__ = [
     "PROMPT",
     "Bounds",
     "Budget",
+    "Care",
     "Conversation",
     "Effect",
     "Equipment",
+    "Errand",
     "Hands",
     "Mind",
+    "Parked",
+    "Payer",
     "Permits",
     "Purse",
+    "Remedy",
     "Turn",
     "freeze",
     "in_call_order",
     "is_balanced",
     "missing",
     "run",
+    "run_errand",
+    "weigh",
 ]

@@ -15,18 +15,32 @@ import msgspec
 from tidegate.agent.conversation import Conversation
 from tidegate.agent.turn import Turn
 from tidegate.errors import ModelFailed
-from tidegate.values import Call, Frozen, Message, TextDelta, TextReset, Usage
+from tidegate.values import Call, Event, Frozen, Message, TextDelta, TextReset, Usage
+
+
+class Payer(Protocol):
+    """For whom a model is asked: a turn, or an errand beside one."""
+
+    @property
+    def session(self) -> str: ...
+
+    @property
+    def usage(self) -> Usage:
+        """What it has used so far."""
+        ...
+
+    def emit(self, event: Event) -> None: ...
 
 
 class Budget(Protocol):
     """What may be spent: by the whole gateway, a principal, a session, a turn."""
 
-    def check(self, turn: Turn) -> None:
+    def check(self, payer: Payer) -> None:
         """Raises BudgetSpent when nothing is left."""
         ...
 
-    def spend(self, turn: Turn, usage: Usage) -> None:
-        """A call of this turn was made that is not part of the turn's own usage yet."""
+    def spend(self, payer: Payer, usage: Usage) -> None:
+        """A call was made for this payer that is not part of his own usage yet."""
         ...
 
 
@@ -38,15 +52,15 @@ class Purse(Frozen, frozen=True):
     budgets: tuple[Budget, ...] = ()
     count: Callable[[Usage], None] | None = None
 
-    def check(self, turn: Turn) -> None:
+    def check(self, payer: Payer) -> None:
         for budget in self.budgets:
-            budget.check(turn)
+            budget.check(payer)
 
-    def spend(self, turn: Turn, usage: Usage) -> None:
+    def spend(self, payer: Payer, usage: Usage) -> None:
         if self.count is not None:
             self.count(usage)
         for budget in self.budgets:
-            budget.spend(turn, usage)
+            budget.spend(payer, usage)
 
     def cut(self, turn: Turn, usage: Usage) -> None:
         """Pay for a call that broke off."""
@@ -82,7 +96,7 @@ async def ask(turn: Turn, conversation: Conversation, call: Call, purse: Purse) 
             purse.cut(turn, _estimate(conversation, heard))
         raise
     if answer.usage is not None and not answer.usage.estimated:
-        conversation.model.gauge.learn(conversation.estimated_bytes, answer.usage.input)
+        conversation.count(answer.usage.input)
     usage = answer.usage or _estimate(conversation, shown + sum(_size(made.arguments) for made in answer.calls))
     purse.spend(turn, usage)
     return answer if answer.usage is not None else msgspec.structs.replace(answer, usage=usage)

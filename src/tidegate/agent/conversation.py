@@ -7,6 +7,7 @@ loaded while a request is written, and only then. A conversation owns its histor
 client; `release` gives both back and touches nothing else (unload is not end).
 """
 
+import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import cast
@@ -58,6 +59,7 @@ class Conversation:
     __slots__ = (
         "_asking",
         "_bound",
+        "_counted",
         "_estimated",
         "_lease",
         "_load",
@@ -65,11 +67,14 @@ class Conversation:
         "_owed",
         "_results",
         "_unloaded",
+        "behind",
         "carries",
         "era",
         "history",
+        "mark",
         "model",
         "prefix",
+        "preparing",
         "signature",
         "tools",
         "version",
@@ -87,8 +92,10 @@ class Conversation:
         load: Load = load_nothing,
         overflow: Overflow | None = None,
         era: int = 0,
+        mark: str = "",
     ) -> None:
-        """`era` counts how often the provider has refused what earlier answers carried."""
+        """`era` counts how often the provider has refused what earlier answers carried; `mark` names what of it is
+        summarised or left out (`View.mark`)."""
         self.model = model
         self.prefix = prefix
         self.tools = tools
@@ -110,6 +117,13 @@ class Conversation:
         self._loaded = 0
         self._asking = False
         self.era = era
+        self.mark = mark
+        self.behind = False
+        """Whether it has to be cast anew before it is asked: a part of what the turn said is summarised already."""
+        self.preparing: asyncio.Task[None] | None = None
+        """Writes a summary beside it; it ends with this."""
+        self._counted: tuple[int, int] | None = None
+        """Tokens of a request as the provider counted them, and its bytes."""
         self._bound = ""
         self._lease: Lease | None = lease
         for message in messages:
@@ -136,12 +150,22 @@ class Conversation:
         """The same to the same point, with the words alone: the provider has refused what else was carried. What comes
         from now on is carried again."""
         self.era += 1
+        self.recast(messages, self.mark)
+
+    def recast(self, messages: Iterable[Message], mark: str, *, tokens: int | None = None) -> None:
+        """The same conversation, shown by other messages, of about so many tokens. What answers carried under another
+        mark is left out."""
+        self.mark = mark
+        self.behind = False
         self._bound = ""
+        self._counted = None
         self.history.clear()
         self._owed = self._unloaded = self._estimated = 0
         self._results = []
         self.carries = False
         self.extend(messages)
+        if tokens is not None:
+            self._counted = (tokens, self.estimated_bytes)
 
     def extend(self, messages: Iterable[Message]) -> None:
         for message in messages:
@@ -160,12 +184,27 @@ class Conversation:
 
     @property
     def bound(self) -> str:
-        """Under which prefix this is, and since which refusal. A provider may refuse a signed thought after any other
-        prefix than it was had under."""
+        """Under which prefix and mark this is, and since which refusal. A provider may refuse a signed thought after
+        any other prefix than it was had under."""
         if not self._bound:
             digest = hashlib.blake2b(self.prefix.tools + b"," + self.prefix.system, digest_size=6).hexdigest()
             self._bound = f"{digest}.{self.era}" if self.era else digest
+            if self.mark:
+                self._bound += f"/{self.mark}"
         return self._bound
+
+    def count(self, tokens: int) -> None:
+        """The provider says that the request which this now stands for had so many tokens."""
+        self.model.gauge.learn(self.estimated_bytes, tokens)
+        self._counted = (tokens, self.estimated_bytes)
+
+    @property
+    def tokens(self) -> int:
+        """Of a request as the conversation stands: as it was last counted, and an estimate of what came since."""
+        if self._counted is None:
+            return self.model.gauge.tokens(self.estimated_bytes)
+        tokens, size = self._counted
+        return tokens + self.model.gauge.tokens(self.estimated_bytes - size)
 
     @property
     def weight(self) -> int:
@@ -185,6 +224,9 @@ class Conversation:
 
     async def release(self) -> None:
         lease, self._lease = self._lease, None
+        if self.preparing is not None:
+            self.preparing.cancel()
+            self.preparing = None
         self.history.release()
         if lease is not None:
             lease.release()
@@ -267,6 +309,13 @@ class Conversation:
         else:
             text, aside = message.text, "\n".join(filter(None, (message.aside, told)))
         return msgspec.structs.replace(message, text=text, aside=aside, media=tuple(kept)), room
+
+
+def weigh(message: Message) -> int:
+    """About how many bytes of text a message costs in a request, whichever format that is in."""
+    calls = sum(FRAME_BYTES + len(call.name) + len(call.arguments) for call in message.calls)
+    text = len(message.text.encode(errors="replace")) + len(message.aside.encode(errors="replace"))
+    return FRAME_BYTES + text + calls + sum(map(_text_bytes, message.media))
 
 
 def _framed(group: Group) -> int:

@@ -16,7 +16,7 @@ import msgspec
 
 from tidegate.agent.balance import tool_step
 from tidegate.agent.progress import Progress
-from tidegate.agent.turn import EXCERPT_CHARACTERS, Effect, Turn
+from tidegate.agent.turn import EXCERPT_CHARACTERS, Effect, Parked, Turn
 from tidegate.errors import ToolFailed, TurnFailed
 from tidegate.lifetimes import gather, is_cancelled
 from tidegate.log import Log
@@ -137,7 +137,7 @@ class Hands:
             return Result(text=f"{call.name} did not finish within {tool.timeout:g} s and was stopped.", failed=True)
         except ToolFailed as error:
             return Result(text=error.message, failed=True)
-        except TurnFailed:
+        except (TurnFailed, Parked):
             raise
         except (Exception, SystemExit, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and is_cancelled():

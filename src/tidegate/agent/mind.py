@@ -1,12 +1,13 @@
 """Who answers in one turn: a conversation with a model, and one with another model when that fails.
 
-Guarantee: a step is asked of each model at most once (with that model's own retries, and once more if what it refused
-could be left out), in the order of whoever chooses them; what a failed one had shown is void before another speaks;
-when none is left, the failure names all that were asked. The mind belongs to its turn; the conversations are whoever's
-builds them.
+Guarantee: a step is asked of each model at most once (with that model's own retries, and once more for each thing that
+it refused and that could be left out), in the order of whoever chooses them; what a failed one had shown is void before
+another speaks; when none is left, the failure names all that were asked. A request that nears its model's window is
+made to fit before it is sent. The mind belongs to its turn; the conversations are whoever's builds them.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
+from typing import Literal, Protocol
 
 from tidegate.agent.asking import Purse, ask
 from tidegate.agent.conversation import Conversation
@@ -15,18 +16,46 @@ from tidegate.errors import ModelFailed
 from tidegate.models import Model
 from tidegate.values import Call, Message, TextReset
 
+Remedy = Literal["thoughts", "context", "size"]
+"""What can be done about a failure, with the same model: leave out what earlier answers carried; show less of what is
+old; show fewer pictures and sounds."""
+
+
+class Care(Protocol):
+    """Who sees to it that a conversation can be asked."""
+
+    def is_due(self, conversation: Conversation) -> bool:
+        """Whether `fit` has anything to do: asked before every step, so that it costs next to nothing."""
+        ...
+
+    async def fit(self, conversation: Conversation) -> None:
+        """Makes the conversation fit for its model's window. Raises ModelFailed when it cannot be."""
+        ...
+
+    async def mend(self, conversation: Conversation, remedy: Remedy, failure: ModelFailed) -> bool:
+        """Whether the conversation is now another than the one that was refused, so that it can be asked once more."""
+        ...
+
+
 FallBack = Callable[[Conversation, tuple[Model, ...], ModelFailed], Awaitable[tuple[Conversation, Purse] | None]]
 """Another conversation, to the same point, with another model than those that failed in this step, the last of them
-with the failure, or the same one without what was refused; None when there is no other."""
+with the failure; None when there is no other."""
 
 
 class Mind:
-    __slots__ = ("_fall_back", "conversation", "purse")
+    __slots__ = ("_care", "_fall_back", "conversation", "purse")
 
-    def __init__(self, conversation: Conversation, purse: Purse, fall_back: FallBack | None = None) -> None:
+    def __init__(
+        self,
+        conversation: Conversation,
+        purse: Purse,
+        fall_back: FallBack | None = None,
+        care: Care | None = None,
+    ) -> None:
         self.conversation = conversation
         self.purse = purse
         self._fall_back = fall_back
+        self._care = care
 
     def append(self, message: Message) -> None:
         self.conversation.append(message)
@@ -37,22 +66,40 @@ class Mind:
     async def ask(self, turn: Turn, call: Call) -> Message:
         first: ModelFailed | None = None
         failed: tuple[Model, ...] = ()
+        mended: tuple[Remedy, ...] = ()
         while True:
             try:
+                if self._care is not None and self._care.is_due(self.conversation):
+                    await self._care.fit(self.conversation)
                 return await ask(turn, self.conversation, call, self.purse)
             except ModelFailed as failure:
+                remedy = remedy_for(failure)
+                if remedy is not None and remedy not in mended and await self._mend(remedy, failure):
+                    mended += (remedy,)
+                    if failure.shown:
+                        turn.emit(TextReset(reason=failure.brief))
+                    continue
                 tried = (*failed, self.conversation.model)
                 other = None if self._fall_back is None else await self._fall_back(self.conversation, tried, failure)
                 if other is None:
                     raise failure if first is None else both(first, failure) from failure
                 if failure.shown:
                     turn.emit(TextReset(reason=failure.brief))
-                if other[0] is self.conversation:
-                    continue  # it was mended
-                failed = tried
+                failed, mended = tried, ()
                 # Without its trace, which holds this very frame, and with it the turn.
                 first = (failure if first is None else both(first, failure)).with_traceback(None)
                 self.conversation, self.purse = other
+
+    async def _mend(self, remedy: Remedy, failure: ModelFailed) -> bool:
+        return self._care is not None and await self._care.mend(self.conversation, remedy, failure)
+
+
+def remedy_for(failure: ModelFailed) -> Remedy | None:
+    if failure.thoughts:
+        return "thoughts"
+    if failure.kind == "context":
+        return "context"
+    return "size" if failure.large else None
 
 
 def both(first: ModelFailed, then: ModelFailed) -> ModelFailed:

@@ -18,6 +18,11 @@ EXCERPT_CHARACTERS = 400
 whole is in the transcript."""
 
 
+class Parked(Exception):
+    """The gateway is stopping: the turn rests here, between two steps or in one that may be made again, and goes on in
+    the next process."""
+
+
 class Effect(Frozen, frozen=True):
     """What a step does to the world, declared before it is done.
 
@@ -46,7 +51,8 @@ class Turn(Protocol):
 
     @property
     def usage(self) -> Usage:
-        """What its model calls have cost so far, those that broke off included."""
+        """What model calls have cost so far, those that broke off included: its own, and all others of the tree of
+        tasks that it gave or is one of. Budgets of a turn are for all of it."""
         ...
 
     async def step(

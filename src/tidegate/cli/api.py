@@ -29,6 +29,7 @@ _WHERE_TO_LOOK = {
     "key_not_found": "keys list",
     "setting_not_found": "sessions settings",
     "question_not_found": "approvals list",
+    "note_not_found": "memory list",
 }
 
 

@@ -110,9 +110,11 @@ class _Chat:
         if self.session is None or self._person is None:
             return
         waiting = self._api.call("GET", "/api/approvals", query={"session": self.session, "limit": 1})["approvals"]
-        for question in waiting:
+        # It may be a task's of the turn that runs here, which is the one to follow.
+        turn = self._api.call("GET", self._api.session(self.session))["running"] if waiting else None
+        if turn is not None:
             with Interrupts() as interrupts:
-                self._follow(self.session, question["turn"], interrupts)
+                self._follow(self.session, turn, interrupts)
 
     def _command(self, line: str) -> None:
         """Say a command in mid-turn; what it says is printed, and what runs is followed already."""

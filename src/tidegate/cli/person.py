@@ -30,12 +30,14 @@ class Person:
         self._printer = printer
         self._command = command
 
-    def ask(self, id: str) -> bool:
-        """Ask until it is closed; whether it was answered here. EOFError when the person leaves."""
+    def ask(self, id: str, agent: str = "") -> bool:
+        """Ask until it is closed; whether it was answered here. `agent` is named where it works on a task of the one
+        that the person talks with. EOFError when the person leaves."""
         question = self._api.call("GET", self._api.approval(id))
         if question["state"] != "open":
             return False
-        self._printer.note("the agent asks for your approval:" if question["kind"] == "approval" else "the agent asks:")
+        who = f"the agent {agent}" if agent else "the agent"
+        self._printer.note(f"{who} asks{' for your approval' if question['kind'] == 'approval' else ''}:")
         for line in described(question):
             self._printer.line(f"    {line}")
         while self._is_open(id):

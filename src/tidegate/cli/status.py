@@ -42,7 +42,8 @@ def _print_facts(status: dict[str, Any]) -> None:
         ("gateway", f"{status['address']}, pid {status['pid']}, version {status['version']}"),
         ("home", status["home"]),
         ("up", span(status["uptime"])),
-        ("turns", f"{turns['running']} running, {turns['waiting']} waiting, {turns['asking']} asking a person; "
+        ("turns", f"{turns['running']} running, {turns['waiting']} waiting, {turns['asking']} asking a person, "
+                  f"{turns['delegating']} waiting for other agents; "
                   f"{turns['answered']} answered, {turns['failed']} failed, {turns['stopped']} stopped so far"),
         ("tokens", f"{day['tokens']:,} {most} since midnight UTC"),
         *(("budget", f"{spent_of(budget)} ({budget['setting']}), {budget['used']:.0%}") for budget in budgets),

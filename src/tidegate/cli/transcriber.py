@@ -144,7 +144,7 @@ class Follower:
         if event["id"] in self._asked:
             return
         if self._person is not None:
-            self._asked[event["id"]] = self._person.ask(event["id"])
+            self._asked[event["id"]] = self._person.ask(event["id"], event.get("agent", ""))
         else:
             self._asked[event["id"]] = False
             self._printer.note(f"the conversation waits for an answer: {event['id']}")

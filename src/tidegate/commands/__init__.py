@@ -3,13 +3,19 @@
 `build` gives the registry with everything in it; a later room adds its own commands to `COMMANDS`.
 """
 
-from tidegate.commands import answers, choices, conversation
+from tidegate.commands import answers, choices, conversation, memory, skills
 from tidegate.commands.registry import Command, CommandInfo, Commands, Context, Reply
 from tidegate.sessions import Sessions
 
 __all__ = ["COMMANDS", "Command", "CommandInfo", "Commands", "Context", "Reply", "build"]
 
-COMMANDS: tuple[Command, ...] = (*conversation.COMMANDS, *answers.COMMANDS, *choices.COMMANDS)
+COMMANDS: tuple[Command, ...] = (
+    *conversation.COMMANDS,
+    *answers.COMMANDS,
+    *choices.COMMANDS,
+    *skills.COMMANDS,
+    *memory.COMMANDS,
+)
 """All but /help, which a registry makes for itself."""
 
 

@@ -11,13 +11,19 @@ LISTED = 20
 
 REBUILDS = "The model reads the conversation anew once (its cached prefix is rebuilt)."
 
+KEPT = " What is worth remembering of this one is kept; /memory shows it."
+
 
 async def new(context: Context, words: str) -> Reply:
     if words:
         raise Refused("Say /new alone; /title names a conversation once it has begun.", code="bad_argument")
+    kept = ""
     if context.session is not None:
-        await context.door.end(context.session, context.principal, "new")
-    return Reply(text="A new conversation begins with your next message.")
+        row = await context.door.row(context.session, context.principal)
+        learner = context.door.learner
+        if await context.door.end(context.session, context.principal, "new") and learner is not None:
+            kept = KEPT if learner.learns_from(row) else ""
+    return Reply(text=f"A new conversation begins with your next message.{kept}")
 
 
 async def stop(context: Context, _: str) -> Reply:

@@ -222,10 +222,12 @@ class AgentSettings(Frozen, frozen=True):
     skills: Annotated[
         tuple[str, ...],
         Words(),
-        "Names of skills that it has, with the toolset `skills`; by default all found.",
+        "Names of the skills that it has, with the toolset `skills`; by default all that are found.",
     ] = ()
     project_files: Annotated[
-        tuple[str, ...], Words(), "Files in its `workspace` that a conversation's prompt begins with."
+        tuple[str, ...],
+        Lines(),
+        "Files in its `workspace`, by their paths there, that a conversation's prompt begins with; see docs/skills.md.",
     ] = ("AGENTS.md",)
     delegates: Annotated[
         tuple[str, ...], Words(), "Names of agents that it may give tasks to, with the toolset `delegate`."
@@ -313,11 +315,11 @@ class ContextSettings(Frozen, frozen=True):
 
     soft: Annotated[
         float, Share(0.1, 0.95), "Share of the window from which on a summary of old messages is prepared meanwhile."
-    ] = 0.6
+    ] = 0.7
     hard: Annotated[
         float, Share(0.1, 0.98), "Share of the window above which old messages are replaced by it before the next step."
     ] = 0.8
-    keep: Annotated[float, Share(0.02, 0.9), "Share of the window for the newest messages, kept word for word."] = 0.25
+    keep: Annotated[float, Share(0.02, 0.9), "Share of the window for the newest messages, kept word for word."] = 0.2
     least: Annotated[
         float, Share(0.01, 0.9), "Share by which a request must become smaller, or nothing is replaced."
     ] = 0.2
@@ -343,12 +345,21 @@ class MemorySettings(Frozen, frozen=True):
     model: Annotated[
         str, Text(), "Name of the model in `[models.…]` that is asked then; by default the agent's own."
     ] = ""
+    provider: Annotated[
+        str,
+        Text(at_most=64),
+        "Who keeps the notes instead of the gateway's own store: a file `memories/NAME.py` in the home folder, or a "
+        "package; see docs/memory.md.",
+    ] = ""
 
 
 class SkillSettings(Frozen, frozen=True):
-    """Where skills are looked for, besides `skills` in the gateway's home folder and an agent's project folder."""
+    """Where skills are looked for, besides `skills` in the gateway's home folder and in an agent's project folder; see
+    docs/skills.md."""
 
-    folders: Annotated[tuple[str, ...], Lines(), "Folders of yours with skills, each a folder with a SKILL.md."] = ()
+    folders: Annotated[
+        tuple[str, ...], Lines(), "Folders of yours that hold skills; each skill is a folder with a SKILL.md in one."
+    ] = ()
 
 
 class WorkspaceSettings(Frozen, frozen=True):

@@ -5,15 +5,17 @@ stand. `EmbeddedEngine` runs turns in this process over SQLite; its further meth
 and waits here, and how it comes to rest.
 """
 
-from tidegate.engine.embedded import EmbeddedEngine, EngineStats
+from tidegate.agent import Parked
+from tidegate.engine.embedded import TASK_OF_NONE, EmbeddedEngine, EngineStats
 from tidegate.engine.failures import describe, stopped
 from tidegate.engine.interface import Engine
-from tidegate.engine.journal import Journal, Parked, slim, without_bytes
+from tidegate.engine.journal import Journal, slim, without_bytes
 from tidegate.engine.live import Live
 from tidegate.engine.log import TurnLog
 from tidegate.engine.taking import Begun, Taken, begin_at_once
 
 __all__ = [
+    "TASK_OF_NONE",
     "Begun",
     "EmbeddedEngine",
     "Engine",

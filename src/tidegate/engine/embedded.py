@@ -1,37 +1,45 @@
 """The embedded engine: turns over SQLite, in this process.
 
 Guarantee: a session runs one turn at a time, in the order in which its messages were accepted; at most `turns` run at
-once and the others wait; a turn's record is released in one place, whichever way it ends; nothing is stopped half-way
-through a commit. The engine owns the tasks of its turns and the map of live turns; what a turn does is its handler's.
+once and the others wait (`places`); a turn's record is released in one place, whichever way it ends, and before that
+the turns that worked on tasks of its have ended; nothing is stopped half-way through a commit. The engine owns the tasks
+of its turns and the map of live turns; what a turn does is its handler's.
 """
 
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 from weakref import WeakSet
 
 import anyio
 
+from tidegate.agent import Parked
 from tidegate.engine import held
 from tidegate.engine.failures import describe, stopped
 from tidegate.engine.interface import Engine
-from tidegate.engine.journal import Billing, Journal, Parked, slim
+from tidegate.engine.journal import Billing, Journal, slim
 from tidegate.engine.live import Live
 from tidegate.engine.log import TurnLog
+from tidegate.engine.places import Places
 from tidegate.engine.settlement import Ending, Settled, settle
 from tidegate.engine.taking import Begun, Taken, begin, peek
 from tidegate.errors import Conflict, ModelFailed, Stopping, StoreFailed, TurnFailed
 from tidegate.lifetimes import Presence, Present, Scope, is_cancelled
 from tidegate.log import Log
 from tidegate.store import Db, SessionRow, Store, TurnRow, turns
-from tidegate.values import Failure, Frozen, Message, MessageAdded, Notice, Outcome, TurnEnded, TurnStarted
+from tidegate.values import Event, Failure, Frozen, Message, MessageAdded, Notice, Outcome, TurnEnded, TurnStarted
 
 log = Log(__name__)
 
 
 ENDED = "the session has ended; send them to a new one."
+
+TASK_OF_NONE = "because the turn that gave it its task has ended"
+
+TASKS_END_SECONDS = 10.0
+"""How long the end of a turn waits for the tasks that it gave to let go; their tools are stopped by then or broken."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
 """Seconds between two tries to store a turn's end while the store refuses (no room on the disk, most often)."""
@@ -59,6 +67,8 @@ class Work:
 class EngineStats(Frozen, frozen=True):
     running: int
     waiting: int
+    asking: int
+    delegating: int
     answered: int
     failed: int
     stopped: int
@@ -81,15 +91,12 @@ class EmbeddedEngine(Engine):
         self._store = store
         self._presence = presence
         self._handler = handler
-        self._cap = turns
+        self._places = Places(turns)
         self._turn_seconds = turn_seconds
         self._clock = clock
         self._live: dict[str, Live] = {}
         self._logs: WeakSet[TurnLog] = WeakSet()  # a log outlives its turn while somebody reads it
         self._ready: dict[Present, None] = {}
-        self._running = 0
-        self.away = 0
-        """Turns that wait for a person, and have no place meanwhile."""
         self.parking = False
         """Whether turns rest at their next step instead of taking it."""
         self._closed = False
@@ -103,23 +110,48 @@ class EmbeddedEngine(Engine):
     @property
     def waiting_total(self) -> int:
         """Turns of all sessions that wait."""
-        return len(self._live) - self._running - self.away
+        return len(self._live) - self._places.started
 
     @property
-    def has_room(self) -> bool:
-        """Whether a turn accepted now could start at once."""
-        return self._running < self._cap and not self._closed
+    def away(self) -> int:
+        """Turns that wait for a person."""
+        return self._places.asking
 
-    def submit(self, session: str, turn: str, *, begun: Begun | None = None, resumed: bool = False) -> TurnLog:
-        """Queue an accepted turn; `begun` is given when it was taken as it was accepted. Idempotent: a turn that is
-        already live keeps its place and its log."""
+    @property
+    def resting(self) -> bool:
+        """Whether what does not end now goes on in the next process."""
+        return self.parking or not self._scope.open
+
+    def has_room(self, within: str = "") -> bool:
+        """Whether a turn accepted now, perhaps on a task of another, could start at once."""
+        parent = self._live.get(within)
+        return self._is_open(parent) and self._places.open_to(parent)
+
+    def takes_tasks(self, turn: str) -> bool:
+        """Whether this turn may give tasks now: while it runs, also when nothing else is taken in any more."""
+        return turn in self._live and not self.resting
+
+    def _is_open(self, parent: Live | None) -> bool:
+        return self._scope.open and not (self.parking if parent is not None else self._closed)
+
+    def submit(
+        self, session: str, turn: str, *, begun: Begun | None = None, resumed: bool = False, within: str | None = None
+    ) -> TurnLog:
+        """Queue an accepted turn; `begun` is given when it was taken as it was accepted, `within` is the turn that gave
+        it its task, with which it ends. Idempotent: a turn that is already live keeps its place and its log."""
         live = self._live.get(turn)
         if live is None:
-            live = self._live[turn] = Live(turn, session, begun=begun, resumed=resumed)
+            parent = self._live.get(within) if within is not None else None
+            live = self._live[turn] = Live(turn, session, begun=begun, resumed=resumed, parent=parent)
             self._logs.add(live.log)
             record = self._presence.obtain(session)
             record.waiting.append(live)
-            self._pump(record)
+            if parent is not None:
+                parent.children[turn] = live
+            if within is not None and (parent is None or parent.over) and not self.resting:
+                self.interrupt(turn, TASK_OF_NONE)
+            else:
+                self._pump(record)
         return live.log
 
     def log(self, turn: str) -> TurnLog | None:
@@ -163,6 +195,23 @@ class EmbeddedEngine(Engine):
         live = self._live.get(turn)
         if live is not None:
             live.signal()
+
+    def tell(self, turn: str, event: Event) -> None:
+        """Whoever follows this turn is told something that did not happen in it."""
+        live = self._live.get(turn)
+        if live is not None and not live.log.closed:
+            live.tell(event)
+
+    @contextlib.contextmanager
+    def delegating(self, turn: str) -> Iterator[None]:
+        """A call of this turn waits for a task that it gives: what works on it gets the turn's place."""
+        live = self._live[turn]
+        try:
+            with self._places.delegates(live):
+                self._fill(live)
+                yield
+        finally:
+            self._fill(live)
 
     def interrupt(self, turn: str, by: str, *, abandoned: bool = False) -> bool:
         """Stop a turn that runs or waits. It ends as stopped, with what it had said."""
@@ -210,8 +259,10 @@ class EmbeddedEngine(Engine):
 
     def stats(self) -> EngineStats:
         return EngineStats(
-            running=self._running,
+            running=self._places.running,
             waiting=self.waiting_total,
+            asking=self._places.asking,
+            delegating=self._places.delegating,
             answered=self._counts["answered"],
             failed=self._counts["failed"],
             stopped=self._counts["stopped"],
@@ -221,10 +272,12 @@ class EmbeddedEngine(Engine):
     # -- running --
 
     async def _quiet(self) -> None:
-        while self._running:
-            await self._until_gone(
-                next(live for live in self._live.values() if live.started is not None and not live.away)
-            )
+        """Until no turn has a place. One that keeps it for its tasks counts until they can begin no more."""
+        while (live := next(filter(self._is_busy, self._live.values()), None)) is not None:
+            await self._until_gone(live)
+
+    def _is_busy(self, live: Live) -> bool:
+        return live.placed and not (self.parking and live.waits)
 
     async def _until_gone(self, live: Live) -> None:
         """Until the turn's end is told, and some time more if it could not be stored yet."""
@@ -233,15 +286,16 @@ class EmbeddedEngine(Engine):
 
     def _pump(self, record: Present) -> None:
         """Start the session's next turn if it may run now; otherwise remember that it waits for a place."""
-        if record.turn is not None or not record.waiting or self._closed or not self._scope.open:
+        if record.turn is not None or not record.waiting or not self._is_open(record.waiting[0].parent):
             return
-        if self._running >= self._cap:
+        if not self._places.open_to(record.waiting[0].parent):
             self._ready[record] = None
             return
+        self._ready.pop(record, None)
         live = record.waiting.popleft()
         record.turn = live
-        self._running += 1
         live.started = self._clock()
+        self._places.begin(live)
         self._scope.start(self._run, record, live, name=f"turn {live.turn}")
         record.tell()
 
@@ -259,6 +313,7 @@ class EmbeddedEngine(Engine):
         """End a turn that has left the queue without having run."""
         with self._presence.attend(live.session) as record:
             try:
+                await self._end_tasks(live)
                 ending = await self._ending(live, Work())
                 if ending is not None:
                     await self._commit(record, live, ending)
@@ -277,7 +332,7 @@ class EmbeddedEngine(Engine):
         if live.released:
             return
         live.released = True
-        self._running -= live.started is not None
+        self._places.end(live)
         self._live.pop(live.turn, None)
         try:
             if settled is not None:
@@ -287,33 +342,31 @@ class EmbeddedEngine(Engine):
             self._presence.turn_ended(record, live)
         if record.waiting:
             self._ready[record] = None  # behind the sessions that waited for a place meanwhile
-        self._fill()
+        self._fill(live.parent)
 
-    def _fill(self) -> None:
-        """Give the free places to the sessions that wait for one."""
-        while self._ready and self._running < self._cap and not self._closed:
+    def _fill(self, tree: Live | None) -> None:
+        """Give the free places to the sessions that wait for one; before that, what the turns of a tree keep for their
+        tasks, to those."""
+        while tree is not None:
+            for task in tuple(tree.children.values()):
+                if task.started is None and (record := self._presence.get(task.session)) is not None:
+                    self._pump(record)
+            tree = tree.parent
+        while self._ready and self._places.free and not self._closed:
             waiting = next(iter(self._ready))
             del self._ready[waiting]
             self._pump(waiting)
 
-    @contextlib.asynccontextmanager
-    async def _absent(self, live: Live) -> AsyncIterator[None]:
+    @contextlib.contextmanager
+    def _absent(self, live: Live) -> Iterator[None]:
         """A step of the turn waits for a person: others get its place, and its time does not count. When it comes back
         it does not wait for a place, it has waited enough; limits.questions bounds how many there are."""
-        left = live.pause()
-        if not live.away:
-            self._running -= 1
-            self.away += 1
-        live.away += 1
-        self._fill()
         try:
-            yield
+            with self._places.asks(live):
+                self._fill(live.parent)
+                yield
         finally:
-            live.away -= 1
-            if not live.away:
-                self._running += 1
-                self.away -= 1
-                live.limit(left)
+            self._fill(live.parent)
 
     def _tell(self, live: Live, settled: Settled) -> None:
         outcome = settled.outcome
@@ -334,8 +387,8 @@ class EmbeddedEngine(Engine):
     async def _work(self, record: Present, live: Live) -> None:
         """Take the turn, have it handled, settle it; or leave it for the next start."""
         work = Work()
-        live.limit(self._turn_seconds)
         live.run()
+        live.limit(self._turn_seconds)
         try:
             if live.stopping is None:
                 await self._handle(live, work)
@@ -358,9 +411,23 @@ class EmbeddedEngine(Engine):
         if live.expired and work.journal is not None and work.journal.tail is None:
             limit = f"limits.turn_seconds ({self._turn_seconds:g} s)"
             work.failure = describe(TurnFailed(f"The turn took longer than {limit}.", code="timeout"))
+        await self._end_tasks(live)
         ending = await self._ending(live, work)
         if ending is not None:
             await self._commit(record, live, ending)
+
+    async def _end_tasks(self, live: Live) -> None:
+        """What others work on for this turn ends with it, and before it."""
+        if not live.children:
+            return
+        tasks = tuple(live.children.values())
+        for task in tasks:
+            self.interrupt(task.turn, TASK_OF_NONE)
+        with anyio.move_on_after(TASKS_END_SECONDS) as patience:
+            for task in tasks:
+                await self._until_gone(task)
+        if patience.cancelled_caught:
+            log.warning("a task outlives the turn that gave it", session=live.session, turn=live.turn)
 
     async def _park(self, live: Live, journal: Journal | None) -> None:
         """An orderly stop is no fault of the turn's: it goes on at the next start, and no resume is spent. What the
@@ -392,6 +459,8 @@ class EmbeddedEngine(Engine):
         await self._handler(work.journal, begun.taken)
 
     def _open_journal(self, live: Live, begun: Begun) -> Journal:
+        if begun.taken.turn.usage.tokens:
+            live.use(begun.taken.turn.usage)
         live.log.append(TurnStarted(turn=live.turn, resumed=live.resumed))
         for seq, message in begun.incoming:
             live.log.append(MessageAdded(seq=seq, message=slim(message)))
@@ -418,7 +487,7 @@ class EmbeddedEngine(Engine):
         if journal is None:
             usage, steps = await self._store.read(turns.tally, live.turn)
         else:
-            usage, steps = journal.usage, journal.steps
+            usage, steps = live.used, journal.steps
         answer = journal.tail if journal is not None else None
         tail = (answer,) if answer is not None else ()
         withdrawn = False
@@ -442,7 +511,9 @@ class EmbeddedEngine(Engine):
             usage=usage,
             steps=steps,
             cut_calls=journal.cut_calls if journal is not None else (),
-            notices=tuple(journal.notices) if journal is not None else (),
+            notices=tuple(live.notices),
+            within=taken.turn.within,
+            delegated=live.delegated,
             withdrawn=withdrawn,
         )
 
@@ -486,6 +557,8 @@ class EmbeddedEngine(Engine):
             error=failure,
             usage=usage,
             steps=steps,
+            within=turn.within,
+            delegated=True,
             withdrawn=turn.state == "queued",
         )
         try:
@@ -496,4 +569,6 @@ class EmbeddedEngine(Engine):
 
 
 def _bill_to(turn: TurnRow, session: SessionRow) -> Billing:
-    return Billing(principal=session.principal, agent=session.agent, channel=turn.channel, job=turn.job)
+    return Billing(
+        session=turn.payer, principal=session.principal, agent=session.agent, channel=turn.channel, job=turn.job
+    )

@@ -5,16 +5,20 @@ time; handing a turn in twice changes nothing. The turn's rows are in the store 
 engine needs only its id. `EmbeddedEngine` keeps this in one process; one on several machines by its own means.
 """
 
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from tidegate.engine.log import TurnLog
 from tidegate.engine.taking import Begun
-from tidegate.values import Outcome
+from tidegate.values import Event, Outcome
 
 
 class Engine(Protocol):
-    def submit(self, session: str, turn: str, *, begun: Begun | None = None, resumed: bool = False) -> TurnLog:
-        """Queue an accepted turn; `begun` is given when it was taken as it was accepted."""
+    def submit(
+        self, session: str, turn: str, *, begun: Begun | None = None, resumed: bool = False, within: str | None = None
+    ) -> TurnLog:
+        """Queue an accepted turn; `begun` is given when it was taken as it was accepted, `within` is the turn that gave
+        it its task: with that it ends, at the latest."""
         ...
 
     def log(self, turn: str) -> TurnLog | None:
@@ -31,6 +35,14 @@ class Engine(Protocol):
 
     def signal(self, turn: str) -> None:
         """Something that this turn may wait for has happened and is durable: a question of its was answered."""
+        ...
+
+    def tell(self, turn: str, event: Event) -> None:
+        """Whoever follows this turn is told something that did not happen in it."""
+        ...
+
+    def delegating(self, turn: str) -> AbstractContextManager[None]:
+        """A call of this turn waits for a task that it gives; an engine need not keep a place for it meanwhile."""
         ...
 
     def interrupt(self, turn: str, by: str, *, abandoned: bool = False) -> bool:

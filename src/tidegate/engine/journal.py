@@ -6,35 +6,28 @@ repeatable. The row that ends the turn is kept back and committed together with 
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 import msgspec
 
-from tidegate.agent import EXCERPT_CHARACTERS, Effect
+from tidegate.agent import EXCERPT_CHARACTERS, Effect, Parked
 from tidegate.engine.live import Live
 from tidegate.errors import StoreFailed
-from tidegate.store import Db, MessageRow, Store, intents, messages, usage
-from tidegate.values import Event, Frozen, Message, MessageAdded, Notice, Usage
+from tidegate.store import Db, MessageRow, Store, intents, messages, turns, usage
+from tidegate.values import Event, Frozen, Message, MessageAdded, Usage
 
 T = TypeVar("T")
 
 
-NOTICES_KEPT = 16
-"""Of one turn. More is no news."""
-
-
 class Billing(Frozen, frozen=True):
-    """Whom a step's tokens are written down to."""
+    """Whom a step's tokens are written down to. `session` is that of the conversation, also for the tasks in it."""
 
+    session: str
     principal: str
     agent: str
     channel: str
     job: str = ""
-
-
-class Parked(Exception):
-    """The gateway is stopping: the turn rests at this step boundary and goes on in the next process."""
 
 
 def slim(message: Message) -> Message:
@@ -67,15 +60,15 @@ def commit_row(
     """One journal row, with its usage, in the writer's transaction."""
     row = messages.append(db, session=session, turn=turn, step=step, message=message, now=now, settling=settling)
     if message.usage is not None:
-        bill(db, turn, session, message.model, message.usage, billing, now)
+        bill(db, turn, message.model, message.usage, billing, now)
     return row
 
 
-def bill(db: Db, turn: str, session: str, model: str, tokens: Usage, billing: Billing, now: float) -> None:
+def bill(db: Db, turn: str, model: str, tokens: Usage, billing: Billing, now: float) -> None:
     """Writes down what one model call cost."""
     usage.add(
         db,
-        session=session,
+        session=billing.session,
         principal=billing.principal,
         agent=billing.agent,
         channel=billing.channel,
@@ -98,20 +91,17 @@ class Journal:
         recorded: Sequence[MessageRow],
         lost: frozenset[str],
         parking: Callable[[], bool],
-        away: Callable[[], AbstractAsyncContextManager[None]],
+        away: Callable[[], AbstractContextManager[None]],
         clock: Callable[[], float],
     ) -> None:
         self.id = live.turn
         self.session = live.session
         self.incoming = incoming
         self.tail: tuple[str, Message] | None = None
-        self.usage = Usage()
         self.steps = 0
         self.cut_calls: tuple[tuple[str, Usage], ...] = ()
         """Model and tokens of calls that broke off and are not written down yet: at most the last one and the tries
         before it."""
-        self.notices: list[str] = []  # house: allow NOTICES_KEPT
-        """What the user was told; it is stored with the end, for who was not there."""
         self._live = live
         self._store = store
         self._billing = billing
@@ -121,6 +111,19 @@ class Journal:
         self._away = away
         self._clock = clock
         self._drains = 0
+
+    @property
+    def usage(self) -> Usage:
+        return self._live.root.used
+
+    def pay(self, usage: Usage) -> None:
+        """A model was asked beside the turn's own steps, and whoever asked has written it down: the turn has used it."""
+        self._live.use(usage)
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether an earlier attempt has left steps of it."""
+        return any(not step.startswith(turns.INCOMING) for step in self._recorded)
 
     async def step(
         self,
@@ -177,7 +180,7 @@ class Journal:
         found = await ready()
         if found is not None:
             return found
-        async with self._away():
+        with self._away():
             while found is None:
                 await self._live.signalled(seen)
                 seen = self._live.signals
@@ -185,24 +188,22 @@ class Journal:
         return found
 
     def cut(self, model: str, usage: Usage) -> None:
-        self.usage = self.usage + usage
+        self._live.use(usage)
         self.cut_calls += ((model, usage),)
 
     def bill_cut(self, db: Db, calls: Iterable[tuple[str, Usage]] | None = None) -> None:
         """Writes down the calls that broke off, in the writer's transaction."""
         for model, tokens in self.cut_calls if calls is None else calls:
-            bill(db, self.id, self.session, model, tokens, self._billing, self._clock())
+            bill(db, self.id, model, tokens, self._billing, self._clock())
 
     def emit(self, event: Event) -> None:
-        if isinstance(event, Notice) and len(self.notices) < NOTICES_KEPT and event.text not in self.notices:
-            self.notices.append(event.text)
-        self._live.log.append(event)
+        self._live.tell(event)
 
     def _count(self, message: Message) -> None:
         if message.role == "assistant":
             self.steps += 1
             if message.usage is not None:
-                self.usage = self.usage + message.usage
+                self._live.use(message.usage)
 
     def _has_recorded_after(self) -> bool:
         """Whether this drain stands before a step that is already recorded: then it gave nothing, and must again."""

@@ -1,19 +1,26 @@
 """The one record of a turn that waits or runs in this process.
 
-Guarantee: everything that exists for a turn while it runs (its log, start time, stop mark, steering) is a field here,
-so that letting go of the record lets go of all of it, whichever way the turn ends. A record holds ids and values,
-never a session's live things.
+Guarantee: everything that exists for a turn while it runs (its log, start time, stop mark, steering, what it has used,
+the turns that work on tasks of its) is a field here, so that letting go of the record lets go of all of it, whichever
+way the turn ends. A record holds ids and values and other records, never a session's live things.
 """
 
 import asyncio
 
 from tidegate.engine.log import TurnLog
 from tidegate.engine.taking import Begun
+from tidegate.values import Event, Notice, Usage
+
+NOTICES_KEPT = 16
+"""Of one turn. More is no news."""
+
+NOTHING = Usage()
 
 
 class Live:
     __slots__ = (
         "_due",
+        "_halts",
         "_left",
         "_news",
         "_signals",
@@ -22,15 +29,23 @@ class Live:
         "abandoned",
         "away",
         "begun",
+        "children",
+        "delegated",
         "expired",
         "log",
+        "notices",
+        "over",
+        "parent",
+        "placed",
         "released",
         "resumed",
         "session",
         "started",
         "steered",
         "stopping",
+        "tasks",
         "turn",
+        "used",
     )
 
     def __init__(
@@ -40,13 +55,24 @@ class Live:
         *,
         begun: Begun | None = None,
         resumed: bool = False,
+        parent: "Live | None" = None,
     ) -> None:
         self.turn = turn
         self.session = session
         self.begun = begun
         """What it was taken with, when that happened as it was accepted."""
         self.resumed = resumed
+        self.parent = parent
+        """The turn that gave it its task."""
+        self.children: dict[str, Live] = {}
+        """The turns that work on tasks of its, by id."""
+        self.delegated = resumed
+        """Whether it may have given tasks."""
         self.log = TurnLog(turn, session)
+        self.notices: list[str] = []  # house: allow NOTICES_KEPT
+        """What the user was told; it is stored with the end, for who was not there."""
+        self.used = NOTHING
+        """What its model calls have cost, and those of the tasks that it gave."""
         self.started: float | None = None
         self.stopping: str | None = None
         """Who stopped it, in words, once somebody has."""
@@ -56,16 +82,36 @@ class Live:
         """Whether there may be something to drain."""
         self.expired = False
         """Whether it took longer than a turn may."""
+        self.over = False
+        """Whether it works no more: what is left is to write down how it ended."""
         self.released = False
         """Whether its session has let it go."""
+        self.placed = False
+        """Whether it has a place among those that run; while it waits for its tasks, one that it keeps for them."""
         self.away = 0
-        """How many of its calls wait for a person. Meanwhile it has no place among the running ones."""
+        """How many of its calls wait for a person."""
+        self.tasks = 0
+        """How many of its calls wait for a task that another agent works on."""
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._left = 0.0
+        self._halts = 0
         self._signals = 0
         self._news: asyncio.Future[None] | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether it does nothing itself until others have: a person, or agents that it gave tasks."""
+        return bool(self.away or self.tasks)
+
+    @property
+    def root(self) -> "Live":
+        """The outermost turn that it works for; itself, if nobody gave it its task."""
+        live = self
+        while live.parent is not None:
+            live = live.parent
+        return live
 
     def run(self) -> None:
         """From now on a stop cancels the task that calls this, until `leave`."""
@@ -75,6 +121,7 @@ class Live:
         """No stop reaches the task any more: what is left is to write down how it ended. Whether a stop of ours has
         cancelled it, and not the end of the process."""
         task, self._task = self._task, None
+        self.over = True
         ours = self.stopping is not None or self.expired
         while ours and task is not None and task.cancelling():
             task.uncancel()
@@ -91,6 +138,12 @@ class Live:
         if self._task is not None:
             self._task.cancel()
 
+    def use(self, usage: Usage) -> None:
+        """A model call was made, here or in a task: whoever gave the task has used it too."""
+        self.used = self.used + usage
+        if self.parent is not None:
+            self.parent.use(usage)
+
     # -- its time --
 
     def limit(self, seconds: float) -> None:
@@ -99,15 +152,29 @@ class Live:
         self._due = loop.time() + seconds
         self._timer = loop.call_later(seconds, self.expire)
 
-    def pause(self) -> float:
-        """The time does not count until `limit` is called again; how much of it was left when it ceased to."""
+    def halt(self) -> None:
+        """The time does not count until `go_on` was called as often as this."""
+        self._halts += 1
+        self.pause()
+
+    def go_on(self) -> None:
+        self._halts -= 1
+        if not self._halts and self._task is not None:
+            self.limit(self._left)
+
+    def pause(self) -> None:
+        """The time does not count any more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
             self._left = max(0.0, self._due - asyncio.get_running_loop().time())
-        return self._left
 
-    # -- what it is told --
+    # -- what it tells, and is told --
+
+    def tell(self, event: Event) -> None:
+        if isinstance(event, Notice) and len(self.notices) < NOTICES_KEPT and event.text not in self.notices:
+            self.notices.append(event.text)
+        self.log.append(event)
 
     def steer(self) -> None:
         """Something was said into this turn and is durable."""

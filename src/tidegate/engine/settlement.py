@@ -2,7 +2,8 @@
 
 Guarantee: when it commits, the turn has its final state and its answer, every tool call in its rows has a result, what
 was steered into it too late has become a turn of its own, and an ephemeral session is gone but for its usage and the
-outcome kept under its receipts. When it does not commit, the turn is still running and goes on at the next start.
+outcome kept under its receipts. Of the tasks that it gave nothing is left but what they used, which is counted to it,
+and to whoever gave it its own task. When it does not commit, the turn is still running and goes on at the next start.
 """
 
 from tidegate.agent import missing
@@ -32,6 +33,10 @@ class Ending(Frozen, frozen=True):
     cut_calls: tuple[tuple[str, Usage], ...] = ()
     """Model and tokens of calls that broke off: they are part of `usage`, and of no row."""
     notices: tuple[str, ...] = ()
+    within: str | None = None
+    """The turn that gave it its task."""
+    delegated: bool = False
+    """Whether it may have given tasks, whose receipts nobody asks for any more."""
     withdrawn: bool = False
     """Stopped before it was taken: what it was to read stays out of the transcript, and nobody else takes it."""
 
@@ -76,7 +81,11 @@ def settle(db: Db, ending: Ending, now: float) -> Settled:
             intents.clear(db, ending.turn, step)
             rows.append(commit(step, message))
     for model, tokens in ending.cut_calls:
-        bill(db, ending.turn, ending.session, model, tokens, ending.billing, now)
+        bill(db, ending.turn, model, tokens, ending.billing, now)
+    if ending.within is not None:
+        turns.add_used(db, ending.within, ending.usage)
+    if ending.delegated:
+        receipts.forget_tasks(db, ending.billing.principal, ending.turn)
     if now - ending.accepted > LONG_TURN:
         sessions.touch(db, ending.session, now)
     spilled, refused = _spill(db, ending, now)

@@ -15,8 +15,10 @@ from tidegate.store import (
     SessionRow,
     Setting,
     TurnRow,
+    Within,
     intents,
     messages,
+    notes,
     notices,
     sessions,
     settings,
@@ -59,7 +61,7 @@ def begin(db: Db, turn: str, now: float) -> Begun:
         raise StoreFailed(f"The session of turn {turn} is gone.")
     recorded = messages.journal(db, turn)
     if all(is_incoming(each) and each.step != NOTICE for each in recorded):
-        recorded += _tell(db, row.session, turn, now)
+        recorded += _tell(db, session, turn, now)
     return Begun(
         taken=Taken(turn=row, session=session, settings=tuple(settings.get_all(db, row.session, now))),
         incoming=tuple((each.seq or 0, each.message) for each in recorded if is_incoming(each)),
@@ -79,6 +81,7 @@ def begin_at_once(
     incoming: Sequence[Message],
     now: float,
     job: str = "",
+    within: Within | None = None,
 ) -> Begun:
     """Accept and take in one, for a session in which nothing else waits or runs: its rows are written once."""
     row = turns.insert(
@@ -91,12 +94,13 @@ def begin_at_once(
         now=now,
         job=job,
         running=True,
+        within=within,
     )
     placed = [
         messages.append(db, session=session.id, turn=turn, step=f"{turns.INCOMING}{number}", message=message, now=now)
         for number, message in enumerate(incoming)
     ]
-    placed += _tell(db, session.id, turn, now)
+    placed += _tell(db, session, turn, now)
     session = msgspec.structs.replace(session, version=session.version + len(placed), active=now)
     return Begun(
         taken=Taken(turn=row, session=session, settings=tuple(settings.get_all(db, session.id, now))),
@@ -104,13 +108,15 @@ def begin_at_once(
     )
 
 
-def _tell(db: Db, session: str, turn: str, now: float) -> list[MessageRow]:
+def _tell(db: Db, session: SessionRow, turn: str, now: float) -> list[MessageRow]:
     """What happened meanwhile joins the turn as a message of its own, behind what was said."""
-    text = notices.take(db, session)
+    text = notices.take(db, session.id)
+    if session.memory_seen and (changed := notes.tell(db, session, turn, now)):
+        text = f"{text}\n{changed}" if text else changed
     if not text:
         return []
     told = Message(role="user", aside=text)
-    return [messages.append(db, session=session, turn=turn, step=NOTICE, message=told, now=now)]
+    return [messages.append(db, session=session.id, turn=turn, step=NOTICE, message=told, now=now)]
 
 
 def peek(db: Db, turn: str) -> Taken | None:

@@ -11,12 +11,16 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 from tidegate.config import FILE_NAME, Config
 from tidegate.errors import Misconfigured
 
+SHOWABLE = frozenset({"skills"})
+"""Folders of the home that agents may read, and nobody but the owner writes: what one put there, others would go by."""
+
 OWN = frozenset({"spool", "tools", "trash", "workspaces"})
-"""Folders of the home that are the gateway's. Whatever is a plain file there is taken for its own, too."""
+"""Folders of the home that are the gateway's alone. Whatever is a plain file there is taken for its own, too."""
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 """What every sandbox shows of the machine."""
@@ -28,14 +32,16 @@ def unsafe(config: Config, secrets: Mapping[str, str]) -> Iterator[str]:
     """A sentence for each folder that cannot be given to an agent. `secrets` are references, by setting."""
     home = _Place(config.home)
     kept = {setting: _Place(file) for setting, file in _secret_files(config, secrets)}
-    for setting, text in _named(config):
+    for setting, text, use in _named(config):
         try:
             folder = config.path(text)
         except Misconfigured as error:
             yield f"{FILE_NAME}: {setting}: {error.message}"
             continue
-        # With ssh it is another machine's.
-        if config.workspaces.backend != "ssh" and (why := _shows(folder, config.home, home, kept)) is not None:
+        # With ssh it is another machine's, but for skills, which the gateway reads.
+        here = config.workspaces.backend != "ssh" or use == "skills"
+        own = OWN if use != "writing" else OWN | SHOWABLE
+        if here and (why := _shows(folder, config.home, home, kept, own)) is not None:
             yield f"{FILE_NAME}: {setting}: {why}"
     for system in (Path(name) for name in SYSTEM if not Path(name).is_symlink()):
         shown = _Place(system)
@@ -58,23 +64,28 @@ def missing(config: Config) -> Iterator[str]:
             yield f"{FILE_NAME}: [agents.{name}] workspace: {reason}"
 
 
-def _named(config: Config) -> Iterator[tuple[str, str]]:
-    """What the settings name, each with its setting."""
+def _named(config: Config) -> Iterator[tuple[str, str, Literal["writing", "reading", "skills"]]]:
+    """What the settings name, each with its setting and what agents do there."""
     for name, agent in config.agents.items():
         if agent.workspace is not None:
-            yield f"[agents.{name}] workspace", agent.workspace
+            yield f"[agents.{name}] workspace", agent.workspace, "writing"
     for text in config.workspaces.read_only:
-        yield "[workspaces] read_only", text
+        yield "[workspaces] read_only", text, "reading"
+    if any("skills" in agent.tools for agent in config.agents.values()):
+        for text in ("skills", *config.skills.folders):
+            yield "[skills] folders", text, "skills"
 
 
-def _shows(folder: Path, home: Path, its_place: "_Place", secrets: Mapping[str, "_Place"]) -> str | None:
+def _shows(
+    folder: Path, home: Path, its_place: "_Place", secrets: Mapping[str, "_Place"], own: frozenset[str]
+) -> str | None:
     """What of the gateway's the folder would show, and what to do about it; None when it is nothing."""
     place = _Place(folder)
     if its_place.lies_in(place):
         how = "is" if place.lies_in(its_place) else "holds"
         return f"the folder {folder} {how} the gateway's home folder {home}, with its keys; {_ELSEWHERE}"
     inside = place.below(its_place)
-    if inside is not None and _is_own(home / inside[0]):
+    if inside is not None and _is_own(home / inside[0], own):
         return f"{folder} is the gateway's own, in its home folder {home}; {_ELSEWHERE}"
     for setting, file in secrets.items():
         if file.lies_in(place):
@@ -82,8 +93,8 @@ def _shows(folder: Path, home: Path, its_place: "_Place", secrets: Mapping[str, 
     return None
 
 
-def _is_own(path: Path) -> bool:
-    return path.name in OWN or (path.exists() and not path.is_dir())
+def _is_own(path: Path, own: frozenset[str]) -> bool:
+    return path.name in own or (path.exists() and not path.is_dir())
 
 
 def _secret_files(config: Config, secrets: Mapping[str, str]) -> Iterator[tuple[str, Path]]:

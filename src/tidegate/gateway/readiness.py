@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tidegate.config import FILE_NAME, Config, is_reference, load
 from tidegate.errors import Misconfigured
-from tidegate.gateway import given, prices, rules
+from tidegate.gateway import given, prices, rules, skills
 from tidegate.gateway.unready import Unready
 from tidegate.security import Secret, resolve
 from tidegate.tools import ToolRegistry, Toolset, builtin_toolsets, extensions
@@ -57,7 +57,8 @@ def examine(home: Path, environment: Mapping[str, str], *, keyless: bool = False
     errors += prices.unknown(config)
     if errors:
         raise Unready(tuple(with_path(home, error) for error in errors), config)
-    return Ready(config, secrets, tools, (*_missing(config), *_pointless_rules(config, tools)))
+    warnings = (*_missing(config), *_pointless_rules(config, tools), *_doubtful_skills(config))
+    return Ready(config, secrets, tools, warnings)
 
 
 def _toolsets(config: Config, errors: list[str]) -> dict[str, Toolset]:
@@ -117,3 +118,8 @@ def _pointless_rules(config: Config, tools: ToolRegistry) -> Iterator[str]:
     for name, agent in config.agents.items():
         for warning in rules.pointless(name, agent, tools.resolve(agent.tools)):
             yield with_path(config.home, warning)
+
+
+def _doubtful_skills(config: Config) -> Iterator[str]:
+    for warning in skills.doubtful(config):
+        yield with_path(config.home, warning)

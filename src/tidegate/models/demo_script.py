@@ -10,12 +10,13 @@ from typing import Any, Literal
 import msgspec
 
 from tidegate.errors import ModelKind
-from tidegate.models.telling import ASIDE_HEADING
+from tidegate.models.telling import ASIDE_HEADING, NOTES_TASK, SUMMARY_TASK
 from tidegate.values import Frozen, ToolCall
 
 HIGHEST_COUNT = 100_000
 LONGEST_TEXT = 1_000_000
 SLOW_PAUSE = 0.1
+SUMMARY_LINES = 8
 
 HELP = (
     "I am the demo model that is built into Tidegate: a small program, not a language model. You can try:\n"
@@ -26,6 +27,7 @@ HELP = (
     "- say something nice\n"
     "- count to 50\n"
     "- what did I say\n"
+    "- remember that I like tea; what do you remember; forget note 1\n"
     '- call NAME {"argument": 1}\n'
     "- slow, fail, stumble, silence: for trying what happens then"
 )
@@ -140,7 +142,29 @@ class Request(msgspec.Struct):
 read_request = msgspec.json.Decoder(Request).decode
 
 
+def _summary(request: Request) -> Reply | None:
+    """Of what it was given to summarise: the beginnings of what was said."""
+    if not any(message.role == "system" and message.text.startswith(SUMMARY_TASK) for message in request.messages):
+        return None
+    given: Any = msgspec.json.decode(request.messages[-1].text)
+    said = [(each.get("message") or f"summary {each.get('summary')}", each.get("text", "")) for each in given]
+    chosen = said[:: max(1, len(said) // SUMMARY_LINES)][:SUMMARY_LINES]
+    return Reply(text="\n".join(f"({place}) {' '.join(text[:60].split())}" for place, text in chosen if text))
+
+
+def _learnt(request: Request) -> Reply | None:
+    """At a conversation's end, what is worth remembering of it: what the person said behind `note:`."""
+    if not any(message.role == "system" and message.text.startswith(NOTES_TASK) for message in request.messages):
+        return None
+    given: Any = msgspec.json.decode(request.messages[-1].text)
+    said = [each["text"] for each in given["conversation"] if each["by"] == "person"]
+    found = [match[1].strip() for text in said for match in re.finditer(r"(?im)\bnote:(.+)$", text)]
+    return Reply(text=msgspec.json.encode([each for each in found if each not in given["notes"]]).decode())
+
+
 def reply(request: Request) -> Reply:
+    if (errand := _summary(request) or _learnt(request)) is not None:
+        return errand
     asked = max((place for place, message in enumerate(request.messages) if message.is_users), default=-1)
     if asked < 0:
         return Reply(text=GREETING)
@@ -148,7 +172,14 @@ def reply(request: Request) -> Reply:
     since = request.messages[asked + 1 :]
     if any(message.role == "tool" for message in since) and not re.match(r"(?i)loop\b", said):
         return _report(since)
-    return _tools(said, request) or _effects(said) or _conversation(said, request, asked)
+    remembered = _remember(said, request)
+    return (
+        remembered
+        or _skill(said, request)
+        or _tools(said, request)
+        or _effects(said)
+        or _conversation(said, request, asked)
+    )
 
 
 def _report(since: list[_Message]) -> Reply:
@@ -199,6 +230,38 @@ def _tools(said: str, request: Request) -> Reply | None:
         for place, (name, given) in enumerate(wanted, 1)
     )
     return Reply(calls=calls) if calls else None
+
+
+def _remember(said: str, request: Request) -> Reply | None:
+    """`remember that WORDS`, `remember for everybody that WORDS`, `forget note N`, `what do you remember`."""
+    if re.match(r"(?i)what do you remember\b", said):
+        lines = [line for message in request.messages if message.role == "system" for line in message.text.split("\n")]
+        noted = [line for line in lines if re.match(r"- \d+ \([^)]*\): ", line)]
+        return Reply(text="\n".join(["I remember:", *noted]) if noted else "I remember nothing.")
+    if found := re.match(r"(?is)remember (for everybody )?(?:that )?(\S.*)$", said):
+        about = "agent" if found[1] else "person"
+        name, arguments = "remember", msgspec.json.encode({"text": found[2], "about": about}).decode()
+    elif found := re.match(r"(?i)forget note (\d{1,9})\W*$", said):
+        name, arguments = "forget", msgspec.json.encode({"note": int(found[1])}).decode()
+    else:
+        return None
+    if not any(tool.function.name == name for tool in request.tools):
+        return Reply(text=f"I would {name} that, but this agent has no {name} tool.")
+    made = sum(len(message.tool_calls) for message in request.messages)
+    return Reply(calls=(ToolCall(id=f"call_demo_{made + 1}", name=name, arguments=arguments),))
+
+
+def _skill(said: str, request: Request) -> Reply | None:
+    """`use skill NAME`, and `use skill NAME file PATH`."""
+    found = re.match(r"(?i)use (?:the )?skill ([a-z0-9-]+)(?: file (\S+))?[.!]?$", said)
+    if found is None:
+        return None
+    if not any(tool.function.name == "skill" for tool in request.tools):
+        return Reply(text="I would use the skill, but this agent has no skill tool.")
+    made = sum(len(message.tool_calls) for message in request.messages)
+    arguments = {"name": found[1].lower(), **({"file": found[2]} if found[2] else {})}
+    given = msgspec.json.encode(arguments).decode()
+    return Reply(calls=(ToolCall(id=f"call_demo_{made + 1}", name="skill", arguments=given),))
 
 
 def _clock(said: str, request: Request) -> list[tuple[str, str]]:

@@ -92,6 +92,7 @@ class Complainer:
         status: int | None = None,
         after: float | None = None,
         thoughts: bool = False,
+        large: bool = False,
     ) -> ModelFailed:
         return ModelFailed(
             f"Model {self._name!r}: {what}",
@@ -101,6 +102,7 @@ class Complainer:
             upstream_status=status,
             said=self.quote(said),
             thoughts=thoughts,
+            large=large,
         )
 
     def of_status(self, status: int, body: bytes, headers: Mapping[str, str], now: float) -> ModelFailed:
@@ -117,6 +119,7 @@ class Complainer:
             status=status,
             after=complaint.after if wished is None else wished,
             thoughts=kind == "invalid" and _REASONING.search(f"{complaint.marks} {complaint.said}") is not None,
+            large=kind == "invalid" and _is_large(status, f"{complaint.marks} {complaint.said[:JUDGED_CHARACTERS]}"),
         )
 
     def of_stream_error(self, error: bytes) -> ModelFailed:
@@ -200,7 +203,7 @@ def _judge_marks(status: int, marks: str) -> tuple[ModelKind, bool, str] | None:
         return "authorisation", False, "the endpoint refused the key{status}; check the model's `key` setting."
     if status != 429 and _CONTEXT.search(marks):
         return "context", False, "the conversation is too long for the model{status}; start a new one or shorten it."
-    if status == 413 or _LARGE.search(marks):
+    if _is_large(status, marks):
         return (
             "invalid",
             False,
@@ -227,6 +230,10 @@ def _judge_marks(status: int, marks: str) -> tuple[ModelKind, bool, str] | None:
             ("the model takes no such pictures or sounds{status}; set `vision` or `audio` to false in its settings."),
         )
     return None
+
+
+def _is_large(status: int, marks: str) -> bool:
+    return status == 413 or _LARGE.search(marks) is not None
 
 
 def _is_of_a_minute(marks: str) -> bool:

@@ -34,6 +34,10 @@ class Gauge:
         """Of a text of so many bytes, rounded up."""
         return math.ceil(size * self._tokens_per_byte)
 
+    def size(self, tokens: int) -> int:
+        """Bytes of a text of so many tokens."""
+        return int(tokens / self._tokens_per_byte)
+
     def learn(self, size: int, tokens: int) -> None:
         """A request of so many bytes had so many tokens."""
         if size < LEAST_BYTES:

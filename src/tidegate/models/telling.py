@@ -12,6 +12,13 @@ ASIDE_HEADING = "[Note from the gateway, not written by the user]\n"
 """Says to the model whose words these are."""
 
 
+SUMMARY_TASK = "You write the summary of one part of a conversation between a person and an agent."
+"""The first sentence of what a model is told that is to summarise."""
+
+NOTES_TASK = "You write down what is worth remembering of a person after a conversation with an agent."
+"""The first sentence of what a model is told at a conversation's end."""
+
+
 def in_a_list(before: bytes, system: bytes, history: Sequence[bytes]) -> list[bytes]:
     """The end of a request whose messages stand in a list, in pieces; `before` opens the list."""
     pieces = [before]

@@ -11,7 +11,7 @@ from tidegate.sessions.door import Sessions
 from tidegate.sessions.ending import EndHook
 from tidegate.sessions.substitutes import KEY as FALLBACK
 from tidegate.sessions.substitutes import Fallen, reason
-from tidegate.sessions.views import AgentView, QuestionView, SessionView, SettingView
+from tidegate.sessions.views import AgentView, Notebook, NoteView, QuestionView, SessionView, SettingView
 
 __all__ = [
     "CHANNELS",
@@ -23,6 +23,8 @@ __all__ = [
     "Chore",
     "EndHook",
     "Fallen",
+    "NoteView",
+    "Notebook",
     "QuestionView",
     "SessionView",
     "Sessions",

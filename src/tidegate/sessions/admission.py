@@ -13,8 +13,8 @@ from tidegate.engine import Begun, begin_at_once
 from tidegate.errors import Busy, Conflict, Mismatch, NotFound
 from tidegate.sessions import titles
 from tidegate.spool import Arrivals
-from tidegate.store import Db, ReceiptRow, SessionRow, messages, receipts, sessions, turns
-from tidegate.values import IDEMPOTENCY, RETRY, RETRY_MARK, Frozen, Inbound, OnDisconnect, Prefix, new_id
+from tidegate.store import Db, ReceiptRow, SessionRow, Within, messages, receipts, sessions, turns
+from tidegate.values import DELEGATED, IDEMPOTENCY, RETRY, RETRY_MARK, Frozen, Inbound, OnDisconnect, Prefix, new_id
 
 
 class Fresh(Frozen, frozen=True):
@@ -22,6 +22,7 @@ class Fresh(Frozen, frozen=True):
 
     prefix: Prefix
     encoder: int
+    memory_seen: int = 0
 
 
 class Admission(Frozen, frozen=True):
@@ -61,6 +62,7 @@ def admit(
             _accept(db, inbound, session.id, running, now)
             _note_receipts(db, inbound, running, now)
             return Admission(turn=running, session=session.id, how="steered")
+    within = _within(db, inbound)
     idle = created or turns.is_idle(db, session.id)
     if not idle and turns.waiting(db, session.id) >= queue_length:
         raise _queue_full(queue_length)
@@ -77,6 +79,7 @@ def admit(
             incoming=inbound.messages,
             now=now,
             job=inbound.job,
+            within=within,
         )
         return Admission(turn=turn, session=session.id, how="queued", begun=begun)
     turns.insert(
@@ -88,6 +91,7 @@ def admit(
         on_disconnect=leaving,
         now=now,
         job=inbound.job,
+        within=within,
     )
     _accept(db, inbound, session.id, turn, now)
     return Admission(turn=turn, session=session.id, how="queued")
@@ -124,16 +128,17 @@ def _known(db: Db, inbound: Inbound, now: float) -> Admission | None:
                 "This Idempotency-Key was already used with another request; choose a new key for a new request.",
                 param="Idempotency-Key",
             )
-        found = _follow(db, row)
+        found = _follow(db, row, final=receipt.source == DELEGATED)
         if found is not None:
             return found
     return None
 
 
-def _follow(db: Db, row: ReceiptRow) -> Admission | None:
-    """The turn that a receipt leads to; None when it said "try again", so that trying again is what happens."""
+def _follow(db: Db, row: ReceiptRow, *, final: bool) -> Admission | None:
+    """The turn that a receipt leads to; None when it said "try again", so that trying again is what happens. What is
+    `final` is not tried again: whoever gave a task decides what to do about a failure."""
     if row.outcome is not None:
-        if row.outcome.error is not None and row.outcome.error.retry:
+        if not final and row.outcome.error is not None and row.outcome.error.retry:
             return None
         return Admission(turn=row.turn, session=row.outcome.session, how="replayed")
     turn = turns.get(db, row.turn)
@@ -141,9 +146,19 @@ def _follow(db: Db, row: ReceiptRow) -> Admission | None:
         return None
     if turn.state in ("queued", "running"):
         return Admission(turn=turn.id, session=turn.session, how="attached")
-    if turn.error is not None and turn.error.retry:
+    if not final and turn.error is not None and turn.error.retry:
         return None
     return Admission(turn=turn.id, session=turn.session, how="replayed")
+
+
+def _within(db: Db, inbound: Inbound) -> Within | None:
+    """Where in a tree of tasks its turn stands; None for one that nobody delegated."""
+    if not inbound.within:
+        return None
+    parent = turns.get(db, inbound.within)
+    if parent is None or parent.state != "running":
+        raise Conflict("The turn that this is a part of has ended.", code="turn_ended")
+    return Within(parent.id, inbound.depth, parent.payer, parent.job)
 
 
 def _accept(db: Db, inbound: Inbound, session: str, turn: str, now: float) -> None:
@@ -184,19 +199,21 @@ def _session(db: Db, inbound: Inbound, fresh: Fresh, id: str, now: float) -> tup
                 param="model",
             )
         return row, False
+    named = inbound.name is not None or inbound.new
     row = sessions.create(
         db,
         id=id,
         principal=inbound.principal,
         channel=inbound.channel,
         name=inbound.name,
-        kind="named" if inbound.name is not None or inbound.new else "ephemeral",
+        kind="named" if named else "ephemeral",
         agent=inbound.agent,
         extra=inbound.extra_prompt or "",
         title=titles.first_words(inbound.messages[-1].text) if inbound.new else "",
         parent=None,
         prefix=fresh.prefix,
         encoder=fresh.encoder,
+        memory_seen=fresh.memory_seen if named else 0,
         now=now,
     )
     return row, True

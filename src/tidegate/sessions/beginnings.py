@@ -5,8 +5,10 @@ its beginning is known from its settings alone. What the sources say is asked fo
 reaches one that has begun.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
+
+import msgspec
 
 from tidegate.agent import EXTRA, PROMPT, freeze
 from tidegate.config import AgentSettings, Config
@@ -38,7 +40,17 @@ class Source(Protocol):
 
 
 class Beginnings:
-    def __init__(self, config: Config, models: Models, tools: ToolRegistry, sources: Sequence[Source] = ()) -> None:
+    def __init__(
+        self,
+        config: Config,
+        models: Models,
+        tools: ToolRegistry,
+        sources: Sequence[Source] = (),
+        *,
+        mark: Callable[[str], Awaitable[int]] | None = None,
+    ) -> None:
+        """`mark` says from which change of notes on a session of this agent is to be told, 0 for never."""
+        self._mark = mark
         self._config = config
         self._models = models
         self._tools = tools
@@ -53,6 +65,8 @@ class Beginnings:
         if settings is None:
             raise Misconfigured(f"The agent {agent!r} is no longer configured; add [agents.{agent}] to tidegate.toml.")
         sources = self._sources[agent]
+        # Before the notes are looked at: what changes between is told twice rather than never.
+        seen = 0 if self._mark is None else await self._mark(agent)
         texts = tuple([await source.part(agent, principal) for source in sources]) if sources else ()
         key = (agent, caller_tools, texts)
         known = self._kept.get(key) if not extra else None
@@ -61,7 +75,7 @@ class Beginnings:
             known = self._make(settings, [(PROMPT, settings.prompt), *parts, (EXTRA, extra)], caller_tools)
             if not extra:
                 self._kept.put(key, known)
-        return known
+        return known if known.memory_seen == seen else msgspec.structs.replace(known, memory_seen=seen)
 
     def _make(self, agent: AgentSettings, parts: list[tuple[str, str]], caller_tools: bool) -> Fresh:
         tools = Toolset() if caller_tools else self._tools.resolve(agent.tools)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Literal
 
-from tidegate.agent import Turn
+from tidegate.agent import Payer
 from tidegate.config import BudgetSettings
 from tidegate.errors import BudgetSpent
 from tidegate.log import Log
@@ -115,7 +115,7 @@ class Account:
         """Take up the count where the last process left it. Who is past the warning is told again, once."""
         self._tokens, self._cost, self._opens, self._warned = spent.tokens, spent.cost, opens, False
 
-    def check(self, turn: Turn) -> None:
+    def check(self, payer: Payer) -> None:
         """Raises BudgetSpent when nothing is left."""
         rule, now = self.rule, self._clock()
         if now >= self._opens:
@@ -125,7 +125,7 @@ class Account:
         ):
             raise rule.refusal(self.name, self._tokens, self._cost, self._opens, now)
 
-    def spend(self, turn: Turn, usage: Usage) -> None:
+    def spend(self, payer: Payer, usage: Usage) -> None:
         now = self._clock()
         if now >= self._opens:
             self._begin(now)
@@ -133,7 +133,7 @@ class Account:
         self._cost += usage.cost
         if not self._warned and self.rule.used(self._tokens, self._cost) >= WARN_AT:
             self._warned = True
-            warn(turn, self.rule, self.name, self._tokens, self._cost, self._opens)
+            warn(payer, self.rule, self.name, self._tokens, self._cost, self._opens)
 
     def spent(self) -> Spent:
         """In the window that it is now."""
@@ -155,7 +155,7 @@ class Account:
 
 
 class Allowance:
-    """What one turn may spend. It lives as long as the turn, whose journal knows what was spent before a restart."""
+    """What one turn may spend, with the tasks that it gives and those that they give. It lives as long as the turn, whose journal knows what was spent before a restart."""
 
     __slots__ = ("_rule", "_warned")
 
@@ -163,25 +163,25 @@ class Allowance:
         self._rule = rule
         self._warned = False
 
-    def check(self, turn: Turn) -> None:
-        spent = turn.usage
+    def check(self, payer: Payer) -> None:
+        spent = payer.usage
         if self._rule.used(spent.tokens, spent.cost) >= 1:
             raise self._rule.refusal("", spent.tokens, spent.cost, inf, 0)
 
-    def spend(self, turn: Turn, usage: Usage) -> None:
-        tokens, cost = turn.usage.tokens + usage.tokens, turn.usage.cost + usage.cost
+    def spend(self, payer: Payer, usage: Usage) -> None:
+        tokens, cost = payer.usage.tokens + usage.tokens, payer.usage.cost + usage.cost
         if not self._warned and self._rule.used(tokens, cost) >= WARN_AT:
             self._warned = True
-            warn(turn, self._rule, "", tokens, cost, inf)
+            warn(payer, self._rule, "", tokens, cost, inf)
 
 
-def warn(turn: Turn, rule: Rule, name: str, tokens: int, cost: int, opens: float) -> None:
-    turn.emit(Notice(text=rule.warning(name, tokens, cost, opens)))
+def warn(payer: Payer, rule: Rule, name: str, tokens: int, cost: int, opens: float) -> None:
+    payer.emit(Notice(text=rule.warning(name, tokens, cost, opens)))
     log.warning(
         "a budget is running out: at its limit no model is asked",
         setting=rule.setting,
         **({"of": name} if name else {}),
-        session=turn.session,
+        session=payer.session,
         spent=rule.amount(tokens, cost),
     )
 

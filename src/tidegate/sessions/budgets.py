@@ -20,7 +20,7 @@ from tidegate.models import Model
 from tidegate.security import Principal
 from tidegate.sessions.budget import Account, Allowance, Rule, rule_of
 from tidegate.sessions.windows import window
-from tidegate.store import Db, SessionRow, Spent, Store, principals, usage
+from tidegate.store import Db, SessionRow, Spent, Store, principals, turns, usage
 from tidegate.values import BILLION, Frozen, Usage
 
 ACCOUNTS_KEPT = 4096
@@ -117,13 +117,20 @@ class Budgets:
         plain = self._plain[model.name]
         if not plain.budgets or not (self._shared or self._of_turns):
             return plain
+        conversation = await self._conversation(session)
         accounts = [
             account
             for rule in self._shared
-            if (key := _key(rule, session, job)) and (account := await self._account(rule, key)).applies
+            if (key := _key(rule, session, conversation, job)) and (account := await self._account(rule, key)).applies
         ]
         allowances = (Allowance(rule) for rule in self._of_turns)
         return Purse(model=plain.model, budgets=(*self.gateway, *accounts, *allowances), count=plain.count)
+
+    async def _conversation(self, session: SessionRow) -> str:
+        """The session that budgets of a conversation are for: a task is a part of the one that it was given in."""
+        if session.kind != "ephemeral" or not any(rule.per == "session" for rule in self._shared):
+            return session.id
+        return await self._store.read(turns.conversation, session.id)
 
     async def _account(self, rule: Rule, key: str) -> Account:
         place = (rule.setting, key)
@@ -206,13 +213,13 @@ def view(account: Account) -> BudgetView:
     )
 
 
-def _key(rule: Rule, session: SessionRow, job: str) -> str:
+def _key(rule: Rule, session: SessionRow, conversation: str, job: str) -> str:
     """Who pays by this rule; nobody where it is not for this agent or job. Which principal it is for is known by name,
     and so only when his account is there."""
     if rule.per == "principal":
         return session.principal
     if rule.per == "session":
-        return session.id
+        return conversation
     key = session.agent if rule.per == "agent" else job
     return key if not rule.only or key in rule.only else ""
 

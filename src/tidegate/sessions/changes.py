@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tidegate.errors import Conflict
 from tidegate.sessions import titles
 from tidegate.sessions.admission import Fresh
-from tidegate.store import Db, SessionRow, messages, sessions, settings, spooled, turns
+from tidegate.store import Db, SessionRow, messages, sessions, settings, spooled, summaries, turns
 from tidegate.values import Accepted, new_id
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ async def reload(door: "Sessions", session: str, principal: "Principal") -> bool
 
     def write(db: Db) -> bool:
         _check_idle(db, session)
-        return sessions.refreeze(db, session, fresh.prefix, fresh.encoder)
+        return sessions.refreeze(db, session, fresh.prefix, fresh.encoder, fresh.memory_seen)
 
     def then(changed: bool) -> bool:
         if changed:
@@ -139,9 +139,11 @@ def _begin_with(db: Db, old: SessionRow, again: str, principal: str, extra: str,
         parent=old.id,
         prefix=fresh.prefix,
         encoder=fresh.encoder,
+        memory_seen=fresh.memory_seen,
         now=now,
     )
     messages.copy(db, old.id, again, now)
+    summaries.copy(db, old.id, again)
     spooled.copy(db, old.id, again)
 
 
@@ -174,5 +176,8 @@ def _undo_last(db: Db, session: str, now: float) -> str:
     last = messages.last_turn(db, session)
     if last is None:
         raise Conflict("There is nothing to undo in this session.", code="nothing_to_undo")
+    first = messages.first_of(db, last)
     messages.undo(db, last, now)
+    if first is not None:
+        summaries.uncover(db, session, first)
     return last

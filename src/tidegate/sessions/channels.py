@@ -39,10 +39,15 @@ class Channel(Frozen, frozen=True):
         return "send the request again, under a new Idempotency-Key if it had one, if its answer is still needed"
 
 
+DELEGATE = "delegate"
+"""The channel of tasks that one agent gives another. Whether a person can be asked, and what rules say of a channel, is
+decided by the channel of the turn at the outside."""
+
 CHANNELS = (
     Channel(name="http", resume="go_on", unread="stop", interactive=False),
     Channel(name="page", resume="go_on", unread="go_on", interactive=True),
     Channel(name="terminal", resume="go_on", unread="go_on", interactive=True),
+    Channel(name=DELEGATE, resume="go_on", unread="go_on", interactive=False),
 )
 
 

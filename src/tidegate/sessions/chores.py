@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from tidegate.sessions.recovery import recover
-from tidegate.store import approvals, maintenance, receipts, search, usage
+from tidegate.store import approvals, maintenance, notes, receipts, search, usage
 from tidegate.values import Frozen
 from tidegate.workspaces import RECONCILE_SECONDS, TIDY_SECONDS, keep_within
 
@@ -72,6 +72,8 @@ def chores(door: "Sessions") -> list[Chore]:
     async def tidy() -> None:
         await drain(lambda: store.write(receipts.prune, door.clock(), limits.receipts), receipts.BATCH)
         await maintenance.tidy(store, door.clock())
+        if door.memory is not None:
+            await drain(lambda: store.write(notes.prune, door.clock(), maintenance.BATCH), maintenance.BATCH)
         await drain(lambda: store.write(usage.fold, usage.FOLDED_AT_ONCE), usage.FOLDED_AT_ONCE)
         await drain(lambda: store.write(maintenance.vacuum, VACUUM_PAGES), 1)
         await store.write(maintenance.checkpoint)
@@ -86,7 +88,7 @@ def chores(door: "Sessions") -> list[Chore]:
     async def index() -> int:
         return await drain(lambda: store.write(search.index), 1, INDEX_BATCHES)
 
-    return [
+    chores = [
         Chore(name="sweep", interval=min(30.0, max(0.2, limits.idle_ttl / 4)), run=sweep),
         Chore(name="expire", interval=60.0, run=expire),
         Chore(name="recover", interval=60.0, run=take_up),
@@ -97,3 +99,6 @@ def chores(door: "Sessions") -> list[Chore]:
         Chore(name="spool", interval=SPOOL_SECONDS, run=door.spool.sweep),
         Chore(name="tidy", interval=300.0, run=tidy),
     ]
+    if door.learner is not None:
+        chores.append(Chore(name="learn", interval=60.0, run=door.endings.finish_slow))
+    return chores

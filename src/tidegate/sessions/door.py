@@ -10,6 +10,7 @@ The door owns the engine, the presence of sessions and their endings, all inside
 import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -26,8 +27,9 @@ from tidegate.sessions.admission import Admission, admit
 from tidegate.sessions.arriving import accept_media
 from tidegate.sessions.beginnings import Beginnings
 from tidegate.sessions.budgets import Budgets
-from tidegate.sessions.channels import Channels
+from tidegate.sessions.channels import DELEGATE, Channels
 from tidegate.sessions.chores import Chore, chores
+from tidegate.sessions.compaction import Compaction
 from tidegate.sessions.ending import EndHook, Endings
 from tidegate.sessions.questions import Questions
 from tidegate.sessions.recovery import recover
@@ -36,11 +38,15 @@ from tidegate.sessions.views import AgentView, SessionView
 from tidegate.sessions.workshop import Workshop
 from tidegate.spool import Arrivals, Spool
 from tidegate.store import Db, ProcessRow, SessionRow, Store, UsageTotal, processes, sessions, settings, turns, usage
-from tidegate.tools import Reach, ToolRegistry
+from tidegate.tools import Reach, Skills, ToolRegistry
 from tidegate.values import Accepted, Event, Inbound, Media, Message, Outcome, new_id
 from tidegate.workspaces import Workspaces
 
 if TYPE_CHECKING:
+    from tidegate.sessions.delegation import Delegation
+    from tidegate.sessions.learning import Learner
+    from tidegate.sessions.memory import Memory
+    from tidegate.skills import Library, ProjectFiles
     from tidegate.tools.egress import WebAccess
 
 log = Log(__name__)
@@ -95,7 +101,11 @@ class Sessions:
             environment=environment or {},
         )
         self.web = _web_access(config, self.spool, search_key)
-        self.reach = Reach()
+        self.skills = _skills(config)
+        self.project_files = _project_files(config)
+        self.memory, self.learner = _remembering(config, store, models, self.budgets, clock)
+        self.delegation = _delegation(self)
+        self.reach = Reach(notes=self.memory, skills=_skill_reader(self.skills), delegates=self.delegation)
         self.runner = Runner(
             store,
             config,
@@ -104,9 +114,17 @@ class Sessions:
             self.presence,
             self.budgets,
             Workshop(config, self.spool, self.questions, self.workspaces, self.web, self.reach),
+            Compaction(scope.child("summaries"), store, models, config.context, self.budgets, clock),
             clock,
         )
-        self.beginnings = Beginnings(config, models, tools)
+        sources = (self.project_files, self.skills, self.delegation, self.memory)
+        self.beginnings = Beginnings(
+            config,
+            models,
+            tools,
+            [source for source in sources if source is not None],
+            mark=None if self.memory is None else self.memory.mark,
+        )
         self.engine = EmbeddedEngine(
             scope,
             store,
@@ -117,7 +135,14 @@ class Sessions:
             clock=clock,
         )
         self.endings = Endings(
-            store, self.presence, self.engine, {"workspace": self._end_workspace, **(hooks or {})}, clock, self._forget
+            store,
+            self.presence,
+            self.engine,
+            {"workspace": self._end_workspace, **(hooks or {})},
+            clock,
+            self._forget,
+            scope=scope,
+            slow={} if self.learner is None else {"memory": self.learner},
         )
         self._scope = scope
         self._models = models
@@ -146,16 +171,16 @@ class Sessions:
                 inbound.agent, inbound.principal, inbound.extra_prompt or "", caller_tools=bool(inbound.call.tools)
             ),
             "queue_length": self.config.limits.queue_length,
-            "take": self.engine.has_room,
+            "take": self.engine.has_room(inbound.within),
             "now": self.clock(),
         }
 
-    def check_intake(self) -> None:
-        """Raises when no new turn is taken in now."""
-        if not self._open:
+    def check_intake(self, within: str = "") -> None:
+        """Raises when no new turn is taken in now: of one's own, or on a task of a turn that runs."""
+        if not self._open and not (within and self.engine.takes_tasks(within)):
             raise Stopping("The gateway is stopping; send this again when it is back.", retry_after=5)
         most = self.config.limits.waiting_total
-        if self.engine.waiting_total >= most:
+        if self.engine.waiting_total >= most and not (within and self.engine.has_room(within)):
             raise Busy(
                 f"{most} turns are waiting already (limits.waiting_total); try again soon.",
                 retry_after=5,
@@ -163,8 +188,8 @@ class Sessions:
             )
 
     def _check(self, inbound: Inbound) -> None:
-        self.check_intake()
-        if inbound.channel not in self.channels:
+        self.check_intake(inbound.within)
+        if inbound.channel not in self.channels or (inbound.channel == DELEGATE) != bool(inbound.within):
             raise Refused(f"There is no channel {inbound.channel!r}.", code="unknown_channel")
         if inbound.agent not in self.config.agents:
             known = ", ".join(sorted(self.config.agents))
@@ -195,11 +220,11 @@ class Sessions:
         if admission.how == "replayed":
             return Accepted(turn=turn, session=session, how="replayed")
         if admission.how == "attached":
-            self.engine.submit(session, turn, resumed=True)
+            self.engine.submit(session, turn, resumed=True, within=inbound.within or None)
             return Accepted(turn=turn, session=session, how="attached")
         running = self.engine.running(session)
         ahead = self.engine.waiting(session) + (running is not None)
-        self.engine.submit(session, turn, begun=admission.begun)
+        self.engine.submit(session, turn, begun=admission.begun, within=inbound.within or None)
         if inbound.busy == "interrupt" and running is not None:
             running.stop("by a newer message")
             return Accepted(turn=turn, session=session, how="interrupting", ahead=ahead)
@@ -381,6 +406,8 @@ class Sessions:
         """Take up what the last process left: its count of what was spent, its turns, and, beside everything else, what
         it owes to sessions that have ended; how many turns go on."""
         await self.budgets.load()
+        if self.memory is not None:
+            await self._scope.enter(self.memory)
         await self.workspaces.start()
         resumed = await recover(self)
         await self.workspaces.processes.tell()
@@ -423,7 +450,9 @@ class Sessions:
         return self.presence.ledger
 
     def caches(self) -> tuple[CacheStats, ...]:
-        return (*self.runner.caches(), self.beginnings.stats())
+        looks = (source.caches() for source in (self.project_files, self.skills) if source is not None)
+        remembered = () if self.memory is None else (self.memory.stats(),)
+        return (*self.runner.caches(), self.beginnings.stats(), *chain.from_iterable(looks), *remembered)
 
     def chores(self) -> list[Chore]:
         return chores(self)
@@ -436,7 +465,8 @@ class Sessions:
             "residents": presence.residents,
             "turns_running": stats.running,
             "turns_waiting": stats.waiting,
-            "turns_asking": self.engine.away,
+            "turns_asking": stats.asking,
+            "turns_delegating": stats.delegating,
         }
 
     def status(self) -> dict[str, Any]:
@@ -445,7 +475,8 @@ class Sessions:
             "turns": {
                 "running": stats.running,
                 "waiting": stats.waiting,
-                "asking": self.engine.away,
+                "asking": stats.asking,
+                "delegating": stats.delegating,
                 "answered": stats.answered,
                 "failed": stats.failed,
                 "stopped": stats.stopped,
@@ -495,3 +526,53 @@ def _web_access(config: Config, spool: Spool, key: Secret | None) -> "WebAccess 
     from tidegate.tools.egress import WebAccess
 
     return WebAccess(config.web, workers=spool.workers, key=key)
+
+
+def _skills(config: Config) -> "Library | None":
+    """The agents' skills; None where no agent has the toolset, and then nothing of them is loaded."""
+    if not any("skills" in agent.tools for agent in config.agents.values()):
+        return None
+    from tidegate.skills import Library
+
+    return Library(config)
+
+
+def _skill_reader(library: "Library | None") -> Skills | None:
+    """What the tool `skill` uses."""
+    if library is None:
+        return None
+    from tidegate.sessions.skills import SkillReader
+
+    return SkillReader(library)
+
+
+def _project_files(config: Config) -> "ProjectFiles | None":
+    """What agents' project folders say to whoever works there; None where no agent has such a folder here."""
+    if not any(agent.workspace and agent.project_files for agent in config.agents.values()):
+        return None
+    from tidegate.skills import ProjectFiles
+
+    return ProjectFiles(config)
+
+
+def _remembering(
+    config: Config, store: Store, models: Models, budgets: Budgets, clock: Callable[[], float]
+) -> "tuple[Memory | None, Learner | None]":
+    """What is remembered, and who learns from conversations that have ended; nothing of it is loaded where no agent has
+    the toolset."""
+    if not any("memory" in agent.tools for agent in config.agents.values()):
+        return None, None
+    from tidegate.sessions.learning import Learner
+    from tidegate.sessions.memory import Memory
+
+    memory = Memory(config, store, clock)
+    return memory, Learner(memory, config, store, models, budgets, clock) if config.memory.at_end else None
+
+
+def _delegation(door: Sessions) -> "Delegation | None":
+    """Who has tasks worked on by other agents; None where no agent may give any."""
+    if not any(agent.delegates and DELEGATE in agent.tools for agent in door.config.agents.values()):
+        return None
+    from tidegate.sessions.delegation import Delegation
+
+    return Delegation(door)

@@ -4,17 +4,19 @@ Guarantee: a session ends once, with a reason, whether or not anything of it is 
 first, what waited is refused with a notice, its settings and approvals go in the same transaction, and every end hook
 takes effect exactly once, across a crash too, because its effect and its mark commit together. An ended session is
 never opened again. Deleting ends first, and is itself owed from then on: the rows go with the last hook's effect, at
-once if there is none, and later if a hook has failed.
+once if there is none, and later if a hook has failed. Nobody waits for a slow hook: it runs behind the end, or later on
+a timer of its own.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import anyio
 
 from tidegate.engine import EmbeddedEngine
-from tidegate.lifetimes import Presence, gather
+from tidegate.lifetimes import Presence, Scope, gather
 from tidegate.log import Log
 from tidegate.store import Db, SessionKind, SessionRow, Store, endings, maintenance, sessions, turns
 from tidegate.values import Outcome
@@ -36,9 +38,29 @@ BATCHES = 200
 HOOKS_AT_ONCE = 8
 """Hooks that one run prepares side by side: one that hangs holds up few others, and a start is no storm of them."""
 
+SLOW_AT_ONCE = 4
+"""Slow hooks that are prepared side by side, behind ends and on the timer: each may be asking a model."""
+
+SLOW_IN_A_RUN = 20
+"""Slow hooks in one run of their timer: a few minutes at worst; the next run goes on."""
+
 Write = Callable[[Db], Any]
 EndHook = Callable[[SessionRow], Awaitable[Write | None]]
 """Prepares what a session's end should leave behind. It may be prepared twice; what it returns is committed once."""
+
+
+class NotYet(Exception):
+    """A slow hook could not be prepared, and has said why in the log; it is tried again."""
+
+
+class SlowHook(Protocol):
+    """An end hook for which nobody waits. Of a session that is being deleted it prepares nothing."""
+
+    async def prepare(self, session: SessionRow) -> Write | None: ...
+
+    def done(self, session: SessionRow) -> None:
+        """Its effect is committed."""
+        ...
 
 
 class Endings:
@@ -50,8 +72,17 @@ class Endings:
         hooks: Mapping[str, EndHook],
         clock: Callable[[], float],
         gone: Callable[[str], Awaitable[None]],
+        *,
+        scope: Scope,
+        slow: Mapping[str, SlowHook] | None = None,
     ) -> None:
-        """`gone` is told of each session whose rows were deleted; what a crash keeps from it, the sweeps find."""
+        """`gone` is told of each session whose rows were deleted; what a crash keeps from it, the sweeps find. Slow
+        hooks run in `scope`."""
+        self._slow = slow or {}
+        self._scope = scope
+        # house: allow at most SLOW_AT_ONCE behind ends and SLOW_IN_A_RUN on the timer
+        self._under_way: set[str] = set()
+        self._names = (*hooks, *self._slow)
         self._store = store
         self._presence = presence
         self._engine = engine
@@ -61,20 +92,25 @@ class Endings:
 
     async def end(self, session: str, reason: str) -> bool:
         """Whether this call ended it."""
-        refused = await self._store.write(_end, session, reason, tuple(self._hooks), self._clock())
+        refused = await self._store.write(_end, session, reason, self._names, self._clock())
         if refused is None:
             return False
         await self._let_go(session, refused, reason)
         await self.finish(session)
+        if self._slow and len(self._under_way) < SLOW_AT_ONCE and self._scope.open:
+            # house: allow a few, see above; what is not begun here the timer does
+            self._under_way.add(session)
+            self._scope.start(self._finish_behind, session, name="what an ended session is owed")
         return True
 
     async def delete(self, session: str) -> bool:
         """Whether it is gone. Not when an end hook is still owed or its turn does not let go: then it goes when that is
         over, on the timer."""
-        refused = await self._store.write(_end_to_delete, session, tuple(self._hooks), self._clock())
+        refused = await self._store.write(_end_to_delete, session, self._names, self._clock())
         # Also when somebody else has ended it: his call may still be waiting for its turn.
         await self._let_go(session, refused, "delete")
         await self.finish(session)
+        await self.finish_slow(session)
         owed = await self._store.read(endings.owed, session)
         if owed:
             log.warning("a session is deleted as soon as nothing of it is owed", session=session, owed=owed)
@@ -85,25 +121,60 @@ class Endings:
     async def finish(self, session: str | None = None) -> int:
         """Do what is still owed to ended sessions: to one after its end, to all after the start and on the timer; how
         many hooks took effect."""
-        run = _Run()
+        run = _Run(HOOKS_AT_ONCE)
         if session is not None:
             owed = await self._store.read(endings.owed, session)
-            return sum(await gather([self._run(run, session, hook) for hook in owed]))
+            return sum(await gather([self._run(run, session, hook) for hook in owed if hook not in self._slow]))
         done, last = 0, ("", "")
         for _ in range(BATCHES):
             found = await self._store.read(endings.pending, BATCH, last)
-            done += sum(await gather([self._run(run, owing, hook) for owing, hook in found]))
+            done += sum(await gather([self._run(run, *owing) for owing in found if owing[1] not in self._slow]))
             if len(found) < BATCH:
                 break
             last = found[-1]
         return done
+
+    async def finish_slow(self, session: str | None = None) -> int:
+        """The same for what nobody waits for: of one session, or of some on the timer, but for those that are being
+        seen to."""
+        run = _Run(SLOW_AT_ONCE)
+        owed = await self._owed_slowly(session)
+        if session is not None:
+            return sum(await gather([self._run(run, *owing) for owing in owed]))
+        mine = [owing for owing in owed if owing[0] not in self._under_way]
+        self._under_way.update(owing[0] for owing in mine)
+        try:
+            return sum(await gather([self._run(run, *owing) for owing in mine]))
+        finally:
+            self._under_way.difference_update(owing[0] for owing in mine)
+
+    async def _finish_behind(self, session: str) -> None:
+        try:
+            await self.finish_slow(session)
+        finally:
+            self._under_way.discard(session)
+
+    async def _owed_slowly(self, session: str | None) -> list[tuple[str, str]]:
+        if session is not None:
+            hooks = await self._store.read(endings.owed, session)
+            return [(session, hook) for hook in hooks if hook in self._slow]
+        found: list[tuple[str, str]] = []
+        last = ("", "")
+        for _ in range(BATCHES):
+            batch = await self._store.read(endings.pending, BATCH, last)
+            found += [owing for owing in batch if owing[1] in self._slow]
+            if len(batch) < BATCH or len(found) >= SLOW_IN_A_RUN:
+                break
+            last = batch[-1]
+        return found[:SLOW_IN_A_RUN]
 
     async def _run(self, run: "_Run", session: str, hook: str) -> int:
         async with run.room:
             if hook in run.hung:
                 return 0
             row = await self._store.read(sessions.get, session)
-            prepare = self._hooks.get(hook)
+            slow = self._slow.get(hook)
+            prepare = self._hooks.get(hook) if slow is None else slow.prepare
             write: Write | None = None
             try:
                 if row is not None and prepare is not None:
@@ -113,17 +184,20 @@ class Endings:
                         run.hung.add(hook)
                         log.error("an end hook hangs; it is tried again", session=session, hook=hook)
                         return 0
+            except NotYet:
+                return 0
             except Exception:
                 log.exception("an end hook could not be prepared; it is tried again", session=session, hook=hook)
                 return 0
-            return await self._store.write(_take_effect, session, hook, write, self._clock())
+            then = partial(_tell, slow, row)
+            return await self._store.write_then(then, _take_effect, session, hook, write, self._clock())
 
     async def expire(self, kind: SessionKind, idle: float | None) -> int:
         """End what has been idle for too long; never what has a turn running or waiting, though its message came only
         after the look. What the ends owe is left to `finish`. How many."""
         if idle is None:
             return 0
-        total, before, hooks = 0, self._clock() - idle, tuple(self._hooks)
+        total, before, hooks = 0, self._clock() - idle, self._names
         for _ in range(BATCHES):
             found = await self._store.read(sessions.idle, kind=kind, before=before, limit=BATCH)
             ended = await self._store.write(_end_idle, found, kind == "ephemeral", before, hooks, self._clock())
@@ -164,9 +238,15 @@ class _Run:
     """One run over what is owed. A hook that hung once is not asked again in the same run, so that the run ends; those
     that run beside it go on meanwhile."""
 
-    def __init__(self) -> None:
-        self.room = asyncio.Semaphore(HOOKS_AT_ONCE)
+    def __init__(self, at_once: int) -> None:
+        self.room = asyncio.Semaphore(at_once)
         self.hung: set[str] = set()  # house: allow hooks are named in the code
+
+
+def _tell(hook: SlowHook | None, session: SessionRow | None, effect: int) -> int:
+    if hook is not None and session is not None and effect:
+        hook.done(session)
+    return effect
 
 
 def _take_effect(db: Db, session: str, hook: str, write: Write | None, now: float) -> int:

@@ -73,7 +73,7 @@ class TurnPermits:
             tool=tool.name,
             effect=tool.effect,
             arguments=_arguments(call) if policy.rules else {},
-            channel=self._taken.turn.channel,
+            channel=await self._questions.channel(self._taken) if policy.rules else "",
             contained=tool.contained and (tool.effect != "execute" or await self._workspace.sandboxed()),
         )
         verdict = decide(policy.rules, policy.mode, action)

@@ -3,7 +3,8 @@
 Guarantee: a question is a row before anybody is told of it, and survives unload, restart and kill: a turn that is taken
 up again asks again and finds the row, open or answered. It is answered once, by whoever may, from any client; a stop,
 an end and its expiry close it. At most `limits.questions` turns wait. Where nobody is at the other end, to ask is to
-deny, and the model is told why. Nothing is held here but how many wait; the turns that asked wait by themselves.
+deny, and the model is told why; who that would be for a task that an agent has given is decided by the conversation that
+it was given in, and there it is asked. Nothing is held here but how many wait; the turns that asked wait by themselves.
 """
 
 from collections import Counter
@@ -16,10 +17,10 @@ from tidegate.config import Config
 from tidegate.engine import Taken
 from tidegate.errors import Conflict, NotFound, Refused
 from tidegate.security import Principal
-from tidegate.sessions.channels import Channels
+from tidegate.sessions.channels import DELEGATE, Channels
 from tidegate.sessions.views import QuestionView, view_question
 from tidegate.store import Answered as Counted
-from tidegate.store import ApprovalRow, Asking, Store, approvals
+from tidegate.store import ApprovalRow, Asking, Db, Store, approvals, sessions, turns
 from tidegate.values import Answered, Asked, new_id
 
 LISTED = 200
@@ -54,7 +55,8 @@ class Questions:
     async def open_for(
         self, principal: Principal, *, session: str | None = None, limit: int = LISTED
     ) -> list[QuestionView]:
-        """What waits for this principal's answer, in all his conversations or in one, the oldest first."""
+        """What waits for this principal's answer, in all his conversations or in one with the tasks given there, the
+        oldest first."""
         rows = await self._store.read(
             lambda db: approvals.open_for(
                 db, principal=principal.id, role=principal.role, now=self._clock(), limit=limit, session=session
@@ -111,9 +113,10 @@ class Questions:
     # -- for those who watch --
 
     async def standing(self, session: str) -> list[Asked]:
-        """What the session has open, the oldest first: for who comes when it was already told."""
-        rows: list[ApprovalRow] = await self._store.read(approvals.open_of, session, self._clock())
-        return [_told(row) for row in rows]
+        """What the session has open, and the tasks that are worked on for it, the oldest first: for who comes when it
+        was already told."""
+        rows: list[tuple[ApprovalRow, str]] = await self._store.read(approvals.open_of, session, self._clock())
+        return [_told(row, agent if row.session != session else "") for row, agent in rows]
 
     # -- for the turns --
 
@@ -128,7 +131,7 @@ class Questions:
             found = await find()
             return found if found is not None and found.state != "open" else None
 
-        if await find() is None and (nobody := self._nobody(taken)) is not None:
+        if await find() is None and (nobody := await self._nobody(taken)) is not None:
             return nobody
         with self._counted(turn.id):
             now = self._clock()
@@ -155,10 +158,20 @@ class Questions:
         for row in await self._store.write(approvals.cancel_call, turn.id, step, self._clock()):
             turn.emit(Answered(id=row.id, state=row.state))
 
-    def _nobody(self, taken: Taken) -> str | None:
+    async def channel(self, taken: Taken) -> str:
+        """The channel at which the person of this turn is, also where another agent has given it as a task."""
+        return (await self._origin(taken))[0]
+
+    async def _origin(self, taken: Taken) -> tuple[str, bool]:
+        """The channel and whether the conversation goes on, of the outermost turn that this one works for."""
+        if taken.turn.within is None:
+            return taken.turn.channel, taken.session.kind != "ephemeral"
+        return await self._store.read(_origin, taken.turn.id)
+
+    async def _nobody(self, taken: Taken) -> str | None:
         """Why nobody could answer a question of this turn; None when somebody can."""
-        channel = taken.turn.channel
-        if taken.session.kind == "ephemeral" or not self._channels.of(channel).interactive:
+        channel, lasting = await self._origin(taken)
+        if not lasting or not self._channels.of(channel).interactive:
             return f"nobody can be asked on the channel {channel}"
         if taken.turn.id not in self._asking and len(self._asking) >= self._limit:
             return f"{self._limit} turns wait for an answer already (limits.questions)"
@@ -181,7 +194,15 @@ _UNFIT = {
 }
 
 
-def _told(row: ApprovalRow) -> Asked:
+def _origin(db: Db, turn: str) -> tuple[str, bool]:
+    outermost = turns.outermost(db, turn)
+    session = sessions.get(db, outermost.session) if outermost is not None else None
+    if outermost is None or session is None:  # it is being stopped
+        return DELEGATE, False
+    return outermost.channel, session.kind != "ephemeral"
+
+
+def _told(row: ApprovalRow, agent: str = "") -> Asked:
     return Asked(
         id=row.id,
         turn=row.turn,
@@ -190,6 +211,7 @@ def _told(row: ApprovalRow) -> Asked:
         summary=row.summary,
         choices=row.choices,
         expires=row.expires,
+        agent=agent,
     )
 
 

@@ -2,12 +2,13 @@
 
 Guarantee: after `recover` every such turn goes on from its journal, or has ended with a reason that its user can read.
 Which of the two is its channel's to say (`channels`), and so is in whose words. A turn that the process died in more
-often than limits.resumes is not taken up again, so that a turn that kills the gateway cannot do so for ever.
+often than limits.resumes is not taken up again, so that a turn that kills the gateway cannot do so for ever. What works
+on a task goes on only with the turn that gave it.
 """
 
 from typing import TYPE_CHECKING
 
-from tidegate.engine import stopped
+from tidegate.engine import TASK_OF_NONE, stopped
 from tidegate.log import Log
 from tidegate.sessions.channels import Channel
 from tidegate.store import Db, SessionRow, TurnRow, sessions, turns
@@ -28,20 +29,31 @@ async def recover(door: "Sessions", *, older: float = 0.0) -> int:
         # At the start nothing is on its way, whatever the clock says of when it was accepted.
         if door.engine.log(turn.id) is not None or (older and turn.accepted > door.clock() - older):
             continue
-        reason = _refusal(turn, session, door.channels.of(turn.channel), door.config.limits.resumes)
+        if turn.within is not None and door.engine.log(turn.within) is None:
+            reason: Failure | None = stopped(TASK_OF_NONE)
+        else:
+            reason = _refusal(turn, session, door.channels.of(turn.channel), door.config.limits.resumes)
         if reason is not None:
             if await door.engine.give_up(turn, session, reason):
                 log.warning("a turn is not resumed", session=session.id, turn=turn.id, reason=reason.message)
+                if session.kind == "ephemeral":  # its rows are gone: what lay on disk for it is nobody's
+                    await door.workspaces.discard(session.id)
+                    await door.spool.remove(session.id)
         else:
             # One that was parked had begun too, though no attempt counts.
-            door.engine.submit(session.id, turn.id, resumed=turn.state == "running")
+            door.engine.submit(session.id, turn.id, resumed=turn.state == "running", within=turn.within)
             resumed += 1
     return resumed
 
 
 def _open(db: Db) -> list[tuple[TurnRow, SessionRow]]:
-    found = [(turn, sessions.get(db, turn.session)) for turn in turns.open_turns(db)]
+    """Those that gave tasks before those that work on them."""
+    found = [(turn, sessions.get(db, turn.session)) for turn in sorted(turns.open_turns(db), key=_depth)]
     return [(turn, session) for turn, session in found if session is not None]
+
+
+def _depth(turn: TurnRow) -> int:
+    return turn.depth
 
 
 def _refusal(turn: TurnRow, session: SessionRow, channel: Channel, resumes: int) -> Failure | None:

@@ -12,7 +12,8 @@ from functools import partial
 
 import msgspec
 
-from tidegate.agent import Bounds, Conversation, Hands, Mind, Purse, in_call_order, run
+from tidegate.agent import Bounds, Conversation, Hands, Mind, Purse, run
+from tidegate.agent.context import View
 from tidegate.config import AgentSettings, Config
 from tidegate.engine import Journal, Parked, Taken
 from tidegate.errors import Misconfigured, ModelFailed, StoreFailed
@@ -20,9 +21,10 @@ from tidegate.lifetimes import BoundedCache, CacheStats, Holding, Presence
 from tidegate.log import Log
 from tidegate.models import Encoded, Model, Models
 from tidegate.sessions.budgets import Budgets
+from tidegate.sessions.compaction import ERA, Compaction, Fitting
 from tidegate.sessions.substitutes import Substitutes
 from tidegate.sessions.workshop import Workshop
-from tidegate.store import SessionRow, Store, messages, sessions, settings
+from tidegate.store import SessionRow, Store, sessions
 from tidegate.tools import ToolRegistry, Toolset
 from tidegate.values import Call, Message, Notice, Outcome
 
@@ -35,18 +37,9 @@ PREFIXES_KEPT = 256
 PREFIX_BYTES = 16 * 1024 * 1024
 """Bytes of those together: callers may bring system messages of their own, and large ones."""
 
-ERA = "thoughts"
-"""Of the setting that says how often a provider has refused what a session's answers carried."""
-
 ENCODED_ANEW = (
     "This conversation is encoded anew, since the wire format of its model has changed: the provider counts all of it "
     "as new once."
-)
-
-
-WITHOUT_THOUGHTS = (
-    "The model {model} refuses its earlier thoughts, as it does under another account's key: it goes on without them, "
-    "and the provider counts the conversation as new once."
 )
 
 
@@ -60,6 +53,7 @@ class Runner:
         presence: Presence,
         budgets: Budgets,
         workshop: Workshop,
+        compaction: Compaction,
         clock: Callable[[], float],
     ) -> None:
         self._store = store
@@ -71,6 +65,7 @@ class Runner:
         self.substitutes = Substitutes(models, store, clock)
         self._clock = clock
         self._workshop = workshop
+        self.compaction = compaction
         self.prefixes: BoundedCache[tuple[bytes, bytes], Encoded] = BoundedCache(
             "prefixes", cap=PREFIXES_KEPT, max_bytes=PREFIX_BYTES, weigh=prefix_bytes
         )
@@ -98,12 +93,6 @@ class Runner:
         async def fall_back(
             last: Conversation, failed: tuple[Model, ...], failure: ModelFailed
         ) -> tuple[Conversation, Purse] | None:
-            if failure.thoughts and last.carries:
-                log.warning("a model refuses its earlier thoughts: it goes on without them", model=last.model.name)
-                journal.emit(Notice(text=WITHOUT_THOUGHTS.format(model=last.model.name)))
-                last.begin_anew([*await self._past(taken), *await self._present(taken)])
-                await self._remember_era(session, last.era)
-                return last, await self.purse(taken, last.model)
             other = await standing.next(failed, failure)
             if other is None:
                 return None
@@ -111,8 +100,8 @@ class Runner:
             return await self._instead(taken, agent, last, other), paying
 
         # Nothing is awaited between this and the `try`: whoever builds a conversation releases it.
-        conversation = await self._conversation(taken, agent, model)
-        mind = Mind(conversation, purse, fall_back)
+        conversation = await self._conversation(taken, agent, model, journal.is_resumed)
+        mind = Mind(conversation, purse, fall_back, Fitting(self.compaction, journal, taken))
         equip = partial(self._workshop.equip, journal, taken)
         hands = Hands(journal, conversation.tools, equip, parallel=self._config.limits.tools_parallel)
         goes_on = False
@@ -197,22 +186,21 @@ class Runner:
 
     # -- residents --
 
-    async def _conversation(self, taken: Taken, agent: AgentSettings, model: Model) -> Conversation:
+    async def _conversation(self, taken: Taken, agent: AgentSettings, model: Model, resumed: bool) -> Conversation:
         if taken.session.kind != "ephemeral":
-            return await self._resident(taken, agent, model)
-        conversation = await self._build(taken, model, self._toolset(agent), b"")
+            return await self._resident(taken, agent, model, resumed)
+        conversation = await self._build(taken, model, self._toolset(agent), b"", resumed)
         self._presence.lend(taken.session.id, conversation)
         return conversation
 
     async def _instead(self, taken: Taken, agent: AgentSettings, failed: Conversation, model: Model) -> Conversation:
         """The same conversation to the same point with another model: everything that was said is in the store."""
-        said = await self._present(taken)
-        conversation = await self._conversation(taken, agent, model)
-        conversation.extend(said)
+        conversation = await self._conversation(taken, agent, model, resumed=True)
+        conversation.behind = True  # what was said in this turn is read before it is asked
         await failed.release()  # a long turn may fall back often, and holds only who answers
         return conversation
 
-    async def _resident(self, taken: Taken, agent: AgentSettings, model: Model) -> Conversation:
+    async def _resident(self, taken: Taken, agent: AgentSettings, model: Model, resumed: bool) -> Conversation:
         signature = self.signature(taken.session, agent, model)
         record = self._presence.get(taken.session.id)
         held = record.resident if record is not None else None
@@ -221,15 +209,17 @@ class Runner:
             self._presence.unload(taken.session.id, reason="stale", only=held)
 
         async def build() -> Conversation:
-            return await self._build(taken, model, self._toolset(agent), signature)
+            return await self._build(taken, model, self._toolset(agent), signature, resumed)
 
         return await self._presence.resident(taken.session.id, signature, build)
 
-    async def _build(self, taken: Taken, model: Model, tools: Toolset, signature: bytes) -> Conversation:
+    async def _build(self, taken: Taken, model: Model, tools: Toolset, signature: bytes, resumed: bool) -> Conversation:
         prefix = await self._encoded(taken, model)
-        return Conversation(
+        is_first = taken.turn.number == 1 and taken.session.parent is None
+        past = View() if is_first and not resumed else await self.compaction.view(taken, past=True)
+        conversation = Conversation(
             model=model,
-            messages=await self._past(taken),
+            messages=past.messages(),
             lease=model.lease(),
             prefix=prefix,
             tools=tools,
@@ -237,23 +227,10 @@ class Runner:
             load=partial(self._workshop.spool.load, taken.session.id),
             overflow=self._workshop.spool.nameless,
             era=next((setting.value for setting in taken.settings if setting.key == ERA), 0),
+            mark=past.mark,
         )
-
-    async def _remember_era(self, session: SessionRow, era: int) -> None:
-        """So that what was refused once is not sent again after an absence."""
-        if session.kind != "ephemeral":
-            await self._store.write(settings.put, session.id, ERA, era, "refused", self._clock(), None)
-
-    async def _past(self, taken: Taken) -> list[Message]:
-        """What was said before this turn."""
-        if taken.turn.number == 1 and taken.session.parent is None:
-            return []
-        return in_call_order(await self._store.read(messages.history, taken.session.id, taken.turn.id))
-
-    async def _present(self, taken: Taken) -> list[Message]:
-        """What was said in this turn."""
-        rows = await self._store.read(messages.journal, taken.turn.id)
-        return in_call_order(row.message for row in rows)
+        conversation.behind = past.inside
+        return conversation
 
     async def _encoded(self, taken: Taken, model: Model) -> Encoded:
         identity = _frozen(taken.session)

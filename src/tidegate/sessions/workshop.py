@@ -52,6 +52,7 @@ class Workshop:
             spool=self.spool.of(session.id, journal.id),
             web=self._web,
             reach=self._reach,
+            depth=taken.turn.depth,
         )
         return Equipment(context, TurnPermits(self._questions, self._policies[session.agent], taken, workspace))
 

@@ -1,14 +1,15 @@
-"""A job for a child: search a file, line by line, for a text or a regular expression.
+"""A job for a child: search files line by line, or texts one by one, for a text, for words or for a regular expression.
 
 Guarantee: at most so many places as asked for are found, in order, each with its line, its byte and what stands around
-it; the search gives up when its time is over and says where it was. It goes through the file in blocks; a line that is
+it; the search gives up when its time is over and says where it was. It goes through a file in blocks; a line that is
 longer than one is searched in pieces that overlap, so that memory is bounded. A pattern that runs away is the parent's
 to end.
 """
 
+import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 BLOCK = 256 * 1024
@@ -22,6 +23,9 @@ AROUND = 120
 PLACE_BYTES = 32
 """For the numbers before what is shown."""
 
+LENGTH_BYTES = 4
+"""Before each of the texts that are given as input: how long it is."""
+
 Find = Callable[[bytes, int], tuple[int, int] | None]
 """(a line, from where) to (where it begins, where it ends)."""
 
@@ -30,12 +34,22 @@ Hits = Callable[[bytes], list[int]]
 
 
 def work(order: dict[str, Any]) -> dict[str, Any]:
-    """The order: `path`, `pattern`, `regex`, `offset` (lines to skip), `byte` (bytes to skip), `limit`, `bytes` (of all
-    that is shown), `seconds`. Given are `places`, and `more` or `stopped`: the byte to go on from."""
+    """The order: `words`, or `pattern` and `regex`; `limit`, `bytes` (of all that is shown), `seconds`. To search one
+    file: `path`, `offset` (lines to skip), `byte` (bytes to skip); given are `places`, and `more` or `stopped`: the
+    byte to go on from. To search several: `paths`, `byte` (of the first); each place has its `file`, and `more` or
+    `stopped` is [file, byte]; `gone` are those that were not there. Without any: the texts of the input, in each of
+    which one place is found at most; each has its `text_at`, and `more` or `stopped` is the text to go on from."""
     try:
-        find, hits = _regex(order["pattern"]) if order["regex"] else _plain(order["pattern"])
+        if "words" in order:
+            find, hits = _words(order["words"])
+        else:
+            find, hits = _regex(order["pattern"]) if order["regex"] else _plain(order["pattern"])
+            if "path" not in order and "paths" not in order:
+                return _search_texts(re.compile(order["pattern"], re.MULTILINE).search, order)
     except (re.error, OverflowError, RecursionError) as error:
         return {"wrong": str(error)[:200]}
+    if "paths" in order:
+        return _search_files(find, hits, order)
     try:
         with open(order["path"], "rb") as file:  # noqa: PTH123
             return _search(file, find, hits, order)
@@ -61,6 +75,35 @@ def _plain(text: str) -> tuple[Find, Hits]:
 def _regex(pattern: str) -> tuple[Find, Hits]:
     search = re.compile(pattern).search
 
+    def hits(block: bytes) -> list[int]:
+        lines = block.decode("utf-8", "surrogateescape").split("\n")
+        return [index for index, line in enumerate(lines) if search(line)]
+
+    return _finding(search), hits
+
+
+def _words(words: Sequence[str]) -> tuple[Find, Hits]:
+    """Lines that hold every one of the words; what is found is the first of them."""
+    searches = [re.compile(pattern).search for pattern in map(word_pattern, words)]
+    plain = [word.rstrip("*").encode() for word in words if word.isascii()]
+
+    def hits(block: bytes) -> list[int]:
+        # A word without accents may be written with them; but not in a block that has none.
+        if block.isascii() and (len(plain) < len(words) or not all(word in block.lower() for word in plain)):
+            return []
+        lines = block.decode("utf-8", "surrogateescape").split("\n")
+        return [index for index, line in enumerate(lines) if all(search(line) for search in searches)]
+
+    def once(line: bytes, start: int) -> tuple[int, int] | None:
+        # A line is one place, however often the words stand in it.
+        found = first(line, 0)
+        return found if found is not None and found[0] >= start else None
+
+    first = _finding(searches[0])
+    return once, hits
+
+
+def _finding(search: Callable[[str, int], "re.Match[str] | None"]) -> Find:
     def find(line: bytes, start: int) -> tuple[int, int] | None:
         # Undecodable bytes count one each, so that places in the text can be told in bytes again.
         text = line.decode("utf-8", "surrogateescape")
@@ -70,11 +113,28 @@ def _regex(pattern: str) -> tuple[Find, Hits]:
         before = len(text[: found.start()].encode("utf-8", "surrogateescape"))
         return before, before + len(found[0].encode("utf-8", "surrogateescape"))
 
-    def hits(block: bytes) -> list[int]:
-        lines = block.decode("utf-8", "surrogateescape").split("\n")
-        return [index for index, line in enumerate(lines) if search(line)]
+    return find
 
-    return find, hits
+
+def word_pattern(word: str) -> str:
+    """A regular expression for a word as the search index knows it: in either case, with whatever accents, by itself;
+    one that ends in * may go on. It takes time in proportion to the text."""
+    letters = "".join(f"{_variants(letter)}[\u0300-\u036f]*" for letter in word.rstrip("*"))
+    end = "" if word.endswith("*") else r"(?![^\W_])"
+    return rf"(?i)(?<![^\W_]){letters}{end}"
+
+
+def _variants(letter: str) -> str:
+    import unicodedata  # a large one, which only words need
+
+    if not ("a" <= letter <= "z"):
+        return re.escape(letter)
+    # Latin letters with accents lie in these two blocks.
+    accented = (chr(code) for block in (range(0xC0, 0x250), range(0x1E00, 0x1F00)) for code in block)
+    return f"[{letter}{''.join(each for each in accented if unicodedata.normalize('NFD', each)[0].lower() == letter)}]"
+
+
+# -- one file ----------------------------------------------------------------------------------------------------------
 
 
 def _search(file: BinaryIO, find: Find, hits: Hits, order: dict[str, Any]) -> dict[str, Any]:
@@ -142,3 +202,57 @@ def _around(line: bytes, start: int, end: int) -> str:
         last -= last < len(line) and last > start and line[last] & 0xC0 == 0x80
     text = line[first:last].decode("utf-8", "surrogateescape").encode("utf-8", "replace").decode()
     return f"{'…' if first else ''}{text}{'…' if last < len(line) else ''}"
+
+
+# -- several files, and texts ------------------------------------------------------------------------------------------
+
+
+def _search_files(find: Find, hits: Hits, order: dict[str, Any]) -> dict[str, Any]:
+    until = time.monotonic() + order["seconds"]
+    places: list[dict[str, Any]] = []
+    gone: list[int] = []
+    room = order["bytes"]
+    for number, path in enumerate(order["paths"]):
+        left = {
+            "seconds": until - time.monotonic(),
+            "limit": order["limit"] - len(places),
+            "bytes": room,
+            "offset": 0,
+            "byte": 0 if number else order["byte"],
+        }
+        try:
+            with open(path, "rb") as file:  # noqa: PTH123
+                found = _search(file, find, hits, left)
+        except FileNotFoundError:
+            gone.append(number)
+            continue
+        if not found["places"] and "more" not in found and "stopped" not in found:
+            continue
+        room -= sum(len(place["text"].encode()) + PLACE_BYTES for place in found["places"])
+        places += ({"file": number, **place} for place in found["places"])
+        for end in ("more", "stopped"):
+            if end in found:
+                return {"places": places, "gone": gone, end: [number, found[end]]}
+    return {"places": places, "gone": gone}
+
+
+def _search_texts(search: Callable[[str], "re.Match[str] | None"], order: dict[str, Any]) -> dict[str, Any]:
+    until = time.monotonic() + order["seconds"]
+    places: list[dict[str, Any]] = []
+    room = order["bytes"]
+    with os.fdopen(0, "rb") as input:
+        number = 0
+        while length := input.read(LENGTH_BYTES):
+            text = input.read(int.from_bytes(length, "big")).decode()
+            if time.monotonic() > until:
+                return {"places": places, "stopped": number}
+            found = search(text)
+            if found is not None:
+                before = len(text[: found.start()].encode())
+                shown = _around(text.encode(), before, before + len(found[0].encode()))
+                room -= len(shown.encode()) + PLACE_BYTES
+                if len(places) == order["limit"] or (room < 0 and places):
+                    return {"places": places, "more": number}
+                places.append({"text_at": number, "text": shown})
+            number += 1
+    return {"places": places}

@@ -11,6 +11,7 @@ from tidegate.store import (
     intents,
     maintenance,
     messages,
+    notes,
     notices,
     outbox,
     principals,
@@ -29,6 +30,7 @@ from tidegate.store._connections import Durability
 from tidegate.store._writer import Fault
 from tidegate.store.database import Store, StoreStats
 from tidegate.store.rows import (
+    About,
     Answered,
     ApprovalKind,
     ApprovalRow,
@@ -41,6 +43,8 @@ from tidegate.store.rows import (
     KeyKind,
     KeyRow,
     MessageRow,
+    NoteRow,
+    Origin,
     PrincipalRow,
     ProcessEnd,
     ProcessRow,
@@ -55,10 +59,12 @@ from tidegate.store.rows import (
     SummaryRow,
     TurnRow,
     UsageTotal,
+    Within,
     WorkspaceRow,
 )
 
 __all__ = [
+    "About",
     "Answered",
     "ApprovalKind",
     "ApprovalRow",
@@ -73,6 +79,8 @@ __all__ = [
     "KeyKind",
     "KeyRow",
     "MessageRow",
+    "NoteRow",
+    "Origin",
     "PrincipalRow",
     "ProcessEnd",
     "ProcessRow",
@@ -89,12 +97,14 @@ __all__ = [
     "SummaryRow",
     "TurnRow",
     "UsageTotal",
+    "Within",
     "WorkspaceRow",
     "approvals",
     "endings",
     "intents",
     "maintenance",
     "messages",
+    "notes",
     "notices",
     "outbox",
     "principals",

@@ -31,6 +31,11 @@ _COLUMNS = (
     "approvals.id, session, turn, step, approvals.kind, tool, digest, summary, choices, may_answer, state, asked,"
     " expires, answer, answered_by, answered_at"
 )
+_TREE = (
+    "WITH RECURSIVE tree(turn, at) AS (SELECT id, session FROM turns WHERE session = ?1 AND state IN ('queued',"
+    " 'running') UNION ALL SELECT turns.id, turns.session FROM turns JOIN tree ON turns.within = tree.turn)"
+)
+"""The open turns of a session, and those that work on tasks of theirs, with their sessions."""
 _choices = msgspec.json.Decoder(tuple[str, ...]).decode
 _CANONICAL = msgspec.json.Encoder(order="sorted")
 _NO_JSON = b"\0"
@@ -114,23 +119,28 @@ def of_session(db: Db, session: str, *, principal: str | None, limit: int = LIST
 def open_for(
     db: Db, *, principal: str, role: str, now: float, limit: int = LISTED, session: str | None = None
 ) -> list[ApprovalRow]:
-    """What waits for this principal's answer and is in time, in one session or in all, the oldest first."""
+    """What waits for this principal's answer and is in time, in one session with the tasks given there or in all, the
+    oldest first."""
+    here = "session = ?1 OR session IN (SELECT at FROM tree)" if session is not None else "?1 IS NULL"
     rows = db.execute(
-        f"SELECT {_COLUMNS} FROM approvals WHERE state = 'open' AND may_answer IN (?1, 'role:' || ?2)"
-        " AND (expires IS NULL OR expires > ?3) AND (?5 IS NULL OR session = ?5) ORDER BY asked, id LIMIT ?4",
-        (principal, role, now, limit, session),
+        f"{_TREE if session is not None else ''} SELECT {_COLUMNS} FROM approvals WHERE state = 'open'"
+        " AND may_answer IN (?2, 'role:' || ?3) AND (expires IS NULL OR expires > ?4)"
+        f" AND ({here}) ORDER BY asked, id LIMIT ?5",
+        (session, principal, role, now, limit),
     )
     return [_row(row) for row in rows]
 
 
-def open_of(db: Db, session: str, now: float, limit: int = LISTED) -> list[ApprovalRow]:
-    """What the session waits for and is in time, the oldest first: for the gateway's own work."""
+def open_of(db: Db, session: str, now: float, limit: int = LISTED) -> list[tuple[ApprovalRow, str]]:
+    """What the session waits for and is in time, and those that work on tasks for it, the oldest first, each with the
+    agent that asks: for the gateway's own work."""
     rows = db.execute(
-        f"SELECT {_COLUMNS} FROM approvals WHERE state = 'open' AND session = ?1"
-        " AND (expires IS NULL OR expires > ?2) ORDER BY asked, id LIMIT ?3",
+        f"{_TREE} SELECT {_COLUMNS}, agent FROM approvals JOIN sessions ON sessions.id = session WHERE state = 'open'"
+        " AND (session = ?1 OR session IN (SELECT at FROM tree)) AND (expires IS NULL OR expires > ?2)"
+        " ORDER BY asked, approvals.id LIMIT ?3",
         (session, now, limit),
     )
-    return [_row(row) for row in rows]
+    return [(_row(row[:-1]), row[-1]) for row in rows]
 
 
 def answer(db: Db, id: str, *, decision: Decision, text: str = "", principal: str, role: str, now: float) -> Answered:

@@ -31,6 +31,15 @@ def owed(db: Db, session: str) -> list[str]:
     return [row[0] for row in rows]
 
 
+def attempt(db: Db, session: str, hook: str) -> int:
+    """It is about to be tried; how often that was so by now, across restarts. 0 when it is not owed."""
+    tries: int | None = db.execute(
+        "UPDATE endings SET tries = tries + 1 WHERE session = ? AND hook = ? AND done IS NULL RETURNING tries",
+        (session, hook),
+    ).get
+    return tries or 0
+
+
 def done(db: Db, session: str, hook: str, now: float) -> bool:
     """Marks it done. True exactly once: who does the hook's own writes in this transaction does them exactly once."""
     first = db.execute(

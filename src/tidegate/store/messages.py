@@ -106,13 +106,30 @@ def journal(db: Db, turn: str) -> list[MessageRow]:
 
 
 def history(db: Db, session: str, before_turn: str | None = None) -> list[Message]:
-    """What a model is shown of the session: in order, without what was undone and without the rows of `before_turn`."""
+    """What was said in the session: in order, without what was undone and without the rows of `before_turn`."""
+    return [message for _, message in placed(db, session, before_turn=before_turn)]
+
+
+def placed(db: Db, session: str, *, after: int = 0, before_turn: str | None = None) -> list[tuple[int, Message]]:
+    """As `history`, with the places, of what follows place `after`."""
     rows = db.execute(
-        "SELECT body, packed FROM messages WHERE session = ? AND seq IS NOT NULL AND undone IS NULL"
+        "SELECT seq, body, packed FROM messages WHERE session = ? AND seq > ? AND undone IS NULL"
         " AND (turn IS NULL OR turn IS NOT ?) ORDER BY seq",
-        (session, before_turn),
+        (session, after, before_turn),
     )
-    return [unpack(body, packed) for body, packed in rows]
+    return [(seq, unpack(body, packed)) for seq, body, packed in rows]
+
+
+def is_shown(db: Db, session: str, place: int) -> bool:
+    """Whether a message stands there that was not undone."""
+    found = db.execute("SELECT 1 FROM messages WHERE session = ? AND seq = ? AND undone IS NULL", (session, place)).get
+    return found is not None
+
+
+def first_of(db: Db, turn: str) -> int | None:
+    """The first place of a turn in the transcript."""
+    place: int | None = db.execute("SELECT min(seq) FROM messages WHERE turn = ? AND step IS NOT NULL", (turn,)).get
+    return place
 
 
 def page(

@@ -68,7 +68,7 @@ def v5_what_it_costs(db: apsw.Connection) -> None:
 
 def v6_what_is_remembered(db: apsw.Connection) -> None:
     """Summaries stand for old messages in a request; notes are kept of people and of agents' work; a turn may be part
-    of another one. The search index is made anew, since its entries now name their conversation and whose it is."""
+    of another one. The search index is made anew: its entries are now numbered by conversation and by whose it is."""
     for statement in _V6:
         db.execute(statement)
 
@@ -280,7 +280,8 @@ _V5 = (
 )
 
 # A summary covers the places `first` to `last`, and is covered in turn by the summary number `parent`; an elision says
-# that in those places what is long (`payload`) or no text (`media`) is shown by an excerpt.
+# that in those places what is long (`payload`) or no text (`media`) is shown by an excerpt. The search index numbers
+# the sessions, those of one principal side by side in its extents (`store/search.py`).
 _V6 = (
     """CREATE TABLE summaries(
         session TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE, number INTEGER NOT NULL,
@@ -301,9 +302,18 @@ _V6 = (
         session TEXT, at REAL NOT NULL)""",
     "CREATE INDEX note_changes_whose ON note_changes(about, whose, id)",
     "ALTER TABLE sessions ADD COLUMN memory_seen INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE endings ADD COLUMN tries INTEGER NOT NULL DEFAULT 0",
     "ALTER TABLE turns ADD COLUMN within TEXT",
     "ALTER TABLE turns ADD COLUMN depth INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE turns ADD COLUMN conversation TEXT",
+    "ALTER TABLE turns ADD COLUMN estimated INTEGER",
     "CREATE INDEX turns_within ON turns(within) WHERE within IS NOT NULL",
+    """CREATE TABLE indexed_extents(
+        principal TEXT NOT NULL, first INTEGER NOT NULL UNIQUE, size INTEGER NOT NULL, used INTEGER NOT NULL,
+        PRIMARY KEY(principal, first)) WITHOUT ROWID""",
+    """CREATE TABLE indexed_sessions(
+        session TEXT PRIMARY KEY REFERENCES sessions(id) ON DELETE CASCADE, number INTEGER NOT NULL UNIQUE)
+        WITHOUT ROWID""",
     "INSERT INTO messages_text(messages_text) VALUES('delete-all')",
     "UPDATE meta SET value = 0 WHERE key = 'indexed'",
 )

@@ -5,7 +5,10 @@ bounded in number by `prune`, which drops what expires soonest.
 """
 
 from tidegate.store.rows import Db, ReceiptRow, decode_outcome, encode
-from tidegate.values import Outcome, Receipt
+from tidegate.values import DELEGATED, Outcome, Receipt
+
+TASK_SECONDS = 30 * 86400.0
+"""A turn that has given a task may wait for a person for long; it forgets the receipt itself when it ends."""
 
 BATCH = 1000
 """Rows that one call of `prune` removes at most, so that no write waits long behind it."""
@@ -39,6 +42,20 @@ def finish(db: Db, turn: str, outcome: Outcome) -> int:
     if db.execute("SELECT 1 FROM receipts WHERE turn = ? LIMIT 1", (turn,)).get is None:
         return 0
     db.execute("UPDATE receipts SET outcome = ? WHERE turn = ?", (encode(outcome), turn))
+    return db.changes()
+
+
+def of_task(turn: str, step: str, digest: bytes) -> Receipt:
+    """The identity of the task that a turn gives in this step."""
+    return Receipt(source=DELEGATED, key=f"{turn}/{step}", digest=digest, keep=TASK_SECONDS)
+
+
+def forget_tasks(db: Db, principal: str, turn: str) -> int:
+    """The turn is over, and asks no more for the tasks that it gave; how many there were."""
+    db.execute(
+        "DELETE FROM receipts WHERE principal = ? AND source = ? AND key >= ? AND key < ?",
+        (principal, DELEGATED, f"{turn}/", f"{turn}0"),  # what stands behind the slash
+    )
     return db.changes()
 
 

@@ -39,6 +39,9 @@ SummaryState = Literal["prepared", "applied"]
 SummaryHow = Literal["model", "terse", "cut"]
 """A summary by a model, one that was asked to be short, or a list made without a model."""
 ElisionKind = Literal["payload", "text", "media"]
+About = Literal["person", "agent"]
+Origin = Literal["tool", "person", "end"]
+"""Who wrote a note: an agent in a conversation, a person, or the model step at a conversation's end."""
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -48,7 +51,8 @@ class Row(msgspec.Struct, frozen=True):
 class SessionRow(Row, frozen=True):
     """`prefix` is the identity of the frozen prompt and tools. What the session brought of its own is the last
     `extra_length` characters of that prompt, known by their digest. `encoder` is the version of the wire format in
-    which its last request was made."""
+    which its last request was made. `memory_seen` is the first change of notes that it was not told of, 0 where its
+    agent has no memory."""
 
     id: str
     principal: str
@@ -67,9 +71,23 @@ class SessionRow(Row, frozen=True):
     version: int
     ended: float | None
     end_reason: str | None
+    memory_seen: int = 0
+
+
+class Within(Row, frozen=True):
+    """Of a turn that another has given as a task: that turn, how many turns it is within, the session of the outermost
+    of them, which it is a part of, and the job that all of it comes from."""
+
+    turn: str
+    depth: int
+    conversation: str
+    job: str
 
 
 class TurnRow(Row, frozen=True):
+    """`usage` is what it has used; while it runs, what the tasks that it gave and that are over have used. `within` is
+    the turn that gave it its task, `conversation` the session of the outermost one; None for a turn of its own."""
+
     id: str
     session: str
     number: int
@@ -86,6 +104,14 @@ class TurnRow(Row, frozen=True):
     usage: Usage
     steps: int
     job: str
+    within: str | None = None
+    depth: int = 0
+    conversation: str | None = None
+
+    @property
+    def payer(self) -> str:
+        """The session that what it uses is written down to."""
+        return self.conversation or self.session
 
 
 class MessageRow(Row, frozen=True):
@@ -165,7 +191,21 @@ class ElisionRow(Row, frozen=True):
     last: int
     kind: ElisionKind
     characters: int
+
+
+class NoteRow(Row, frozen=True):
+    """`whose` is a principal's id or an agent's name; `author` is the principal who wrote it, himself or by the
+    conversation `session`, and `by` what people call him."""
+
+    id: int
+    about: About
+    whose: str
+    text: str
+    author: str
+    source: Origin
+    session: str | None
     at: float
+    by: str
 
 
 class Asking(Frozen, frozen=True):

@@ -13,13 +13,13 @@ import apsw
 import msgspec
 
 from tidegate.errors import Conflict, NotFound, StoreFailed
-from tidegate.store import approvals, endings, usage, workspaces
+from tidegate.store import approvals, endings, search, usage, workspaces
 from tidegate.store.rows import Db, Row, SessionKind, SessionRow, decode_prefix, encode, encode_ids, squeeze, unsqueeze
 from tidegate.values import Failure, Prefix
 
 _COLUMNS = (
     "id, principal, channel, name, kind, agent, title, prefix, extra_length, extra_digest, encoder, parent, created,"
-    " active, version, ended, end_reason"
+    " active, version, ended, end_reason, memory_seen"
 )
 _NO_WORK = "NOT EXISTS(SELECT 1 FROM turns WHERE turns.session = sessions.id AND turns.state IN ('queued', 'running'))"
 _SESSION_ENDED = encode(
@@ -53,6 +53,7 @@ def create(
     prefix: Prefix,
     encoder: int,
     title: str = "",
+    memory_seen: int = 0,
 ) -> SessionRow:
     """A new session, frozen with its prompt and tools. `extra` is what it brought of its own, with which the prompt
     ends; it is stored there only. Conflict when the principal has a live one of that name."""
@@ -77,10 +78,11 @@ def create(
         0,
         None,
         None,
+        memory_seen,
     )
     try:
         db.execute(
-            f"INSERT INTO sessions({_COLUMNS}) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            f"INSERT INTO sessions({_COLUMNS}) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             msgspec.structs.astuple(row),
         )
     except apsw.ConstraintError:
@@ -155,13 +157,15 @@ def listed(db: Db, ids: Sequence[str]) -> list[SessionRow]:
     return [SessionRow(*row) for row in rows if row is not None]
 
 
-def refreeze(db: Db, id: str, prefix: Prefix, encoder: int) -> bool:
+def refreeze(db: Db, id: str, prefix: Prefix, encoder: int, memory_seen: int = 0) -> bool:
     """Fixes the session's prompt and tools anew: the one way in which they change. Whether they did. Conflict when the
     prompt does not end with what the session began with."""
     row = get(db, id)
     if row is None or row.ended is not None:
         raise _why_not(db, id, "The session cannot be changed.")
     _check_extra(prefix, row.extra_length, row.extra_digest)
+    if memory_seen != row.memory_seen:
+        _change(db, id, "memory_seen = ?", (memory_seen,))
     digest = _keep_prefix(db, prefix)
     if digest == row.prefix:
         return False
@@ -269,7 +273,7 @@ def delete(db: Db, id: str) -> bool:
     prefix_id, kind = found
     ephemeral = kind == "ephemeral"
     mine = "(SELECT id FROM turns WHERE session = ?)"
-    _unindex(db, "SELECT id FROM messages WHERE session = ?", (id,))
+    search.unindex(db, id, "SELECT id FROM messages WHERE session = ?", (id,))
     db.execute(f"DELETE FROM intents WHERE turn IN {mine}", (id,))
     if ephemeral:
         db.execute(f"DELETE FROM receipts WHERE outcome IS NULL AND turn IN {mine}", (id,))
@@ -296,7 +300,7 @@ def shed(db: Db, id: str, limit: int) -> int:
     if over is None:
         return 0
     first = "SELECT id FROM messages WHERE session = ? ORDER BY seq LIMIT ?"
-    _unindex(db, first, (id, limit))
+    search.unindex(db, id, first, (id, limit))
     db.execute(f"DELETE FROM messages WHERE id IN ({first})", (id, limit))
     gone = db.changes()
     _lower_mark(db)
@@ -323,17 +327,11 @@ def ended_before(db: Db, before: float, limit: int) -> list[str]:
     return [row[0] for row in rows]
 
 
-def _unindex(db: Db, which: str, values: tuple[str | int, ...]) -> None:
-    """Takes the words of these messages out of the search index; those beyond its mark are not in it yet."""
-    mark = int(db.execute("SELECT value FROM meta WHERE key = 'indexed'").get)
-    db.execute(f"DELETE FROM messages_text WHERE rowid IN (SELECT id FROM ({which}) WHERE id <= ?)", (*values, mark))
-
-
 def _lower_mark(db: Db) -> None:
     """Row ids are given again once the highest is gone; the mark must not stand above a row that is yet to come."""
     db.execute(
         "UPDATE meta SET value = (SELECT coalesce(max(id), 0) FROM messages)"
-        " WHERE key = 'indexed' AND value > (SELECT coalesce(max(id), 0) FROM messages)"
+        " WHERE (key = 'indexed' OR key LIKE 'indexed:%') AND value > (SELECT coalesce(max(id), 0) FROM messages)"
     )
 
 

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from tidegate.store.rows import LISTED, Db, SpooledKind, SpooledRow, encode_ids
 from tidegate.store.turns import refusal
 
+_LAST = 1e300
+"""A time after every row."""
 _COLUMNS = "spooled.id, session, turn, spooled.kind, bytes, lines, media_type, spooled.name, spooled.created"
 
 
@@ -76,6 +78,18 @@ def of_session(
         " WHERE session = ?1 AND (?2 IS NULL OR principal = ?2) AND (spooled.created, spooled.id) > (?3, ?4)"
         " ORDER BY spooled.created, spooled.id LIMIT ?5",
         (session, principal, *after, limit),
+    )
+    return [SpooledRow(*row) for row in rows]
+
+
+def latest_texts(
+    db: Db, session: str, *, before: tuple[float, str] | None = None, limit: int = LISTED
+) -> list[SpooledRow]:
+    """The session's results that are text, the newest first; `before` is (created, id) of the last one seen."""
+    rows = db.execute(
+        f"SELECT {_COLUMNS} FROM spooled WHERE session = ? AND (created, id) < (?, ?) AND kind = 'text'"
+        " ORDER BY created DESC, id DESC LIMIT ?",
+        (session, *(before or (_LAST, "")), limit),
     )
     return [SpooledRow(*row) for row in rows]
 

@@ -8,9 +8,9 @@ shown again. Elisions say in which places long or unreadable things are shown by
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
-from tidegate.store.rows import Db, ElisionKind, ElisionRow, SummaryHow, SummaryRow, squeeze, unsqueeze
+from tidegate.store.rows import Db, ElisionRow, SummaryRow, squeeze, unsqueeze
 
 _COLUMNS = "number, level, first, last, parent, state, how, model, at, body, packed"
 
@@ -20,26 +20,14 @@ def _row(row: Any) -> SummaryRow:
     return SummaryRow(number, level, first, last, parent, state, how, model, at, unsqueeze(body, packed).decode())
 
 
-def add(
-    db: Db,
-    session: str,
-    *,
-    level: int,
-    first: int,
-    last: int,
-    how: SummaryHow,
-    model: str,
-    text: str,
-    now: float,
-    state: Literal["prepared", "applied"] = "prepared",
-) -> int:
-    """Stores one; its number."""
-    body, packed = squeeze(text.encode())
+def add(db: Db, session: str, row: SummaryRow, now: float) -> int:
+    """Stores one, whatever number it has; the number that it has now."""
+    body, packed = squeeze(row.text.encode(errors="replace"))
     number = db.execute("SELECT coalesce(max(number), 0) + 1 FROM summaries WHERE session = ?", (session,)).get
     db.execute(
         "INSERT INTO summaries(session, number, level, first, last, state, how, model, at, packed, body)"
         " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (session, number, level, first, last, state, how, model, now, packed, body),
+        (session, number, row.level, row.first, row.last, row.state, row.how, row.model, now, packed, body),
     )
     return int(number)
 
@@ -111,18 +99,18 @@ def uncover(db: Db, session: str, place: int) -> int:
     return len(gone)
 
 
-def elide(db: Db, session: str, *, first: int, last: int, kind: ElisionKind, characters: int, now: float) -> None:
-    """In these places what is long, or no text, is shown by so many characters of it from now on."""
+def elide(db: Db, session: str, row: ElisionRow, now: float) -> None:
+    """From now on things are left out in these places."""
     db.execute(
         "INSERT OR REPLACE INTO elisions(session, first, last, kind, characters, at) VALUES(?, ?, ?, ?, ?, ?)",
-        (session, first, last, kind, characters, now),
+        (session, row.first, row.last, row.kind, row.characters, now),
     )
 
 
 def elisions(db: Db, session: str, after: int = 0) -> list[ElisionRow]:
     """Those that speak of places behind that one."""
     rows = db.execute(
-        "SELECT first, last, kind, characters, at FROM elisions WHERE session = ? AND last > ? ORDER BY at, last",
+        "SELECT first, last, kind, characters FROM elisions WHERE session = ? AND last > ? ORDER BY last, first, kind",
         (session, after),
     )
     return [ElisionRow(*row) for row in rows]
@@ -156,4 +144,4 @@ def copy(db: Db, source: str, target: str) -> None:
         "SELECT first, last, kind, characters, at FROM elisions WHERE session = ?", (source,)
     ).fetchall()
     for first, last, kind, characters, at in spans:
-        elide(db, target, first=place(first), last=place(last), kind=kind, characters=characters, now=at)
+        elide(db, target, ElisionRow(place(first), place(last), kind, characters), at)

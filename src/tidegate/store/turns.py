@@ -2,7 +2,8 @@
 
 Guarantee: a turn moves queued → running → settled and never back; it is settled once; the messages it was accepted with
 get their places in the transcript in the same transaction in which it is taken. Numbers count within a session without
-gaps in time: a later turn has a higher number.
+gaps in time: a later turn has a higher number. What a task used is added to the turn that gave it when the task is
+settled, in the same transaction and so once.
 """
 
 from collections.abc import Iterator
@@ -11,12 +12,23 @@ from typing import Any
 import msgspec
 
 from tidegate.errors import Conflict, NotFound
-from tidegate.store.rows import Db, TurnRow, decode_call, decode_failure, decode_outcome, encode, encode_call, unpack
+from tidegate.store.rows import (
+    Db,
+    TurnRow,
+    Within,
+    decode_call,
+    decode_failure,
+    decode_outcome,
+    encode,
+    encode_call,
+    unpack,
+)
 from tidegate.values import Call, Failure, Message, OnDisconnect, Outcome, TurnState, Usage
 
 _COLUMNS = (
     "turns.id, session, number, state, turns.channel, call, on_disconnect, attempts, accepted, started, finished,"
-    " finish, error, input, cached, output, written, reasoning, cost, steps, turns.job"
+    " finish, error, input, cached, output, written, reasoning, cost, estimated, steps, turns.job, within, depth,"
+    " conversation"
 )
 NOTHING = Usage()
 _decode_notices = msgspec.json.Decoder(tuple[str, ...]).decode
@@ -24,12 +36,16 @@ INCOMING = "in-"
 """How the steps are named that a turn's own messages are, in their order: in-0, in-1, …"""
 _ANSWER, _PARTIAL = "model-", "partial"
 """The steps in which a model speaks: its answers, and what was shown of one that was stopped."""
-_WORKED = "NOT EXISTS (SELECT 1 FROM approvals WHERE approvals.turn = turns.id AND approvals.state = 'open')"
+_WORKED = (
+    "(NOT EXISTS (SELECT 1 FROM approvals WHERE approvals.turn = turns.id AND approvals.state = 'open')"
+    " AND NOT EXISTS (SELECT 1 FROM turns AS task WHERE task.within = turns.id"
+    " AND task.state IN ('queued', 'running')))"
+)
 
 
 def _row(row: Any) -> TurnRow:
     (id, session, number, state, channel, call, on_disconnect, attempts, accepted, started, finished) = row[:11]
-    finish, error, spent_in, cached, spent_out, written, reasoning, cost, steps, job = row[11:]
+    finish, error, spent_in, cached, spent_out, written, reasoning, cost, estimated, *rest = row[11:]
     return TurnRow(
         id,
         session,
@@ -44,11 +60,18 @@ def _row(row: Any) -> TurnRow:
         finished,
         finish,
         decode_failure(error),
-        Usage(input=spent_in, cached=cached, output=spent_out, written=written, reasoning=reasoning, cost=cost)
+        Usage(
+            input=spent_in,
+            cached=cached,
+            output=spent_out,
+            written=written,
+            reasoning=reasoning,
+            cost=cost,
+            estimated=bool(estimated),
+        )
         if spent_in or spent_out
         else NOTHING,
-        steps,
-        job,
+        *rest,
     )
 
 
@@ -63,15 +86,19 @@ def insert(
     now: float,
     job: str = "",
     running: bool = False,
+    within: Within | None = None,
 ) -> TurnRow:
     """A queued turn of a live session, or, with `running`, one that is taken as it comes."""
+    parent = (None, 0, None) if within is None else (within.turn, within.depth, within.conversation)
+    job = job if within is None else within.job
     state: TurnState = "running" if running else "queued"
     attempts, started = (1, now) if running else (0, None)
     number = db.execute(
-        "INSERT INTO turns(id, session, number, state, channel, call, on_disconnect, attempts, accepted, started, job)"
-        " SELECT ?, id, coalesce((SELECT max(number) FROM turns WHERE session = ?), 0) + 1, ?, ?, ?, ?, ?, ?, ?, ?"
-        " FROM sessions WHERE id = ? AND ended IS NULL RETURNING number",
-        (id, session, state, channel, encode_call(call), on_disconnect, attempts, now, started, job, session),
+        "INSERT INTO turns(id, session, number, state, channel, call, on_disconnect, attempts, accepted, started, job,"
+        " within, depth, conversation)"
+        " SELECT ?, id, coalesce((SELECT max(number) FROM turns WHERE session = ?), 0) + 1, ?, ?, ?, ?, ?, ?, ?, ?, ?,"
+        " ?, ? FROM sessions WHERE id = ? AND ended IS NULL RETURNING number",
+        (id, session, state, channel, encode_call(call), on_disconnect, attempts, now, started, job, *parent, session),
     ).get
     if number is None:
         raise refusal(db, session)
@@ -92,6 +119,7 @@ def insert(
         NOTHING,
         0,
         job,
+        *parent,
     )
 
 
@@ -104,7 +132,8 @@ def get(db: Db, id: str) -> TurnRow | None:
 def take(db: Db, id: str, now: float) -> TurnRow:
     """The turn runs now. Taken from the queue, its waiting messages get the next places and the names in-0, in-1, …;
     taken again after a crash, only its attempts are counted: what came in meanwhile is for `messages.steered`. One that
-    waits for a person does nothing that could have brought the process down, and may wait over any number of starts."""
+    waits for a person, or for a task that it gave, does nothing that could have brought the process down, and may wait
+    over any number of starts."""
     found = db.execute(
         "UPDATE turns SET attempts = attempts + 1, started = ?, state = 'running' WHERE id = ? AND state = 'queued'"
         f" RETURNING {_COLUMNS}",
@@ -199,7 +228,7 @@ def settle(
     """The turn has ended so. True once; False when it was settled already. Works in an ended session too."""
     done = db.execute(
         "UPDATE turns SET state = ?, finish = ?, error = ?, input = ?, cached = ?, output = ?, written = ?,"
-        " reasoning = ?, cost = ?, steps = ?, finished = ?"
+        " reasoning = ?, cost = ?, estimated = ?, steps = ?, finished = ?"
         " WHERE id = ? AND state IN ('queued', 'running') RETURNING 1",
         (
             state,
@@ -211,6 +240,7 @@ def settle(
             usage.written,
             usage.reasoning,
             usage.cost,
+            usage.estimated,
             steps,
             now,
             id,
@@ -219,14 +249,52 @@ def settle(
     return done is not None
 
 
+def add_used(db: Db, id: str, usage: Usage) -> None:
+    """A task that this running turn gave is over, and has used so much. A turn that is settled has counted it."""
+    db.execute(
+        "UPDATE turns SET input = input + ?, cached = cached + ?, output = output + ?, written = written + ?,"
+        " reasoning = reasoning + ?, cost = cost + ?, estimated = max(coalesce(estimated, 0), ?)"
+        " WHERE id = ? AND state = 'running'",
+        (
+            usage.input,
+            usage.cached,
+            usage.output,
+            usage.written,
+            usage.reasoning,
+            usage.cost,
+            usage.estimated,
+            id,
+        ),
+    )
+
+
+def outermost(db: Db, id: str) -> TurnRow | None:
+    """The turn that this one is within, at the very outside: itself, if nobody gave it its task. None when one between
+    them is gone."""
+    turn = get(db, id)
+    while turn is not None and turn.within is not None:
+        turn = get(db, turn.within)
+    return turn
+
+
+def conversation(db: Db, session: str) -> str:
+    """The session that this one works a task for; itself, if it works none."""
+    found: str | None = db.execute(
+        "SELECT conversation FROM turns WHERE session = ? AND conversation IS NOT NULL LIMIT 1", (session,)
+    ).get
+    return found or session
+
+
 def tell(db: Db, id: str, notices: tuple[str, ...]) -> None:
     """What the turn's user was told beside its answer. Most turns have nothing to tell."""
     db.execute("UPDATE turns SET notices = ? WHERE id = ?", (encode(notices), id))
 
 
 def tally(db: Db, id: str) -> tuple[Usage, int]:
-    """What the turn's committed answers have cost, and how many there are."""
-    cost, answers = NOTHING, 0
+    """What the committed answers of a turn that is not settled have cost, with the tasks that it gave and that are
+    over, and how many answers there are."""
+    turn = get(db, id)
+    cost, answers = NOTHING if turn is None else turn.usage, 0
     for step, message in _said(db, id):
         if step.startswith(_ANSWER):
             answers += 1
@@ -266,7 +334,7 @@ def _not_open(db: Db, id: str) -> Conflict | NotFound:
 
 def _outcome(db: Db, id: str, principal: str | None) -> Outcome | None:
     found = db.execute(
-        f"SELECT {_COLUMNS}, notices, agent FROM turns JOIN sessions ON sessions.id = turns.session"
+        f"SELECT {_COLUMNS}, estimated IS NULL, notices, agent FROM turns JOIN sessions ON sessions.id = turns.session"
         " WHERE turns.id = ?1 AND (?2 IS NULL OR principal = ?2)",
         (id, principal),
     ).get
@@ -277,7 +345,7 @@ def _outcome(db: Db, id: str, principal: str | None) -> Outcome | None:
             (id, principal),
         ).get
         return decode_outcome(kept)
-    turn = _row(found[:-2])
+    turn = _row(found[:-3])
     # What ended the turn: its last answer, or what had been shown when it was stopped. What a step said on the way, to
     # call a tool, is no answer of the turn's.
     ended_by = {"answered": _ANSWER, "stopped": _PARTIAL}.get(turn.state)
@@ -288,8 +356,8 @@ def _outcome(db: Db, id: str, principal: str | None) -> Outcome | None:
             cost += message.usage or NOTHING
         if ended_by is not None and step.startswith(ended_by):
             answer = message
-    # A call that broke off has no row, and its cost is known from an estimate only.
-    estimated = turn.finished is not None and (cost.estimated or cost.tokens != turn.usage.tokens)
+    # A turn of an older format does not say it: a call that broke off has no row, and its cost is an estimate.
+    estimated = bool(found[-3]) and turn.finished is not None and (cost.estimated or cost.tokens != turn.usage.tokens)
     return Outcome(
         turn=id,
         session=turn.session,

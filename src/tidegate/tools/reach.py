@@ -46,7 +46,9 @@ class Skills(Protocol):
 class Delegates(Protocol):
     """Has another agent work on a task, inside the turn."""
 
-    async def work(self, ctx: "ToolContext", agent: str, task: str) -> str: ...
+    async def work(self, ctx: "ToolContext", agent: str, task: str) -> str:
+        """Its answer, said to be that; ToolFailed when it has none."""
+        ...
 
 
 class Reach(Frozen, frozen=True):

@@ -18,7 +18,7 @@ RESOLVED = 8
 
 
 READS_THE_REST = "output"
-SPOOLING = frozenset({"files", "terminal", "web"})
+SPOOLING = frozenset({"delegate", "files", "skills", "terminal", "web"})
 """Toolsets whose results may be too long to be shown whole: with them comes the tool that reads the rest."""
 
 
@@ -65,6 +65,7 @@ BUILTIN: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "ask": ("ask.ask_user",),
         "clock": ("clock.clock",),
+        "delegate": ("delegate.delegate",),
         "files": (
             "files.read_file",
             "files.write_file",
@@ -72,7 +73,9 @@ BUILTIN: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "files.list_files",
             "files.search_files",
         ),
+        "memory": ("memory.remember", "memory.forget"),
         "output": ("output.output",),
+        "skills": ("skills.skill",),
         "terminal": ("terminal.terminal", "process.process"),
         "web": ("web.web_fetch", "web.web_search"),
     }

@@ -31,6 +31,7 @@ from tidegate.web.endpoint import Ask, Endpoint, PathApp
 from tidegate.web.errors import Answer, Errors, Headers, json_answer, send_answer
 from tidegate.web.events import Events
 from tidegate.web.health import Health
+from tidegate.web.memory import MemoryApi
 from tidegate.web.protocol import ABORT
 from tidegate.web.questions import QuestionsApi
 from tidegate.web.routes import Routes
@@ -269,6 +270,7 @@ def create_app(
             *Upkeep(door).endpoints(),
             *QuestionsApi(door).endpoints(),
             *UsageApi(door).endpoints(),
+            *MemoryApi(door).endpoints(),
         ],
         keyring=keyring,
         bodies=bodies,

@@ -10,7 +10,7 @@ from typing import Any
 from tidegate.web.errors import Answer, Headers
 
 _PREFLIGHT = [
-    (b"access-control-allow-methods", b"GET, POST, DELETE"),
+    (b"access-control-allow-methods", b"GET, POST, PUT, DELETE"),
     (
         b"access-control-allow-headers",
         b"Authorization, Content-Type, Idempotency-Key, Last-Event-ID, X-Busy, X-Events, X-On-Disconnect, "

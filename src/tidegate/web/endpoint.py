@@ -46,7 +46,7 @@ Handler = Callable[[Ask], Awaitable[Answer | None]]
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    method: Literal["GET", "POST", "DELETE"]
+    method: Literal["GET", "POST", "PUT", "DELETE"]
     path: str
     summary: str
     handler: Handler | None = None

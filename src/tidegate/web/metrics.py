@@ -89,7 +89,7 @@ class Metrics:
     def _door_metrics(self, status: dict[str, Any]) -> Iterator[Metric]:
         turns, sessions = status["turns"], status["sessions"]
         now = GaugeMetricFamily("tidegate_turns", "Turns in this process now, by state.", labels=("state",))
-        for state in ("running", "waiting", "asking"):
+        for state in ("running", "waiting", "asking", "delegating"):
             now.add_metric((state,), turns[state])
         yield now
         ended = CounterMetricFamily("tidegate_turns_ended", "Turns that ended here, by state.", labels=("state",))

@@ -32,6 +32,10 @@ SHOWN_PATH = 200
 _REFERENCE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+class Missing(ToolFailed):
+    """A folder on the way to what a path names is not there."""
+
+
 class Mount(Frozen, frozen=True):
     """A folder of this machine and the path under which commands see it."""
 
@@ -219,7 +223,7 @@ class _Walk:
     def _missing(self, name: str) -> None:
         """Makes a folder on the way, or says that it is missing."""
         if not self.make:
-            raise ToolFailed(f"There is no {shown(self.path)}; list_files shows what is there.")
+            raise Missing(f"There is no {shown(self.path)}; list_files shows what is there.")
         refuse_read_only(self.path, self._mount)
         try:
             os.mkdir(name, dir_fd=self._folders[-1])

@@ -1,0 +1,138 @@
+"""Looking up what was said, among very many stored messages, beside a bare query of the same index.
+
+The bare query gives the numbers of the newest messages with the words, whosever they are, and nothing else. Ours gives
+the messages themselves, of one conversation or of all of one person's, and nobody else's: through the store, through
+what an agent's tool is given, and as the list of conversations that a person looks through. Words are rare, middling
+and common ones, and two at a time. All ask in turn, through the same readers of the same store, so that only ratios are
+told. The figure is the ninety-fifth percentile of all queries, whatever their words are.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from bench.library import OWNERS, Builder, Library
+from bench.readings import quantile
+from bench.report import Figure
+from bench.suite import Bench
+from tidegate.store import Db, Store, search
+
+GOAL = 2.0
+LIMIT = 20
+SNAPSHOT_SECONDS = 60.0
+MS = 1000.0
+BARE = "SELECT rowid FROM messages_text WHERE messages_text MATCH ? ORDER BY rowid DESC LIMIT ?"
+TITLES = {
+    "person": "looking through all of a person's messages",
+    "session": "looking through one conversation",
+    "sessions": "looking for a person's conversations",
+}
+SAME = ("person", "session")
+"""Those that look for the same as the bare query: messages. To list conversations takes many more of them."""
+
+Way = Callable[[str, str, str], Awaitable[Any]]
+"""(query, whose, in which conversation)."""
+
+
+def run(bench: Bench) -> list[Figure]:
+    if bench.subject != "gateway":
+        return []
+    count = bench.scale.search_messages
+    bench.say(f"search: {count:,} messages")
+    began = time.perf_counter()
+    took, taken = asyncio.run(measure(bench))
+    bench.say(f"search: built in {took:.0f} s, measured in {time.perf_counter() - began - took:.0f} s")
+    bare = [spent for of_kind in taken["bare"].values() for spent in of_kind]
+    found: list[Figure] = []
+    for way, title in TITLES.items():
+        ours = [spent for of_kind in taken[way].values() for spent in of_kind]
+        ratio = quantile(ours, 0.95) / quantile(bare, 0.95)
+        found.append(
+            Figure(
+                name=f"search_{way}",
+                title=f"{title}, {count:,} in the store, p95 beside a bare query",
+                unit="×",
+                value=ratio,
+                goal=f"≤ {GOAL:g} ×" if way in SAME else "",
+                met=ratio <= GOAL if way in SAME else None,
+                note=f"p50 {quantile(ours, 0.5) / quantile(bare, 0.5):.2f} ×; p95 by words: "
+                + ", ".join(f"{kind} {ratio_of(taken, way, kind):.2f} ×" for kind in taken[way]),
+                detail={"build_seconds": took, "ours": taken[way], "bare": taken["bare"]},
+            )
+        )
+    return found
+
+
+def ratio_of(taken: Mapping[str, Mapping[str, Sequence[float]]], way: str, kind: str) -> float:
+    return quantile(taken[way][kind], 0.95) / quantile(taken["bare"][kind], 0.95)
+
+
+async def measure(bench: Bench) -> tuple[float, dict[str, dict[str, list[float]]]]:
+    """Seconds that it took to build, and milliseconds of each query by who was asked and by kind of words."""
+    scale = bench.scale
+    began = time.perf_counter()
+    async with Store.open(bench.place("search") / "library.db", snapshot_seconds=SNAPSHOT_SECONDS) as store:
+        library = await Builder(scale.search_messages, bench.say).build(store)
+        took = time.perf_counter() - began
+        ways = ways_of(store)
+        taken: dict[str, dict[str, list[float]]] = {name: {} for name in ways}
+        for kind, queries in queries_of(library, scale.search_queries).items():
+            for number, (query, owner, session) in enumerate(queries):
+                order = list(ways)
+                for name in order[number % len(order) :] + order[: number % len(order)]:
+                    asked = time.perf_counter()
+                    await ways[name](query, owner, session)
+                    if number:
+                        taken[name].setdefault(kind, []).append((time.perf_counter() - asked) * MS)
+    return took, taken
+
+
+def queries_of(library: Library, count: int) -> dict[str, list[tuple[str, str, str]]]:
+    """So many of each kind, each with whose messages are meant and one of his conversations; and one before them that
+    only has the store's pages read."""
+    chance = random.Random(1)
+    words = library.words
+    made: dict[str, list[tuple[str, str, str]]] = {}
+    for kind in ("rare", "middling", "common", "two middling", "common and middling", "two common"):
+        found = made[kind] = []
+        for number in range(count + 1):
+            rare, middling, other = (chance.choice(words[of]) for of in ("rare", "middling", "middling"))
+            common, another = chance.sample(words["common"], 2)
+            query = {
+                "rare": rare,
+                "middling": middling,
+                "common": common,
+                "two middling": f"{middling} {other}",
+                "common and middling": f"{common} {middling}",
+                "two common": f"{common} {another}",
+            }[kind]
+            owner = OWNERS[number % len(OWNERS)]
+            found.append((query, owner, chance.choice(library.sessions[owner])))
+    return made
+
+
+def ways_of(store: Store) -> dict[str, Way]:
+    async def bare(query: str, owner: str, session: str) -> Any:
+        return await store.read(bare_query, query)
+
+    async def person(query: str, owner: str, session: str) -> Any:
+        return await store.read(search.said, query, shown, principal=owner, session=None, own=session, limit=LIMIT)
+
+    async def one(query: str, owner: str, session: str) -> Any:
+        return await store.read(search.said, query, shown, principal=owner, session=session, own=session, limit=LIMIT)
+
+    async def sessions(query: str, owner: str, session: str) -> Any:
+        return await search.search(store, query, principal=owner, limit=LIMIT)
+
+    return {"bare": bare, "person": person, "session": one, "sessions": sessions}
+
+
+def bare_query(db: Db, query: str) -> list[Any]:
+    match = " ".join(f'"{word}"' for word in query.split())
+    return db.execute(BARE, (match, LIMIT)).fetchall()
+
+
+def shown(mention: search.Mention) -> str:
+    return mention.message.text

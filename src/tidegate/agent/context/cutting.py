@@ -1,0 +1,50 @@
+"""What stands for old messages when no model has summarised them: a short list, made by rule.
+
+Guarantee: pure and bounded, whatever the messages hold; it says what it is, and names the places of what it quotes, by
+which the whole can be looked up.
+"""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from tidegate.store import SummaryRow
+from tidegate.values import Message
+
+T = TypeVar("T")
+
+LINES = 16
+"""Of what people said, spread over the whole span."""
+
+CHARACTERS = 100
+"""Of each."""
+
+
+def cut_messages(rows: Sequence[tuple[int, Message]]) -> str:
+    """For messages."""
+    said = [(place, message.text) for place, message in rows if message.role == "user" and message.text.strip()]
+    tools = sum(message.role == "tool" for _, message in rows)
+    head = f"{len(rows)} messages are not shown and were not summarised"
+    results = f", {tools} of them results of tools" if tools else ""
+    if not said:
+        return f"{head}{results}."
+    lines = [f"message {place}: {_begin(text)}" for place, text in _spread(said)]
+    which = "The person said" if len(lines) == len(said) else f"Of what the person said, {len(lines)} of {len(said)}"
+    return f"{head}{results}. {which}:\n" + "\n".join(lines)
+
+
+def cut_summaries(rows: Sequence[SummaryRow]) -> str:
+    """For summaries."""
+    lines = [f"messages {row.first} to {row.last}: {_begin(row.text)}" for row in _spread(rows)]
+    return f"The beginnings of {len(lines)} of {len(rows)} earlier summaries:\n" + "\n".join(lines)
+
+
+def _begin(text: str) -> str:
+    line = " ".join(text[: 4 * CHARACTERS].split())
+    return line if len(line) <= CHARACTERS else f"{line[:CHARACTERS]}…"
+
+
+def _spread(items: Sequence[T]) -> list[T]:
+    """The last of them, and as many before it as there is room for, evenly."""
+    if len(items) <= LINES:
+        return list(items)
+    return [items[(number + 1) * len(items) // LINES - 1] for number in range(LINES)]

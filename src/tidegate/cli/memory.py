@@ -1,0 +1,155 @@
+"""`tidegate memory`: what is remembered of people and of agents' work, listed and edited as text.
+
+Guarantee: an edited text takes the place of the notes only if nobody changed them meanwhile; if somebody did, or the
+text is refused, it is kept in a file that is named, so that nothing of it is lost.
+"""
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from tidegate.cli.options import home_option, json_option
+from tidegate.cli.output import at_terminal, plain, print_json, when
+from tidegate.errors import TidegateError
+
+if TYPE_CHECKING:
+    from tidegate.cli.api import Api
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_PATH = "/api/memory"
+_SOURCES = {"person": "wrote it", "tool": "in a conversation", "end": "at a conversation's end"}
+
+
+@click.group("memory")
+def command() -> None:
+    """List or edit what is remembered: about you, about somebody else, or about an agent's work."""
+
+
+def _whose(function: F) -> F:
+    function = click.option("--agent", help="About the work of this agent.")(function)
+    return click.option("--principal", help="About the principal of this name (default: you).")(function)
+
+
+@command.command("list")
+@_whose
+@home_option
+@json_option
+def list_(principal: str | None, agent: str | None, home: Path, as_json: bool) -> None:
+    """List notes, those that people wrote first, then the newest: the order in which conversations begin with them."""
+    from tidegate.cli.api import Api
+
+    found = _found(Api(home), principal, agent)
+    if as_json:
+        print_json(found)
+        return
+    for note in found["notes"]:
+        print(f"[{note['id']}] {plain(note['text'])}")
+        print(f"      {plain(note['by'])}, {_SOURCES[note['source']]}, {when(note['at'])}")
+    if not found["notes"]:
+        print("Nothing is remembered.")
+    else:
+        print(f"{found['bytes']} of {found['most']} bytes (memory.notes_bytes) are used.")
+
+
+@command.command("add")
+@click.argument("words", nargs=-1, required=True)
+@_whose
+@home_option
+@json_option
+def add(words: tuple[str, ...], principal: str | None, agent: str | None, home: Path, as_json: bool) -> None:
+    """Remember a note."""
+    from tidegate.cli.api import Api
+
+    body = {"text": " ".join(words), "principal": principal, "agent": agent}
+    note = Api(home).call("POST", _PATH, body)
+    print_json(note) if as_json else print(f"Remembered as note {note['id']}.")
+
+
+@command.command("forget")
+@click.argument("number", type=click.IntRange(min=1))
+@_whose
+@home_option
+@json_option
+def forget(number: int, principal: str | None, agent: str | None, home: Path, as_json: bool) -> None:
+    """Forget the note of this number (see `tidegate memory list`)."""
+    from tidegate.cli.api import Api
+
+    Api(home).call("DELETE", f"{_PATH}/{number}", query={"principal": principal, "agent": agent})
+    print_json({"forgotten": number}) if as_json else print(f"Forgotten: note {number}.")
+
+
+@command.command("edit")
+@_whose
+@click.option("--file", "file", help="Take the notes from this file (- is standard input) instead of an editor.")
+@home_option
+@json_option
+def edit(principal: str | None, agent: str | None, file: str | None, home: Path, as_json: bool) -> None:
+    """Edit notes as text, one a line with its number: change a line, remove it, or add one without a number.
+
+    Your editor is VISUAL or EDITOR.
+    """
+    from tidegate.cli.api import Api
+
+    api = Api(home)
+    found = _found(api, principal, agent)
+    if file is None:
+        if not at_terminal():
+            raise TidegateError("There is no terminal for an editor: give the text with --file FILE, or --file -.")
+        text = _edited(found["text"])
+    else:
+        text = _read(file)
+    if text == found["text"]:
+        print("Nothing was changed.", file=sys.stderr)
+        return
+    body = {"text": text, "version": found["version"], "principal": principal, "agent": agent}
+    try:
+        changed = api.call("PUT", _PATH, body)
+    except TidegateError as error:
+        if file is not None and file != "-":
+            raise
+        raise TidegateError(f"{error.message.rstrip('.')}: your text is in {_kept(text)}.") from None
+    print_json(changed) if as_json else print(f"There are {len(changed['notes'])} notes now.")
+
+
+def _found(api: "Api", principal: str | None, agent: str | None) -> dict[str, Any]:
+    found: dict[str, Any] = api.call("GET", _PATH, query={"principal": principal, "agent": agent})
+    return found
+
+
+def _read(file: str) -> str:
+    try:
+        return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise TidegateError(f"{file} cannot be read ({why}): name another file.") from None
+
+
+def _edited(text: str) -> str:
+    """What the person's editor made of it."""
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
+        file = Path(folder) / "notes.txt"
+        file.write_text(text, encoding="utf-8")
+        try:
+            code = subprocess.call([*shlex.split(editor), str(file)])
+        except (OSError, ValueError) as error:
+            raise TidegateError(f"The editor {editor!r} cannot be started ({error}): set EDITOR to another.") from None
+        if code != 0:
+            raise TidegateError(f"The editor {editor!r} ended with code {code}, so nothing was changed.")
+        return file.read_text(encoding="utf-8", errors="replace")
+
+
+def _kept(text: str) -> str:
+    """A file with the text in it that stays, readable by its owner only."""
+    descriptor, name = tempfile.mkstemp(prefix="tidegate-notes-", suffix=".txt")
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    return name

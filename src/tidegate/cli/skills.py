@@ -1,0 +1,82 @@
+"""`tidegate skills`: what skills the agents would have, where each is from, and what is wrong with others.
+
+Guarantee: it needs no running gateway and changes nothing; what it finds is what a session that begins now would have.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tidegate.cli.options import home_option, json_option
+from tidegate.cli.output import plain, print_json, print_table, wrapped
+from tidegate.config import nearest
+from tidegate.gateway import settings
+
+if TYPE_CHECKING:
+    from tidegate.config import Config
+    from tidegate.skills import Shelf
+
+
+@click.command("skills")
+@click.option("--agent", help="Only those of this agent.")
+@home_option
+@json_option
+def command(agent: str | None, home: Path, as_json: bool) -> None:
+    """List the skills of the agents, where each is from, and what is left out."""
+    config = settings(home)
+    if agent is not None and agent not in config.agents:
+        raise click.ClickException(f"There is no agent {agent!r}{nearest(agent, config.agents)}")
+    found = list(_found(config, [agent] if agent is not None else list(config.agents)))
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (each["agent"], skill["name"], skill["from"], skill["folder"], skill["description"])
+        for each in found
+        for skill in each["skills"]
+    ]
+    print_table(("agent", "skill", "from", "folder", "description"), rows, empty=_nothing(config, agent))
+    for left in dict.fromkeys(
+        f"{left['path']} is left out: {left['why']}" for each in found for left in each["left_out"]
+    ):
+        print(wrapped(plain(left)))
+
+
+def _found(config: "Config", agents: list[str]) -> Iterator[dict[str, Any]]:
+    from tidegate.skills import Looker
+
+    looker = Looker(config)
+    for name in agents:
+        if "skills" in config.agents[name].tools:
+            yield {"agent": name, **_told(looker.look(name))}
+
+
+def _told(shelf: "Shelf") -> dict[str, Any]:
+    return {
+        "skills": [
+            {
+                "name": entry.name,
+                "description": entry.skill.description,
+                "from": entry.place.origin,
+                "folder": str(entry.folder),
+                "license": entry.skill.license,
+                "compatibility": entry.skill.compatibility,
+                "metadata": dict(entry.skill.metadata),
+                "tools": list(entry.skill.tools),
+            }
+            for entry in shelf.entries
+        ],
+        "left_out": [
+            {"path": str(left.path), "why": left.why, "covered": left.covered} for left in shelf.left_out
+        ],
+    }  # fmt: skip
+
+
+def _nothing(config: "Config", agent: str | None) -> str:
+    asked = [config.agents[agent]] if agent is not None else config.agents.values()
+    if any("skills" in each.tools for each in asked):
+        return f"There are none; put folders with a SKILL.md into {config.home / 'skills'}."
+    who = "No agent has" if agent is None else f"The agent {agent} does not have"
+    return f'{who} the toolset "skills"; add it to the tools in [agents.{agent or "NAME"}].'

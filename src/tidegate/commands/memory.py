@@ -1,0 +1,98 @@
+"""The command `/memory`: what is remembered, shown and edited."""
+
+from typing import TYPE_CHECKING
+
+from tidegate.commands.registry import Command, Context, Reply
+from tidegate.errors import NotFound, Refused
+
+if TYPE_CHECKING:
+    from tidegate.sessions.memory import Memory, Subject
+
+_SOURCES = {"person": "{} wrote it", "tool": "noted in a conversation with {}", "end": "learnt from {}"}
+
+
+async def memory(context: Context, words: str) -> Reply:
+    service = _service(context)
+    verb, _, rest = words.partition(" ")
+    if verb.lower() == "agent":
+        about_agent, (verb, _, rest) = True, rest.strip().partition(" ")
+    else:
+        about_agent = False
+    verb, rest = verb.lower(), rest.strip()
+    if not verb:
+        return Reply(text=await _shown(context, service, about_agent), session=context.session)
+    subject = await _subject(context, service, about_agent)
+    if verb == "add":
+        note = await service.put(context.principal, subject, rest)
+        return Reply(text=f"Remembered as note {note.id}. {_WHEN}", session=context.session)
+    if verb == "edit":
+        number, _, text = rest.partition(" ")
+        note = await service.put(context.principal, subject, text.strip(), _number(number))
+        return Reply(text=f"Note {note.id} is changed. {_WHEN}", session=context.session)
+    if verb == "forget":
+        gone = await service.drop(context.principal, subject, _number(rest))
+        return Reply(text=f"Forgotten: {gone.text}", session=context.session)
+    raise Refused(
+        "Say /memory alone, /memory add TEXT, /memory edit NUMBER TEXT or /memory forget NUMBER; the same after "
+        "/memory agent for the notes about the agent's work.",
+        code="bad_argument",
+    )
+
+
+_WHEN = "New conversations begin with it; those that run are told with their next message."
+
+
+async def _shown(context: Context, service: "Memory", about_agent: bool) -> str:
+    subjects = [] if about_agent else [await _subject(context, service, False)]
+    agent = await _agent(context)
+    if about_agent or (agent is not None and service.serves(agent)):
+        subjects.append(await _subject(context, service, True))
+    return "\n\n".join([await _listed(service, subject) for subject in subjects])
+
+
+async def _listed(service: "Memory", subject: "Subject") -> str:
+    book = await service.notebook(subject)
+    of = "you" if subject.about == "person" else f"the work of the agent {subject.name}"
+    if not book.notes:
+        return f"Nothing is remembered about {of}."
+    lines = [f"[{note.id}] {note.text}  ({_SOURCES[note.source].format(note.by)})" for note in book.notes]
+    return "\n".join((f"About {of} ({book.bytes} of {book.most} bytes):", *lines))
+
+
+async def _subject(context: Context, service: "Memory", about_agent: bool) -> "Subject":
+    if not about_agent:
+        return await service.subject(context.principal)
+    agent = await _agent(context)
+    if agent is None:
+        raise Refused("There is no conversation yet; say something first.", code="no_session")
+    return await service.subject(context.principal, agent=agent)
+
+
+async def _agent(context: Context) -> str | None:
+    if context.session is None:
+        return context.agent
+    return (await context.door.row(context.session, context.principal)).agent
+
+
+def _service(context: Context) -> "Memory":
+    if context.door.memory is None:
+        raise NotFound("No agent here has a memory; give one the toolset 'memory' in tidegate.toml.", code="no_memory")
+    return context.door.memory
+
+
+def _number(text: str) -> int:
+    digits = text.strip().strip("[]")
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= 15):
+        raise Refused("Say which note, by its number; /memory shows them.", code="missing_argument")
+    return int(digits)
+
+
+COMMANDS = (
+    Command(
+        name="memory",
+        arguments="[agent] [add TEXT|edit NUMBER TEXT|forget NUMBER]",
+        help="Show or change what is remembered about you; with agent, about the agent's work.",
+        handler=memory,
+        mid_turn="works at once; the agent is told with the next message",
+    ),
+)

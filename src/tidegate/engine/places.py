@@ -1,0 +1,132 @@
+"""Places: which of the turns that have started may work now.
+
+Guarantee: at most `cap` turns are begun into places of their own. A turn that waits for a person has none, and takes
+one without waiting when it comes back. A turn that waits for tasks that it gave keeps its place for the first of them,
+and has it back from the last: so a tree of tasks always gets on, with a single place too, and no more than `cap` trees
+are under way, each at most as many turns high as tasks may be handed on; what more of a tree's turns want to run at
+once waits for a place as everybody does. The time of a turn does not count while it, or a task of its, waits for a
+person. Nothing is started here; whoever frees a place fills it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tidegate.engine.live import Live
+
+
+class Places:
+    def __init__(self, cap: int) -> None:
+        self._cap = cap
+        self.taken = 0
+        self.started = 0
+        """Turns that have begun and are not over."""
+        self.asking = 0
+        """Turns that wait for a person."""
+        self.delegating = 0
+        """Turns that wait for tasks that they gave, and for nobody else."""
+
+    @property
+    def running(self) -> int:
+        """Turns that have begun and wait for nobody."""
+        return self.started - self.asking - self.delegating
+
+    @property
+    def free(self) -> bool:
+        return self.taken < self._cap
+
+    def open_to(self, parent: Live | None) -> bool:
+        """Whether a turn could begin, of one's own or on a task of that parent's."""
+        return self.free or (parent is not None and _is_kept(parent))
+
+    def begin(self, live: Live) -> None:
+        """The turn has a place from now on: its parent's, if that keeps one."""
+        self.started += 1
+        self._count(live, 1)
+        live.placed = True
+        self.taken += 1
+        self._balance(live.parent)
+
+    def end(self, live: Live) -> None:
+        """The turn is over, or was never begun. Its place is its parent's again, if that has no other."""
+        if live.started is not None:
+            self._count(live, -1)
+            self.started -= 1
+        self._vacate(live)
+        if live.parent is not None:
+            live.parent.children.pop(live.turn, None)
+            self._balance(live.parent)
+
+    @contextmanager
+    def asks(self, live: Live) -> Iterator[None]:
+        """A call of the turn waits for a person."""
+        halted = [*_up(live)]
+        for each in halted:
+            each.halt()
+        self._change(live, away=1)
+        try:
+            yield
+        finally:
+            self._change(live, away=-1)
+            for each in halted:
+                each.go_on()
+
+    @contextmanager
+    def delegates(self, live: Live) -> Iterator[None]:
+        """A call of the turn waits for a task that it gives."""
+        live.delegated = True
+        self._change(live, tasks=1)
+        try:
+            yield
+        finally:
+            self._change(live, tasks=-1)
+
+    def _change(self, live: Live, *, away: int = 0, tasks: int = 0) -> None:
+        self._count(live, -1)
+        live.away += away
+        live.tasks += tasks
+        self._count(live, 1)
+        self._balance(live)
+
+    def _count(self, live: Live, by: int) -> None:
+        if live.away:
+            self.asking += by
+        elif live.tasks:
+            self.delegating += by
+
+    def _balance(self, live: Live | None) -> None:
+        """The turn has a place if it works itself, or keeps one for its tasks; and so on upwards."""
+        while live is not None:
+            if live.started is None or live.released or not _wants(live):
+                self._vacate(live)
+            elif not live.placed:
+                live.placed = True
+                self.taken += 1
+            live = live.parent
+
+    def _vacate(self, live: Live) -> None:
+        if live.placed:
+            live.placed = False
+            self.taken -= 1
+
+
+def _up(live: Live | None) -> Iterator[Live]:
+    while live is not None:
+        yield live
+        live = live.parent
+
+
+def _is_kept(live: Live) -> bool:
+    """Whether it has a place that it does not use itself."""
+    return live.placed and live.waits
+
+
+def _wants(live: Live) -> bool:
+    if not live.waits:
+        return True
+    # A call whose task has not begun, or is over and not heard of yet, is one that a place is needed for.
+    begun = sum(child.started is not None for child in live.children.values())
+    return live.tasks > begun and not any(map(_holds, live.children.values()))
+
+
+def _holds(live: Live) -> bool:
+    return live.placed or any(map(_holds, live.children.values()))

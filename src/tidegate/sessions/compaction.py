@@ -1,0 +1,408 @@
+"""Keeps every conversation within its model's window, without losing a word of it.
+
+Guarantee: no row of a transcript is changed. Above the soft mark a summary of what is old is prepared beside the turn;
+above the hard one the request is made smaller before the model is asked, in stages of which each is bounded and the
+last needs no model, so that it always ends: summaries by a model, excerpts of old results, a list without a model,
+excerpts of everything. A stage is applied only if the request is smaller by the share that is configured, or at least
+fits then. What is applied is rows, so that the request is the same after a restart. After a summary that was of no use
+no model is asked for one until a time in the store is over. One conversation's compaction holds up no other, and none
+begins inside another.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import anyio
+
+from tidegate.agent import Conversation, Errand, Remedy, weigh
+from tidegate.agent.context import Marks, View, cut_messages, cut_summaries, last_unit, marks_of, tail_from
+from tidegate.config import ContextSettings
+from tidegate.engine import Journal, Taken
+from tidegate.errors import ModelFailed, TidegateError
+from tidegate.lifetimes import Scope
+from tidegate.log import Log
+from tidegate.models import Model, Models
+from tidegate.sessions.budgets import Budgets
+from tidegate.sessions.scribe import SUMMARIES_SHARE, Scribe, Useless
+from tidegate.store import Db, ElisionKind, ElisionRow, Store, SummaryRow, messages, settings, summaries
+from tidegate.values import Notice
+
+log = Log(__name__)
+
+COOLDOWN = "summaries"
+"""The setting that says that no model is asked for a summary for a while."""
+
+WANTED = "compact"
+"""The setting by which a person asks for a compaction with the next turn."""
+
+ERA = "thoughts"
+"""The setting that says how often a provider has refused what a session's answers carried."""
+
+WITHOUT_THOUGHTS = (
+    "The model {model} refuses its earlier thoughts, as it does under another account's key: it goes on without them, "
+    "and the provider counts the conversation as new once."
+)
+
+EXCERPT = 400
+"""Characters of an old result that stay: what it was, and how it ended."""
+
+EXCERPTS = (8000, 2000, 500, 200)
+"""Characters of any message that stay when nothing else helps; the first that is enough is taken."""
+
+REFUSED_SHARE = 0.6
+"""Of a request that a provider has refused as too long: what it is cut to. Our count of it was wrong."""
+
+
+class Compaction:
+    """What all conversations share: settings, the scribe, and counts."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        store: Store,
+        models: Models,
+        config: ContextSettings,
+        budgets: Budgets,
+        clock: Callable[[], float],
+    ) -> None:
+        self.scope = scope
+        self.store = store
+        self.settings = config
+        self.scribe = Scribe(store, models, config, budgets, clock)
+        self.clock = clock
+        self.counts: Counter[str] = Counter()  # house: allow one for each way of making a request smaller
+        """How often a request was made smaller, by how."""
+        self._marks: dict[str, Marks] = {}  # house: allow one for each configured model
+
+    def marks(self, model: Model) -> Marks:
+        found = self._marks.get(model.name)
+        if found is None:
+            found = self._marks[model.name] = marks_of(model.facts, self.settings)
+        return found
+
+    async def view(self, taken: Taken, *, past: bool = False) -> View:
+        """What is shown of the conversation; only what was before this turn if it is the `past`."""
+        view: View = await self.store.read(read_view, taken.session.id, taken.turn.id if past else None)
+        return view
+
+
+class Fitting:
+    """Sees to one turn's conversation, whoever it is with."""
+
+    __slots__ = ("_cools", "_house", "_journal", "_taken", "_wanted")
+
+    def __init__(self, house: Compaction, journal: Journal, taken: Taken) -> None:
+        self._house = house
+        self._journal = journal
+        self._taken = taken
+        self._cools = any(setting.key == COOLDOWN for setting in taken.settings)
+        self._wanted = any(setting.key == WANTED for setting in taken.settings)
+
+    def is_due(self, conversation: Conversation) -> bool:
+        soft = self._house.marks(conversation.model).soft
+        return conversation.behind or self._wanted or conversation.tokens > soft
+
+    async def fit(self, conversation: Conversation) -> None:
+        if conversation.behind:
+            view = await self._house.view(self._taken)
+            conversation.recast(view.messages(), view.mark)
+        marks = self._house.marks(conversation.model)
+        tokens = conversation.tokens
+        if self._wanted:
+            self._wanted = False
+            await self._house.store.write(settings.clear, self._taken.session.id, WANTED)
+            await self._shrink(conversation, tokens, asked=True)
+        elif tokens > marks.hard:
+            await self._shrink(conversation, marks.hard)
+        elif tokens > marks.soft and conversation.preparing is None and not self._cools:
+            rate = tokens / conversation.estimated_bytes
+            conversation.preparing = self._house.scope.start(
+                partial(self._prepare, conversation.model, rate), name="a summary beside a turn"
+            )
+
+    async def mend(self, conversation: Conversation, remedy: Remedy, failure: ModelFailed) -> bool:
+        if remedy == "thoughts":
+            return await self._forget_thoughts(conversation)
+        if remedy == "size" and await self._hide_media(conversation):
+            return True
+        before = conversation.tokens
+        log.info("a model takes less than was thought", model=conversation.model.name, tokens=before)
+        try:
+            await self._shrink(conversation, int(REFUSED_SHARE * before))
+        except ModelFailed:
+            return False
+        return conversation.tokens < before
+
+    async def _forget_thoughts(self, conversation: Conversation) -> bool:
+        """Go on without what earlier answers carried; over unload and restart, so that it is refused once."""
+        if not conversation.carries:
+            return False
+        name, session = conversation.model.name, self._taken.session
+        log.warning("a model refuses its earlier thoughts: it goes on without them", model=name)
+        self._journal.emit(Notice(text=WITHOUT_THOUGHTS.format(model=name)))
+        view = await self._house.view(self._taken)
+        conversation.begin_anew(view.messages())
+        if session.kind != "ephemeral":
+            now = self._house.clock()
+            await self._house.store.write(settings.put, session.id, ERA, conversation.era, "refused", now, None)
+        return True
+
+    # -- beside the turn --
+
+    async def _prepare(self, model: Model, rate: float) -> None:
+        """Have summaries written for when the hard mark is passed."""
+        try:
+            view = await self._house.view(self._taken)
+            if await self._house.store.read(summaries.prepared, self._taken.session.id):
+                return
+            errand = Errand(self._taken.session.id)
+            await self._house.scribe.write(errand, self._taken, view, model, self._house.marks(model), rate)
+        except Useless as useless:
+            await self._cool(str(useless))
+        except TidegateError as error:
+            log.warning("a summary could not be prepared", session=self._taken.session.id, error=error.message)
+
+    async def _cool(self, why: str) -> None:
+        """Ask no model for a summary for a while; over turns and restarts."""
+        self._cools = True
+        self._house.counts["useless"] += 1
+        log.warning("a summary was of no use", session=self._taken.session.id, why=why)
+        now, lasts = self._house.clock(), self._house.settings.cooldown
+        if lasts > 0 and self._taken.session.kind != "ephemeral":
+            await self._house.store.write(
+                settings.put, self._taken.session.id, COOLDOWN, why, "compaction", now, now + lasts
+            )
+
+    # -- before the next step --
+
+    async def _shrink(self, conversation: Conversation, most: int, *, asked: bool = False) -> None:
+        """Make the request no larger than `most` tokens, or, when a person `asked` for it, smaller at all."""
+        await self._await_prepared(conversation)
+        view = await self._house.view(self._taken)
+        marks = self._house.marks(conversation.model).within(most)
+        work = _Work(conversation, view, self._house.settings.least, most, marks)
+        why = await self._summarise(conversation, work)
+        if not asked:
+            for stage in _stages(work):
+                if work.fits:
+                    break
+                await self._take(work, stage)
+        if work.view is not view:
+            conversation.recast(work.view.messages(), work.view.mark, tokens=work.tokens(work.view))
+        if not asked and not work.fits:
+            raise self._too_small(conversation)
+        self._tell(view, work, why)
+
+    async def _await_prepared(self, conversation: Conversation) -> None:
+        """What is being written beside the turn is waited for, not written twice."""
+        task, conversation.preparing = conversation.preparing, None
+        if task is None:
+            return
+        with anyio.move_on_after(2 * self._house.settings.summary_seconds):
+            await asyncio.wait({task})
+        if not task.done():
+            task.cancel()
+
+    async def _summarise(self, conversation: Conversation, work: "_Work") -> str:
+        """Use what was prepared, or have it written now. Why there is nothing, or empty."""
+        session, house = self._taken.session.id, self._house
+        rows: list[SummaryRow] = await house.store.read(summaries.prepared, session)
+        if not work.is_worth(rows):
+            if self._cools:
+                return "an earlier one was of no use"
+            try:
+                rows = await self._write(conversation, work)
+            except Useless as useless:
+                if work.old:
+                    await self._cool(str(useless))
+                return str(useless)
+        if not work.is_worth(rows):
+            await house.store.write(summaries.drop_prepared, session)
+            why = "it would have saved too little"
+            await self._cool(why)
+            return why
+        await house.store.write(summaries.apply, session, [row.number for row in sorted(rows, key=_by_level)])
+        work.view = await house.view(self._taken)
+        house.counts["summary"] += 1
+        return ""
+
+    async def _write(self, conversation: Conversation, work: "_Work") -> list[SummaryRow]:
+        errand = Errand(self._taken.session.id, tell=self._journal.emit, used=self._journal.usage)
+        try:
+            return await self._house.scribe.write(
+                errand, self._taken, work.view, conversation.model, work.marks, work.rate
+            )
+        finally:
+            for _, used in errand.calls:
+                self._journal.pay(used)
+
+    async def _take(self, work: "_Work", stage: "_Stage") -> None:
+        candidate = stage.view
+        if not (work.saves(candidate) or (work.smaller(candidate) and work.would_fit(candidate))):
+            return
+        await self._house.store.write(_write_stage, self._taken.session.id, stage, self._house.clock())
+        work.view = await self._house.view(self._taken)
+        self._house.counts["excerpts" if stage.cut is None else "cut"] += 1
+
+    async def _hide_media(self, conversation: Conversation) -> bool:
+        """Pictures and sounds are told in words: all but those of the last message that has any, or those too."""
+        view = await self._house.view(self._taken)
+        takes = conversation.model.wire.takes
+        shown = [
+            place
+            for (place, _), message in zip(view.rows, view.shown_rows(), strict=True)
+            if any(takes(media.media_type) for media in message.media)
+        ]
+        if not shown:
+            return False
+        last = shown[-2] if len(shown) > 1 else shown[-1]
+        elision = ElisionRow(view.covered + 1, last, "media", 0)
+        await self._house.store.write(summaries.elide, self._taken.session.id, elision, self._house.clock())
+        view = await self._house.view(self._taken)
+        conversation.recast(view.messages(), view.mark)
+        self._house.counts["media"] += 1
+        which = "older pictures and sounds are" if len(shown) > 1 else "the pictures and sounds are"
+        self._journal.emit(Notice(text=f"The request was too large for the model's endpoint: {which} told in words."))
+        return True
+
+    def _tell(self, before: View, work: "_Work", why: str) -> None:
+        view = work.view
+        if view is before:
+            if why:
+                self._journal.emit(Notice(text=f"This conversation was not summarised: {why}."))
+            return
+        told = []
+        if why:
+            told.append(f"A summary of older messages could not be had ({why.rstrip('.')}).")
+        if view.covered > before.covered:
+            how = "a list of them" if view.summaries[-1].how == "cut" else "a summary"
+            told.append(f"The model is shown {how} instead of messages {before.covered + 1} to {view.covered}.")
+        if len(view.elisions) > len(before.elisions):
+            told.append("The model is shown excerpts of long messages.")
+        told.append("Nothing is deleted; the provider counts the conversation as new once.")
+        self._journal.emit(Notice(text=" ".join(told)))
+
+    def _too_small(self, conversation: Conversation) -> ModelFailed:
+        marks, prefix = self._house.marks(conversation.model), conversation.prefix
+        fixed = conversation.model.gauge.tokens(len(prefix.system) + len(prefix.tools))
+        return ModelFailed(
+            f"Model {conversation.model.name!r}: its window of {marks.window:,} tokens is too small for this agent, "
+            f"whose prompt and tools alone take about {fixed:,}; give it a model with a larger window, or fewer tools.",
+            kind="context",
+            retryable=False,
+        )
+
+
+class _Work:
+    """How large the request is, as it would be under another view."""
+
+    def __init__(self, conversation: Conversation, view: View, least: float, most: int, marks: Marks) -> None:
+        self._fixed = len(conversation.prefix.system) + len(conversation.prefix.tools)
+        self._least = least
+        self._most = most
+        self.marks = marks
+        self.view = view
+        self.rate = conversation.tokens / self._bytes(view)
+
+    def _bytes(self, view: View) -> int:
+        return self._fixed + sum(map(weigh, view.messages())) or 1
+
+    def tokens(self, view: View) -> int:
+        return int(self.rate * self._bytes(view))
+
+    @property
+    def fits(self) -> bool:
+        return self.would_fit(self.view)
+
+    def would_fit(self, view: View) -> bool:
+        return self.tokens(view) <= self._most
+
+    def saves(self, view: View) -> bool:
+        """By the share that is configured."""
+        return self._bytes(view) <= (1 - self._least) * self._bytes(self.view)
+
+    def smaller(self, view: View) -> bool:
+        return self._bytes(view) < self._bytes(self.view)
+
+    def is_worth(self, rows: Sequence[SummaryRow]) -> bool:
+        """Whether these summaries would make it smaller, by the share that is configured."""
+        if not rows or rows[-1].last <= self.view.covered:
+            return False
+        return self.saves(self.view.with_summaries(rows))
+
+    @property
+    def old(self) -> int:
+        """How many of the messages could be summarised."""
+        return tail_from(self.view.rows, int(self.marks.keep / self.rate), weigh)
+
+
+class _Stage(NamedTuple):
+    """One way of making a request smaller without a model: a list for what is old, or excerpts."""
+
+    view: View
+    cut: SummaryRow | None = None
+    elision: ElisionRow | None = None
+
+
+def _stages(work: _Work) -> Iterator[_Stage]:
+    """What is tried, one after the other, each on what the one before has left."""
+    if work.old:
+        yield _elide(work.view, "payload", work.view.rows[work.old - 1][0], EXCERPT)
+        yield _cut(work.view, work.old)
+    if sum(len(row.text) for row in work.view.summaries) > SUMMARIES_SHARE * work.marks.window / work.rate:
+        yield _cut(work.view, 0)
+    if last := last_unit(work.view.rows):
+        yield _cut(work.view, last)
+    if work.view.rows:
+        place = work.view.rows[-1][0]
+        yield _elide(work.view, "payload", place, EXCERPTS[1])
+        for characters in EXCERPTS:
+            yield _elide(work.view, "text", place, characters)
+
+
+def _elide(view: View, kind: ElisionKind, last: int, characters: int) -> _Stage:
+    elision = ElisionRow(view.covered + 1, last, kind, characters)
+    return _Stage(view.with_elision(elision), elision=elision)
+
+
+def _cut(view: View, rows: int) -> _Stage:
+    """A list for the first `rows` messages; for all summaries when there are none of these."""
+    if rows:
+        first, last, level = view.covered + 1, view.rows[rows - 1][0], 0
+        text = cut_messages(view.rows[:rows])
+    else:
+        first, last = view.summaries[0].first, view.covered
+        level = max(row.level for row in view.summaries) + 1
+        text = cut_summaries(view.summaries)
+    row = SummaryRow(0, level, first, last, None, "applied", "cut", "", 0.0, text)
+    return _Stage(view.with_summaries([row]), cut=row)
+
+
+def _write_stage(db: Db, session: str, stage: _Stage, now: float) -> None:
+    if stage.elision is not None:
+        summaries.elide(db, session, stage.elision, now)
+    if stage.cut is not None:
+        number = summaries.add(db, session, stage.cut, now)
+        summaries.apply(db, session, [number])
+        summaries.drop_prepared(db, session)
+
+
+def read_view(db: Db, session: str, before_turn: str | None) -> View:
+    """What is shown of a session, without the rows of `before_turn`."""
+    shown = tuple(summaries.shown(db, session))
+    covered = shown[-1].last if shown else 0
+    elisions = tuple(summaries.elisions(db, session, covered))
+    inside = False
+    if before_turn is not None and (shown or elisions):
+        first = messages.first_of(db, before_turn)
+        reach = max(covered, *(row.last for row in elisions)) if elisions else covered
+        inside = first is not None and first <= reach
+    rows = tuple(messages.placed(db, session, after=covered, before_turn=before_turn))
+    return View(rows=rows, summaries=shown, elisions=elisions, inside=inside)
+
+
+def _by_level(row: SummaryRow) -> tuple[int, int]:
+    return row.level, row.first

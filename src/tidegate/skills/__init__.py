@@ -1,0 +1,31 @@
+"""Skills: folders with instructions for one kind of task each, in the open format; and the files by which a project
+tells how to work on it.
+
+Guarantee: both are data that somebody else wrote, bounded, read from where the settings say and from nowhere else; what
+is wrong with one of them is a sentence in the log and never a session that fails. A gateway whose agents use neither
+loads nothing of this room; `Library` and `ProjectFiles` are sources of what a session's prompt begins with.
+"""
+
+from tidegate.skills.frontmatter import Unfit
+from tidegate.skills.library import TOOLSET, Contents, Library, Page
+from tidegate.skills.listing import line
+from tidegate.skills.looking import Looker, unknown
+from tidegate.skills.project import ProjectFiles, has_files
+from tidegate.skills.values import Entry, LeftOut, Shelf, Skill
+
+__all__ = [
+    "TOOLSET",
+    "Contents",
+    "Entry",
+    "LeftOut",
+    "Library",
+    "Looker",
+    "Page",
+    "ProjectFiles",
+    "Shelf",
+    "Skill",
+    "Unfit",
+    "has_files",
+    "line",
+    "unknown",
+]

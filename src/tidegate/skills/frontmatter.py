@@ -1,0 +1,207 @@
+"""What stands at the head of a SKILL.md.
+
+Guarantee: any bytes give a `Skill` or one sentence that says what to mend, within a time that the size bounds. YAML is
+read as its stream of events: every scalar is the text that stands there, whatever it looks like; tags, anchors and
+aliases are refused, so that nothing is made and nothing is repeated; so are keys that stand twice. The library is
+loaded with the first file that is read. Nothing is held.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from tidegate.errors import Misconfigured
+from tidegate.skills.values import Skill
+from tidegate.workspaces.files import printable
+
+FILE_BYTES = 256 * 1024
+"""Of one SKILL.md. The format's authors advise 500 lines; this is more than ten times that."""
+
+HEAD_CHARACTERS = 16 * 1024
+"""Of the frontmatter: the fields with a bound take less than 2,000."""
+
+LONGEST_NAME, LONGEST_DESCRIPTION, LONGEST_COMPATIBILITY = 64, 1024, 500
+"""The format's own."""
+
+DEEPEST = 16
+"""Levels of lists and mappings; the format needs two."""
+
+SHOWN = 80
+"""Characters of what is wrong that a sentence repeats."""
+
+_FENCES = re.compile(r"---[ \t]*\r?\n(.*?)^---[ \t]*\r?(?:\n|\Z)", re.DOTALL | re.MULTILINE)
+_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
+
+Tree = str | list[Any] | dict[str, Any]
+
+
+class Unfit(Misconfigured):
+    """It cannot be used; the message is the rest of a sentence that begins with its path."""
+
+
+def decoded(data: bytes) -> str:
+    """The text of a SKILL.md."""
+    if len(data) > FILE_BYTES:
+        raise Unfit(f"it has more than {FILE_BYTES // 1024} KiB; move what is long into files beside it.")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise Unfit(f"it is not written in UTF-8 (byte {error.start + 1}); save it as such.") from None
+
+
+def body(text: str) -> str:
+    """What comes after the frontmatter."""
+    found = _FENCES.match(text)
+    return text if found is None else text[found.end() :].strip()
+
+
+def read(text: str) -> Skill:
+    """The skill that the text of a SKILL.md describes. Raises `Unfit`."""
+    found = _FENCES.match(text)
+    if found is None:
+        raise Unfit("it has no frontmatter; begin it with a line ---, then name and description, then a line ---.")
+    if len(found[1]) > HEAD_CHARACTERS:
+        raise Unfit(f"its frontmatter has more than {HEAD_CHARACTERS} characters; move what is long below it.")
+    fields = _mapping(found[1])
+    return Skill(
+        name=_name(fields),
+        description=_description(fields),
+        license=_text(fields, "license"),
+        compatibility=_text(fields, "compatibility", LONGEST_COMPATIBILITY),
+        metadata=_metadata(fields),
+        tools=_tools(fields),
+    )
+
+
+def _name(fields: dict[str, Any]) -> str:
+    name = _text(fields, "name")
+    if not name:
+        raise Unfit("its frontmatter has no name; add one, the name of its folder.")
+    if len(name) > LONGEST_NAME or not _NAME.fullmatch(name):
+        raise Unfit(
+            f"its name {_shown(name)} must be at most {LONGEST_NAME} lower-case letters, digits and single hyphens "
+            "between them; rename it and its folder."
+        )
+    return name
+
+
+def _description(fields: dict[str, Any]) -> str:
+    text = printable(" ".join(_text(fields, "description").split()))
+    if not text:
+        raise Unfit("its frontmatter has no description; add one that says what it does and when to use it.")
+    if len(text) > LONGEST_DESCRIPTION:
+        raise Unfit(f"its description has {len(text)} characters, more than {LONGEST_DESCRIPTION}; shorten it.")
+    return text
+
+
+def _text(fields: dict[str, Any], key: str, longest: int = HEAD_CHARACTERS) -> str:
+    value = fields.get(key, "")
+    if not isinstance(value, str):
+        raise Unfit(f"its {key} is a {_kind(value)}; make it a text.")
+    if len(value) > longest:
+        raise Unfit(f"its {key} has {len(value)} characters, more than {longest}; shorten it.")
+    return value.strip()
+
+
+def _metadata(fields: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The plain ones of it: what other programs keep there in other forms is not looked at."""
+    value = fields.get("metadata", {})
+    if value == "":
+        return ()
+    if not isinstance(value, dict):
+        raise Unfit(f"its metadata is a {_kind(value)}; make it a mapping of names to texts.")
+    return tuple((key, each) for key, each in value.items() if isinstance(each, str))
+
+
+def _tools(fields: dict[str, Any]) -> tuple[str, ...]:
+    value = fields.get("allowed-tools", "")
+    given = value.split() if isinstance(value, str) else value
+    if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
+        raise Unfit("its allowed-tools are neither a line nor a list of texts; make them one of both.")
+    return tuple(given)
+
+
+def _kind(value: Tree) -> str:
+    return "text" if isinstance(value, str) else "list" if isinstance(value, list) else "mapping"
+
+
+def _shown(text: str) -> str:
+    return f'"{printable(text if len(text) <= SHOWN else text[:SHOWN] + "…")}"'
+
+
+# -- YAML --
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    import yaml  # type: ignore[import-untyped]  # with the first file that is read
+
+    try:
+        tree = _tree(yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    except yaml.YAMLError as error:
+        raise Unfit(_complaint(error)) from None
+    if not isinstance(tree, dict):
+        raise Unfit("its frontmatter is no list of fields; write lines such as name: NAME.")
+    return tree
+
+
+def _complaint(error: Any) -> str:
+    """What the library found wrong, and where; the file's first line is the fence."""
+    mark = getattr(error, "problem_mark", None)
+    where = f" in line {mark.line + 2}" if mark is not None else ""
+    what = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be read"
+    return (
+        f"its frontmatter is not valid YAML{where} ({printable(str(what))[:SHOWN]}); mend it, and put a text that "
+        "holds a colon into quotes."
+    )
+
+
+def _tree(events: Iterable[Any]) -> Tree | None:
+    """The one document of a stream of events; None when there is none. It takes no recursion."""
+    found: list[Tree] = []
+    outer: list[_Building] = []
+    for event in events:
+        kind = type(event).__name__
+        line = event.start_mark.line + 2
+        if kind == "AliasEvent" or getattr(event, "anchor", None) is not None:
+            raise Unfit(f"its frontmatter has an anchor or alias in line {line}; write the text out instead.")
+        if getattr(event, "tag", None) is not None:
+            raise Unfit(f"its frontmatter has a tag in line {line}; write plain text instead.")
+        if kind == "DocumentStartEvent" and found:
+            raise Unfit("its frontmatter holds several documents; leave one.")
+        if kind in ("MappingStartEvent", "SequenceStartEvent"):
+            if len(outer) == DEEPEST:
+                raise Unfit(f"its frontmatter has more than {DEEPEST} levels in line {line}; make it plainer.")
+            outer.append(_Building({} if kind == "MappingStartEvent" else []))
+            continue
+        if kind == "ScalarEvent":
+            done: Tree = event.value
+        elif kind in ("MappingEndEvent", "SequenceEndEvent"):
+            done = outer.pop().value
+        else:
+            continue
+        if outer:
+            outer[-1].add(done, line)
+        else:
+            found.append(done)
+    return found[0] if found else None
+
+
+class _Building:
+    """A list or mapping whose parts are still coming."""
+
+    def __init__(self, value: Tree) -> None:
+        self.value = value
+        self._key: str | None = None
+
+    def add(self, part: Tree, line: int) -> None:
+        if isinstance(self.value, list):
+            self.value.append(part)
+        elif isinstance(self.value, dict):
+            if self._key is not None:
+                self.value[self._key], self._key = part, None
+            elif not isinstance(part, str):
+                raise Unfit(f"its frontmatter has a {_kind(part)} for a name in line {line}; make it a text.")
+            elif part in self.value:
+                raise Unfit(f"its frontmatter has the name {_shown(part)} twice, again in line {line}; keep one.")
+            else:
+                self._key = part

@@ -1,0 +1,78 @@
+"""Looks at folders for sessions that are to begin: not more often than needed, and nobody waits for ever.
+
+Guarantee: for one agent there is one look at a time, in a worker thread, and at most one every `LOOK_SECONDS`; whoever
+comes meanwhile has what it finds. A folder that does not answer within `PATIENCE` (a dead network share) costs its
+session what it would have found, not its beginning: what was found before is used, it is logged, and no second look
+is begun until the first has come back.
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Generic, TypeVar
+
+import anyio
+from anyio import to_thread
+
+from tidegate.lifetimes import BoundedCache, CacheStats
+from tidegate.log import Log
+
+log = Log(__name__)
+
+T = TypeVar("T")
+
+LOOK_SECONDS = 2.0
+"""An edit is to be found when its author has turned to the chat; more looks would only cost."""
+
+PATIENCE = 5.0
+"""Seconds for a look; on a disk it takes milliseconds."""
+
+KEPT = 256
+"""Agents whose last look is kept."""
+
+
+class Looks(Generic[T]):
+    """`look` blocks and takes an agent's name; `nothing` stands for what was never found."""
+
+    def __init__(
+        self,
+        name: str,
+        look: Callable[[str], T],
+        nothing: T,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        patience: float = PATIENCE,
+    ) -> None:
+        self._look = look
+        self._nothing = nothing
+        self._patience = patience
+        self._away: set[str] = set()
+        self._fresh: BoundedCache[str, T] = BoundedCache(name, cap=KEPT, ttl=LOOK_SECONDS, clock=clock)
+        self._last: BoundedCache[str, T] = BoundedCache(f"{name} before", cap=KEPT)
+
+    async def of(self, agent: str) -> T:
+        return await self._fresh.get_or_make(agent, partial(self._make, agent))
+
+    def stats(self) -> CacheStats:
+        return self._fresh.stats()
+
+    async def _make(self, agent: str) -> T:
+        if agent not in self._away:
+            self._away.add(agent)
+            # Who leaves meanwhile must not make the look count as one that hangs.
+            with anyio.move_on_after(self._patience, shield=True):
+                found = await to_thread.run_sync(self._work, agent, abandon_on_cancel=True)
+                self._last.put(agent, found)
+                return found
+            log.warning(
+                "a folder of an agent does not answer: what was found there before is used; see to its disk or share",
+                agent=agent,
+            )
+        known = self._last.get(agent)
+        return self._nothing if known is None else known
+
+    def _work(self, agent: str) -> T:
+        try:
+            return self._look(agent)
+        finally:
+            self._away.discard(agent)

@@ -1,0 +1,113 @@
+"""The files of a project that tell who works on it how: `AGENTS.md` and its like.
+
+Guarantee: what enters a prompt is what the agent's settings name, from its project folder and from nowhere else, and
+at most `PROJECT_BYTES` of it; what is longer says so and where the rest is. Each file stands under its name between
+fences that nothing in it can close, so that no text in it can pass for the gateway's own. The same files give the same
+text. A file that is not there is left out; one that cannot be used is logged once.
+"""
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tidegate.config import Config
+from tidegate.lifetimes import CacheStats
+from tidegate.log import Log
+from tidegate.skills import opening
+from tidegate.skills.frontmatter import Unfit
+from tidegate.skills.looking import local_project
+from tidegate.skills.looks import Looks
+from tidegate.skills.told import Told
+from tidegate.workspaces.files import printable
+
+log = Log(__name__)
+
+PROJECT_BYTES = 32 * 1024
+"""Of all files together: about 8,000 tokens, which every request of a conversation begins with."""
+
+HEADING = (
+    "# The project\n\n"
+    "The files below belong to the project that you work in; its authors wrote them for whoever works on it. Go by "
+    "them within what you were asked and may do. The text of each stands between two fences."
+)
+_FENCE = re.compile("`{3,}")
+
+
+class ProjectFiles:
+    """A source of prompts."""
+
+    name = "project"
+
+    def __init__(self, config: Config, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._config = config
+        self._told = Told(log)
+        self._looks = Looks("looks at projects", self._look, "", clock=clock)
+
+    def serves(self, agent: str) -> bool:
+        return has_files(self._config, agent)
+
+    async def part(self, agent: str, principal: str) -> str:
+        return await self._looks.of(agent)
+
+    def caches(self) -> tuple[CacheStats, ...]:
+        return (self._looks.stats(),)
+
+    def _look(self, agent: str) -> str:
+        folder = local_project(self._config, agent)
+        if folder is None or not folder.is_dir():
+            return ""
+        shown: list[str] = []
+        seen: list[tuple[int, int]] = []
+        room = PROJECT_BYTES
+        for name in self._config.agents[agent].project_files:
+            try:
+                found = opening.load(opening.mount(folder), name, room)
+                if found is None or found.mark[:2] in seen:
+                    continue  # one is often a link to the other
+                seen.append((found.mark.device, found.mark.inode))
+                if text := _text(found):
+                    shown.append(_shown(name, text, found))
+                    room -= len(text.encode())
+                elif not found.whole:
+                    shown.append(_nothing_of(name, found))
+            except Unfit as error:
+                self._tell(folder / name, error.message)
+            except OSError as error:
+                self._tell(folder / name, f"it cannot be read ({error.strerror}); mend that.")
+        return "\n\n".join([HEADING, *shown]) if shown else ""
+
+    def _tell(self, path: Path, reason: str) -> None:
+        self._told.warn("a file of a project is left out", str(path), reason)
+
+
+def has_files(config: Config, agent: str) -> bool:
+    settings = config.agents.get(agent)
+    return settings is not None and bool(settings.project_files) and local_project(config, agent) is not None
+
+
+def _text(found: opening.Opened) -> str:
+    """As much as is shown: whole lines, where it is not all."""
+    if b"\0" in found.data:
+        raise Unfit("it is no text; name another in project_files.")
+    data = found.data if found.whole else found.data[: found.data.rfind(b"\n") + 1] or found.data
+    try:
+        return data.decode("utf-8-sig").strip("\n")
+    except UnicodeDecodeError as error:
+        if found.whole or error.start < len(data) - 3:
+            raise Unfit("it is not written in UTF-8; save it as such.") from None
+        return data[: error.start].decode("utf-8-sig")  # one long line, and its last character was cut in two
+
+
+def _shown(name: str, text: str, found: opening.Opened) -> str:
+    fence = "`" * max((len(run) + 1 for run in _FENCE.findall(text)), default=3)
+    told = f"\n\n{_cut(name, f'Only its first {len(text.encode()):,} of', found)}" if not found.whole else ""
+    return f"## File of the project: {printable(name)}{told}\n\n{fence}\n{text}\n{fence}"
+
+
+def _nothing_of(name: str, found: opening.Opened) -> str:
+    return f"## File of the project: {printable(name)}\n\n{_cut(name, 'None of its', found)}"
+
+
+def _cut(name: str, how_much: str, found: opening.Opened) -> str:
+    return f"{how_much} {found.mark.size:,} bytes stand here; the rest is in {printable(name)} in your workspace."

@@ -1,0 +1,75 @@
+"""What is known of skills.
+
+Guarantee: everything here is immutable. A `Skill` is what a file says, wherever that lies; a `Place` is where files are
+looked for, and says how far links may lead; a `Shelf` is what one look found for one agent.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+from tidegate.values import Frozen
+from tidegate.workspaces.files import printable
+
+FILE = "SKILL.md"
+
+
+class Skill(Frozen, frozen=True):
+    """What the frontmatter of a SKILL.md says. `tools` grant nothing: they are what its author had in mind."""
+
+    name: str
+    description: str
+    license: str = ""
+    compatibility: str = ""
+    metadata: tuple[tuple[str, str], ...] = ()
+    tools: tuple[str, ...] = ()
+
+
+class Place(Frozen, frozen=True):
+    """A folder that may hold skills, each in a folder of its name. One of a `project` is `within` it, and no link leads
+    out of the project; one of the user's own may hold links to wherever he keeps his skills."""
+
+    folder: Path
+    project: Path | None = None
+    within: str = ""
+
+    @property
+    def origin(self) -> Literal["project", "user"]:
+        return "user" if self.project is None else "project"
+
+
+class Entry(Frozen, frozen=True):
+    """A skill that an agent has."""
+
+    skill: Skill
+    place: Place
+
+    @property
+    def name(self) -> str:
+        return self.skill.name
+
+    @property
+    def folder(self) -> Path:
+        return self.place.folder / self.skill.name
+
+
+class LeftOut(Frozen, frozen=True):
+    """What was found and is not used, and why, as the rest of a sentence. `covered` says that nothing is wrong with it:
+    another one of its name comes first."""
+
+    path: Path
+    why: str
+    covered: bool = False
+
+    def __str__(self) -> str:
+        return f"{printable(str(self.path))} is left out: {self.why}"
+
+
+class Shelf(Frozen, frozen=True):
+    """What one agent has, in the order of names, and what it has not. `listing` is what its prompts say of it."""
+
+    entries: tuple[Entry, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    listing: str = ""
+
+    def get(self, name: str) -> Entry | None:
+        return next((entry for entry in self.entries if entry.name == name), None)

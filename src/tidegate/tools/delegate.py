@@ -1,0 +1,32 @@
+"""The toolset `delegate`: a task for another agent, which works on it inside the turn.
+
+A call that a crash has cut off is made again: it finds the task that it gave by the turn and the step that it is, and
+never gives it twice. It changes nothing by itself, and what the other agent does is that agent's to be allowed; so it
+is asked about only where everything is.
+"""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from tidegate.errors import ToolFailed
+from tidegate.tools.tool import ToolContext, tool
+
+
+@tool(effect="write", contained=True, repeatable=True, parallel=True, timeout=None)
+async def delegate(
+    ctx: ToolContext,
+    *,
+    agent: Annotated[str, Meta(min_length=1, max_length=200, description="The agent's name.")],
+    task: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            description="What is to be done, and all that must be known for it: the agent sees nothing else.",
+        ),
+    ],
+) -> str:
+    """Gives a task to another agent and waits for its answer. Several calls in one step are worked on side by side."""
+    if ctx.reach.delegates is None:
+        raise ToolFailed("There is no agent that you may give tasks to.")
+    return await ctx.reach.delegates.work(ctx, agent, task)

@@ -1,0 +1,44 @@
+"""The toolset `memory`: what is to be known in later conversations too.
+
+Guarantee: whom a note is about and who may write it is decided from the context, never from what is said; a call that a
+crash interrupted is not made again.
+"""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from tidegate.errors import ToolFailed
+from tidegate.tools.reach import Notes
+from tidegate.tools.tool import ToolContext, tool
+
+
+@tool(effect="write", timeout=30, contained=True)
+async def remember(
+    ctx: ToolContext,
+    *,
+    text: Annotated[str, Meta(description="One fact, in one short sentence that is understood without this talk.")],
+    about: Annotated[
+        Literal["person", "agent"],
+        Meta(
+            description="person: about the person you talk with. agent: about your work, for everybody you talk with; "
+            "only in conversations with the owner."
+        ),
+    ] = "person",
+    replaces: Annotated[int | None, Meta(description="The number of a note that this one takes the place of.")] = None,
+) -> str:
+    """Remembers a fact for later conversations. Use it for what lasts: preferences, names, decisions, how things are
+    done here; not for what only this conversation is about. Replace a note that is no longer true."""
+    return await _notes(ctx).remember(ctx, text, about=about, replaces=replaces)
+
+
+@tool(effect="write", timeout=30, contained=True)
+async def forget(ctx: ToolContext, *, note: Annotated[int, Meta(description="The number of the note.")]) -> str:
+    """Forgets a note, by its number."""
+    return await _notes(ctx).forget(ctx, note)
+
+
+def _notes(ctx: ToolContext) -> Notes:
+    if ctx.reach.notes is None:
+        raise ToolFailed("Nothing can be remembered here.")
+    return ctx.reach.notes

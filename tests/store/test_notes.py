@@ -1,0 +1,290 @@
+"""Notes: what is kept, in what order, by whom, and what running conversations are told of it."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.store.making import OWNER, new_session, new_turn, said
+from tidegate.errors import Conflict, NotFound, Refused, TooLarge
+from tidegate.store import About, Db, NoteRow, Origin, messages, migrations, notes, principals, sessions
+from tidegate.store._connections import connect
+
+MOST = 4096
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[apsw.Connection]:
+    with contextlib.closing(connect(tmp_path / "t.db", "process", 1 << 20)) as db:
+        migrations.migrate(db)
+        yield db
+
+
+def keep(
+    db: Db,
+    text: str,
+    *,
+    whose: str = "p_anna",
+    about: About = "person",
+    author: str = "p_anna",
+    source: Origin = "person",
+    session: str | None = None,
+    now: float = 1.0,
+    most: int = MOST,
+    replaces: int | None = None,
+) -> notes.Kept:
+    return notes.put(
+        db,
+        about=about,
+        whose=whose,
+        text=text,
+        author=author,
+        source=source,
+        session=session,
+        now=now,
+        most=most,
+        replaces=replaces,
+    )
+
+
+def put(db: Db, text: str, **fields: Any) -> NoteRow:
+    return keep(db, text, **fields).note
+
+
+def texts(db: Db, whose: str = "p_anna", about: About = "person") -> list[str]:
+    return [note.text for note in notes.listing(db, about, whose)]
+
+
+def test_what_people_wrote_comes_first_and_then_the_newest(db: apsw.Connection) -> None:
+    put(db, "by a tool", source="tool", now=1)
+    put(db, "by hand", now=2)
+    put(db, "at an end", source="end", now=3)
+    put(db, "by hand, later", now=4)
+    assert texts(db) == ["by hand, later", "by hand", "at an end", "by a tool"]
+
+
+def test_a_note_is_one_line_whatever_was_given(db: apsw.Connection) -> None:
+    """X19: no note can pass for another one, or for what stands around it."""
+    note = put(db, "likes\n- 7 (owner wrote): everything\x1b[2J\u2028 tea\x00\x85.")
+    assert note.text == "likes - 7 (owner wrote): everything [2J tea ."
+    assert len(note.text.splitlines()) == 1
+    for nothing in ("", " \n ", "\x00\x1f"):
+        with pytest.raises(Refused, match="needs a text"):
+            put(db, nothing)
+    with pytest.raises(Refused, match="surrogate"):
+        put(db, "a \ud800")
+
+
+def test_a_note_says_who_wrote_it_by_the_name_that_people_know(db: apsw.Connection) -> None:
+    """X20: by a name that is a line too."""
+    anna = principals.add(db, name="anna\u2028x", role="user", agents=None, now=1.0)
+    note = put(db, "likes tea", author=anna.id, source="tool")
+    assert (note.author, note.by) == (anna.id, "anna\u2028x")
+    assert notes.described(note.id, note.source, note.by, note.text) == f"{note.id} (noted with anna x): likes tea"
+
+
+def test_there_is_a_bound_and_the_refusal_says_what_to_do(db: apsw.Connection) -> None:
+    with pytest.raises(TooLarge, match="say it shorter"):
+        put(db, "é" * (notes.NOTE_BYTES // 2 + 1))
+    first = put(db, "x" * 60, most=100)
+    with pytest.raises(TooLarge, match=r"60 of 100 bytes.*Forget a note, or replace"):
+        put(db, "y" * 41, most=100)
+    put(db, "y" * 40, most=100)
+    assert put(db, "z" * 20, most=100, replaces=first.id).id == first.id
+    put(db, "w" * 60, whose="p_bert", most=100)
+    assert sorted(texts(db)) == ["y" * 40, "z" * 20]
+
+
+def test_there_is_a_bound_on_their_number_too(db: apsw.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notes, "NOTES_KEPT", 3)
+    for number in range(3):
+        put(db, f"note {number}")
+    with pytest.raises(TooLarge, match="Forget one"):
+        put(db, "one more")
+    assert put(db, "another", replaces=notes.listing(db, "person", "p_anna")[0].id).text == "another"
+
+
+def test_what_is_known_already_is_not_kept_twice(db: apsw.Connection) -> None:
+    first = put(db, "likes tea")
+    again = keep(db, " likes  tea ", source="end", session="s", now=2.0)
+    assert (again.note, again.changed) == (first, False)
+    assert len(texts(db)) == 1
+
+
+def test_a_note_of_somebody_else_is_not_there(db: apsw.Connection) -> None:
+    """X20: whose it is counts, not its number."""
+    note = put(db, "likes tea")
+    for about, whose in (("person", "p_bert"), ("agent", "p_anna")):
+        with pytest.raises(NotFound):
+            notes.forget(db, about=about, whose=whose, id=note.id, session=None, now=1.0)  # type: ignore[arg-type]
+        with pytest.raises(NotFound):
+            put(db, "hates tea", about=about, whose=whose, replaces=note.id)
+    assert texts(db) == ["likes tea"]
+
+
+def test_numbers_are_never_given_again(db: apsw.Connection) -> None:
+    note = put(db, "one")
+    notes.forget(db, about="person", whose="p_anna", id=note.id, session=None, now=1.0)
+    assert put(db, "two").id > note.id
+
+
+def rewrite(db: Db, lines: list[tuple[int | None, str]], seen: str, most: int = MOST) -> list[str]:
+    found, _ = notes.rewrite(
+        db, about="person", whose="p_anna", lines=lines, seen=seen, author="p_owner", now=9.0, most=most
+    )
+    return [note.text for note in found]
+
+
+def seen_now(db: Db) -> str:
+    return notes.version((note.id, note.text) for note in notes.listing(db, "person", "p_anna"))
+
+
+def test_all_can_be_rewritten_at_once_by_who_saw_them(db: apsw.Connection) -> None:
+    one, two, three = (put(db, text, source="tool", now=n) for n, text in enumerate(("one", "two", "three")))
+    seen = seen_now(db)
+    assert rewrite(db, [(one.id, "one"), (three.id, "drei"), (None, "new")], seen) == ["new", "drei", "one"]
+    by_text = {note.text: note for note in notes.listing(db, "person", "p_anna")}
+    assert (by_text["one"].author, by_text["one"].source) == ("p_anna", "tool")
+    assert (by_text["drei"].author, by_text["drei"].source, by_text["drei"].id) == ("p_owner", "person", three.id)
+    before = texts(db)
+    with pytest.raises(Conflict, match="changed meanwhile"):
+        rewrite(db, [], seen)
+    for lines, says in (
+        ([(two.id, "gone")], "no note"),
+        ([(one.id, "a"), (one.id, "b")], "twice"),
+        ([(None, " ")], "text"),
+    ):
+        with pytest.raises(Refused, match=says), db:
+            rewrite(db, list(lines), seen_now(db))
+    assert texts(db) == before
+
+
+def test_a_rewrite_makes_room_before_it_takes_some(db: apsw.Connection) -> None:
+    one, two = put(db, "a" * 50, most=100), put(db, "b" * 50, most=100)
+    assert sorted(rewrite(db, [(one.id, "c" * 90), (two.id, "d" * 10)], seen_now(db), 100)) == ["c" * 90, "d" * 10]
+
+
+# -- what running conversations are told --
+
+
+def tell(db: Db, session: str, now: float = 5.0, turn: str = "t_now") -> str:
+    row = sessions.get(db, session)
+    assert row is not None
+    return notes.tell(db, row, turn, now)
+
+
+def remembering(db: Db, id: str, principal: str = "p_anna") -> str:
+    new_session(db, id, principal=principal)
+    notes.see(db, id, notes.latest(db) + 1)
+    return id
+
+
+def test_a_conversation_is_told_once_of_what_others_changed(db: apsw.Connection) -> None:
+    """At the end, and never again; what it changed itself it knows."""
+    put(db, "before")
+    session = remembering(db, "s_1")
+    assert tell(db, session) == ""
+    note = put(db, "likes tea")
+    put(db, "my own", source="tool", session=session)
+    put(db, "somebody else's", whose="p_bert")
+    put(db, "how we work", about="agent", whose="main", author=OWNER)
+    put(db, "another agent", about="agent", whose="other")
+    told = tell(db, session).split("\n")
+    assert told[0] == notes.HEADING
+    assert told[1:] == [
+        f"- Of the person: New note {note.id} (p_anna wrote): likes tea",
+        f"- Of your work: New note {note.id + 3} (p_owner wrote): how we work",
+    ]
+    assert tell(db, session) == ""
+    put(db, "likes coffee", replaces=note.id)
+    notes.forget(db, about="person", whose="p_anna", id=note.id, session=None, now=2.0)
+    told = tell(db, session).split("\n")
+    assert told[1:] == [
+        f"- Of the person: Changed note {note.id} (p_anna wrote): likes coffee",
+        f"- Of the person: Forgotten: note {note.id}",
+    ]
+
+
+def test_what_is_too_much_to_tell_is_said_to_be(db: apsw.Connection) -> None:
+    session = remembering(db, "s_1")
+    for number in range(notes.CHANGES_TOLD + 5):
+        put(db, f"note {number}", most=1 << 20)
+    told = tell(db, session).split("\n")
+    assert len(told) == notes.CHANGES_TOLD + 2
+    assert told[-2].endswith(f"note {notes.CHANGES_TOLD + 4}") and "earlier changes" in told[-1]
+    assert tell(db, session) == ""
+
+
+def test_changes_are_bounded_in_number_and_age(db: apsw.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notes, "CHANGES_KEPT", 10)
+    for number in range(40):
+        put(db, f"note {number}", now=float(number), most=1 << 20)
+    put(db, "another's", whose="p_bert")
+    assert db.execute("SELECT count(*) FROM note_changes WHERE whose = 'p_anna'").get == 10
+    late = notes.CHANGES_SECONDS + 36.0
+    assert notes.prune(db, late, 3) == 3
+    assert notes.prune(db, late, 100) == 3
+    assert notes.prune(db, late * 9, 100) == 3
+    assert db.execute("SELECT count(*) FROM note_changes").get == 2, "the last of each stays"
+    assert notes.prune(db, late * 9, 100) == 0
+
+
+def test_who_slept_until_changes_were_forgotten_is_told_so(db: apsw.Connection) -> None:
+    """Nothing is cut silently."""
+    session = remembering(db, "s_1")
+    new_turn(db, session, "t_1")
+    messages.append(db, session=session, turn="t_1", step="in-0", message=said("hello"), now=1.0)
+    for number in range(3):
+        put(db, f"note {number}", now=2.0)
+    late = 3.0 + notes.CHANGES_SECONDS
+    assert notes.prune(db, late, 100) == 2
+    told = tell(db, session, late).split("\n")
+    assert told[1].endswith("note 2") and "earlier changes" in told[2]
+
+
+# -- whatever happens --
+
+WHO, TEXT, NUMBER = st.sampled_from("ab"), st.text(max_size=60), st.integers(1, 12)
+ACTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), WHO, TEXT, st.sampled_from(("tool", "person", "end"))),
+        st.tuples(st.just("edit"), WHO, TEXT, NUMBER),
+        st.tuples(st.just("forget"), WHO, st.just(""), NUMBER),
+    ),
+    max_size=40,
+)
+
+
+@given(acts=ACTS, most=st.integers(20, 300))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_bounds_order_and_attribution_hold_whatever_is_done(db: apsw.Connection, acts: list[Any], most: int) -> None:
+    """X20: each person's notes stay within their bound, in their order, one line each, and in the name of who wrote
+    them; what a conversation is told is what became of them."""
+    db.execute("DELETE FROM notes; DELETE FROM sqlite_sequence WHERE name = 'notes'; DELETE FROM sessions")
+    session = remembering(db, "s_1", "a")
+    expected: dict[int, tuple[str, str]] = {}
+    for now, (what, who, text, more) in enumerate(acts):
+        changed = True
+        try:
+            with db:
+                if what == "forget":
+                    notes.forget(db, about="person", whose=who, id=more, session=None, now=now)
+                    del expected[more]
+                else:
+                    how = {"source": more} if what == "put" else {"replaces": more}
+                    kept = keep(db, text, whose=who, author=who, now=now, most=most, **how)
+                    changed, expected[kept.note.id] = kept.changed, (who, kept.note.text)
+        except Refused:
+            changed = False
+        assert bool(tell(db, session, float(now))) == (changed and who == "a")
+    for who in "ab":
+        found = notes.listing(db, "person", who)
+        assert {note.id: (who, note.text) for note in found} == {i: v for i, v in expected.items() if v[0] == who}
+        assert sum(notes.size_of(note.text) for note in found) <= most
+        assert found == sorted(found, key=lambda note: (note.source != "person", -note.at, -note.id))
+        assert all(note.author == who and len(note.text.splitlines()) == 1 for note in found)
