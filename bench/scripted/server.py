@@ -197,15 +197,16 @@ class ScriptedModel:
             self.refusals.append(refusal.message)
             connection.write(_refused(form, refusal))
             return
+        is_summary = self.temper.is_summary(asked)
         try:
             self.temper.check_body(form.name, body)
             self.temper.check_tokens(form.name, asked)
         except Refusal as refusal:
             self.counts["too_much"] += 1
-            self._trace(form, asked, body, refused=True)
+            self._trace(form, asked, body, summary=is_summary, refused=True)
             connection.write(_refused(form, refusal))
             return
-        if self.temper.is_summary(asked):
+        if is_summary:
             plan = self._summary(form, asked)
             self._trace(form, asked, body, output=plan.tokens, summary=True)
             connection.play(perform(self, connection, form, asked, plan, headers))

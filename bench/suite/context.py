@@ -26,7 +26,7 @@ from bench.report import Figure
 from bench.scripted.temper import Temper, Traced
 from bench.subjects import Gateway
 from bench.suite import Bench
-from bench.suite.hands import on_disk
+from bench.suite.hands import fill_caches, on_disk
 from bench.suite.slope import level
 from bench.svg import Series, chart
 from tidegate.models import SUMMARY_TASK
@@ -70,18 +70,18 @@ def run(bench: Bench) -> list[Figure]:
     turns = bench.scale.context_turns
     bench.say(f"context: {turns:,} turns of one conversation with a window of {WINDOW:,} tokens")
     temper = Temper(marker=SUMMARY_TASK, by_prompt=True)
-    bench.model.call("POST", "/temper", msgspec.to_builtins(temper))
-    bench.model.call("POST", "/reset")
     folder = bench.place("gateway")
     try:
         with Gateway(folder, bench.model.url, tools=("files",), window=WINDOW) as subject:
-            empty = on_disk(subject)
+            fill_caches(subject)
+            bench.model.call("POST", "/temper", msgspec.to_builtins(temper))
+            bench.model.call("POST", "/reset")
             page = {"path": "page.txt", "content": Prose(1).text(PAGE_WORDS)}
             subject.ask("[tool write_file " + json.dumps(page) + "]", SESSION)
             driven = say(bench, subject, turns, tool_every=TOOL_EVERY, long_every=LONG_EVERY, first=True)
             asked = placed(msgspec.convert(bench.model.call("GET", "/trace"), list[Traced]))
             stored = summaries_of(subject)
-            disk = on_disks(bench, subject, empty)
+            disk = on_disks(bench, subject)
     finally:
         bench.model.call("POST", "/temper", {})
         bench.model.call("POST", "/reset")
@@ -266,9 +266,8 @@ def draw(bench: Bench, asked: Sequence[Asked]) -> str:
     return file.name
 
 
-def on_disks(bench: Bench, subject: Gateway, empty: int) -> list[Figure]:
-    """What bulk text and short turns cost on disk, each by turns of its own at the end of the conversation; `empty` is
-    what a store without one takes."""
+def on_disks(bench: Bench, subject: Gateway) -> list[Figure]:
+    """What bulk text and short turns cost on disk, each by turns of its own at the end of the conversation."""
     part = max(1, bench.scale.context_turns // 1_000)
     short, bulk = min(SHORT_TURNS, 20 * part), min(BULK_TURNS, 10 * part)
     before, kept = on_disk(subject), text_kept(subject)
@@ -285,8 +284,7 @@ def on_disks(bench: Bench, subject: Gateway, empty: int) -> list[Figure]:
             value=share,
             goal=f"≤ {DISK_GOAL:g} ×",
             met=share <= DISK_GOAL,
-            note=f"all of the conversation: {(before - empty) / kept:.2f} ×",
-            detail={"disk": before, "empty": empty, "text": kept},
+            detail={"disk": [before, after_bulk, after_short], "text": [kept, kept_bulk, kept_short]},
         ),
         Figure(
             name="context_short",

@@ -77,7 +77,7 @@ def printing(bench: Bench) -> list[Figure]:
     turns = bench.scale.hands_outputs
     bench.say(f"hands: {turns} turns whose tool prints {OUTPUT_BYTES // 1000} KB")
     with bench.make("gateway", tools=("terminal",)) as subject:
-        _fill(subject)
+        fill_caches(subject)
         before, parts = _print(subject, WARM), _parts(subject)
         grown = _print(subject, turns) - before
         grown_parts = {kind: size - parts.get(kind, 0) for kind, size in _parts(subject).items()}
@@ -170,7 +170,8 @@ def _left(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]
     return {kind: change for kind, change in changes.items() if change > 0}
 
 
-def _fill(subject: Any) -> None:
+def fill_caches(subject: Any) -> None:
+    """By conversations of a long message each, which stay in memory."""
     noise = random.Random(0)
     for number in range(FILLING):
         subject.ask(base64.b64encode(noise.randbytes(FILLING_BYTES)).decode(), f"filling-{number}")

@@ -17,20 +17,36 @@ from bench.library import OWNERS, Builder, Library
 from bench.readings import quantile
 from bench.report import Figure
 from bench.suite import Bench
+from tidegate.config import load
+from tidegate.lifetimes import Ledger, Scope
+from tidegate.sessions.recalling import Recalling
+from tidegate.spool import Spool
 from tidegate.store import Db, Store, search
+from tidegate.tools import ToolContext
 
 GOAL = 2.0
 LIMIT = 20
 SNAPSHOT_SECONDS = 60.0
+SPOOL_BYTES = 1 << 30
 MS = 1000.0
 BARE = "SELECT rowid FROM messages_text WHERE messages_text MATCH ? ORDER BY rowid DESC LIMIT ?"
 TITLES = {
-    "person": "looking through all of a person's messages",
-    "session": "looking through one conversation",
-    "sessions": "looking for a person's conversations",
+    "person": "messages of a person with some words",
+    "session": "messages of one conversation with some words",
+    "recall": "the same of a person by `context_search`, with excerpts",
+    "recall_session": "the same of one conversation by `context_search`",
+    "sessions": "conversations of a person with some words",
 }
 SAME = ("person", "session")
-"""Those that look for the same as the bare query: messages. To list conversations takes many more of them."""
+"""Those that give the same as the bare query: messages. The others do more beside: they quote, look into long results,
+read titles."""
+SETTINGS = """
+[models.main]
+api = "demo"
+[agents.main]
+model = "main"
+recall = "person"
+"""
 
 Way = Callable[[str, str, str], Awaitable[Any]]
 """(query, whose, in which conversation)."""
@@ -52,7 +68,7 @@ def run(bench: Bench) -> list[Figure]:
         found.append(
             Figure(
                 name=f"search_{way}",
-                title=f"{title}, {count:,} in the store, p95 beside a bare query",
+                title=f"{title}, among {count:,}: p95 beside a bare query",
                 unit="×",
                 value=ratio,
                 goal=f"≤ {GOAL:g} ×" if way in SAME else "",
@@ -73,10 +89,24 @@ async def measure(bench: Bench) -> tuple[float, dict[str, dict[str, list[float]]
     """Seconds that it took to build, and milliseconds of each query by who was asked and by kind of words."""
     scale = bench.scale
     began = time.perf_counter()
-    async with Store.open(bench.place("search") / "library.db", snapshot_seconds=SNAPSHOT_SECONDS) as store:
+    home = bench.place("search")
+    (home / "tidegate.toml").write_text(SETTINGS)
+    async with (
+        Scope("process", account=Ledger().account("process")) as scope,
+        Store.open(home / "library.db", snapshot_seconds=SNAPSHOT_SECONDS) as store,
+    ):
         library = await Builder(scale.search_messages, bench.say).build(store)
         took = time.perf_counter() - began
-        ways = ways_of(store)
+        config = load(home)
+        limits = config.limits
+        spool = Spool(
+            home / "spool",
+            store,
+            excerpt_bytes=limits.tool_output_bytes,
+            excerpt_lines=limits.tool_output_lines,
+            quota=SPOOL_BYTES,
+        )
+        ways = {**ways_of(store), **recall_of(Recalling(config, store, spool, scope), spool)}
         taken: dict[str, dict[str, list[float]]] = {name: {} for name in ways}
         for kind, queries in queries_of(library, scale.search_queries).items():
             for number, (query, owner, session) in enumerate(queries):
@@ -127,6 +157,32 @@ def ways_of(store: Store) -> dict[str, Way]:
         return await search.search(store, query, principal=owner, limit=LIMIT)
 
     return {"bare": bare, "person": person, "session": one, "sessions": sessions}
+
+
+def recall_of(service: Recalling, spool: Spool) -> dict[str, Way]:
+    """What an agent is given when it searches."""
+
+    def context(owner: str, session: str) -> ToolContext:
+        nowhere: Any = None  # a search uses no workspace
+        return ToolContext(
+            session=session,
+            principal=owner,
+            channel="http",
+            agent="main",
+            turn="",
+            workspace=nowhere,
+            spool=spool.of(session, None),
+        )
+
+    async def recall(query: str, owner: str, session: str) -> Any:
+        ctx = context(owner, session)
+        return await service.search(ctx, query, regex=False, everywhere=True, after="", limit=LIMIT)
+
+    async def recall_session(query: str, owner: str, session: str) -> Any:
+        ctx = context(owner, session)
+        return await service.search(ctx, query, regex=False, everywhere=False, after="", limit=LIMIT)
+
+    return {"recall": recall, "recall_session": recall_session}
 
 
 def bare_query(db: Db, query: str) -> list[Any]:

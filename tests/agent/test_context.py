@@ -227,19 +227,20 @@ def test_summaries_become_one_when_they_are_longer_together_than_they_may_be() -
 
 @given(transcripts())
 def test_a_list_without_a_model_is_bounded_and_names_places(rows: Rows) -> None:
-    text = cut_messages(rows)
-    assert len(text) < (LINES + 1) * (CHARACTERS + 60)
+    text = cut_messages(rows, 2000)
+    assert len(text) < (LINES[1] + 1) * (CHARACTERS + 60)
     assert f"{len(rows)} messages" in text
     said = [place for place, message in rows if message.role == "user" and message.text.strip()]
-    if said and len(said) <= LINES:
+    if said and len(said) <= LINES[1]:
         assert all(f"message {place}:" in text for place in said)
 
 
 def test_a_list_of_very_many_or_very_long_things_stays_short() -> None:
     rows = [(place, Message(role="user", text="long " * 10_000)) for place in range(1, 2000)]
-    assert len(cut_messages(rows)) < (LINES + 1) * (CHARACTERS + 60)
+    assert len(cut_messages(rows, 10**6)) < (LINES[1] + 1) * (CHARACTERS + 60)
+    assert len(cut_messages(rows, 0)) < (LINES[0] + 1) * (CHARACTERS + 60)
     summaries = [summary(number, number, number, text="long\n" * 1000) for number in range(1, 100)]
-    assert len(cut_summaries(summaries)) < (LINES + 1) * (CHARACTERS + 60)
+    assert len(cut_summaries(summaries, 10**6)) < (LINES[1] + 1) * (CHARACTERS + 60)
 
 
 def test_the_marks_leave_room_for_the_answer() -> None:

@@ -47,7 +47,7 @@ def test_a_long_conversation_and_a_search_are_measured(tmp_path: Path) -> None:
     for name in ("cpu", "sent", "memory", "disk", "short", "summaries"):
         value = figures[f"context_{name}"].value
         assert value is not None and math.isfinite(value), name
-    for way in ("person", "session", "sessions"):
+    for way in ("person", "session", "recall", "recall_session", "sessions"):
         value = figures[f"search_{way}"].value
         assert value is not None and value > 0, way
     (plot,) = tmp_path.glob("*.svg")

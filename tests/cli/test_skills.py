@@ -28,7 +28,7 @@ def write(home: Path, tmp_path: Path) -> Path:
 
 
 def test_skills_are_listed_with_where_they_are_from_and_what_is_left_out(nobody: Path, tmp_path: Path) -> None:
-    """F3: what a session that begins now would have."""
+    """What a session that begins now would have."""
     project = write(nobody, tmp_path)
     run = tidegate("skills", "--json", home=nobody)
     assert run.returncode == 0, run.stderr

@@ -87,7 +87,7 @@ SKILLED = '[agents.main]\ntools = ["skills"]\n'
 
 
 def test_what_is_wrong_with_skills_is_a_warning_whichever_command_looks(tmp_path: Path) -> None:
-    """S06: one sentence each, with what to do; a gateway starts all the same."""
+    """One sentence each, with what to do; a gateway starts all the same."""
     home = tmp_path / "home"
     write(home, f'{SKILLED}skills = ["deploy", "broken", "absent"]\n[skills]\nfolders = ["gone"]\n')
     skill(home / "skills", "deploy")

@@ -198,7 +198,8 @@ async def test_both_read_the_same_chat_stream_alike(name: str) -> None:
     text = (choice.message.content or "") + (choice.message.refusal or "")
     cached, thought = usage.prompt_tokens_details.cached_tokens, usage.completion_tokens_details.reasoning_tokens
     counted = (usage.prompt_tokens, cached, usage.completion_tokens, thought)
-    assert ours(answered(ChatAnswer, recorded.CHAT[name])) == (text, calls, choice.finish_reason, counted)
+    finish = "content_filter" if choice.message.refusal else choice.finish_reason
+    assert ours(answered(ChatAnswer, recorded.CHAT[name])) == (text, calls, finish, counted)
 
 
 async def test_both_see_an_error_in_a_chat_stream() -> None:
@@ -247,7 +248,8 @@ async def test_both_read_the_same_responses_stream_alike(name: str) -> None:
         usage.output_tokens_details.reasoning_tokens,
     )
     message = answered(ResponsesAnswer, recorded.responses_stream(recorded.RESPONSES[name]))
-    finish = "tool_calls" if calls else FINISHES[reason]
+    refused = any(part.type == "refusal" for item in response.output if item.type == "message" for part in item.content)
+    finish = "content_filter" if refused else "tool_calls" if calls else FINISHES[reason]
     assert ours(message) == (BETWEEN_MESSAGES.join(texts), calls, finish, counted)
     assert message.usage is not None and message.usage.written == usage.input_tokens_details.cache_write_tokens
     thoughts = [item.to_dict() for item in response.output if item.type == "reasoning"]

@@ -1,7 +1,6 @@
 """Skills and projects in folders, for tests."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +38,3 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-def counted(function: Callable[..., Any]) -> tuple[Callable[..., Any], list[Any]]:
-    """The function, and what it was called with so far."""
-    calls: list[Any] = []
-
-    def call(*given: Any) -> Any:
-        calls.append(given)
-        return function(*given)
-
-    return call, calls

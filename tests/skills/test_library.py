@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_a_thousand_sessions_parse_an_unchanged_skill_once(home: Path) -> None:
-    """L22: and look at its folder once in a while, not once each."""
+    """And look at its folder once in a while, not once each."""
     skill(home / "skills", "one")
     clock = Clock()
     library = Library(configured(home), clock=clock)
@@ -24,7 +24,7 @@ async def test_a_thousand_sessions_parse_an_unchanged_skill_once(home: Path) -> 
     for _ in range(1000):
         texts.add(await library.part("main", "p"))
         clock.now += LOOK_SECONDS / 8
-    files, parsed, looks = library.caches()
+    files, parsed, looks, _ = library.caches()
     assert len(texts) == 1 and "- one: What one is for." in texts.pop()
     assert (parsed.misses, looks.misses) == (1, 125)
     assert files.size + parsed.size + looks.size <= 3
@@ -85,7 +85,7 @@ async def test_many_who_begin_together_share_one_look() -> None:
         looked.append(agent)
         return f"found for {agent}"
 
-    looks = Looks("test", look, "")
+    looks = Looks("test", look, "", len)
     found: list[str] = []
 
     async def begin(agent: str) -> None:
@@ -98,7 +98,7 @@ async def test_many_who_begin_together_share_one_look() -> None:
 
 
 async def test_a_folder_that_does_not_answer_holds_up_no_session() -> None:
-    """L10: what was found before is used, and no second thread is lost to it."""
+    """What was found before is used, and no second thread is lost to it."""
     clock, answers, hangs = Clock(), threading.Event(), threading.Event()
     looked: list[str] = []
 
@@ -108,7 +108,7 @@ async def test_a_folder_that_does_not_answer_holds_up_no_session() -> None:
             answers.wait(20)
         return f"look {len(looked)}"
 
-    looks = Looks("test", look, "nothing", clock=clock, patience=0.05)
+    looks = Looks("test", look, "nothing", len, clock=clock, patience=0.05)
     with capture_logs() as lines, anyio.fail_after(20):
         assert await looks.of("main") == "look 1"
         hangs.set()
@@ -131,7 +131,7 @@ async def test_who_leaves_during_a_look_takes_it_from_nobody() -> None:
         goes_on.wait(20)
         return "found"
 
-    looks = Looks("test", look, "nothing")
+    looks = Looks("test", look, "nothing", len)
     with anyio.fail_after(20):
         async with anyio.create_task_group() as group:
             async with anyio.create_task_group() as leaving:

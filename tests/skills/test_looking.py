@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.skills.making import configured, skill
-from tidegate.skills import Looker, Shelf, unknown
+from tidegate.skills import Looker, Shelf, opening, unknown
 from tidegate.skills import looking as room
 from tidegate.skills.listing import LISTED_BYTES
 from tidegate.skills.looking import MOST
@@ -143,7 +143,7 @@ def test_what_the_gateway_may_not_read_is_told(home: Path) -> None:
 
 
 def test_an_unchanged_file_is_neither_read_nor_parsed_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """L22: looking is a matter of names and times."""
+    """Looking is a matter of names and times."""
     monkeypatch.setattr(room, "SETTLED", -1.0)
     for name in ("one", "two"):
         skill(home / "skills", name)
@@ -190,6 +190,20 @@ def test_a_list_is_bounded_and_says_what_is_not_in_it(home: Path) -> None:
     assert listing.endswith(f"\n{MOST - listed} more are not listed here: `skill` without a name lists all.")
     assert Looker(configured(home)).look("main").listing == listing
     assert len(shelf.entries) == MOST and len(shelf.left_out) == 2 and "remove some" in str(shelf.left_out[0])
+
+
+def test_a_file_that_is_too_long_is_not_read(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an agent may write into its project must not cost the gateway more than a look."""
+    with (skill(home / "skills", "one") / "SKILL.md").open("ab") as file:
+        file.truncate(1 << 40)
+    monkeypatch.setattr(room.opening, "load", None)
+    assert "more than 256 KiB" in why(Looker(configured(home)).look("main"))
+
+
+def test_a_folder_of_too_many_folders_is_left_out(home: Path) -> None:
+    for number in range(opening.FOLDERS + 1):
+        (home / "skills" / f"{number}").mkdir(parents=True)
+    assert "more than 1000 folders; move" in why(Looker(configured(home)).look("main"))
 
 
 def test_an_agent_without_skills_is_told_nothing_of_them(home: Path) -> None:

@@ -87,7 +87,7 @@ async def test_a_broken_skill_fails_no_conversation(home: Path, model: ScriptedM
 async def test_a_thousand_beginnings_parse_a_skill_once_and_share_one_prefix(
     home: Path, model: ScriptedModel, project: Path
 ) -> None:
-    """L22: whoever begins them."""
+    """Whoever begins them."""
     async with core(home, model=model, toml=configuration(model, project)) as house:
         fresh = [await house.door.beginnings.of("main", f"p_{number % 7}") for number in range(1000)]
         assert all(each is fresh[0] for each in fresh)
@@ -124,7 +124,7 @@ model = "main"
 
 
 async def test_the_demo_model_uses_a_skill_and_a_person_lists_them(home: Path) -> None:
-    """F1: the same in every conversation with the agent."""
+    """The same in every conversation with the agent."""
     skill(home / "skills", "deploy", "Ships it.", body="Push the button.", how_md="Slowly.")
     skill(home / "skills", "broken", head="name: x\n")
     async with house(home, toml=DEMO) as running:

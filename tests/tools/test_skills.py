@@ -105,9 +105,7 @@ async def test_what_cannot_be_had_is_one_sentence(home: Path) -> None:
     told = {await refusal(config, "deploy", path) for path in ("out", "../../tidegate.toml", "/etc/shadow", "/none")}
     assert all("leads out of its folder" in sentence for sentence in told)
     (folder / "SKILL.md").write_text("---\n---\n")
-    library = Library(config)
-    with pytest.raises(ToolFailed, match="there are no skills|There are no skills"):
-        await SkillReader(library).read(bare(), "deploy", "")
+    assert await refusal(config, "deploy") == "skill: There are no skills here."
 
 
 async def test_one_that_breaks_after_it_was_listed_is_told(home: Path) -> None:
@@ -121,7 +119,7 @@ async def test_one_that_breaks_after_it_was_listed_is_told(home: Path) -> None:
 
 
 async def test_an_agent_reads_its_own_skills_only(home: Path) -> None:
-    """X06: by who calls, not by what he says."""
+    """By who calls, not by what he says."""
     for name in ("one", "two"):
         skill(home / "skills", name)
     more = '[agents.narrow]\nmodel = "main"\ntools = ["skills"]\nskills = ["two"]\n[agents.none]\nmodel = "main"\n'

@@ -12,6 +12,7 @@ from msgspec import Meta
 from tests.tools.contexts import bare
 from tidegate.errors import Misconfigured, ToolFailed
 from tidegate.tools import Tool, ToolContext, ToolRegistry, Toolset, builtin_toolsets, tool
+from tidegate.tools.registry import BUILTIN
 from tidegate.values import ToolDefinition
 
 pytestmark = pytest.mark.anyio
@@ -90,7 +91,7 @@ def test_nothing_that_a_caller_gets_can_be_changed() -> None:
     registry = ToolRegistry(toolsets)
     toolsets["evil"] = Toolset([make("evil")])
     toolsets.pop("clock")
-    assert registry.names == ("ask", "clock", "files", "output", "terminal", "web")
+    assert registry.names == tuple(sorted(BUILTIN))
     for _ in range(3):
         got = registry.resolve(["clock"])
         for change in (
@@ -135,7 +136,7 @@ def test_an_unknown_toolset_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(Misconfigured) as caught:
         registry.resolve(["clock", "fils"], where="agents.main.tools")
     assert caught.value.message == "agents.main.tools names no toolset: there is no 'fils'; did you mean 'files'?"
-    with pytest.raises(Misconfigured, match="known: ask, clock, files"):
+    with pytest.raises(Misconfigured, match="known: ask, clock, "):
         registry.resolve(["qqq"])
     assert registry.resolve([]).definitions == ()
 
@@ -262,6 +263,7 @@ DECLARED = {
     "process": ("execute", False, True, False, None),
     "read_file": ("read", True, False, True, 60),
     "search_files": ("read", True, False, True, 60),
+    "skill": ("read", True, False, True, 30),
     "terminal": ("execute", False, True, False, None),
     "web_fetch": ("network", False, True, True, 600),
     "web_search": ("network", True, True, True, 600),

@@ -69,6 +69,7 @@ class Conversation:
         "_unloaded",
         "behind",
         "carries",
+        "cools",
         "era",
         "history",
         "mark",
@@ -122,6 +123,8 @@ class Conversation:
         """Whether it has to be cast anew before it is asked: a part of what the turn said is summarised already."""
         self.preparing: asyncio.Task[None] | None = None
         """Writes a summary beside it; it ends with this."""
+        self.cools: tuple[float, str] | None = None
+        """Until when no model is asked for a summary of it, and why."""
         self._counted: tuple[int, int] | None = None
         """Tokens of a request as the provider counted them, and its bytes."""
         self._bound = ""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from tidegate.cli.options import home_option, json_option
-from tidegate.cli.output import at_terminal, plain, print_json, when
+from tidegate.cli.output import at_terminal, counted, plain, print_json, when
 from tidegate.errors import TidegateError
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def edit(principal: str | None, agent: str | None, file: str | None, home: Path,
         if file is not None and file != "-":
             raise
         raise TidegateError(f"{error.message.rstrip('.')}: your text is in {_kept(text)}.") from None
-    print_json(changed) if as_json else print(f"There are {len(changed['notes'])} notes now.")
+    print_json(changed) if as_json else print(f"Kept now: {counted(len(changed['notes']), 'note')}.")
 
 
 def _found(api: "Api", principal: str | None, agent: str | None) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def _told(shelf: "Shelf") -> dict[str, Any]:
             for entry in shelf.entries
         ],
         "left_out": [
-            {"path": str(left.path), "why": left.why, "covered": left.covered} for left in shelf.left_out
+            {"path": left.where, "why": left.why, "covered": left.covered} for left in shelf.left_out
         ],
     }  # fmt: skip
 

@@ -326,6 +326,12 @@ class ContextSettings(Frozen, frozen=True):
     model: Annotated[
         str, Text(), "Name of the model in `[models.…]` that writes the summaries; by default the conversation's own."
     ] = ""
+    index: Annotated[
+        str,
+        Text(),
+        "Name of an index of your own that the toolset `context` asks for what was said; by default full text only. "
+        "See docs/recall.md.",
+    ] = ""
     summary_seconds: Annotated[float, Duration(1), "How long one summary may take."] = 120.0
     cooldown: Annotated[
         float, Duration(0), "How long no model is asked for a summary after one that was of no use."

@@ -19,7 +19,7 @@ from tidegate.errors import Misconfigured
 SHOWABLE = frozenset({"skills"})
 """Folders of the home that agents may read, and nobody but the owner writes: what one put there, others would go by."""
 
-OWN = frozenset({"spool", "tools", "trash", "workspaces"})
+OWN = frozenset({"indexes", "spool", "tools", "trash", "workspaces"})
 """Folders of the home that are the gateway's alone. Whatever is a plain file there is taken for its own, too."""
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")

@@ -275,6 +275,8 @@ class House:
         )
         if self._sessions.web is not None:
             await self._scope.enter(self._sessions.web)
+        if self._sessions.recall is not None:
+            await self._scope.enter(self._sessions.recall)
         resumed = await self._sessions.recover()
         if resumed:
             self._log.info("turns go on", count=resumed)

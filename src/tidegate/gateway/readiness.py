@@ -55,6 +55,8 @@ def examine(home: Path, environment: Mapping[str, str], *, keyless: bool = False
     errors += given.unsafe(config, references)
     errors += rules.unreadable(config)
     errors += prices.unknown(config)
+    errors += _no_provider(config)
+    errors += _no_index(config)
     if errors:
         raise Unready(tuple(with_path(home, error) for error in errors), config)
     warnings = (*_missing(config), *_pointless_rules(config, tools), *_doubtful_skills(config))
@@ -74,6 +76,30 @@ def _toolsets(config: Config, errors: list[str]) -> dict[str, Toolset]:
         except Misconfigured as error:
             errors.append(error.message)
     return found
+
+
+def _no_provider(config: Config) -> Iterator[str]:
+    """What is wrong with the memory provider, where one is used."""
+    name = config.memory.provider
+    if name and any("memory" in agent.tools for agent in config.agents.values()):
+        from tidegate.tools import memories  # only where it is used
+
+        try:
+            memories.find(name, config.home)
+        except Misconfigured as error:
+            yield f"{FILE_NAME}: {error.message}"
+
+
+def _no_index(config: Config) -> Iterator[str]:
+    """What is wrong with the index of another maker, where one is used."""
+    name = config.context.index
+    if name and any("context" in agent.tools for agent in config.agents.values()):
+        from tidegate.sessions import indexes  # only where it is used
+
+        try:
+            indexes.find(name, config.home)
+        except Misconfigured as error:
+            yield f"{FILE_NAME}: {error.message}"
 
 
 def with_path(home: Path, message: str) -> str:

@@ -50,10 +50,23 @@ class Scale:
 
 
 class StreamedAnswer(ABC):
-    """`shown` says that text was handed on; `done` that the end mark was seen. A format says what an event means
+    """`shown` says that text was handed on; `done` that the end mark was seen; `refused` that its words are a refusal. A
+    format says what an event means
     (`event`) and what a body in one piece means (`one_piece`)."""
 
-    __slots__ = ("_event_bytes", "_events", "_limit", "_on_text", "_wire", "calls", "done", "shown", "text", "weigh")
+    __slots__ = (
+        "_event_bytes",
+        "_events",
+        "_limit",
+        "_on_text",
+        "_wire",
+        "calls",
+        "done",
+        "refused",
+        "shown",
+        "text",
+        "weigh",
+    )
 
     def __init__(self, limit: int, on_text: Callable[[str], None], *, event_bytes: int = EVENT_BYTES) -> None:
         self._limit = limit
@@ -66,6 +79,7 @@ class StreamedAnswer(ABC):
         self.calls: list[GrowingCall] = []
         self.done = False
         self.shown = False
+        self.refused = False
 
     @property
     def heard(self) -> int:
@@ -147,8 +161,10 @@ class StreamedAnswer(ABC):
         )
 
 
-def finish_of(finish: str, *, calls: bool) -> str:
-    """Our word for how an answer ended, by whether there are calls in it."""
+def finish_of(finish: str, *, calls: bool, refused: bool = False) -> str:
+    """Our word for how an answer ended, by whether there are calls in it. A refusal is one, however it is marked."""
+    if refused and finish == "stop":
+        return "content_filter"
     if calls and finish == "stop":
         return "tool_calls"
     return "stop" if finish == "tool_calls" and not calls else finish

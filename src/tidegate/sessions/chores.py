@@ -86,7 +86,10 @@ def chores(door: "Sessions") -> list[Chore]:
         return await drain(door.questions.expire, approvals.EXPIRED_AT_ONCE)
 
     async def index() -> int:
-        return await drain(lambda: store.write(search.index), 1, INDEX_BATCHES)
+        indexed = await drain(lambda: store.write(search.index), 1, INDEX_BATCHES)
+        if door.recall is not None and door.recall.index is not None:
+            await door.recall.index.feed()
+        return indexed
 
     chores = [
         Chore(name="sweep", interval=min(30.0, max(0.2, limits.idle_ttl / 4)), run=sweep),

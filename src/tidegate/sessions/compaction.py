@@ -12,13 +12,12 @@ begins inside another.
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import anyio
 
 from tidegate.agent import Conversation, Errand, Remedy, weigh
-from tidegate.agent.context import Marks, View, cut_messages, cut_summaries, last_unit, marks_of, tail_from
+from tidegate.agent.context import NO_SMALLER, Marks, View, cut_messages, cut_summaries, last_unit, marks_of, tail_from
 from tidegate.config import ContextSettings
 from tidegate.engine import Journal, Taken
 from tidegate.errors import ModelFailed, TidegateError
@@ -26,7 +25,7 @@ from tidegate.lifetimes import Scope
 from tidegate.log import Log
 from tidegate.models import Model, Models
 from tidegate.sessions.budgets import Budgets
-from tidegate.sessions.scribe import SUMMARIES_SHARE, Scribe, Useless
+from tidegate.sessions.scribe import SUMMARIES_SHARE, Scribe, Useless, length_of
 from tidegate.store import Db, ElisionKind, ElisionRow, Store, SummaryRow, messages, settings, summaries
 from tidegate.values import Notice
 
@@ -94,11 +93,15 @@ class Fitting:
 
     __slots__ = ("_cools", "_house", "_journal", "_taken", "_wanted")
 
+    _cools: tuple[float, str] | None
+    """As the store had it when the turn was taken; what happened since is on the conversation."""
+
     def __init__(self, house: Compaction, journal: Journal, taken: Taken) -> None:
         self._house = house
         self._journal = journal
         self._taken = taken
-        self._cools = any(setting.key == COOLDOWN for setting in taken.settings)
+        found = (setting for setting in taken.settings if setting.key == COOLDOWN)
+        self._cools = next(((setting.expires or 0.0, str(setting.value)) for setting in found), None)
         self._wanted = any(setting.key == WANTED for setting in taken.settings)
 
     def is_due(self, conversation: Conversation) -> bool:
@@ -117,10 +120,10 @@ class Fitting:
             await self._shrink(conversation, tokens, asked=True)
         elif tokens > marks.hard:
             await self._shrink(conversation, marks.hard)
-        elif tokens > marks.soft and conversation.preparing is None and not self._cools:
+        elif tokens > marks.soft and conversation.preparing is None and not self._why_not(conversation):
             rate = tokens / conversation.estimated_bytes
             conversation.preparing = self._house.scope.start(
-                partial(self._prepare, conversation.model, rate), name="a summary beside a turn"
+                self._prepare, conversation, rate, name="a summary beside a turn"
             )
 
     async def mend(self, conversation: Conversation, remedy: Remedy, failure: ModelFailed) -> bool:
@@ -152,29 +155,35 @@ class Fitting:
 
     # -- beside the turn --
 
-    async def _prepare(self, model: Model, rate: float) -> None:
+    def _why_not(self, conversation: Conversation) -> str:
+        """Why no model is asked for a summary now; empty when one may be."""
+        until, why = conversation.cools or self._cools or (0.0, "")
+        return why if self._house.clock() < until else ""
+
+    async def _prepare(self, conversation: Conversation, rate: float) -> None:
         """Have summaries written for when the hard mark is passed."""
+        model = conversation.model
         try:
             view = await self._house.view(self._taken)
             if await self._house.store.read(summaries.prepared, self._taken.session.id):
                 return
             errand = Errand(self._taken.session.id)
-            await self._house.scribe.write(errand, self._taken, view, model, self._house.marks(model), rate)
+            marks = _for_what_is_said(self._house.marks(model), conversation)
+            await self._house.scribe.write(errand, self._taken, view, model, marks, rate)
         except Useless as useless:
-            await self._cool(str(useless))
+            await self._cool(conversation, str(useless))
         except TidegateError as error:
             log.warning("a summary could not be prepared", session=self._taken.session.id, error=error.message)
 
-    async def _cool(self, why: str) -> None:
+    async def _cool(self, conversation: Conversation, why: str) -> None:
         """Ask no model for a summary for a while; over turns and restarts."""
-        self._cools = True
         self._house.counts["useless"] += 1
         log.warning("a summary was of no use", session=self._taken.session.id, why=why)
-        now, lasts = self._house.clock(), self._house.settings.cooldown
-        if lasts > 0 and self._taken.session.kind != "ephemeral":
-            await self._house.store.write(
-                settings.put, self._taken.session.id, COOLDOWN, why, "compaction", now, now + lasts
-            )
+        now = self._house.clock()
+        until = now + self._house.settings.cooldown
+        conversation.cools = (until, why)
+        if until > now and self._taken.session.kind != "ephemeral":
+            await self._house.store.write(settings.put, self._taken.session.id, COOLDOWN, why, "compaction", now, until)
 
     # -- before the next step --
 
@@ -182,7 +191,7 @@ class Fitting:
         """Make the request no larger than `most` tokens, or, when a person `asked` for it, smaller at all."""
         await self._await_prepared(conversation)
         view = await self._house.view(self._taken)
-        marks = self._house.marks(conversation.model).within(most)
+        marks = _for_what_is_said(self._house.marks(conversation.model).within(most), conversation)
         work = _Work(conversation, view, self._house.settings.least, most, marks)
         why = await self._summarise(conversation, work)
         if not asked:
@@ -190,6 +199,8 @@ class Fitting:
                 if work.fits:
                     break
                 await self._take(work, stage)
+            if work.lists_too_much:
+                await self._take(work, _cut(work, 0))
         if work.view is not view:
             conversation.recast(work.view.messages(), work.view.mark, tokens=work.tokens(work.view))
         if not asked and not work.fits:
@@ -211,19 +222,18 @@ class Fitting:
         session, house = self._taken.session.id, self._house
         rows: list[SummaryRow] = await house.store.read(summaries.prepared, session)
         if not work.is_worth(rows):
-            if self._cools:
-                return "an earlier one was of no use"
+            if why := self._why_not(conversation):
+                return why
             try:
                 rows = await self._write(conversation, work)
             except Useless as useless:
                 if work.old:
-                    await self._cool(str(useless))
+                    await self._cool(conversation, str(useless))
                 return str(useless)
         if not work.is_worth(rows):
             await house.store.write(summaries.drop_prepared, session)
-            why = "it would have saved too little"
-            await self._cool(why)
-            return why
+            await self._cool(conversation, NO_SMALLER)
+            return NO_SMALLER
         await house.store.write(summaries.apply, session, [row.number for row in sorted(rows, key=_by_level)])
         work.view = await house.view(self._taken)
         house.counts["summary"] += 1
@@ -296,6 +306,11 @@ class Fitting:
         )
 
 
+def _for_what_is_said(marks: Marks, conversation: Conversation) -> Marks:
+    fixed = len(conversation.prefix.system) + len(conversation.prefix.tools)
+    return marks.beside(conversation.model.gauge.tokens(fixed))
+
+
 class _Work:
     """How large the request is, as it would be under another view."""
 
@@ -334,6 +349,12 @@ class _Work:
         return self.saves(self.view.with_summaries(rows))
 
     @property
+    def lists_too_much(self) -> bool:
+        """Whether all summaries together are longer than they may be, and could be one."""
+        size = sum(len(row.text) for row in self.view.summaries)
+        return len(self.view.summaries) > 1 and size > SUMMARIES_SHARE * self.marks.window / self.rate
+
+    @property
     def old(self) -> int:
         """How many of the messages could be summarised."""
         return tail_from(self.view.rows, int(self.marks.keep / self.rate), weigh)
@@ -351,11 +372,9 @@ def _stages(work: _Work) -> Iterator[_Stage]:
     """What is tried, one after the other, each on what the one before has left."""
     if work.old:
         yield _elide(work.view, "payload", work.view.rows[work.old - 1][0], EXCERPT)
-        yield _cut(work.view, work.old)
-    if sum(len(row.text) for row in work.view.summaries) > SUMMARIES_SHARE * work.marks.window / work.rate:
-        yield _cut(work.view, 0)
+        yield _cut(work, work.old)
     if last := last_unit(work.view.rows):
-        yield _cut(work.view, last)
+        yield _cut(work, last)
     if work.view.rows:
         place = work.view.rows[-1][0]
         yield _elide(work.view, "payload", place, EXCERPTS[1])
@@ -368,15 +387,16 @@ def _elide(view: View, kind: ElisionKind, last: int, characters: int) -> _Stage:
     return _Stage(view.with_elision(elision), elision=elision)
 
 
-def _cut(view: View, rows: int) -> _Stage:
+def _cut(work: _Work, rows: int) -> _Stage:
     """A list for the first `rows` messages; for all summaries when there are none of these."""
+    view, size = work.view, int(length_of(work.marks.window) / work.rate)
     if rows:
         first, last, level = view.covered + 1, view.rows[rows - 1][0], 0
-        text = cut_messages(view.rows[:rows])
+        text = cut_messages(view.rows[:rows], size)
     else:
         first, last = view.summaries[0].first, view.covered
         level = max(row.level for row in view.summaries) + 1
-        text = cut_summaries(view.summaries)
+        text = cut_summaries(view.summaries, size)
     row = SummaryRow(0, level, first, last, None, "applied", "cut", "", 0.0, text)
     return _Stage(view.with_summaries([row]), cut=row)
 

@@ -73,8 +73,8 @@ class Delegation:
     # -- for the tool --
 
     async def work(self, ctx: ToolContext, agent: str, task: str) -> str:
-        """The other agent's answer; ToolFailed when there is none. Parked when the gateway stops meanwhile: the task and
-        the turn that gave it go on in the next process."""
+        """The other agent's answer; ToolFailed when there is none. Parked when the gateway stops meanwhile: the task
+        and the turn that gave it go on in the next process."""
         await self._check(ctx, agent)
         async with self._room(ctx.turn):
             with self._door.engine.delegating(ctx.turn):

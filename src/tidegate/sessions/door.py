@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from tidegate.sessions.delegation import Delegation
     from tidegate.sessions.learning import Learner
     from tidegate.sessions.memory import Memory
+    from tidegate.sessions.recalling import Recalling
     from tidegate.skills import Library, ProjectFiles
     from tidegate.tools.egress import WebAccess
 
@@ -68,7 +69,8 @@ class Sessions:
         search_key: Secret | None = None,
     ) -> None:
         """`environment` is the process's own, of which commands may see what the settings name; `search_key` is the
-        search engine's. Whoever owns the process enters `web`, or it stays shut."""
+        search engine's. Whoever owns the process enters `web` and `recall`, or the web and indexes of other makers
+        stay shut."""
         limits = config.limits
         self.store = store
         self.config = config
@@ -105,7 +107,10 @@ class Sessions:
         self.project_files = _project_files(config)
         self.memory, self.learner = _remembering(config, store, models, self.budgets, clock)
         self.delegation = _delegation(self)
-        self.reach = Reach(notes=self.memory, skills=_skill_reader(self.skills), delegates=self.delegation)
+        self.recall = _recall(config, store, self.spool, scope)
+        self.reach = Reach(
+            recall=self.recall, notes=self.memory, skills=_skill_reader(self.skills), delegates=self.delegation
+        )
         self.runner = Runner(
             store,
             config,
@@ -412,6 +417,8 @@ class Sessions:
         resumed = await recover(self)
         await self.workspaces.processes.tell()
         self._scope.start(self.endings.finish, name="what ended sessions are owed")
+        if self.learner is not None:
+            self._scope.start(self.endings.finish_slow, name="what is to be learnt from ended sessions")
         return resumed
 
     async def _process_finished(self, process: ProcessRow, text: str) -> None:
@@ -438,6 +445,8 @@ class Sessions:
         """The rows of a session are gone: so is what lay on disk for it."""
         await self.workspaces.discard(session)
         await self.spool.remove(session)
+        if self.recall is not None and self.recall.index is not None:
+            await self.recall.index.forget(session)
 
     async def drain(self, within: float) -> None:
         """Accept nothing more; let turns finish within the budget, else park them for the next start."""
@@ -526,6 +535,15 @@ def _web_access(config: Config, spool: Spool, key: Secret | None) -> "WebAccess 
     from tidegate.tools.egress import WebAccess
 
     return WebAccess(config.web, workers=spool.workers, key=key)
+
+
+def _recall(config: Config, store: Store, spool: Spool, scope: Scope) -> "Recalling | None":
+    """What looks up what was said; None where no agent has the toolset, and then nothing of it is loaded."""
+    if not any("context" in agent.tools for agent in config.agents.values()):
+        return None
+    from tidegate.sessions.recalling import Recalling
+
+    return Recalling(config, store, spool, scope)
 
 
 def _skills(config: Config) -> "Library | None":

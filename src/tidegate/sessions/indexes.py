@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
+from anyio import to_thread
+
 from tidegate.errors import Misconfigured
 from tidegate.lifetimes import Holding, Scope
 from tidegate.log import Log
@@ -25,6 +27,7 @@ T = TypeVar("T")
 log = Log(__name__)
 
 GROUP = "tidegate.indexes"
+FOLDER = "indexes"
 SECONDS = 5.0
 """That an answer may take; then the full-text index answers."""
 LEARN_SECONDS = 60.0
@@ -87,14 +90,14 @@ Make = Callable[[Path], SearchIndex]
 """Makes an index, which opens nothing yet; it is told the gateway's home folder."""
 
 
-def find(name: str, folder: Path) -> Make:
-    """The function `make` of the file NAME.py in the folder, or what a package offers under that entry point."""
-    file = folder / f"{name}.py"
+def find(name: str, home: Path) -> Make:
+    """The function `make` of the file indexes/NAME.py in the home folder, or what a package offers under that name."""
+    file = home / FOLDER / f"{name}.py"
     made = _from_file(file) if file.is_file() else _from_package(name)
     if made is None:
-        raise Misconfigured(f"there is neither a file {file} nor a package with the index {name!r}")
+        raise Misconfigured(f"[context] index: there is neither a file {file} nor a package with the index {name!r}")
     if not callable(made):
-        raise Misconfigured(f"the index {name!r} has no function make(home)")
+        raise Misconfigured(f"[context] index: {name!r} has no function make(home)")
     make: Make = made
     return make
 
@@ -102,12 +105,12 @@ def find(name: str, folder: Path) -> Make:
 def _from_file(file: Path) -> Any:
     spec = importlib.util.spec_from_file_location(f"tidegate_index_{file.stem}", file)
     if spec is None or spec.loader is None:
-        raise Misconfigured(f"{file} is no Python file")
+        raise Misconfigured(f"[context] index: {file} is no Python file")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise Misconfigured(f"{file} cannot be loaded ({type(error).__name__}: {error})") from None
+        raise Misconfigured(f"[context] index: {file} cannot be loaded ({type(error).__name__}: {error})") from None
     return getattr(module, "make", "")
 
 
@@ -120,7 +123,7 @@ def _from_package(name: str) -> Any:
         except Exception as error:
             origin = point.dist.name if point.dist is not None else point.value
             raise Misconfigured(
-                f"the index {name!r} of the package {origin} cannot be loaded ({type(error).__name__}: {error})"
+                f"[context] index: {name!r} of {origin} cannot be loaded ({type(error).__name__}: {error})"
             ) from None
     return None
 
@@ -132,9 +135,8 @@ class Unanswered(Exception):
 class Plugged:
     """An index of another maker. Process lifetime: one that is not entered is not there."""
 
-    def __init__(self, name: str, make: Make, home: Path, scope: Scope, store: Store) -> None:
+    def __init__(self, name: str, home: Path, scope: Scope, store: Store) -> None:
         self.name = name
-        self._make = make
         self._home = home
         self._scope = scope
         self._store = store
@@ -144,8 +146,9 @@ class Plugged:
         scope.account.ledger.view("search index", self._measure)
 
     async def __aenter__(self) -> Self:
+        make = await to_thread.run_sync(find, self.name, self._home)
         try:
-            made = self._make(self._home)
+            made = make(self._home)
         except Exception as error:
             raise Misconfigured(f"The index {self.name!r} cannot be made ({type(error).__name__}: {error}).") from error
         if not isinstance(made, SearchIndex):

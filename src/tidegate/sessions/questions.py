@@ -3,8 +3,8 @@
 Guarantee: a question is a row before anybody is told of it, and survives unload, restart and kill: a turn that is taken
 up again asks again and finds the row, open or answered. It is answered once, by whoever may, from any client; a stop,
 an end and its expiry close it. At most `limits.questions` turns wait. Where nobody is at the other end, to ask is to
-deny, and the model is told why; who that would be for a task that an agent has given is decided by the conversation that
-it was given in, and there it is asked. Nothing is held here but how many wait; the turns that asked wait by themselves.
+deny, and the model is told why; for a task that an agent has given, that is the end of the conversation that it was
+given in, and there it is asked. Nothing is held here but how many wait; the turns that asked wait by themselves.
 """
 
 from collections import Counter
@@ -115,8 +115,7 @@ class Questions:
     async def standing(self, session: str) -> list[Asked]:
         """What the session has open, and the tasks that are worked on for it, the oldest first: for who comes when it
         was already told."""
-        rows: list[tuple[ApprovalRow, str]] = await self._store.read(approvals.open_of, session, self._clock())
-        return [_told(row, agent if row.session != session else "") for row, agent in rows]
+        return await self._store.read(_standing, session, self._clock())
 
     # -- for the turns --
 
@@ -200,6 +199,14 @@ def _origin(db: Db, turn: str) -> tuple[str, bool]:
     if outermost is None or session is None:  # it is being stopped
         return DELEGATE, False
     return outermost.channel, session.kind != "ephemeral"
+
+
+def _standing(db: Db, session: str, now: float) -> list[Asked]:
+    found: list[Asked] = []
+    for row in approvals.open_of(db, session, now):
+        asker = None if row.session == session else sessions.get(db, row.session)
+        found.append(_told(row, "" if asker is None else asker.agent))
+    return found
 
 
 def _told(row: ApprovalRow, agent: str = "") -> Asked:

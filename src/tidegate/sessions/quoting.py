@@ -45,8 +45,12 @@ def excerpt(text: str, words: Sequence[str]) -> str:
     if start is None:
         start = _accented(text, words)
     first, last = max(0, start - AROUND), min(len(text), start + 2 * AROUND)
-    shown = " ".join(text[first:last].split())
-    return f"{'…' if first else ''}{shown}{'…' if last < len(text) else ''}"
+    return f"{'…' if first else ''}{one_line(text[first:last])}{'…' if last < len(text) else ''}"
+
+
+def one_line(text: str) -> str:
+    """With a space for whatever divides its words; no more than an excerpt may have."""
+    return " ".join(text[: 4 * AROUND].split())
 
 
 def _locate(text: str, word: str) -> int | None:

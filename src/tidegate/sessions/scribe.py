@@ -55,6 +55,12 @@ Give = Callable[[int, bool], Material]
 """(tokens that the summary should have, whether it is to be terser than the last one) to what a model is asked."""
 
 
+def length_of(window: int) -> int:
+    """Tokens that a summary should have which is shown in a window of so many."""
+    least, most = LENGTHS
+    return min(max(least, window // LENGTH_SHARE), most)
+
+
 class Useless(Exception):
     """There is no summary. Its text says why, as the end of a sentence."""
 
@@ -100,7 +106,7 @@ async def _leaves(pen: "_Pen", span: Sequence[tuple[int, Message]], covered: int
     first = covered + 1
     if len(pieces) > MOST_PIECES:
         listed = [row for piece in pieces[:-MOST_PIECES] for row in piece]
-        drafts.append(_draft(0, first, listed[-1][0], "cut", "", cut_messages(listed)))
+        drafts.append(_draft(0, first, listed[-1][0], "cut", "", cut_messages(listed, pen.size)))
         first = listed[-1][0] + 1
     for piece in pieces[-MOST_PIECES:]:
         text, how = await pen.write(
@@ -132,8 +138,9 @@ class _Pen:
         self._errand = errand
         self._purse = purse
         self._settings = settings
-        least, most = LENGTHS
-        self._tokens = min(max(least, shown_in // LENGTH_SHARE), most)
+        self._tokens = length_of(shown_in)
+        self.size = model.gauge.size(self._tokens)
+        """Bytes that a summary should have."""
         self.room = model.gauge.size(int(GIVEN_SHARE * (window - min(model.facts.output, window // 2))))
         """Bytes that it can be given at once."""
 

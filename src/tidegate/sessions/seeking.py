@@ -8,8 +8,6 @@ with the place to go on from, so that nothing is passed over. Regular expression
 
 import re
 import time
-from collections.abc import Callable
-from typing import Any
 
 from tidegate.errors import ToolFailed
 from tidegate.sessions import quoting
@@ -33,11 +31,14 @@ INDEX_AFTER = 1_000
 """Characters that an index of another maker may want to be told to go on."""
 
 _CURSORS = re.compile(
-    r"w(?P<entry>\d{1,19})|x(?P<number>\d{1,10})\.(?P<place>\d{1,18})|i(?P<after>.*)"
+    r"w(?P<entry>\d{1,19})|x(?P<number>\d{1,10})\.(?P<place>\d{1,19})|i(?P<skip>\d{1,4})\.(?P<after>.*)"
     r"|r(?P<of>\d{1,10})\.(?P<id>sp_\w{1,64}|-)\.(?P<byte>\d{1,18})",
     re.ASCII | re.DOTALL,
 )
-_LAST = 2**60
+_LAST_PLACE = 2**60
+_LAST_NUMBER = search.LAST >> search.MESSAGE_BITS
+_RESULTS = f"r{_LAST_NUMBER}.-.0"
+"""The last stage, from its beginning."""
 
 
 class Seeking(Frozen, frozen=True):
@@ -66,13 +67,12 @@ class Hit(Frozen, frozen=True):
 
 
 class Stage(Frozen, frozen=True):
-    """What one stage has found; where to go on, None when it went through all; what is to be said beside it."""
+    """What one stage has found; where to go on when asked to, None when it went through all; what is to be said
+    beside it."""
 
     hits: tuple[Hit, ...]
     after: str | None
     notes: tuple[str, ...] = ()
-    ends: bool = False
-    """Whether to go on only when asked to: time is over."""
 
 
 class Seeker:
@@ -85,23 +85,22 @@ class Seeker:
         """What is found from that place on, at most as many as wanted."""
         hits: list[Hit] = []
         notes: list[str] = []
-        at: str | None = after or self._first(seeking)
-        while at is not None:
+        at = after or self._first(seeking)
+        while True:
             stage = await self._stage(seeking, at, seeking.limit - len(hits))
             hits += stage.hits
             notes += stage.notes
-            over = stage.after is None
-            at = stage.after if stage.after is not None else None if at.startswith("r") else "r0.-.0"
-            if stage.ends or (len(hits) >= seeking.limit and at is not None):
-                return Stage(tuple(hits), at, tuple(notes))
-            if over and at is None:
-                break
-        return Stage(tuple(hits), None, tuple(notes))
+            is_last = at.startswith("r")
+            at = stage.after or _RESULTS
+            if stage.after is None and is_last:
+                return Stage(hits=tuple(hits), after=None, notes=tuple(notes))
+            if stage.after is not None or len(hits) >= seeking.limit:
+                return Stage(hits=tuple(hits), after=at, notes=tuple(notes))
 
     def _first(self, seeking: Seeking) -> str:
         if seeking.regex:
-            return f"x{search.LAST >> search.MESSAGE_BITS}.{_LAST}"
-        return "i" if self._index is not None and self._index.is_open else f"w{search.LAST}"
+            return f"x{_LAST_NUMBER}.{_LAST_PLACE}"
+        return "i0." if self._index is not None and self._index.is_open else f"w{search.LAST}"
 
     async def _stage(self, seeking: Seeking, at: str, limit: int) -> Stage:
         found = _CURSORS.fullmatch(at)
@@ -111,7 +110,7 @@ class Seeker:
         if at[0] == "w":
             return await self._words(seeking, int(found["entry"]), limit)
         if at[0] == "i":
-            return await self._asked(seeking, found["after"], limit)
+            return await self._asked(seeking, found["after"], int(found["skip"]), limit)
         if at[0] == "x":
             return await self._pattern(seeking, int(found["number"]), int(found["place"]), limit)
         start = (int(found["of"]), "" if found["id"] == "-" else found["id"], int(found["byte"]))
@@ -130,12 +129,13 @@ class Seeker:
                 break
             more, following = await self._store.read(_said, seeking, following, limit - len(hits))
             hits += more
-        return Stage(tuple(hits), None if following is None else f"w{following}", notes, ends=following is not None)
+        return Stage(hits=tuple(hits), after=None if following is None else f"w{following}", notes=notes)
 
     # -- an index of another maker --
 
-    async def _asked(self, seeking: Seeking, after: str, limit: int) -> Stage:
+    async def _asked(self, seeking: Seeking, after: str, skip: int, limit: int) -> Stage:
         index = self._index
+        name = "" if index is None else index.name
         try:
             if index is None:
                 raise Unanswered("is not configured any more")
@@ -145,17 +145,14 @@ class Seeker:
             if len(found.after) > INDEX_AFTER:
                 raise Unanswered("gave no answer that can be read")
         except Unanswered as error:
-            if after:
-                name = "" if index is None else f" {index.name!r}"
-                raise ToolFailed(f"The index{name} {error}; search again without after.") from None
+            if after or skip:
+                raise ToolFailed(f"The index {name!r} {error}; search again without after.") from None
             stage = await self._words(seeking, search.LAST, limit)
-            name = index.name if index is not None else ""
             note = f"the index {name!r} {error}; this is the full-text search"
-            return Stage(stage.hits, stage.after, (note, *stage.notes), stage.ends)
-        numbers = [hit.message for hit in found.hits[:limit]]
-        then = f"i{found.after}" if found.after else None
-        shown = await self._store.read(_claimed, seeking, numbers, then or "r0.-.0")
-        return Stage(tuple(shown), then, ends=then is not None)
+            return Stage(hits=stage.hits, after=stage.after, notes=(note, *stage.notes))
+        claims = [(place, hit.message) for place, hit in enumerate(found.hits[:limit])][skip:]
+        shown = await self._store.read(_claimed, seeking, claims, after)
+        return Stage(hits=tuple(shown), after=f"i0.{found.after}" if found.after else None)
 
     # -- regular expressions --
 
@@ -172,7 +169,7 @@ class Seeker:
             if not said:
                 continue
             if left <= 0 or len(hits) >= limit:
-                return Stage(tuple(hits), f"x{begun[0]}.{begun[1]}", _late(left), ends=True)
+                return Stage(hits=tuple(hits), after=f"x{begun[0]}.{begun[1]}", notes=_late(left))
             sought = Sought(limit=limit - len(hits), max_bytes=seeking.max_bytes, seconds=left, pattern=seeking.query)
             try:
                 spots = await search_texts(self._spool.workers, (text for *_, text in said), sought)
@@ -187,8 +184,9 @@ class Seeker:
             if spots.next is not None:
                 # The one before it was looked at, so that the search goes on behind that.
                 last = said[spots.next[0] - 1][:2] if spots.next[0] else begun
-                return Stage(tuple(hits), f"x{last[0]}.{last[1]}", _late(0.0 if spots.late else 1.0), ends=True)
-        return Stage(tuple(hits), None)
+                late = _late(0.0 if spots.late else 1.0)
+                return Stage(hits=tuple(hits), after=f"x{last[0]}.{last[1]}", notes=late)
+        return Stage(hits=tuple(hits), after=None)
 
     # -- results in the spool --
 
@@ -197,13 +195,17 @@ class Seeker:
         hits: list[Hit] = []
         notes: list[str] = []
         number, id, byte = start
-        at: tuple[int, str] | None = (number or search.LAST >> search.MESSAGE_BITS, id)
+        at: tuple[int, str] | None = (number, id)
         words = () if seeking.regex else tuple(await self._store.read(search.words, seeking.query))
         while at is not None:
-            rows, following = await self._store.read(_files, seeking, *at)
+            found = await self._store.read(_files, seeking, *at)
+            if found is None:
+                raise ToolFailed("context_search: the result to go on from is gone; search again without after")
+            rows, following = found
             left = until - time.monotonic()
             if rows and (left <= 0 or len(hits) >= limit):
-                return Stage(tuple(hits), f"r{rows[0][0]}.{rows[0][1].id}.{byte}", _late(left), ends=True)
+                then = f"r{rows[0][0]}.{rows[0][1].id}.{byte}"
+                return Stage(hits=tuple(hits), after=then, notes=(*notes, *_late(left)))
             if rows:
                 spots = await self._search_files(seeking, rows, byte, limit - len(hits), left, words)
                 hits += (_result(seeking, rows, spots, place) for place in range(len(spots.found)))
@@ -211,9 +213,10 @@ class Seeker:
                 if spots.next is not None:
                     of, row = rows[spots.next[0]]
                     late = _late(0.0 if spots.late else 1.0)
-                    return Stage(tuple(hits), f"r{of}.{row.id}.{spots.next[1]}", (*notes, *late), ends=True)
+                    then = f"r{of}.{row.id}.{spots.next[1]}"
+                    return Stage(hits=tuple(hits), after=then, notes=(*notes, *late))
             at, byte = following, 0
-        return Stage(tuple(hits), None, tuple(notes))
+        return Stage(hits=tuple(hits), after=None, notes=tuple(notes))
 
     async def _search_files(
         self,
@@ -293,19 +296,16 @@ def _said(db: Db, seeking: Seeking, below: int, limit: int) -> tuple[list[Hit], 
     )
 
 
-def _claimed(db: Db, seeking: Seeking, numbers: list[int], after: str) -> list[Hit]:
-    """Those of the messages that the principal may be shown, in that order. An index goes on behind all of them."""
+def _claimed(db: Db, seeking: Seeking, claims: list[tuple[int, int]], after: str) -> list[Hit]:
+    """Those of the messages that the principal may be shown, in that order; each came with its place in the answer."""
     words = search.words(db, seeking.query)
     found: list[Hit] = []
-    for number in dict.fromkeys(numbers):
-        row = messages.get(db, number) if 0 <= number < _LAST else None
-        if row is None or row.seq is None or row.undone is not None or row.turn == seeking.turn:
-            continue
-        if not _may_read(db, seeking, row.session):
-            continue
-        text = search.searchable(row.message)
-        heading = _heading(seeking, row.session, row.seq, row.message, row.at)
-        found.append(Hit(heading=heading, excerpt=quoting.excerpt(text, words), after=after))
+    for place, number in claims:
+        mention = search.mention(db, number, seeking.turn) if 0 <= number < search.LAST else None
+        if mention is not None and _may_read(db, seeking, mention.session):
+            text = search.searchable(mention.message)
+            heading = _heading(seeking, mention.session, mention.place, mention.message, mention.at)
+            found.append(Hit(heading=heading, excerpt=quoting.excerpt(text, words), after=f"i{place + 1}.{after}"))
     return found
 
 
@@ -321,54 +321,52 @@ def _texts(
 ) -> tuple[list[tuple[int, int, str, str]], tuple[int, int] | None]:
     """The next messages: the number of their session, their place, their heading and their text; and where to go on."""
     found: list[tuple[int, int, str, str]] = []
-    size = 0
-    for of, session, before in _walk(db, seeking, number, place):
-        for row in reversed(messages.newest(db, session, before=before, limit=TEXTS, most_bytes=TEXTS_BYTES)):
-            number, place = of, row.seq or 0
-            text = search.searchable(row.message) if row.turn != seeking.turn else ""
-            if text:
-                found.append((of, place, _heading(seeking, session, place, row.message, row.at), text))
-                size += len(text)
-            if size > TEXTS_BYTES or len(found) >= TEXTS:
-                return found, (number, place)
-        if messages.is_any(db, session, before=place if of == number else before):
-            return found, (number, place)
-        number, place = of, 0
-    more = seeking.everywhere and bool(search.sessions_below(db, seeking.principal, number, 1))
-    return found, (number, 0) if more else None
+    size = looked = 0
+    walk, following = _walk(db, seeking, number)
+    for of, session in walk:
+        before = place if of == number or not seeking.everywhere else _LAST_PLACE
+        while rows := messages.newest(db, session, before=before, limit=TEXTS, most_bytes=TEXTS_BYTES):
+            for row in reversed(rows):
+                before = row.seq or 0
+                looked += 1
+                text = search.searchable(row.message) if row.turn != seeking.turn else ""
+                if text:
+                    found.append((of, before, _heading(seeking, session, before, row.message, row.at), text))
+                    size += len(text)
+                if size > TEXTS_BYTES or looked >= TEXTS:
+                    return found, (of, before)
+    return found, None if following is None else (following, _LAST_PLACE)
 
 
-def _walk(db: Db, seeking: Seeking, number: int, place: int) -> list[tuple[int, str, int]]:
-    """The sessions to look through, each with the place before which to begin."""
+def _walk(db: Db, seeking: Seeking, number: int) -> tuple[list[tuple[int, str]], int | None]:
+    """The next sessions to look through, from that number on, and the number to go on from."""
     if not seeking.everywhere:
-        return [(number, seeking.own, place)]
+        return [(number, seeking.own)], None
     below = search.sessions_below(db, seeking.principal, number + 1, SESSIONS)
-    return [(of, session, place if of == number else _LAST) for of, session in below if _may_read(db, seeking, session)]
+    readable = [(of, session) for of, session in below if _may_read(db, seeking, session)]
+    return readable, below[-1][0] - 1 if len(below) == SESSIONS else None
 
 
 def _files(
     db: Db, seeking: Seeking, number: int, id: str
-) -> tuple[list[tuple[int, SpooledRow]], tuple[int, str] | None]:
-    """The next results, from that one on, each with the number of its session; and where to go on."""
+) -> tuple[list[tuple[int, SpooledRow]], tuple[int, str] | None] | None:
+    """The next results, from that one on, each with the number of its session; and where to go on. None when the one to
+    begin with is no longer there."""
     found: list[tuple[int, SpooledRow]] = []
-    walk = _walk(db, seeking, number, 0)
-    for of, session, _ in walk:
-        row = spooled.get(db, id, session) if id and of == number else None
-        if id and of == number and row is None:
-            raise ToolFailed("context_search: the result to go on from is no longer there; search again without after")
-        if row is not None and row.kind == "text":
+    walk, following = _walk(db, seeking, number)
+    for of, session in walk:
+        before = None
+        if id and of == number:
+            row = spooled.get(db, id, session)
+            if row is None:
+                return None
             found.append((of, row))
-        before = None if row is None else (row.created, row.id)
+            before = (row.created, row.id)
         found += ((of, each) for each in spooled.latest_texts(db, session, before=before, limit=FILES + 1 - len(found)))
         if len(found) > FILES:
             return found[:FILES], (found[FILES][0], found[FILES][1].id)
-    if seeking.everywhere and len(walk) and search.sessions_below(db, seeking.principal, walk[-1][0], 1):
-        return found, (walk[-1][0] - 1, "")
-    return found, None
+    return found, None if following is None else (following, "")
 
 
 def _heading(seeking: Seeking, session: str, place: int, message: Message, at: float) -> str:
     return quoting.heading(place, message, at, None if session == seeking.own else session)
-
-
-Read = Callable[..., Any]

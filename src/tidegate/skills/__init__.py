@@ -7,15 +7,13 @@ loads nothing of this room; `Library` and `ProjectFiles` are sources of what a s
 """
 
 from tidegate.skills.frontmatter import Unfit
-from tidegate.skills.library import TOOLSET, Contents, Library, Page
+from tidegate.skills.library import Library, Page
 from tidegate.skills.listing import line
 from tidegate.skills.looking import Looker, unknown
-from tidegate.skills.project import ProjectFiles, has_files
+from tidegate.skills.project import ProjectFiles
 from tidegate.skills.values import Entry, LeftOut, Shelf, Skill
 
 __all__ = [
-    "TOOLSET",
-    "Contents",
     "Entry",
     "LeftOut",
     "Library",
@@ -25,7 +23,6 @@ __all__ = [
     "Shelf",
     "Skill",
     "Unfit",
-    "has_files",
     "line",
     "unknown",
 ]

@@ -17,6 +17,8 @@ from tidegate.workspaces.files import printable
 FILE_BYTES = 256 * 1024
 """Of one SKILL.md. The format's authors advise 500 lines; this is more than ten times that."""
 
+TOO_LONG = f"it has more than {FILE_BYTES // 1024} KiB; move what is long into files beside it."
+
 HEAD_CHARACTERS = 16 * 1024
 """Of the frontmatter: the fields with a bound take less than 2,000."""
 
@@ -42,7 +44,7 @@ class Unfit(Misconfigured):
 def decoded(data: bytes) -> str:
     """The text of a SKILL.md."""
     if len(data) > FILE_BYTES:
-        raise Unfit(f"it has more than {FILE_BYTES // 1024} KiB; move what is long into files beside it.")
+        raise Unfit(TOO_LONG)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -69,7 +69,7 @@ class Library:
         self._config = config
         self._looker = Looker(config)
         self._told = Told(log)
-        self._looks = Looks("looks at skills", self._look, Shelf(), clock=clock)
+        self._looks = Looks("looks at skills", self._look, Shelf(), _weigh, clock=clock)
 
     def serves(self, agent: str) -> bool:
         settings = self._config.agents.get(agent)
@@ -91,15 +91,15 @@ class Library:
         return await to_thread.run_sync(self._file, entry, path)
 
     def caches(self) -> tuple[CacheStats, ...]:
-        return (*self._looker.stats(), self._looks.stats())
+        return (*self._looker.stats(), *self._looks.stats())
 
     def _look(self, agent: str) -> Shelf:
         shelf = self._looker.look(agent)
         for left in shelf.left_out:
             if left.covered:
-                self._told.inform("a skill is covered by another", str(left.path), left.why)
+                self._told.inform("a skill is covered by another", left.where, left.why)
             else:
-                self._told.warn("a skill is left out", str(left.path), left.why)
+                self._told.warn("a skill is left out", left.where, left.why)
         return shelf
 
     def _open(self, entry: Entry) -> Contents:
@@ -135,6 +135,11 @@ class Library:
         if found is None:
             return None
         return Page(_text(found), found.mark.size, found.whole, f"{seen}/{path}" if seen else "")
+
+
+def _weigh(shelf: Shelf) -> int:
+    """The skills themselves are on their cache's account."""
+    return 2 * len(shelf.listing) + 200 * (len(shelf.entries) + len(shelf.left_out))
 
 
 def _files(folder: int) -> tuple[tuple[str, ...], bool]:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from tidegate.config import Config
 from tidegate.lifetimes import BoundedCache, CacheStats
 from tidegate.skills import opening
-from tidegate.skills.frontmatter import FILE_BYTES, Unfit, decoded, read
+from tidegate.skills.frontmatter import FILE_BYTES, TOO_LONG, Unfit, decoded, read
 from tidegate.skills.listing import listing
 from tidegate.skills.values import FILE, Entry, LeftOut, Place, Shelf, Skill
 from tidegate.workspaces.files import Mount, printable
@@ -29,9 +29,9 @@ something else."""
 MOST = 500
 """Skills of one agent: a list that nobody reads any more."""
 
-KNOWN_FILES, KNOWN_SKILLS = 2048, 1024
-KNOWN_BYTES = 2 * 1024 * 1024
-"""Of what is known of them: names and descriptions, no instructions."""
+KNOWN_FILES, KNOWN_SKILLS = 4096, 2048
+KNOWN_BYTES = 4 * 1024 * 1024
+"""Of what is known of them: names, descriptions and the like, no instructions."""
 
 SETTLED = 2.0
 """Seconds since its last change after which a file is known by its times: within the grain of a clock it could be
@@ -137,6 +137,8 @@ class Looker:
             raise Unfit(known)
         if known is not None:
             return known
+        if mark.size > FILE_BYTES:
+            raise Unfit(TOO_LONG)
         opened = opening.load(opening.held(folder), FILE, FILE_BYTES + 1)
         if opened is None:
             raise Unfit("it has just been removed.")

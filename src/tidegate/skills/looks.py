@@ -30,15 +30,20 @@ PATIENCE = 5.0
 KEPT = 256
 """Agents whose last look is kept."""
 
+KEPT_BYTES = 16 * 1024 * 1024
+"""Of what those found: each has its bound, and all of them together seldom a hundredth of this."""
+
 
 class Looks(Generic[T]):
-    """`look` blocks and takes an agent's name; `nothing` stands for what was never found."""
+    """`look` blocks and takes an agent's name; `nothing` stands for what was never found; `weigh` gives the bytes of
+    what was."""
 
     def __init__(
         self,
         name: str,
         look: Callable[[str], T],
         nothing: T,
+        weigh: Callable[[T], int],
         *,
         clock: Callable[[], float] = time.monotonic,
         patience: float = PATIENCE,
@@ -48,13 +53,13 @@ class Looks(Generic[T]):
         self._patience = patience
         self._away: set[str] = set()
         self._fresh: BoundedCache[str, T] = BoundedCache(name, cap=KEPT, ttl=LOOK_SECONDS, clock=clock)
-        self._last: BoundedCache[str, T] = BoundedCache(f"{name} before", cap=KEPT)
+        self._last: BoundedCache[str, T] = BoundedCache(f"{name}, kept", cap=KEPT, max_bytes=KEPT_BYTES, weigh=weigh)
 
     async def of(self, agent: str) -> T:
         return await self._fresh.get_or_make(agent, partial(self._make, agent))
 
-    def stats(self) -> CacheStats:
-        return self._fresh.stats()
+    def stats(self) -> tuple[CacheStats, ...]:
+        return self._fresh.stats(), self._last.stats()
 
     async def _make(self, agent: str) -> T:
         if agent not in self._away:

@@ -20,8 +20,8 @@ from tidegate.workspaces.files import Mount
 from tidegate.workspaces.files.excerpts import Mark, mark
 from tidegate.workspaces.files.mounts import Missing, Spot, at, open_file
 
-FOLDER_NAMES = 10_000
-"""Names of a place that are looked at: to be put in order, they must be in memory."""
+FOLDERS = 1000
+"""Folders of a place: each is looked at, whoever put it there."""
 
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _READING = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -111,13 +111,14 @@ def names(folder: int) -> list[str]:
     try:
         with os.scandir(reading) as entries:
             for entry in entries:
-                if len(found) == FOLDER_NAMES:
-                    raise Unfit(f"it holds more than {FOLDER_NAMES} names; move what are no skills elsewhere.")
-                if entry.is_symlink() or entry.is_dir(follow_symlinks=False):
-                    found.append(entry.name)
+                if entry.name.startswith(".") or not (entry.is_symlink() or entry.is_dir(follow_symlinks=False)):
+                    continue
+                if len(found) == FOLDERS:
+                    raise Unfit(f"it holds more than {FOLDERS} folders; move what are no skills elsewhere.")
+                found.append(entry.name)
     finally:
         os.close(reading)
-    return sorted(name for name in found if not name.startswith("."))
+    return sorted(found)
 
 
 def marked(where: Mount, path: str) -> Mark | None:

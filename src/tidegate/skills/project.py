@@ -42,16 +42,18 @@ class ProjectFiles:
     def __init__(self, config: Config, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config
         self._told = Told(log)
-        self._looks = Looks("looks at projects", self._look, "", clock=clock)
+        self._looks = Looks("looks at projects", self._look, "", _weigh, clock=clock)
 
     def serves(self, agent: str) -> bool:
-        return has_files(self._config, agent)
+        settings = self._config.agents.get(agent)
+        named = settings is not None and bool(settings.project_files)
+        return named and local_project(self._config, agent) is not None
 
     async def part(self, agent: str, principal: str) -> str:
         return await self._looks.of(agent)
 
     def caches(self) -> tuple[CacheStats, ...]:
-        return (self._looks.stats(),)
+        return self._looks.stats()
 
     def _look(self, agent: str) -> str:
         folder = local_project(self._config, agent)
@@ -78,12 +80,11 @@ class ProjectFiles:
         return "\n\n".join([HEADING, *shown]) if shown else ""
 
     def _tell(self, path: Path, reason: str) -> None:
-        self._told.warn("a file of a project is left out", str(path), reason)
+        self._told.warn("a file of a project is left out", printable(str(path)), reason)
 
 
-def has_files(config: Config, agent: str) -> bool:
-    settings = config.agents.get(agent)
-    return settings is not None and bool(settings.project_files) and local_project(config, agent) is not None
+def _weigh(text: str) -> int:
+    return 2 * len(text)
 
 
 def _text(found: opening.Opened) -> str:

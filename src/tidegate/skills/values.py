@@ -60,8 +60,13 @@ class LeftOut(Frozen, frozen=True):
     why: str
     covered: bool = False
 
+    @property
+    def where(self) -> str:
+        """The path as people are shown it."""
+        return printable(str(self.path))
+
     def __str__(self) -> str:
-        return f"{printable(str(self.path))} is left out: {self.why}"
+        return f"{self.where} is left out: {self.why}"
 
 
 class Shelf(Frozen, frozen=True):

@@ -121,26 +121,25 @@ def open_for(
 ) -> list[ApprovalRow]:
     """What waits for this principal's answer and is in time, in one session with the tasks given there or in all, the
     oldest first."""
-    here = "session = ?1 OR session IN (SELECT at FROM tree)" if session is not None else "?1 IS NULL"
+    here = "session IN (SELECT ?1 UNION SELECT at FROM tree)" if session is not None else "?1 IS NULL"
     rows = db.execute(
         f"{_TREE if session is not None else ''} SELECT {_COLUMNS} FROM approvals WHERE state = 'open'"
         " AND may_answer IN (?2, 'role:' || ?3) AND (expires IS NULL OR expires > ?4)"
-        f" AND ({here}) ORDER BY asked, id LIMIT ?5",
+        f" AND {here} ORDER BY asked, id LIMIT ?5",
         (session, principal, role, now, limit),
     )
     return [_row(row) for row in rows]
 
 
-def open_of(db: Db, session: str, now: float, limit: int = LISTED) -> list[tuple[ApprovalRow, str]]:
-    """What the session waits for and is in time, and those that work on tasks for it, the oldest first, each with the
-    agent that asks: for the gateway's own work."""
+def open_of(db: Db, session: str, now: float, limit: int = LISTED) -> list[ApprovalRow]:
+    """What the session waits for and is in time, and those that work on tasks for it, the oldest first: for the
+    gateway's own work."""
     rows = db.execute(
-        f"{_TREE} SELECT {_COLUMNS}, agent FROM approvals JOIN sessions ON sessions.id = session WHERE state = 'open'"
-        " AND (session = ?1 OR session IN (SELECT at FROM tree)) AND (expires IS NULL OR expires > ?2)"
-        " ORDER BY asked, approvals.id LIMIT ?3",
+        f"{_TREE} SELECT {_COLUMNS} FROM approvals WHERE state = 'open' AND session IN (SELECT ?1 UNION SELECT at FROM"
+        " tree) AND (expires IS NULL OR expires > ?2) ORDER BY asked, id LIMIT ?3",
         (session, now, limit),
     )
-    return [(_row(row[:-1]), row[-1]) for row in rows]
+    return [_row(row) for row in rows]
 
 
 def answer(db: Db, id: str, *, decision: Decision, text: str = "", principal: str, role: str, now: float) -> Answered:

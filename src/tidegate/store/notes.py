@@ -35,7 +35,10 @@ _BY = "coalesce((SELECT name FROM principals WHERE principals.id = notes.author)
 _COLUMNS = f"id, about, whose, text, author, source, session, at, {_BY}"
 _ORDER = "ORDER BY source <> 'person', at DESC, id DESC"
 _UNSEEN = (
-    "SELECT id, about, text FROM note_changes WHERE about = '{}' AND whose = {} AND id >= ?3 AND session IS NOT ?4"
+    "SELECT id, about, text FROM note_changes WHERE about = 'person' AND whose = ?1 AND id >= ?3 AND session IS NOT ?4"
+    " UNION ALL"
+    " SELECT id, about, text FROM note_changes WHERE about = 'agent' AND whose = ?2 AND id >= ?3 AND session IS NOT ?4"
+    " ORDER BY id DESC LIMIT ?5"
 )
 
 
@@ -246,9 +249,8 @@ def tell(db: Db, session: SessionRow, turn: str, now: float) -> str:
     """What changed since the session was last told, but for what it changed itself; empty when nothing did. It counts
     as told from then on, in this turn. Only for a session that remembers: `memory_seen` is the first change that it
     does not know."""
-    person, agent = (_UNSEEN.format(kind, place) for kind, place in (("person", "?1"), ("agent", "?2")))
     rows: list[Any] = db.execute(
-        f"{person} UNION ALL {agent} ORDER BY id DESC LIMIT ?5",
+        _UNSEEN,
         (session.principal, session.agent, session.memory_seen, session.id, CHANGES_TOLD + 1),
     ).fetchall()
     if not rows:

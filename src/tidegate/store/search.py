@@ -44,7 +44,7 @@ MENTION_BYTES = 4 * 1024 * 1024
 """Of messages that one read of mentions unpacks, beyond the last of them: some ten milliseconds."""
 MESSAGE_BITS = 32
 """Of an entry's number that say which message it is; those above them say which session: room for four thousand million
-messages and two thousand million sessions."""
+messages and a thousand million sessions."""
 EXTENT = 4096
 """Numbers that are set aside for a principal's sessions at first: of most people all conversations lie in one range."""
 EXTENT_GROWTH = 16
@@ -248,6 +248,19 @@ _SAID = (
     " FROM messages_text WHERE messages_text MATCH ? AND rowid >= ? AND rowid < ? ORDER BY rowid DESC LIMIT ?)"
     f" LEFT JOIN messages ON messages.id = entry & {_MESSAGE} LEFT JOIN sessions ON sessions.id = messages.session"
 )
+
+
+def mention(db: Db, message: int, turn: str | None = None) -> Mention | None:
+    """The message of that number, unless it is undone, has no place, or is of that turn."""
+    row = db.execute(
+        "SELECT session, seq, at, body, packed FROM messages WHERE id = ? AND seq IS NOT NULL AND undone IS NULL"
+        " AND (turn IS NULL OR turn IS NOT ?)",
+        (message, turn),
+    ).get
+    if row is None:
+        return None
+    session, place, at, body, packed = row
+    return Mention(0, session, place, at, unpack(body, packed))
 
 
 def matching(db: Db, query: str) -> str:

@@ -65,6 +65,7 @@ BUILTIN: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "ask": ("ask.ask_user",),
         "clock": ("clock.clock",),
+        "context": ("context.context_search", "context.context_describe", "context.context_expand"),
         "delegate": ("delegate.delegate",),
         "files": (
             "files.read_file",

@@ -39,6 +39,13 @@ class Marks(Frozen, frozen=True):
             soft=int(self.soft * share), hard=most, keep=int(self.keep * share), window=int(self.window * share)
         )
 
+    def beside(self, fixed: int) -> "Marks":
+        """The same where so many tokens are prompt and tools: what may be said shares the rest."""
+        share = max(0.0, self.hard - fixed) / max(1, self.hard)
+        return Marks(
+            soft=self.soft, hard=self.hard, keep=int(self.keep * share), window=max(1, int(self.window * share))
+        )
+
 
 def marks_of(facts: Facts, settings: ContextSettings) -> Marks:
     """The window holds the answer too: what is left for the request may be less than the settings' shares of it."""

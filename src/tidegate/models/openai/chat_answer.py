@@ -143,6 +143,7 @@ class ChatAnswer(StreamedAnswer):
                 content = "".join([part.text for part in content if part.text])
             self.add_text(content)
         if delta.refusal:
+            self.refused = True
             self.add_text(delta.refusal)
         if delta.tool_calls:
             for piece in delta.tool_calls:
@@ -216,7 +217,7 @@ class ChatAnswer(StreamedAnswer):
             role="assistant",
             text="".join(self.text),
             calls=calls,
-            finish=finish_of(_FINISHES.get(self._finish or "", "stop"), calls=bool(calls)),
+            finish=finish_of(_FINISHES.get(self._finish or "", "stop"), calls=bool(calls), refused=self.refused),
             usage=None if self._usage is None else _usage_of(self._usage),
             model=model,
             carrier=API if carried else "",

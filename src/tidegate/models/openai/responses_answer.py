@@ -145,6 +145,7 @@ class ResponsesAnswer(StreamedAnswer):
         match event.type:
             case "response.output_text.delta" | "response.refusal.delta":
                 if isinstance(event.delta, str) and event.delta:
+                    self.refused |= event.type == "response.refusal.delta"
                     self._say(self._growing(event.output_index, _MESSAGE), event.delta)
             case "response.function_call_arguments.delta":
                 if isinstance(event.delta, str):
@@ -225,6 +226,7 @@ class ResponsesAnswer(StreamedAnswer):
         item = self._growing(index, given.type)
         self._name(item, given)
         if item.kind == _MESSAGE:
+            self.refused |= any(part.refusal for part in given.content or ())
             self._settle_text(item, "".join([part.text or part.refusal or "" for part in given.content or ()]))
         elif item.kind == _CALL:
             self._settle_arguments(item, given.arguments or "")
@@ -279,7 +281,7 @@ class ResponsesAnswer(StreamedAnswer):
             role="assistant",
             text="".join(self.text),
             calls=calls,
-            finish=finish_of(self._finish, calls=bool(calls)),
+            finish=finish_of(self._finish, calls=bool(calls), refused=self.refused),
             usage=None if self._usage is None else _usage_of(self._usage),
             model=model,
             carrier=API if carried else "",

@@ -1,0 +1,65 @@
+"""The toolset `context`: what was said, also what is no longer in the model's view.
+
+Guarantee: only reading; whom a call works for is in its context, never in its arguments. Answers are bounded, quote
+what was said, and say how to go on; all of it is `ctx.reach.recall`'s.
+"""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from tidegate.errors import ToolFailed
+from tidegate.tools.reach import Recall
+from tidegate.tools.tool import ToolContext, tool
+
+NUMBER = 2**53
+"""Larger ones are no place of any transcript."""
+
+Place = Annotated[int, Meta(ge=1, le=NUMBER)]
+
+
+def _recall(ctx: ToolContext) -> Recall:
+    if ctx.reach.recall is None:
+        raise ToolFailed("What was said cannot be looked up here.")
+    return ctx.reach.recall
+
+
+@tool(effect="read", timeout=90, parallel=True)
+async def context_search(
+    ctx: ToolContext,
+    *,
+    query: Annotated[str, Meta(description="Words, all of which must occur (word* for beginnings), or a pattern.")],
+    regex: Annotated[bool, Meta(description="Whether query is a regular expression (Python's).")] = False,
+    everywhere: Annotated[bool, Meta(description="Search the person's other conversations too.")] = False,
+    after: Annotated[str, Meta(description="Where to go on, as the last answer gave it.", max_length=2000)] = "",
+    limit: Annotated[int, Meta(ge=1, le=50)] = 20,
+) -> str:
+    """Searches all that was said earlier in this conversation, and its long results; the latest first."""
+    return await _recall(ctx).search(ctx, query, regex=regex, everywhere=everywhere, after=after, limit=limit)
+
+
+@tool(effect="read", parallel=True)
+async def context_describe(
+    ctx: ToolContext,
+    *,
+    summary: Annotated[
+        Place | None, Meta(description="Its number; without one all that are in use are listed.")
+    ] = None,
+    after: Annotated[int, Meta(ge=0, le=NUMBER)] = 0,
+) -> str:
+    """Says which messages a summary of this conversation covers."""
+    return await _recall(ctx).describe(ctx, summary, after=after)
+
+
+@tool(effect="read", parallel=True)
+async def context_expand(
+    ctx: ToolContext,
+    *,
+    summary: Annotated[Place | None, Meta(description="Number of a summary: all messages that it covers.")] = None,
+    first: Annotated[Place | None, Meta(description="Number of a message, or of the first of several.")] = None,
+    last: Annotated[Place | None, Meta(description="Number of the last of them.")] = None,
+    offset: Annotated[int, Meta(ge=0, le=NUMBER, description="Characters of the first to skip.")] = 0,
+    session: Annotated[str, Meta(description="Another conversation, as a search named it.", max_length=100)] = "",
+) -> str:
+    """Gives original messages word for word."""
+    return await _recall(ctx).expand(ctx, summary=summary, first=first, last=last, offset=offset, session=session)

@@ -1,0 +1,85 @@
+"""The page about memory says what is so: its examples, run one after the other against one gateway."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.gateway.running import WAIT, environment, gateway
+from tidegate.config import MemorySettings, read
+from tidegate.sessions.learning import LEARNT, LEAST_SAID, TRIES
+from tidegate.sessions.provided import REST_SECONDS, WAIT_SECONDS
+from tidegate.store import notes
+from tidegate.tools.memories import find
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "memory.md").read_text()
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+RUN = [
+    (language, code)
+    for language, code in BLOCKS
+    if language == "python" or (language == "sh" and (shutil.which("curl") or "curl" not in code))
+]
+
+
+def test_every_example_works(tmp_path: Path) -> None:
+    """H10, F3: as a reader would run them."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    (home / "tidegate.toml").write_text("".join(code for language, code in BLOCKS if language == "toml"))
+    assert [language for language, _ in BLOCKS] == ["toml", "sh", "sh", "sh", "toml", "python", "python"]
+    with gateway(home) as running:
+        key = (home / "api-key").read_text().strip()
+        more = {"TIDEGATE": running.address, "TIDEGATE_KEY": key, "TIDEGATE_HOME": str(home)}
+        for language, code in RUN:
+            shell = f'tidegate() {{ {sys.executable} -m tidegate "$@"; }}\n' + code.replace("curl -sS", "curl -sSf")
+            command = (
+                [sys.executable, "-c", code] if language == "python" else ["bash", "-euo", "pipefail", "-c", shell]
+            )
+            done = subprocess.run(
+                command,
+                env=environment(**more),
+                capture_output=True,
+                text=True,
+                timeout=WAIT,
+                check=False,
+                cwd=os.getcwd(),
+            )
+            assert done.returncode == 0 and done.stdout.strip(), (code, done.stdout, done.stderr)
+        kept = {note["text"] for note in running.call("GET", "/api/memory")["notes"]}
+        assert kept == {"I like green tea", "I live in Ghent", "I speak Dutch", "I work at night"}
+        assert [note["text"] for note in running.call("GET", "/api/memory?agent=main")["notes"]] == [
+            "The release is on Tuesdays"
+        ]
+
+
+def test_the_provider_of_the_page_is_one(tmp_path: Path) -> None:
+    """As a file in the home folder."""
+    (tmp_path / "memories").mkdir()
+    (tmp_path / "memories" / "mine.py").write_text(BLOCKS[-1][1])
+    assert callable(find("mine", tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("says", "number"),
+    [
+        (r"at most ([\d,]+) bytes with a number", notes.NOTE_BYTES),
+        (r"agent, (\d+) notes and", notes.NOTES_KEPT),
+    ],
+)
+def test_its_numbers_are_right(says: str, number: int) -> None:
+    found = re.search(says, PAGE)
+    assert found and int(found[1].replace(",", "")) == number
+
+
+def test_its_words_for_numbers_are_right_too(tmp_path: Path) -> None:
+    assert (LEAST_SAID, LEARNT, TRIES) == (3, 8, 3)
+    assert "least three messages" in PAGE and "at most eight notes" in PAGE and "asked three\ntimes" in PAGE
+    assert (WAIT_SECONDS, REST_SECONDS) == (5.0, 30.0)
+    assert "longer than five seconds" in PAGE and "alone for\nhalf a minute" in PAGE
+    for name in re.findall(r"`memory\.(\w+)`", PAGE):
+        assert name in MemorySettings.__struct_fields__
+    assert read(BLOCKS[4][1], tmp_path).memory.at_end is False

@@ -1,0 +1,144 @@
+"""`tidegate memory`: what is remembered, listed and edited as text."""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.terminal import at_terminal
+from tests.cli.test_conversations import one_sentence
+from tests.gateway.running import WAIT, Gateway, gateway, tidegate
+
+CONFIG = """
+[models.main]
+api = "demo"
+[agents.main]
+model = "main"
+tools = ["memory"]
+"""
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    home = tmp_path_factory.mktemp("memory") / "home"
+    home.mkdir(mode=0o700)
+    (home / "tidegate.toml").write_text(CONFIG)
+    with gateway(home) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def nothing_yet(here: Gateway) -> None:
+    for query in ("", "?agent=main"):
+        for note in here.call("GET", f"/api/memory{query}")["notes"]:
+            here.call("DELETE", f"/api/memory/{note['id']}{query}")
+
+
+def memory(here: Gateway, *arguments: str, input: str = "") -> str:
+    run = tidegate("memory", *arguments, home=here.home, input=input)
+    assert run.returncode == 0, run.stderr
+    return str(run.stdout)
+
+
+def number_of(said: str) -> str:
+    found = re.search(r"\d+", said)
+    assert found
+    return found[0]
+
+
+def test_notes_are_added_listed_and_forgotten(here: Gateway) -> None:
+    """F3, X20: with who wrote each, and as JSON."""
+    assert memory(here, "list") == "Nothing is remembered.\n"
+    number = number_of(memory(here, "add", "I", "like", "tea"))
+    here.say("remember that I live in Ghent")
+    lines = memory(here, "list").splitlines()
+    assert lines[0] == f"[{number}] I like tea" and lines[1].strip().startswith("owner, wrote it, ")
+    assert lines[2].endswith("I live in Ghent") and "owner, in a conversation, " in lines[3]
+    assert lines[-1].startswith("25 of 65536 bytes")
+    found = json.loads(memory(here, "list", "--json"))
+    assert [note["text"] for note in found["notes"]] == ["I like tea", "I live in Ghent"]
+    assert memory(here, "forget", number) == f"Forgotten: note {number}.\n"
+    said = one_sentence(tidegate("memory", "forget", number, home=here.home))
+    assert f"no note {number}" in said and "memory list" in said
+
+
+def test_the_owner_sees_and_edits_everybodys(here: Gateway) -> None:
+    """X20: by name, and what agents know of their work."""
+    tidegate("keys", "add", "anna", home=here.home)
+    memory(here, "add", "likes cake", "--principal", "anna")
+    memory(here, "add", "deploy on Tuesdays", "--agent", "main")
+    assert "likes cake" in memory(here, "list", "--principal", "anna")
+    assert "deploy on Tuesdays" in memory(here, "list", "--agent", "main")
+    assert memory(here, "list") == "Nothing is remembered.\n"
+    assert "no principal 'nobody'" in one_sentence(tidegate("memory", "list", "--principal", "nobody", home=here.home))
+    assert "no agent 'other'" in one_sentence(tidegate("memory", "list", "--agent", "other", home=here.home))
+
+
+def test_notes_are_edited_in_a_file_or_from_standard_input(here: Gateway, tmp_path: Path) -> None:
+    """F3: one a line; what is refused changes nothing."""
+    number = number_of(memory(here, "add", "one"))
+    text = json.loads(memory(here, "list", "--json"))["text"]
+    file = tmp_path / "notes.txt"
+    file.write_text(text.replace("one", "eins") + "zwei\n")
+    assert memory(here, "edit", "--file", str(file)) == "Kept now: 2 notes.\n"
+    assert memory(here, "edit", "--file", "-", input=f"[{number}] eins\n") == "Kept now: 1 note.\n"
+    said = one_sentence(tidegate("memory", "edit", "--file", "-", home=here.home, input="[999] x\n"))
+    kept = re.search(r"your text is in (\S+\.txt)", said)
+    assert "no note 999" in said and kept and Path(kept[1]).read_text() == "[999] x\n"
+    Path(kept[1]).unlink()
+    assert "cannot be read" in one_sentence(tidegate("memory", "edit", "--file", "/nowhere", home=here.home))
+    assert "--file" in one_sentence(tidegate("memory", "edit", home=here.home, input=""))
+    assert "[" + number + "] eins" in memory(here, "list")
+
+
+EDITOR = """
+import json, os, sys, urllib.request
+path = sys.argv[-1]
+text = open(path).read()
+if os.environ.get("MEANWHILE"):
+    key = open(os.environ["HOME_OF_IT"] + "/api-key").read().strip()
+    body = json.dumps({"text": "meanwhile"}).encode()
+    headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
+    urllib.request.urlopen(urllib.request.Request(os.environ["MEANWHILE"] + "/api/memory", body, headers))
+open(path, "w").write(text.replace("an old text", "from my editor"))
+sys.exit(int(os.environ.get("CODE", "0")))
+"""
+
+
+def test_notes_are_edited_in_the_persons_editor_and_a_conflict_loses_nothing(here: Gateway, tmp_path: Path) -> None:
+    """F3: who was slower is told, and has his text."""
+    editor = tmp_path / "my editor.py"
+    editor.write_text(EDITOR)
+    command = {"command": ("memory", "edit")}
+    env = {
+        "EDITOR": f"{sys.executable} '{editor}'",
+        "VISUAL": "",
+        "TMPDIR": str(tmp_path),
+        "HOME_OF_IT": str(here.home),
+    }
+    memory(here, "add", "an old text")
+    with at_terminal(here.home, **command, CODE="3", **env) as (terminal, process):  # type: ignore[arg-type]
+        terminal.until("code 3, so nothing was changed")
+        assert process.wait(WAIT) == 1
+    with at_terminal(here.home, **command, MEANWHILE=here.address, **env) as (terminal, process):  # type: ignore[arg-type]
+        terminal.until(r"changed meanwhile.*your text is in (\S+\.txt)")
+        assert process.wait(WAIT) == 1
+    (kept,) = tmp_path.glob("tidegate-notes-*.txt")
+    assert "from my editor" in kept.read_text()
+    assert "an old text" in memory(here, "list") and "meanwhile" in memory(here, "list")
+    with at_terminal(here.home, **command, **env) as (terminal, process):  # type: ignore[arg-type]
+        terminal.until("Kept now: 2 notes")
+        assert process.wait(WAIT) == 0
+    assert "from my editor" in memory(here, "list")
+    with at_terminal(here.home, **command, **env) as (terminal, process):  # type: ignore[arg-type]
+        terminal.until("Nothing was changed")
+        assert process.wait(WAIT) == 0
+
+
+def test_where_no_agent_has_a_memory_it_is_one_sentence(running: Gateway, nobody: Path) -> None:
+    """F3: as is a gateway that does not run."""
+    assert "toolset 'memory'" in one_sentence(tidegate("memory", "list", home=running.home))
+    assert "No gateway runs" in one_sentence(tidegate("memory", "list", home=nobody))

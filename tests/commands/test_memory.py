@@ -1,0 +1,79 @@
+"""`/memory`: what is remembered, shown and changed with a slash."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.core import ANNA, OWNER, Core, core
+from tidegate.commands import build
+from tidegate.errors import NotAllowed, NotFound, Refused
+from tidegate.security import Principal
+
+pytestmark = pytest.mark.anyio
+
+
+async def run(house: Core, line: str, session: str | None = None, who: Principal = ANNA) -> str:
+    reply = await build(house.door).run(line, principal=who, channel="page", session=session, agent="main")
+    assert reply.session == session
+    return reply.text
+
+
+async def test_notes_are_shown_added_edited_and_forgotten(home: Path, model: ScriptedModel) -> None:
+    """X20: before and in a conversation, each with who wrote it."""
+    async with core(home, model=model, tools='"memory"') as house:
+        assert (await run(house, "/memory")).split("\n")[0] == "Nothing is remembered about you."
+        assert "note 1." in await run(house, "/memory add likes tea")
+        session = (await house.say("hello")).session
+        assert "is changed" in await run(house, "/memory edit 1 likes green tea", session)
+        shown = await run(house, "/memory", session)
+        assert "[1] likes green tea  (p_anna wrote it)" in shown and "(15 of 65536 bytes)" in shown
+        assert "Nothing is remembered about the work of the agent main." in shown
+        await house.say("again")
+        assert "(p_anna wrote): likes green tea" in str(house.requests()[-1]["messages"][-1])
+        assert await run(house, "/memory forget [1]", session) == "Forgotten: likes green tea"
+
+
+async def test_the_agents_notes_are_everybodys_to_see_and_the_owners_to_write(home: Path, model: ScriptedModel) -> None:
+    """X20: by who says it."""
+    async with core(home, model=model, tools='"memory"') as house:
+        await run(house, "/memory agent add deploy on Tuesdays", who=OWNER)
+        assert "deploy on Tuesdays" in await run(house, "/memory agent")
+        assert "deploy on Tuesdays" in await run(house, "/memory")
+        for line in ("/memory agent add I am the owner", "/memory agent edit 1 x", "/memory agent forget 1"):
+            with pytest.raises(NotAllowed):
+                await run(house, line)
+        with pytest.raises(NotFound, match="no note 1 here"):
+            await run(house, "/memory forget 1")
+
+
+@pytest.mark.parametrize(
+    "line", ["/memory burn", "/memory forget", "/memory edit x y", "/memory add", "/memory edit 1"]
+)
+async def test_what_cannot_be_understood_is_refused_with_a_sentence(
+    home: Path, model: ScriptedModel, line: str
+) -> None:
+    """H20: and changes nothing."""
+    async with core(home, model=model, tools='"memory"') as house:
+        await run(house, "/memory add likes tea")
+        with pytest.raises(Refused):
+            await run(house, line)
+        assert "likes tea" in await run(house, "/memory")
+
+
+async def test_where_no_agent_has_a_memory_it_is_said(home: Path, model: ScriptedModel) -> None:
+    async with core(home, model=model) as house:
+        with pytest.raises(NotFound, match="toolset 'memory'"):
+            await run(house, "/memory")
+        session = (await house.say("hello")).session
+        reply = await build(house.door).run("/new", principal=ANNA, channel="page", session=session, agent="main")
+        assert reply.text == "A new conversation begins with your next message."
+
+
+@pytest.mark.parametrize(("at_end", "says"), [("true", True), ("false", False)])
+async def test_new_says_that_what_was_learnt_is_kept(home: Path, model: ScriptedModel, at_end: str, says: bool) -> None:
+    """S04: where that is so."""
+    async with core(home, f"[memory]\nat_end = {at_end}", model=model, tools='"memory"') as house:
+        session = (await house.say("hello")).session
+        reply = await build(house.door).run("/new", principal=ANNA, channel="page", session=session, agent="main")
+        assert ("/memory shows it" in reply.text) == says

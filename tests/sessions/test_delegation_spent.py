@@ -1,0 +1,116 @@
+"""What tasks use: written down once, to the conversation that they were given in, and counted to the turn."""
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.core import ANNA, WAIT, Core
+from tests.tasks import delegating, error, result, rows, still, task
+from tidegate.store import UsageTotal, usage
+from tidegate.values import Outcome, Usage
+
+pytestmark = pytest.mark.anyio
+
+TREE = f"{task('helper', task('second', '[say a]') + ' [say b]', together=(('second', '[say c]'),))} [say d]"
+
+
+async def total(house: Core, by: usage.By = "agent") -> dict[str, UsageTotal]:
+    return {each.key: each for each in await house.store.read(lambda db: usage.totals(db, by=by))}
+
+
+async def test_a_turn_has_used_what_its_tasks_have_and_every_call_is_written_down_once(
+    home: Path, model: ScriptedModel
+) -> None:
+    """X22, H11: the outcome says the sum of the tree, live and from the store; the sums by agent, by conversation and
+    of the day hold each call once."""
+    async with delegating(home, model) as house:
+        outcome = await house.say(TREE)
+        used = await house.store.read(usage.total)
+        assert used.calls == len(house.requests()) == 6
+        assert (outcome.usage.input, outcome.usage.output) == (used.input, used.output)
+        assert (await house.door.outcome(outcome.turn, ANNA)) == outcome
+        assert {name: each.calls for name, each in (await total(house)).items()} == {"main": 2, "helper": 2, "second": 2}
+        assert (await house.door.used_in(outcome.session, ANNA)).calls == 6
+        assert {name: each.calls for name, each in (await total(house, "channel")).items()} == {"http": 2, "delegate": 4}
+        await house.door.delete(outcome.session, ANNA)
+        left = await house.store.read(lambda db: db.execute("SELECT count(session), count(turn) FROM usage").get)
+        assert left == (0, 0)
+
+
+async def test_what_a_task_used_before_a_crash_is_counted_after_it(home: Path, model: ScriptedModel) -> None:
+    """F4, X22: of tasks that had ended, and of those that went on."""
+    both = task("second", "[say a]", together=(("helper", "[tool list_files {}] [hold gate step=1] [say b]"),))
+    async with delegating(home, model, drain=None) as house:
+        accepted = await house.accept(f"{both} [say c]")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+            while (await rows(house))["sessions"] != 2:  # the other one has ended
+                await anyio.sleep(0.001)
+    model.release("gate")
+    async with delegating(home, model) as house:
+        outcome = await house.answered(accepted.turn)
+        assert outcome.text == "c"
+        used = await house.store.read(usage.total)
+        assert (outcome.usage.input, outcome.usage.output) == (used.input, used.output)
+        assert outcome == await house.door.outcome(outcome.turn, ANNA)
+
+
+async def test_a_budget_of_a_turn_holds_for_all_of_its_tasks(home: Path, model: ScriptedModel) -> None:
+    """X22: no task is a way around it: neither many of them nor deep ones."""
+    many = tuple(("second", f"[words 30] task {number}") for number in range(8))
+    said = f"{task(*many[0], together=many[1:])} [say done]"
+    free = await _spent_by(home / "free", model, said)
+    bound = free.usage.tokens // 3
+    limits = f'[budgets.each]\nper = "turn"\ntokens = {bound}\n[limits]\ndelegates = 1'
+    async with delegating(home, model, limits) as house:
+        outcome = await house.say(said)
+        assert outcome.state == "failed" and "budgets.each" in error(outcome) and "This turn has spent" in error(outcome)
+        assert bound <= outcome.usage.tokens < free.usage.tokens * 2 // 3
+        refused = [text for text in await _results(house) if "budgets.each" in text]
+        assert refused and all(text.startswith("The agent 'second' failed") for text in refused)
+        assert any("budgets.each" in notice for notice in outcome.notices)
+
+
+async def test_a_budget_of_a_conversation_holds_for_the_tasks_in_it(home: Path, model: ScriptedModel) -> None:
+    """X22: a session of its own is none of its own to a budget."""
+    limits = '[budgets.talk]\nper = "session"\neach = "total"\ntokens = {}'
+    said = f"{task('second', '[words 30] x')} [say done]"
+    free = await _spent_by(home / "free", model, said)
+    async with delegating(home, model, limits.format(free.usage.tokens + 1)) as house:
+        assert (await house.say(said)).state == "answered"
+        session = (await house.say(said)).session
+        outcome = await house.say(said)
+        assert outcome.state == "failed" and "This conversation has spent" in error(outcome)
+        assert (await house.door.used_in(session, ANNA)).calls == len(house.requests()) - 3
+    async with delegating(home, model, limits.format(free.usage.tokens + 1)) as house:
+        outcome = await house.say(said)
+        assert outcome.state == "failed" and "This conversation has spent" in error(outcome)
+
+
+async def _spent_by(home: Path, model: ScriptedModel, said: str) -> Outcome:
+    async with delegating(home, model) as house:
+        return await house.say(said)
+
+
+async def _results(house: Core) -> list[str]:
+    await still(house)
+    rows = await house.store.read(lambda db: list(db.execute("SELECT session FROM messages LIMIT 1")))
+    page = await house.door.transcript(rows[0][0], ANNA)
+    return [row.message.text for row in page.rows if row.message.role == "tool"]
+
+
+async def test_a_plain_turn_has_used_what_it_had_before(home: Path, model: ScriptedModel) -> None:
+    """H11: and a stopped one says that a part of it is an estimate, live and from the store."""
+    async with delegating(home, model) as house:
+        outcome = await house.say("hello")
+        assert outcome.usage != Usage() and not outcome.usage.estimated
+        running = await house.accept(f"{task('second', '[words 50] [hang after=20]')}")
+        with anyio.fail_after(WAIT):
+            while len(house.requests()) < 3:
+                await anyio.sleep(0.001)
+        await house.door.stop(running.session, ANNA)
+        stopped = await house.answered(running.turn)
+        assert stopped.usage.estimated and stopped == await house.door.outcome(running.turn, ANNA)
+        assert result(house) == []

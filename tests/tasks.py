@@ -1,0 +1,98 @@
+"""Agents that give each other tasks, for the tests of delegation in every room."""
+
+import json
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from bench.scripted_model import ScriptedModel
+from tests.core import ANNA, WAIT, Core, core, settings
+from tidegate.store import Db, principals
+from tidegate.tools import Toolset
+from tidegate.values import Outcome
+
+AGENTS = """
+delegates = ["helper", "second"]
+description = "Talks with people."
+[agents.helper]
+approvals = "{approvals}"
+model = "main"
+prompt = "You help."
+description = "Looks things up."
+tools = ["delegate", "files", "ask"{more}]
+delegates = ["second"]
+[agents.second]
+approvals = "{approvals}"
+model = "main"
+prompt = "You help the helper."
+tools = ["clock", "ask"{more}]
+[agents.stranger]
+model = "main"
+"""
+
+
+def task(agent: str, text: str, *, together: tuple[tuple[str, str], ...] = ()) -> str:
+    """The directive that gives a task; with `together`, several in one step."""
+    calls = [f"delegate {json.dumps({'agent': name, 'task': words})}" for name, words in ((agent, text), *together)]
+    return f"[{'together' if together else 'tool'} {' '.join(calls)}]"
+
+
+def configured(model: ScriptedModel, extra: str = "", *, tools: str = "", approvals: str = "autonomous") -> str:
+    names = "".join(f', "{name}"' for name in tools.split())
+    text = settings(model, AGENTS.format(more=names, approvals=approvals) + extra, tools=f'"delegate", "clock"{names}')
+    return text.replace('approvals = "autonomous"', f'approvals = "{approvals}"', 1)
+
+
+def delegating(
+    home: Path,
+    model: ScriptedModel,
+    extra: str = "",
+    *,
+    toolsets: Mapping[str, Toolset] | None = None,
+    approvals: str = "autonomous",
+    **options: Any,
+) -> AbstractAsyncContextManager[Core]:
+    toml = options.pop("toml", "") or configured(model, extra, tools=" ".join(toolsets or ()), approvals=approvals)
+
+    @asynccontextmanager
+    async def entered() -> Any:
+        async with core(home, model=model, toml=toml, toolsets=toolsets, **options) as house:
+            await house.store.write(_know_anna)
+            yield house
+
+    return entered()
+
+
+def _know_anna(db: Db) -> None:
+    if principals.get(db, ANNA.id) is None:
+        principals.add(db, id=ANNA.id, name=ANNA.name, role="user", agents=None, now=1.0)
+
+
+def result(house: Core, number: int = -1) -> list[str]:
+    """The tool results that the model was sent in one request, by default the last."""
+    return [message["content"] for message in house.requests()[number]["messages"] if message["role"] == "tool"]
+
+
+async def rows(house: Core) -> dict[str, int]:
+    """How much of each kind is in the store."""
+
+    def count(db: Db) -> dict[str, int]:
+        tables = ("sessions", "turns", "intents", "receipts", "approvals", "workspaces", "spooled")
+        return {table: int(db.execute(f"SELECT count(*) FROM {table}").get) for table in tables}
+
+    return await house.store.read(count)
+
+
+async def still(house: Core) -> None:
+    """Until nothing runs or waits and nothing is present but residents."""
+    with anyio.fail_after(WAIT):
+        while any(count for name, count in house.door.census().items() if name.startswith("turns_")):
+            await anyio.sleep(0.001)
+
+
+def error(outcome: Outcome) -> str:
+    assert outcome.error is not None
+    return outcome.error.message
