@@ -97,7 +97,7 @@ async def measure(bench: Bench) -> tuple[float, dict[str, dict[str, list[float]]
     ):
         library = await Builder(scale.search_messages, bench.say).build(store)
         took = time.perf_counter() - began
-        config = load(home)
+        config = await asyncio.to_thread(load, home)
         limits = config.limits
         spool = Spool(
             home / "spool",

@@ -185,3 +185,16 @@ def test_the_operator_sees_when_a_setting_ends_and_clears_it_before(running: Gat
     assert "reasoning" not in tidegate("sessions", "show", session, home=home).stdout
     said = one_sentence(tidegate("sessions", "clear", session, "reasoning", home=home))
     assert "`tidegate sessions settings" in said
+
+
+def test_what_fills_a_window_is_shown_by_part(running: Gateway) -> None:
+    """F3: as a table and as JSON; of a conversation that is not there, one sentence."""
+    session = running.say("say hello")
+    found = json.loads(tidegate("sessions", "context", session, "--json", home=running.home).stdout)
+    assert found["window"] == 1_000_000 and found["tokens"] > 0
+    assert {part["part"] for part in found["parts"]} >= {"prompt", "people", "answers"}
+    lines = tidegate("sessions", "context", session, home=running.home).stdout.splitlines()
+    assert lines[0].split() == ["part", "tokens", "share", "number"]
+    assert any(line.startswith("what people said") for line in lines)
+    assert any(line.startswith("in all") for line in lines)
+    assert "There is no session" in one_sentence(tidegate("sessions", "context", "s_none", home=running.home))

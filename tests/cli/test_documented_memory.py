@@ -1,6 +1,5 @@
 """The page about memory says what is so: its examples, run one after the other against one gateway."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -14,7 +13,7 @@ from tidegate.config import MemorySettings, read
 from tidegate.sessions.learning import LEARNT, LEAST_SAID, TRIES
 from tidegate.sessions.provided import REST_SECONDS, WAIT_SECONDS
 from tidegate.store import notes
-from tidegate.tools.memories import find
+from tidegate.tools.memories import Draft, find
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "memory.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -46,7 +45,6 @@ def test_every_example_works(tmp_path: Path) -> None:
                 text=True,
                 timeout=WAIT,
                 check=False,
-                cwd=os.getcwd(),
             )
             assert done.returncode == 0 and done.stdout.strip(), (code, done.stdout, done.stderr)
         kept = {note["text"] for note in running.call("GET", "/api/memory")["notes"]}
@@ -56,11 +54,20 @@ def test_every_example_works(tmp_path: Path) -> None:
         ]
 
 
-def test_the_provider_of_the_page_is_one(tmp_path: Path) -> None:
+@pytest.mark.anyio
+async def test_the_provider_of_the_page_is_one(tmp_path: Path) -> None:
     """As a file in the home folder."""
     (tmp_path / "memories").mkdir()
     (tmp_path / "memories" / "mine.py").write_text(BLOCKS[-1][1])
-    assert callable(find("mine", tmp_path))
+    provider = await find("mine", tmp_path)(tmp_path)
+    draft = Draft(about="person", whose="p_anna", text="likes tea", author="p_anna", by="anna", source="person")
+    note = await provider.remember(draft)
+    assert await provider.part("main", "p_anna") == "- 1 (anna): likes tea"
+    with pytest.raises(LookupError):
+        await provider.forget("person", "p_bert", note.id)
+    await provider.forget("person", "p_anna", note.id)
+    assert list(await provider.listing("person", "p_anna")) == []
+    await provider.close()
 
 
 @pytest.mark.parametrize(

@@ -84,12 +84,18 @@ async def test_it_remembers_the_conversation(demo: Model) -> None:
         ("Read the file `a/b.txt`", "read_file", '{"path":"a/b.txt"}'),
         ("read notes.txt from line 200", "read_file", '{"path":"notes.txt","offset":199}'),
         ('call read_file {"path": "x y"}', "read_file", '{"path": "x y"}'),
+        ("What did I say first?", "context_expand", '{"first":1}'),
+        ("what was message 3", "context_expand", '{"first":3}'),
+        ("What were messages 3 to 9?", "context_expand", '{"first":3,"last":9}'),
+        ("search for red boats", "context_search", '{"query":"red boats"}'),
+        ("Search everywhere for red boats", "context_search", '{"query":"red boats","everywhere":true}'),
         ("call anything", "anything", "{}"),
         ("call clock {broken", "clock", "{broken"),
     ],
 )
 async def test_it_calls_tools_in_plain_words(demo: Model, said: str, name: str, arguments: str) -> None:
-    prefix = Prefix(prompt="p", tools=(CLOCK, PREFIX.tools[1]))
+    recall = (ToolDefinition(name=f"context_{each}", description="Recalls.") for each in ("expand", "search"))
+    prefix = Prefix(prompt="p", tools=(CLOCK, PREFIX.tools[1], *recall))
     message = await ask(demo, said, prefix=prefix)
     assert message.calls == (ToolCall(id="call_demo_1", name=name, arguments=arguments),)
     assert message.finish == "tool_calls"
@@ -115,7 +121,9 @@ async def test_it_calls_again_and_again_when_told_to_loop(demo: Model) -> None:
         said += [answer, Message(role="tool", call_id=f"call_demo_{turn}", text="noon")]
 
 
-@pytest.mark.parametrize(("said", "word"), [("what time is it", "clock"), ("read file x", "read_file")])
+@pytest.mark.parametrize(
+    ("said", "word"), [("what time is it", "clock"), ("read file x", "read_file"), ("search for x", "context_search")]
+)
 async def test_it_says_when_a_tool_is_missing(demo: Model, said: str, word: str) -> None:
     answer = await ask(demo, said, prefix=Prefix(prompt=""))
     assert answer.calls == ()

@@ -268,7 +268,7 @@ async def test_a_broken_attempt_is_written_down_with_the_step_that_followed(home
 
 async def test_what_a_person_chose_by_model_is_paid_from_the_same(home: Path, model: ScriptedModel) -> None:
     """X22: another model is no way round a budget, and is written down by its own name."""
-    toml = settings(model, budget("each", per="principal", each="day", tokens=60))
+    toml = settings(model, budget("each", per="principal", each="day", tokens=300))
     async with core(home, model=model, toml=toml) as house:
         session = (await house.say("hello")).session
         await changes.set_setting(house.door, session, ANNA, "model", "other", source="test")
@@ -277,7 +277,7 @@ async def test_what_a_person_chose_by_model_is_paid_from_the_same(home: Path, mo
         refused(outcome)
         used = await house.store.read(usage.totals, by="model")
         assert {total.key for total in used} == {"scripted", "scripted-too"}
-        assert sum(total.input + total.output for total in used) >= 60
+        assert sum(total.input + total.output for total in used) >= 300
 
 
 async def test_the_demo_model_is_free_for_everybody(home: Path, model: ScriptedModel) -> None:

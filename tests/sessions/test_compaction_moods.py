@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from bench.scripted.temper import INJECTED, Temper, Traced
 from bench.scripted_model import ScriptedModel
-from tests.core import WAIT, Core, core
+from tests.core import ANNA, WAIT, Core, core
 from tests.spool.pictures import plain, saved
 from tidegate.models import SUMMARY_TASK
+from tidegate.sessions import changes
 from tidegate.store import messages, summaries
 from tidegate.values import Event, Media, Message, Notice, Outcome, TurnEnded
 
@@ -549,6 +550,94 @@ async def test_a_picture_that_is_too_large_is_told_in_words(
         rows = await house.store.read(messages.page, outcome.session)
         assert rows[0].message.media, "it is kept"
     assert written(server) == []
+
+
+@formats
+async def test_a_provider_that_holds_its_window_refuses_nothing(
+    home: Path, server: ScriptedModel, clock: Clock, api: str
+) -> None:
+    """With tools in the middle, and thoughts that go back signed where the format has them."""
+    be(server, windows={"*": WINDOW - OUTPUT})
+    async with long(home, server, clock, api, agent='reasoning = "medium"') as house:
+        for number in range(2 * TURNS):
+            outcome, _ = await told(house, line(number) + (" [tool clock {}]" if number % 3 == 0 else ""))
+            assert outcome.state == "answered", outcome.error
+    assert len(compactions(server)) >= 3
+    assert (server.stats()["refusals"], server.stats()["too_much"]) == ([], 0)
+
+
+async def test_another_script_is_counted_as_the_provider_counts_it(
+    home: Path, server: ScriptedModel, clock: Clock
+) -> None:
+    """Bytes cost other tokens in another language; what was learnt in one is wrong in the other, and mended."""
+    be(server, windows={"*": WINDOW})
+    texts = {0: "潮が満ち、潮が引く。" * 80, 1: FILLER * 2}
+    async with long(home, server, clock) as house:
+        for number in range(2 * TURNS):
+            outcome, _ = await told(house, f"{number}: {texts[number // 10 % 2]}")
+            assert outcome.state == "answered", outcome.error
+    assert server.stats()["too_much"] <= 2
+
+
+async def test_a_writer_of_summaries_that_takes_less_than_was_thought_is_done_without(
+    home: Path, server: ScriptedModel, clock: Clock
+) -> None:
+    be(server, windows={"scribe": 300})
+    async with long(home, server, clock, context='model = "scribe"') as house:
+        notices = await talk(house, range(TURNS))
+        await check(house, server, TURNS)
+    assert len(written(server)) <= 2
+    assert notices and all("too long" in notice for notice in notices)
+
+
+@formats
+async def test_a_substitute_with_a_smaller_window_is_asked_within_it(
+    home: Path, server: ScriptedModel, clock: Clock, api: str
+) -> None:
+    be(server, windows={"scribe": 1500})
+    async with long(home, server, clock, api, window=4 * WINDOW, agent='fallback = ["scribe"]') as house:
+        await talk(house, range(TURNS))
+        assert compactions(server) == []
+        before = len(spoken(server))
+        outcome, notices = await told(house, f"[status 503 times=1] {FILLER}")
+        assert outcome.state == "answered", outcome.error
+        assert len(notices) == 2, "who answers, and what is shown"
+        for number in range(5):
+            outcome, _ = await told(house, line(number))
+            assert outcome.state == "answered", outcome.error
+    asked = spoken(server)[before:]
+    assert len(asked) == 7 and all(one.tokens <= 1500 and not one.refused for one in asked[1:])
+    assert server.stats()["refusals"] == []
+
+
+@formats
+async def test_undoing_what_is_summarised_shows_what_it_covered(
+    home: Path, server: ScriptedModel, clock: Clock, api: str
+) -> None:
+    """Turns that were undone are in no request, whoever spoke of them."""
+    async with long(home, server, clock, api) as house:
+        await talk(house, range(17))
+        assert compactions(server)
+        session = await _id(house)
+        for _ in range(14):
+            await changes.undo(house.door, session, ANNA)
+        outcome, _ = await told(house, "again")
+        assert outcome.state == "answered", outcome.error
+        body = server.recorded[-1].body.decode()
+        assert [f"number {number}:" in body for number in range(17)] == [True] * 3 + [False] * 14
+        await talk(house, range(17, TURNS))
+    assert max(one.tokens for one in server.trace) <= WINDOW
+    assert server.stats()["refusals"] == []
+
+
+async def test_a_one_shot_call_that_is_too_long_is_shortened_too(
+    home: Path, server: ScriptedModel, clock: Clock
+) -> None:
+    said = [Message(role="user" if n % 2 == 0 else "assistant", text=line(n)) for n in range(41)]
+    async with long(home, server, clock) as house:
+        outcome, _ = await told(house, "", None, messages=tuple(said))
+        assert outcome.state == "answered", outcome.error
+    assert max(one.tokens for one in server.trace) <= WINDOW
 
 
 # -- words that pretend --

@@ -31,9 +31,16 @@ async def test_a_turn_has_used_what_its_tasks_have_and_every_call_is_written_dow
         assert used.calls == len(house.requests()) == 6
         assert (outcome.usage.input, outcome.usage.output) == (used.input, used.output)
         assert (await house.door.outcome(outcome.turn, ANNA)) == outcome
-        assert {name: each.calls for name, each in (await total(house)).items()} == {"main": 2, "helper": 2, "second": 2}
+        assert {name: each.calls for name, each in (await total(house)).items()} == {
+            "main": 2,
+            "helper": 2,
+            "second": 2,
+        }
         assert (await house.door.used_in(outcome.session, ANNA)).calls == 6
-        assert {name: each.calls for name, each in (await total(house, "channel")).items()} == {"http": 2, "delegate": 4}
+        assert {name: each.calls for name, each in (await total(house, "channel")).items()} == {
+            "http": 2,
+            "delegate": 4,
+        }
         await house.door.delete(outcome.session, ANNA)
         left = await house.store.read(lambda db: db.execute("SELECT count(session), count(turn) FROM usage").get)
         assert left == (0, 0)
@@ -66,7 +73,9 @@ async def test_a_budget_of_a_turn_holds_for_all_of_its_tasks(home: Path, model: 
     limits = f'[budgets.each]\nper = "turn"\ntokens = {bound}\n[limits]\ndelegates = 1'
     async with delegating(home, model, limits) as house:
         outcome = await house.say(said)
-        assert outcome.state == "failed" and "budgets.each" in error(outcome) and "This turn has spent" in error(outcome)
+        assert (
+            outcome.state == "failed" and "budgets.each" in error(outcome) and "This turn has spent" in error(outcome)
+        )
         assert bound <= outcome.usage.tokens < free.usage.tokens * 2 // 3
         refused = [text for text in await _results(house) if "budgets.each" in text]
         assert refused and all(text.startswith("The agent 'second' failed") for text in refused)

@@ -1,6 +1,5 @@
 """What a person sees of tasks, and that he can be asked by whoever works on one."""
 
-import asyncio
 from contextlib import aclosing
 from pathlib import Path
 
@@ -65,12 +64,12 @@ async def test_what_is_seen_of_a_task_is_bounded(home: Path, model: ScriptedMode
     """D1, L21: a line for a call, whatever its arguments, and of all of it what progress may be."""
     long = "x" * 300
     async with delegating(home, model) as house:
-        said = f'{task("helper", f"[unknowntool] [words 20000] {long}")} [say done]'
+        said = task("helper", f"[unknowntool] [words 20000] {long}") + " [say done]"
         accepted = await house.accept(said)
         shown = progress(await events_of(house, accepted.turn))
         assert "failed: There is no tool named" in shown
         assert len(shown) < 70_000 and "more output is not shown" in shown
-        accepted = await house.accept(f'{task("helper", task("second", long))} [say done]')
+        accepted = await house.accept(f"{task('helper', task('second', long))} [say done]")
         shown = progress(await events_of(house, accepted.turn))
         assert max(len(line) for line in shown.splitlines() if line.startswith("[")) <= 200 + len("[helper] ")
 
@@ -162,15 +161,13 @@ async def test_where_nobody_could_be_asked_a_task_cannot_ask_either(
         assert deeds.done == []
 
 
-async def test_rules_about_a_channel_are_about_the_one_at_which_the_person_is(
-    home: Path, model: ScriptedModel
-) -> None:
+async def test_rules_about_a_channel_are_about_the_one_at_which_the_person_is(home: Path, model: ScriptedModel) -> None:
     """X23: an agent that must not do something there does not do it as somebody's task either."""
     deeds = Deeds()
     toml = configured(model, tools="deeds").replace(
         'prompt = "You help the helper."', 'prompt = "x"\nrules = ["deny push channel:terminal"]', 1
     )
-    said = f"{task('helper', f'{task("second", PUSH)} [say ok]')} [say done]"
+    said = task("helper", task("second", PUSH) + " [say ok]") + " [say done]"
     async with delegating(home, model, toml=toml, toolsets={"deeds": deeds.toolset()}) as house:
         await house.say(said, "one", channel="terminal")
         assert deeds.done == []
@@ -202,7 +199,7 @@ async def test_a_question_of_a_task_survives_the_process(home: Path, model: Scri
     """S29, F4: over any number of kills; turn and task wait as they did, and neither is given up for it."""
     deeds = Deeds()
     options = {"toolsets": {"deeds": deeds.toolset()}, "approvals": "balanced"}
-    said = f"{task('helper', f'{task("second", PUSH)} [say ok]')} [say done]"
+    said = task("helper", task("second", PUSH) + " [say ok]") + " [say done]"
     async with delegating(home, model, drain=None, **options) as house:
         accepted = await house.accept(said, channel="page")
         [question] = await asked_by(house, accepted.turn)
@@ -231,4 +228,3 @@ async def test_a_task_that_asks_keeps_no_place(home: Path, model: ScriptedModel)
         assert (await house.answered(accepted.turn)).text == "done"
         assert result(house)[1].endswith("quick") and deeds.done == []
         assert house.door.engine._places.taken == 0
-        await asyncio.sleep(0)

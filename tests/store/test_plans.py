@@ -9,9 +9,11 @@ import apsw
 import pytest
 
 from tests.store.making import OWNER, answered, ask, new_session, new_turn, said, whole_turn
+from tidegate.sessions import indexes, recalling, seeking
 from tidegate.store import (
     Db,
     Store,
+    SummaryRow,
     approvals,
     endings,
     intents,
@@ -22,9 +24,11 @@ from tidegate.store import (
     principals,
     processes,
     receipts,
+    search,
     sessions,
     settings,
     spooled,
+    summaries,
     turns,
     workspaces,
 )
@@ -46,6 +50,9 @@ GROWING = (
     "workspaces",
     "spooled",
     "prefixes",
+    "indexed_sessions",
+    "indexed_extents",
+    "summaries",
 )
 OPEN = "turns_open|endings_pending|processes_live|processes_restart|processes_untold|workspaces_trash|outbox_sending"
 """Indexes that hold only what is open, of which there is little."""
@@ -90,6 +97,7 @@ def scenario(db: apsw.Connection) -> None:
     principals.authenticate(db, b"d", "key", 1.0)
     receipts.finish(db, "t_1", Outcome(turn="t_1", session="s_1", state="answered"))
     own(db, "s_1", "t_2")
+    recall(db, "s_1")
     sessions.end(db, "s_1", reason="new", hooks=("h",), now=4.0)
     sessions.end(db, "s_1", reason="expiry", hooks=("h",), now=4.0, only_idle_since=3.0)
     sessions.condemn(db, "s_1")
@@ -155,8 +163,29 @@ def own(db: apsw.Connection, session: str, turn: str) -> None:
     spooled.total(db, session)
     spooled.of_session(db, session, principal=OWNER)
     spooled.existing(db, ["sp_1"])
+    spooled.latest_texts(db, session)
     spooled.remove_session(db, session)
     sessions.existing(db, [session])
+
+
+def recall(db: apsw.Connection, session: str) -> None:
+    """What looking up what was said sends to the store."""
+    search.index(db)
+    search.behind(db)
+    for principal, one in ((OWNER, None), (OWNER, session)):
+        search.said(db, "hello", lambda found: found, principal=principal, session=one, own=session)
+    for whose in (OWNER, None):
+        search.mentioned(db, "hello", principal=whose, ended=None, below=search.LAST)
+    search.titled(db, "hello", principal=OWNER, ended=None, before=(2.0, "s_2"))
+    search.mention(db, 1, "t_9")
+    search.sessions_below(db, OWNER, 1 << 30, 10)
+    seeking._is_behind(db, "t_1")
+    indexes._unlearned(db, "indexed:mine")
+    summary = summaries.add(db, session, SummaryRow(0, 0, 1, 2, None, "prepared", "model", "m", 0.0, "x"), 1.0)
+    summaries.apply(db, session, [summary])
+    row = summaries.get(db, session, summary)
+    assert row is not None
+    recalling._about(db, session, row)
 
 
 def upkeep(db: apsw.Connection) -> None:
@@ -193,6 +222,18 @@ def test_no_statement_of_a_turn_reads_a_growing_table_from_end_to_end(tmp_path: 
                 scanned = re.match(rf"SCAN (\w+)(?! USING (COVERING )?INDEX ({OPEN}))\b", line)
                 # A turn's own rows are few; what must not be read whole is a table.
                 assert not (scanned and scanned[1] in GROWING), f"{line}\n{sql}"
+
+
+def test_a_search_reads_a_range_of_the_index_and_sorts_nothing(tmp_path: Path) -> None:
+    """L20: the words and both ends of the range are the index's to find, and it is read as far as is asked."""
+    db = connect(tmp_path / "t.db", "process", 1 << 20)
+    with contextlib.closing(db):
+        migrations.migrate(db)
+        for sql in (search._SAID, search._ENTRIES):
+            plan = [row[3] for row in db.execute("EXPLAIN QUERY PLAN " + sql, ("x", 1, 2, 3))]
+            (index,) = (line for line in plan if "messages_text" in line)
+            assert re.search(r"VIRTUAL TABLE INDEX \d+:M\d?><$", index), plan
+            assert not any("TEMP B-TREE" in line or "MATERIALIZE" in line for line in plan), plan
 
 
 @pytest.mark.anyio

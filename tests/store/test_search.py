@@ -2,6 +2,7 @@
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -61,6 +62,101 @@ async def test_a_session_that_says_a_word_often_hides_no_other(store: Store, mon
         assert await search.search(store, "tide", principal=principal) == ["s_4", "s_3", "s_2", "s_1", "s_0"]
         assert await search.search(store, "gate", principal=principal) == ["s_0"]
     assert await search.search(store, "tide", principal=OTHER) == []
+
+
+def shown(mention: search.Mention) -> tuple[str, int, str]:
+    return mention.session, mention.place, mention.message.text
+
+
+async def found(store: Store, query: str, **options: Any) -> list[tuple[str, int, str]]:
+    given = {"principal": OWNER, "session": None, "own": "s_1", **options}
+    await search.catch_up(store)
+    places, _ = await store.read(search.said, query, shown, **given)
+    return places
+
+
+async def test_messages_are_found_in_one_conversation_or_in_all_of_a_person(store: Store) -> None:
+    """X06: nobody else's, whatever number is asked for; the last begun conversation first, in each the latest."""
+    for id, principal in (("s_1", OWNER), ("s_2", OTHER), ("s_3", OWNER)):
+        await store.write(new_session, id, principal=principal)
+    for number in range(2):
+        for id in ("s_1", "s_2", "s_3"):
+            await store.write(whole_turn, id, f"t_{id}_{number}", f"tide {number}")
+    every = [("s_3", 3, "tide 1"), ("s_3", 1, "tide 0"), ("s_1", 3, "tide 1"), ("s_1", 1, "tide 0")]
+    assert await found(store, "tide") == every
+    assert await found(store, "TIDE", session="s_1") == every[2:]
+    assert await found(store, "tide", session="s_1", turn="t_s_1_1") == every[3:]
+    assert await found(store, "tide", session="s_2", own="s_2") == []
+    assert await found(store, "tide", principal=OTHER) == [("s_2", 3, "tide 1"), ("s_2", 1, "tide 0")]
+    assert await found(store, "tide", principal="p_nobody") == await found(store, "tide", session="s_none") == []
+    assert await found(store, "tid") == [] and len(await found(store, "tid*")) == 4
+    assert await found(store, "") == await found(store, "!* *") == []
+
+
+async def test_one_shot_calls_are_found_by_themselves_only(store: Store) -> None:
+    await store.write(new_session, "s_1")
+    await store.write(new_session, "s_once", kind="ephemeral")
+    for id in ("s_1", "s_once"):
+        await store.write(whole_turn, id, f"t_{id}", "tide")
+    assert await found(store, "tide") == [("s_1", 1, "tide")]
+    assert await found(store, "tide", own="s_once") == [("s_once", 1, "tide"), ("s_1", 1, "tide")]
+    assert await found(store, "tide", session="s_once", own="s_once") == [("s_once", 1, "tide")]
+
+
+async def test_messages_are_read_page_by_page_and_none_is_passed_over(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L24: by number, by bytes, and by what one read looks at."""
+    await store.write(new_session, "s_1")
+    for number in range(30):
+        await store.write(whole_turn, "s_1", f"t_{number}", f"tide {number}")
+    for turn in ("t_3", "t_4", "t_5", "t_17"):
+        await store.write(messages.undo, turn, 5.0)
+    left = [f"tide {number}" for number in range(29, -1, -1) if number not in (3, 4, 5, 17)]
+    await search.catch_up(store)
+    for name, value in (("HITS", 2), ("MENTION_BYTES", 1), ("HITS", 10_000)):
+        monkeypatch.setattr(search, name, value)
+        for limit in (1, 7, 100):
+            got: list[str] = []
+            below: int | None = search.LAST
+            while below is not None:
+                page, below = await store.read(
+                    search.said, "tide", shown, principal=OWNER, session="s_1", own="s_1", below=below, limit=limit
+                )
+                assert len(page) <= limit
+                got += [text for _, _, text in page]
+            assert got == left, (name, limit)
+
+
+async def test_a_persons_conversations_lie_side_by_side_however_many_they_are(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L20: so that a search among them is a few ranges of the index, and finds all of them."""
+    monkeypatch.setattr(search, "EXTENT", 2)
+    monkeypatch.setattr(search, "EXTENT_GROWTH", 2)
+    people = ("p_a", "p_b", "p_c")
+    for number in range(60):
+        whose = people[number % 3]
+        await store.write(new_session, f"s_{number:02}", principal=whose)
+        await store.write(whole_turn, f"s_{number:02}", f"t_{number}", "tide")
+    for offset, whose in enumerate(people):
+        mine = [f"s_{number:02}" for number in range(offset, 60, 3)]
+        assert [session for session, _, _ in await found(store, "tide", principal=whose, limit=100)] == mine[::-1]
+        assert await search.search(store, "tide", principal=whose, limit=100) == mine[::-1]
+        assert len(await store.read(search.ranges, whose)) <= 4
+        assert [id for _, id in await store.read(search.sessions_below, whose, 1 << 30, 100)] == mine[::-1]
+
+
+async def test_a_deleted_conversation_leaves_nothing_in_the_index(store: Store) -> None:
+    """V06: nor its number; the others keep theirs."""
+    for id in ("s_1", "s_2"):
+        await store.write(new_session, id)
+        await store.write(whole_turn, id, f"t_{id}", "tide")
+    await search.catch_up(store)
+    await store.write(sessions.delete, "s_1")
+    assert await store.read(count, "messages_text") == 2
+    assert await store.read(count, "indexed_sessions") == 1
+    assert [id for id, _, _ in await found(store, "tide")] == ["s_2"]
 
 
 async def test_ended_sessions_are_found_apart(store: Store) -> None:

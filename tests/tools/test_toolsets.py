@@ -257,6 +257,9 @@ DECLARED = {
     # tool: effect, may be run again after a crash, contained, beside others, seconds
     "ask_user": ("read", True, False, False, None),
     "clock": ("read", True, False, True, 10),
+    "context_describe": ("read", True, False, True, 60),
+    "context_expand": ("read", True, False, True, 60),
+    "context_search": ("read", True, False, True, 90),
     "edit_file": ("write", False, True, False, 60),
     "list_files": ("read", True, False, True, 60),
     "output": ("read", True, False, True, 60),

@@ -202,6 +202,11 @@ class Conversation:
         self._counted = (tokens, self.estimated_bytes)
 
     @property
+    def is_counted(self) -> bool:
+        """Whether the provider has counted a request of it as it is shown now."""
+        return self._counted is not None
+
+    @property
     def tokens(self) -> int:
         """Of a request as the conversation stands: as it was last counted, and an estimate of what came since."""
         if self._counted is None:
@@ -247,7 +252,7 @@ class Conversation:
             text = _framed(group)
             held = text + sum(MEDIA_OVERHEAD + len(media.data) for message in group for media in message.media)
             self.history.append_unencoded(group, held)
-            self._estimated += text + sum(map(_text_bytes, shown))
+            self._estimated += text + sum(map(weigh_media, shown))
             return
         # The encoder's result keeps the spare room of its buffer (512 bytes at least, up to half of a long text); what
         # is held for hours is an exact copy.
@@ -256,7 +261,7 @@ class Conversation:
             return
         self.history.append(encoded)
         if shown:
-            self._estimated += _framed(group) + sum(map(_text_bytes, shown))
+            self._estimated += _framed(group) + sum(map(weigh_media, shown))
         else:
             self._estimated += len(encoded)
 
@@ -318,7 +323,7 @@ def weigh(message: Message) -> int:
     """About how many bytes of text a message costs in a request, whichever format that is in."""
     calls = sum(FRAME_BYTES + len(call.name) + len(call.arguments) for call in message.calls)
     text = len(message.text.encode(errors="replace")) + len(message.aside.encode(errors="replace"))
-    return FRAME_BYTES + text + calls + sum(map(_text_bytes, message.media))
+    return FRAME_BYTES + text + calls + sum(map(weigh_media, message.media))
 
 
 def _framed(group: Group) -> int:
@@ -326,6 +331,6 @@ def _framed(group: Group) -> int:
     return sum(FRAME_BYTES + len(message.text) + len(message.aside) for message in group)
 
 
-def _text_bytes(media: Media) -> int:
+def weigh_media(media: Media) -> int:
     """Of text that costs about as much."""
     return int((media.seconds or SOUND_SECONDS) * SOUND_TEXT_BYTES) if media.is_sound else PICTURE_TEXT_BYTES

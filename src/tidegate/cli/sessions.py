@@ -16,7 +16,7 @@ _PAGE = 200  # rows asked for at once
 
 @click.group("sessions")
 def command() -> None:
-    """List, show, reload, end, delete or export conversations; their settings."""
+    """List, show, reload, end, delete or export conversations; their settings, and what fills their windows."""
 
 
 @command.command("list")
@@ -111,6 +111,29 @@ def _said(message: dict[str, Any]) -> str:
     lines += [plain(msgspec.convert(media, Media).words) for media in message.get("media", ())]
     lines += [f"→ {plain(call['name'])} {plain(call['arguments'])}" for call in message.get("calls", ())]
     return "\n".join(lines)
+
+
+@command.command("context")
+@click.argument("session")
+@home_option
+@json_option
+def context(session: str, home: Path, as_json: bool) -> None:
+    """Show what fills the model's window in a conversation, by part."""
+    from tidegate.cli.api import Api
+
+    api = Api(home)
+    filling = api.call("GET", f"{api.session(session)}/context")
+    if as_json:
+        print_json(filling)
+        return
+    window = filling["window"]
+    rows = [
+        (part["name"], f"{part['tokens']:,}", f"{part['tokens'] / window:.1%}", part["count"] or "")
+        for part in filling["parts"]
+    ]
+    rows.append(("in all", f"{filling['tokens']:,}", f"{filling['tokens'] / window:.1%}", ""))
+    rows.append((f"window of {filling['model']}", f"{window:,}", "", ""))
+    print_table(("part", "tokens", "share", "number"), rows, empty="")
 
 
 @command.command("end")

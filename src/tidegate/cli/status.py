@@ -51,6 +51,8 @@ def _print_facts(status: dict[str, Any]) -> None:
         ("process", f"{size(held['anonymous'] + held['swap'])} of its own, {size(held['rss'])} resident"),
     ]  # fmt: skip
     facts.append(("commands", commands(status["workspaces"])))
+    if any(status["context"].values()):
+        facts.append(("long ones", _compactions(status["context"])))
     if status["tape"] is not None:
         facts.append((status["tape"]["does"], _tape(status["tape"])))
     facts[3:3] = [
@@ -72,6 +74,15 @@ def commands(found: dict[str, Any]) -> str:
     if found["problem"]:
         return str(found["problem"])
     return f"{found['backend']}; {found['limits'] or 'what holds their limits is found out with the first one'}"
+
+
+def _compactions(counts: dict[str, int]) -> str:
+    """How often conversations were made to fit, and how."""
+    words = {
+        "summary": "summarised", "excerpts": "shown by excerpts", "cut": "shown by a list", "media": "without media",
+        "useless": "summaries of no use",
+    }  # fmt: skip
+    return ", ".join(f"{count} {words[how]}" for how, count in counts.items() if count)
 
 
 def _state(state: dict[str, Any]) -> str:

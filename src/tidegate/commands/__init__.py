@@ -3,7 +3,7 @@
 `build` gives the registry with everything in it; a later room adds its own commands to `COMMANDS`.
 """
 
-from tidegate.commands import answers, choices, conversation, memory, skills
+from tidegate.commands import answers, choices, context, conversation, memory, skills
 from tidegate.commands.registry import Command, CommandInfo, Commands, Context, Reply
 from tidegate.sessions import Sessions
 
@@ -13,6 +13,7 @@ COMMANDS: tuple[Command, ...] = (
     *conversation.COMMANDS,
     *answers.COMMANDS,
     *choices.COMMANDS,
+    *context.COMMANDS,
     *skills.COMMANDS,
     *memory.COMMANDS,
 )

@@ -73,6 +73,7 @@ async def status(context: Context, _: str) -> Reply:
         f"agent         {view.agent}",
         *_model(context, view),
         *_reasoning(context, view),
+        f"context       {await _filled(context)}",
         f"used          {await _used(context)}",
         f"ends          {'after ' + span(expiry) + ' without a message' if expiry else 'only by /new'}",
         f"running       {view.running or 'nothing'}, {view.waiting} waiting",
@@ -80,6 +81,13 @@ async def status(context: Context, _: str) -> Reply:
         f"since         {time.strftime('%Y-%m-%d %H:%M', time.localtime(view.created))}",
     ]
     return Reply(text="\n".join(lines), session=context.session)
+
+
+async def _filled(context: Context) -> str:
+    """How full the model's window is."""
+    filling = await context.door.filling(context.here(), context.principal)
+    about = "" if filling.counted else "about "
+    return f"{about}{filling.tokens:,} of {filling.window:,} tokens ({filling.tokens / filling.window:.0%}); /context"
 
 
 async def _used(context: Context) -> str:

@@ -27,7 +27,10 @@ HELP = (
     "- say something nice\n"
     "- count to 50\n"
     "- what did I say\n"
+    "- what was message 3\n"
+    "- search for WORDS\n"
     "- remember that I like tea; what do you remember; forget note 1\n"
+    "- delegate to NAME: TASK\n"
     '- call NAME {"argument": 1}\n'
     "- slow, fail, stumble, silence: for trying what happens then"
 )
@@ -174,7 +177,8 @@ def reply(request: Request) -> Reply:
         return _report(since)
     remembered = _remember(said, request)
     return (
-        remembered
+        _delegate(said, request)
+        or remembered
         or _skill(said, request)
         or _tools(said, request)
         or _effects(said)
@@ -215,6 +219,10 @@ def _tools(said: str, request: Request) -> Reply | None:
         if not any(tool.function.name == "terminal" for tool in request.tools):
             return Reply(text="I would run that, but this agent has no terminal tool.")
         wanted = [("terminal", msgspec.json.encode({"command": found[1]}).decode())]
+    elif (looked := _lookup(said)) is not None:
+        if not any(tool.function.name == looked[0] for tool in request.tools):
+            return Reply(text=f"I would look that up, but this agent has no {looked[0]} tool.")
+        wanted = [looked]
     elif found := re.match(r"(?i)ask me (\S[^?]*\?)\s*(.*)$", said):
         if not any(tool.function.name == "ask_user" for tool in request.tools):
             return Reply(text="I would ask you, but this agent has no ask_user tool.")
@@ -230,6 +238,25 @@ def _tools(said: str, request: Request) -> Reply | None:
         for place, (name, given) in enumerate(wanted, 1)
     )
     return Reply(calls=calls) if calls else None
+
+
+def _delegate(said: str, request: Request) -> Reply | None:
+    """`delegate to NAME: TASK`; several with `;` between them are given together."""
+    tasks = [
+        re.match(r"(?is)delegate to (\S+?):\s*(\S.*)$", part) for part in re.split(r"(?i);\s*(?=delegate to )", said)
+    ]
+    if not all(tasks):
+        return None
+    if not any(tool.function.name == "delegate" for tool in request.tools):
+        return Reply(text="I would give that to another agent, but this agent has no delegate tool.")
+    made = sum(len(message.tool_calls) for message in request.messages)
+    given = [{"agent": found[1], "task": found[2]} for found in tasks if found is not None]
+    return Reply(
+        calls=tuple(
+            ToolCall(id=f"call_demo_{made + place}", name="delegate", arguments=msgspec.json.encode(each).decode())
+            for place, each in enumerate(given, 1)
+        )
+    )
 
 
 def _remember(said: str, request: Request) -> Reply | None:
@@ -262,6 +289,20 @@ def _skill(said: str, request: Request) -> Reply | None:
     arguments = {"name": found[1].lower(), **({"file": found[2]} if found[2] else {})}
     given = msgspec.json.encode(arguments).decode()
     return Reply(calls=(ToolCall(id=f"call_demo_{made + 1}", name="skill", arguments=given),))
+
+
+def _lookup(said: str) -> tuple[str, str] | None:
+    """A question about what was said, as the call that answers it."""
+    arguments: dict[str, object]
+    if re.match(r"(?i)what did I say first\W*$", said):
+        return "context_expand", '{"first":1}'
+    if found := re.match(r"(?i)what (?:was|were) messages? (\d{1,9})(?: to (\d{1,9}))?\W*$", said):
+        arguments = {"first": int(found[1])} | ({"last": int(found[2])} if found[2] else {})
+        return "context_expand", msgspec.json.encode(arguments).decode()
+    if found := re.match(r"(?is)search (everywhere )?for (\S.*)$", said):
+        arguments = {"query": found[2]} | ({"everywhere": True} if found[1] else {})
+        return "context_search", msgspec.json.encode(arguments).decode()
+    return None
 
 
 def _clock(said: str, request: Request) -> list[tuple[str, str]]:

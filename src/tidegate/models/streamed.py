@@ -50,9 +50,8 @@ class Scale:
 
 
 class StreamedAnswer(ABC):
-    """`shown` says that text was handed on; `done` that the end mark was seen; `refused` that its words are a refusal. A
-    format says what an event means
-    (`event`) and what a body in one piece means (`one_piece`)."""
+    """`shown` says that text was handed on; `done` that the end mark was seen; `refused` that its words are a refusal.
+    A format says what an event means (`event`) and what a body in one piece means (`one_piece`)."""
 
     __slots__ = (
         "_event_bytes",

@@ -9,6 +9,7 @@ from tidegate.sessions.channels import CHANNELS, Channel, Channels
 from tidegate.sessions.chores import Chore
 from tidegate.sessions.door import Sessions
 from tidegate.sessions.ending import EndHook
+from tidegate.sessions.filling import Filling
 from tidegate.sessions.substitutes import KEY as FALLBACK
 from tidegate.sessions.substitutes import Fallen, reason
 from tidegate.sessions.views import AgentView, Notebook, NoteView, QuestionView, SessionView, SettingView
@@ -23,6 +24,7 @@ __all__ = [
     "Chore",
     "EndHook",
     "Fallen",
+    "Filling",
     "NoteView",
     "Notebook",
     "QuestionView",

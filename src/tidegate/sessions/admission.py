@@ -38,7 +38,7 @@ def admit(
     db: Db,
     inbound: Inbound,
     turn: str,
-    fresh: Fresh,
+    fresh: Fresh | None,
     *,
     queue_length: int,
     take: bool,
@@ -172,7 +172,7 @@ def _note_receipts(db: Db, inbound: Inbound, turn: str, now: float) -> None:
         receipts.put(db, inbound.principal, kept, turn, now)
 
 
-def _session(db: Db, inbound: Inbound, fresh: Fresh, id: str, now: float) -> tuple[SessionRow, bool]:
+def _session(db: Db, inbound: Inbound, fresh: Fresh | None, id: str, now: float) -> tuple[SessionRow, bool]:
     """The one that is there, or a new one with this id."""
     row = None
     if inbound.session is not None:
@@ -199,6 +199,7 @@ def _session(db: Db, inbound: Inbound, fresh: Fresh, id: str, now: float) -> tup
                 param="model",
             )
         return row, False
+    assert fresh is not None, "whoever names no session by its id brings what a new one begins with"
     named = inbound.name is not None or inbound.new
     row = sessions.create(
         db,

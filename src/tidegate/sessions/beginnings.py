@@ -29,6 +29,8 @@ class Source(Protocol):
     """Brings a part of the prompt, under its name. It caches for itself what is worth it."""
 
     name: str
+    needs_tools: bool
+    """Whether it speaks of a tool: then it has nothing to say where a call brings tools of its own."""
 
     def serves(self, agent: str) -> bool:
         """Whether it may have anything for this agent: a matter of the configuration alone."""
@@ -64,7 +66,7 @@ class Beginnings:
         settings = self._config.agents.get(agent)
         if settings is None:
             raise Misconfigured(f"The agent {agent!r} is no longer configured; add [agents.{agent}] to tidegate.toml.")
-        sources = self._sources[agent]
+        sources = tuple(each for each in self._sources[agent] if not (caller_tools and each.needs_tools))
         # Before the notes are looked at: what changes between is told twice rather than never.
         seen = 0 if self._mark is None else await self._mark(agent)
         texts = tuple([await source.part(agent, principal) for source in sources]) if sources else ()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tidegate.errors import Conflict
 from tidegate.sessions import titles
 from tidegate.sessions.admission import Fresh
+from tidegate.sessions.compaction import COOLDOWN, WANTED
 from tidegate.store import Db, SessionRow, messages, sessions, settings, spooled, summaries, turns
 from tidegate.values import Accepted, new_id
 
@@ -41,6 +42,12 @@ async def set_setting(
 async def clear_setting(door: "Sessions", session: str, principal: "Principal", key: str) -> bool:
     await door.row(session, principal)
     return bool(await door.store.write(settings.clear, session, key))
+
+
+async def ask_to_compact(door: "Sessions", session: str, principal: "Principal") -> None:
+    """Have older messages summarised with the next turn, also where that was of no use lately."""
+    await clear_setting(door, session, principal, COOLDOWN)
+    await set_setting(door, session, principal, WANTED, True, source="command")
 
 
 async def set_title(door: "Sessions", session: str, principal: "Principal", title: str) -> None:

@@ -45,6 +45,9 @@ WITHOUT_THOUGHTS = (
     "and the provider counts the conversation as new once."
 )
 
+HOW = ("summary", "excerpts", "cut", "media", "useless")
+"""Ways in which requests were made smaller; the last are summaries that were of no use."""
+
 EXCERPT = 400
 """Characters of an old result that stay: what it was, and how it ended."""
 
@@ -116,8 +119,9 @@ class Fitting:
         tokens = conversation.tokens
         if self._wanted:
             self._wanted = False
+            self._cools = conversation.cools = None
             await self._house.store.write(settings.clear, self._taken.session.id, WANTED)
-            await self._shrink(conversation, tokens, asked=True)
+            await self._shrink(conversation, marks.hard)
         elif tokens > marks.hard:
             await self._shrink(conversation, marks.hard)
         elif tokens > marks.soft and conversation.preparing is None and not self._why_not(conversation):
@@ -187,23 +191,22 @@ class Fitting:
 
     # -- before the next step --
 
-    async def _shrink(self, conversation: Conversation, most: int, *, asked: bool = False) -> None:
-        """Make the request no larger than `most` tokens, or, when a person `asked` for it, smaller at all."""
+    async def _shrink(self, conversation: Conversation, most: int) -> None:
+        """Have what is old summarised, and make the request no larger than `most` tokens."""
         await self._await_prepared(conversation)
         view = await self._house.view(self._taken)
         marks = _for_what_is_said(self._house.marks(conversation.model).within(most), conversation)
         work = _Work(conversation, view, self._house.settings.least, most, marks)
         why = await self._summarise(conversation, work)
-        if not asked:
-            for stage in _stages(work):
-                if work.fits:
-                    break
-                await self._take(work, stage)
-            if work.lists_too_much:
-                await self._take(work, _cut(work, 0))
+        for stage in _stages(work):
+            if work.fits:
+                break
+            await self._take(work, stage)
+        if work.lists_too_much:
+            await self._take(work, _cut(work, 0))
         if work.view is not view:
             conversation.recast(work.view.messages(), work.view.mark, tokens=work.tokens(work.view))
-        if not asked and not work.fits:
+        if not work.fits:
             raise self._too_small(conversation)
         self._tell(view, work, why)
 

@@ -41,6 +41,7 @@ class _Room:
 
 class Delegation:
     name = "agents"
+    needs_tools = True
     """Of the part of the prompt that says who there is."""
 
     def __init__(self, door: "Sessions") -> None:

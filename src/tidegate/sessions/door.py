@@ -23,14 +23,15 @@ from tidegate.log import Log
 from tidegate.models import Models
 from tidegate.security import Principal, Secret
 from tidegate.sessions import queries, watching
-from tidegate.sessions.admission import Admission, admit
+from tidegate.sessions.admission import Admission, Fresh, admit
 from tidegate.sessions.arriving import accept_media
 from tidegate.sessions.beginnings import Beginnings
 from tidegate.sessions.budgets import Budgets
 from tidegate.sessions.channels import DELEGATE, Channels
 from tidegate.sessions.chores import Chore, chores
-from tidegate.sessions.compaction import Compaction
+from tidegate.sessions.compaction import HOW, Compaction
 from tidegate.sessions.ending import EndHook, Endings
+from tidegate.sessions.filling import Filling
 from tidegate.sessions.questions import Questions
 from tidegate.sessions.recovery import recover
 from tidegate.sessions.runner import Runner
@@ -166,15 +167,20 @@ class Sessions:
         terms = {**await self._terms(inbound), "arrivals": arrivals}
         return await self.store.write_then(lambda admission: self._acknowledge(inbound, admission), admit, **terms)
 
+    async def _fresh(self, inbound: Inbound) -> Fresh | None:
+        """What a session would begin with that this message makes; it makes none when it names one by its id."""
+        if inbound.session is not None:
+            return None
+        extra, caller_tools = inbound.extra_prompt or "", bool(inbound.call.tools)
+        return await self.beginnings.of(inbound.agent, inbound.principal, extra, caller_tools=caller_tools)
+
     async def _terms(self, inbound: Inbound) -> dict[str, Any]:
         """On which it is taken in; raises when it is not to be."""
         self._check(inbound)
         return {
             "inbound": inbound,
             "turn": new_id("t"),
-            "fresh": await self.beginnings.of(
-                inbound.agent, inbound.principal, inbound.extra_prompt or "", caller_tools=bool(inbound.call.tools)
-            ),
+            "fresh": await self._fresh(inbound),
             "queue_length": self.config.limits.queue_length,
             "take": self.engine.has_room(inbound.within),
             "now": self.clock(),
@@ -365,6 +371,11 @@ class Sessions:
         found: UsageTotal = await self.store.read(usage.of_session, session)
         return found
 
+    async def filling(self, session: str, principal: Principal) -> Filling:
+        """What fills the window of the model that would answer in a conversation now."""
+        row = await self.row(session, principal)
+        return await self.runner.filling(row, tuple(await self.store.read(settings.get_all, session, self.clock())))
+
     def agents(self, principal: Principal) -> tuple[AgentView, ...]:
         return tuple(
             AgentView(name=name, model=agent.model, description=agent.description, demo=self._is_demo(agent.model))
@@ -500,6 +511,7 @@ class Sessions:
             },
             "workspaces": self.workspaces.status(),
             "questions": {"waiting": self.questions.waiting},
+            "context": {how: self.runner.compaction.counts[how] for how in HOW},
             "budgets": msgspec.to_builtins(self.budgets.views()),
             "model_states": self._model_states(),
             "models": {name: meter.read() for name, meter in self.budgets.meters.items()},

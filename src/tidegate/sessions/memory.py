@@ -46,6 +46,7 @@ class Memory:
     """The `Notes` of tools, a `Source` for what conversations begin with, and what people see and change."""
 
     name = "memory"
+    needs_tools = False
 
     def __init__(self, config: Config, store: Store, clock: Callable[[], float]) -> None:
         self._config = config

@@ -37,6 +37,8 @@ BEGINNING = 200
 RESERVE = 512
 """Bytes of an answer for what is said of its end."""
 RESERVED_LINES = 8
+LEAST_LINES = 4
+"""Without which a page could not hold a line of a message."""
 
 
 class Wanted(Frozen, frozen=True):
@@ -224,7 +226,7 @@ class Recalling:
     def _page(self) -> Page:
         """What is shown whole: a longer answer would be kept in the spool, and shown by an excerpt."""
         most, lines = self._spool.excerpt_bytes, self._spool.excerpt_lines
-        return Page(max(most - RESERVE, most * 3 // 4), max(lines - RESERVED_LINES, lines // 2))
+        return Page(max(most - RESERVE, most * 3 // 4), max(lines - RESERVED_LINES, lines // 2, LEAST_LINES))
 
     def _may_look_everywhere(self, ctx: ToolContext) -> bool:
         agent = self._config.agents.get(ctx.agent)

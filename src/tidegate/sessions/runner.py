@@ -21,10 +21,11 @@ from tidegate.lifetimes import BoundedCache, CacheStats, Holding, Presence
 from tidegate.log import Log
 from tidegate.models import Encoded, Model, Models
 from tidegate.sessions.budgets import Budgets
-from tidegate.sessions.compaction import ERA, Compaction, Fitting
+from tidegate.sessions.compaction import COOLDOWN, ERA, Compaction, Fitting, read_view
+from tidegate.sessions.filling import Filling, fill
 from tidegate.sessions.substitutes import Substitutes
 from tidegate.sessions.workshop import Workshop
-from tidegate.store import SessionRow, Store, sessions
+from tidegate.store import SessionRow, Setting, Store, sessions
 from tidegate.tools import ToolRegistry, Toolset
 from tidegate.values import Call, Message, Notice, Outcome
 
@@ -144,6 +145,17 @@ class Runner:
         chosen = (setting.value for setting in taken.settings if setting.key == "reasoning")
         reasoning = next(chosen, agent.reasoning)
         return call if reasoning is None else msgspec.structs.replace(call, reasoning=reasoning)
+
+    async def filling(self, session: SessionRow, held: tuple[Setting, ...]) -> Filling:
+        """What fills the window of the model that would answer now."""
+        model = self.substitutes.model(self.agent(session.agent), held)
+        record = self._presence.get(session.id)
+        resident = record.resident if record is not None else None
+        same = resident if isinstance(resident, Conversation) and resident.model is model else None
+        view = await self._store.read(read_view, session.id, None)
+        prefix = await self._store.read(sessions.prefix, _frozen(session))
+        resting = next((str(setting.value) for setting in held if setting.key == COOLDOWN), None)
+        return fill(prefix, view, model, self.compaction.marks(model), same, resting)
 
     def signature(self, session: SessionRow, agent: AgentSettings, model: Model) -> bytes:
         """Equal for equal settings; differs with model, endpoint, credential, toolsets or prompt (the extra prompt is

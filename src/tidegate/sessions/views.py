@@ -4,9 +4,13 @@ from typing import Any, Literal
 
 import msgspec
 
+from tidegate.sessions.compaction import COOLDOWN, ERA, WANTED
 from tidegate.sessions.substitutes import KEY, Fallen
 from tidegate.store import ApprovalRow, SessionRow, Setting
 from tidegate.values import Frozen
+
+UNCHOSEN = (KEY, COOLDOWN, WANTED, ERA)
+"""Settings that nobody chose, or that are over with the next turn."""
 
 
 class SettingView(Frozen, frozen=True):
@@ -111,7 +115,7 @@ def view(
         settings={
             setting.key: SettingView(value=setting.value, source=setting.source, expires=setting.expires)
             for setting in settings
-            if setting.key != KEY
+            if setting.key not in UNCHOSEN
         },
         fallback=fallback,
     )

@@ -64,6 +64,7 @@ class Library:
     """As a source of prompts it brings the list of skills."""
 
     name = TOOLSET
+    needs_tools = True
 
     def __init__(self, config: Config, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config

@@ -38,6 +38,7 @@ class ProjectFiles:
     """A source of prompts."""
 
     name = "project"
+    needs_tools = False
 
     def __init__(self, config: Config, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config

@@ -25,8 +25,8 @@ BATCH = 200
 """Messages per indexing write at most, so that a turn's write does not wait long behind it."""
 BATCH_CHARACTERS = 200_000
 """Text per indexing write at most, beyond its last message; some ten milliseconds of work."""
-CATCH_UP = 50
-"""Batches that a search indexes at most before it answers."""
+CATCH_UP = 100
+"""Batches that a search indexes at most before it answers: a quarter of a second."""
 WORDS = 16
 """Words of a query that count."""
 INDEXED_CHARACTERS = 200_000
@@ -86,10 +86,12 @@ def behind(db: Db) -> int:
 
 async def catch_up(store: Searchable) -> int:
     """Indexes what waits, a bounded amount of it; about how much is left."""
+    left = int(await store.read(behind))
     for _ in range(CATCH_UP):
-        if (left := await store.read(behind)) == 0 or await store.write(index, BATCH) == 0:
+        if left == 0 or await store.write(index, BATCH) == 0:
             return 0
-    return int(left)
+        left = int(await store.read(behind))
+    return left
 
 
 def index(db: Db, batch: int = BATCH) -> int:
@@ -106,7 +108,8 @@ def index(db: Db, batch: int = BATCH) -> int:
         if size > BATCH_CHARACTERS:
             break
     if rows:
-        numbers = {session: _number(db, session) for session in {session for _, session, text in rows if text}}
+        named = dict.fromkeys(session for _, session, text in rows if text)
+        numbers = {session: _number(db, session) for session in named}
         # In order, since the index begins a new part of itself for each entry that is not behind the last one.
         entries = sorted((numbers[session] << MESSAGE_BITS | id, text) for id, session, text in rows if text)
         db.executemany("INSERT INTO messages_text(rowid, text) VALUES(?, ?)", entries)
@@ -163,7 +166,8 @@ def _number(db: Db, session: str) -> int:
     ).fetchall()
     first, size, used = extents[-1] if extents else (0, 0, 0)
     if used == size:
-        end = db.execute("SELECT first + size FROM indexed_extents ORDER BY first DESC LIMIT 1").get
+        last = "(SELECT max(first) FROM indexed_extents)"
+        end = db.execute(f"SELECT first + size FROM indexed_extents WHERE first = {last}").get
         first, size, used = end or 0, max(EXTENT, EXTENT_GROWTH * sum(extent[1] for extent in extents)), 0
         db.execute(
             "INSERT INTO indexed_extents(principal, first, size, used) VALUES(?, ?, ?, 0)", (principal, first, size)

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from tidegate.commands import CommandInfo, Commands
 from tidegate.errors import NotAllowed, NotFound, Refused
-from tidegate.sessions import AgentView, Sessions, SessionView
+from tidegate.sessions import AgentView, Filling, Sessions, SessionView
 from tidegate.store import MessageRow
 from tidegate.values import IDEMPOTENCY, Accepted, Busyness, Inbound, Message, Outcome, Receipt
 from tidegate.web import headers as given
@@ -153,6 +153,11 @@ class Api:
                 answers={200: "text/event-stream"}, refusals=(404, 429), headers=("Last-Event-ID",),
             ),
             Endpoint(
+                method="GET", path=f"{one}/context", handler=self.context,
+                summary="What fills the window of a conversation's model, by part",
+                answers={200: Filling}, refusals=(404,),
+            ),
+            Endpoint(
                 method="POST", path=f"{one}/end", handler=self.end, summary="End a conversation",
                 answers={200: EndedAnswer}, refusals=(404,),
             ),
@@ -196,6 +201,9 @@ class Api:
 
     async def session(self, ask: Ask) -> Answer:
         return json_answer(await self._door.session(ask.path["id"], ask.caller.principal))
+
+    async def context(self, ask: Ask) -> Answer:
+        return json_answer(await self._door.filling(ask.path["id"], ask.caller.principal))
 
     async def delete(self, ask: Ask) -> Answer:
         """204 when it is gone, 202 when it goes as soon as nothing of it is owed any more."""

@@ -123,6 +123,12 @@ class Metrics:
             "Approvals and questions of running turns that wait for a person's answer.",
             value=status["questions"]["waiting"],
         )
+        smaller = CounterMetricFamily(
+            "tidegate_compactions", "Times that a request was made smaller to fit its model's window.", labels=("how",)
+        )
+        for how, count in sorted(status["context"].items()):
+            smaller.add_metric((how,), count)
+        yield smaller
         yield from self._usage_metrics(status)
         yield from self._model_metrics(status["model_states"])
 

@@ -1,0 +1,69 @@
+"""Commands about the window: context, compact."""
+
+from tidegate.commands.registry import Command, Context, Reply
+from tidegate.sessions import Filling, changes
+
+BAR = 24
+"""Characters of a bar as long as the window."""
+
+REBUILDS = "The model reads the conversation anew once (its cached prefix is rebuilt)."
+
+
+async def context(context: Context, _: str) -> Reply:
+    filling = await context.door.filling(context.here(), context.principal)
+    return Reply(text=told(filling), session=context.session)
+
+
+async def compact(context: Context, _: str) -> Reply:
+    await changes.ask_to_compact(context.door, context.here(), context.principal)
+    text = f"Older messages are summarised with your next message; nothing is deleted. {REBUILDS}"
+    return Reply(text=text, session=context.session)
+
+
+def told(filling: Filling) -> str:
+    """As people read it, in lines."""
+    about = "" if filling.counted else "about "
+    lines = [
+        f"{about}{filling.tokens:,} of {filling.window:,} tokens are in use, {_share(filling.tokens, filling)} of the "
+        f"window of {filling.model}",
+        _bar(filling.tokens, filling),
+    ]
+    width = max((len(share.name) for share in filling.parts), default=0)
+    for share in filling.parts:
+        many = f"  ({share.count:,})" if share.count > 1 else ""
+        lines.append(f"{share.name:{width}}  {share.tokens:>9,}  {_share(share.tokens, filling):>5}{many}")
+    if filling.summaries:
+        lines.append(f"Messages 1 to {filling.summarised:,} are shown by {filling.summaries} of their summaries.")
+    lines.append(
+        f"From {filling.soft:,} tokens on a summary is prepared, above {filling.hard:,} it stands for what is old; "
+        "/compact does so with the next message."
+    )
+    if filling.resting:
+        lines.append(f"No summary is asked for at present: {filling.resting}.")
+    return "\n".join(lines)
+
+
+def _share(tokens: int, filling: Filling) -> str:
+    return f"{tokens / filling.window:.1%}"
+
+
+def _bar(tokens: int, filling: Filling) -> str:
+    """How full it is, with the marks in it."""
+    full = min(BAR, round(BAR * tokens / filling.window))
+    cells = ["█"] * full + ["·"] * (BAR - full)
+    for mark in (filling.soft, filling.hard):
+        place = min(BAR - 1, int(BAR * mark / filling.window))
+        cells[place] = "▌" if place < full else "|"
+    return "[" + "".join(cells) + "]"
+
+
+COMMANDS = (
+    Command(name="context", help="What fills the model's window, by part.", handler=context),
+    Command(
+        name="compact",
+        help="Have older messages summarised for the model; the transcript stays whole.",
+        handler=compact,
+        cost=REBUILDS,
+        mid_turn="applies with the next turn",
+    ),
+)

@@ -1,0 +1,113 @@
+"""What fills a conversation's window, part by part.
+
+Guarantee: the parts are of what the next request would show, read from the store, whether or not anything of the
+session is in memory; together they are its size. Tokens are estimates that the provider's own counts have calibrated;
+where the last request was counted, the sum is that count and what was said since.
+"""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from tidegate.agent import Conversation, weigh
+from tidegate.agent.context import Marks, View
+from tidegate.agent.context.view import told
+from tidegate.agent.conversation import weigh_media
+from tidegate.models import Model
+from tidegate.values import Frozen, Message, Prefix
+
+NAMES = {
+    "prompt": "the agent's prompt",
+    "project": "files of the project",
+    "skills": "list of skills",
+    "memory": "notes",
+    "caller": "the caller's own prompt",
+    "tools": "tools",
+    "summaries": "summaries of older messages",
+    "people": "what people said",
+    "answers": "answers",
+    "results": "tool calls and results",
+    "media": "pictures and sounds",
+}
+"""The parts that there can be, in the order in which they are told, and in words."""
+
+
+class Share(Frozen, frozen=True, omit_defaults=False):
+    """One part: `count` is how many messages, summaries, tools or media it is."""
+
+    part: str
+    name: str
+    tokens: int
+    count: int
+
+
+class Filling(Frozen, frozen=True, omit_defaults=False):
+    """The window of the model that would answer now, in tokens. `soft` and `hard` are the marks at which a summary is
+    prepared and applied; `summarised` is how many messages stand in the transcript that a summary stands for, and
+    `summaries` how many of these are shown. `counted` says whether the sum rests on the provider's count of the last
+    request; `resting` why no model is asked for a summary at present."""
+
+    model: str
+    window: int
+    soft: int
+    hard: int
+    tokens: int
+    parts: tuple[Share, ...]
+    summaries: int
+    summarised: int
+    counted: bool
+    resting: str | None = None
+
+
+def fill(
+    prefix: Prefix, view: View, model: Model, marks: Marks, held: Conversation | None, resting: str | None
+) -> Filling:
+    """`held` is the conversation in memory, if it is with this model."""
+    sizes = _sizes(prefix, view)
+    whole = sum(size for size, _ in sizes.values()) or 1
+    counted = held is not None and held.is_counted
+    tokens = held.tokens if held is not None else model.gauge.tokens(whole)
+    return Filling(
+        model=model.name,
+        window=marks.window,
+        soft=marks.soft,
+        hard=marks.hard,
+        tokens=tokens,
+        parts=tuple(
+            Share(part=part, name=NAMES.get(part, part), tokens=round(tokens * size / whole), count=count)
+            for part, (size, count) in sizes.items()
+            if size
+        ),
+        summaries=len(view.summaries),
+        summarised=view.covered,
+        counted=counted,
+        resting=resting,
+    )
+
+
+def _sizes(prefix: Prefix, view: View) -> dict[str, tuple[int, int]]:
+    """Bytes and number of each part, in order."""
+    sizes: dict[str, tuple[int, int]] = dict.fromkeys(NAMES, (0, 0))
+    parts = prefix.parts or ((("prompt", len(prefix.prompt)),) if prefix.prompt else ())
+    start = 0
+    for name, length in parts:
+        sizes[name] = (len(prefix.prompt[start : start + length].encode(errors="replace")), 1)
+        start += length
+    tools = [len(tool.name) + len(tool.description) + len(bytes(tool.parameters)) for tool in prefix.tools]
+    sizes["tools"] = (sum(tools), len(tools))
+    sizes["summaries"] = (sum(weigh(told(row)) for row in view.summaries), len(view.summaries))
+    for part, size in _said(view.shown_rows()):
+        bytes_, count = sizes[part]
+        sizes[part] = (bytes_ + size, count + 1)
+    return sizes
+
+
+def _said(messages: Iterable[Message]) -> Iterable[tuple[Literal["people", "answers", "results", "media"], int]]:
+    for message in messages:
+        media = sum(map(weigh_media, message.media))
+        if media:
+            yield "media", media
+        size = weigh(message) - media
+        if message.role == "tool" or message.calls:
+            yield "results", size
+        else:
+            yield "people" if message.role == "user" else "answers", size

@@ -1,0 +1,98 @@
+"""What people are told of a conversation's window, and how they have it made smaller."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.scripted import ScriptedModel
+from bench.scripted.temper import Temper
+from tests.commands.test_commands import run
+from tests.core import ANNA, BERT, OWNER
+from tests.sessions.test_compaction import WORDS, house, talk
+from tidegate.errors import NotFound
+from tidegate.models import SUMMARY_TASK
+from tidegate.store import summaries
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_context_shows_what_fills_the_window_by_part(home: Path, model: ScriptedModel) -> None:
+    """The parts are of the next request, and together they are what the provider counted."""
+    async with house(home, model) as h:
+        session = (await talk(h, 3))[-1].session
+        await h.say("now [tool clock {}]")
+        filling = await h.door.filling(session, ANNA)
+        assert filling.model == "main" and filling.window == 4096 and filling.counted
+        tokens = {share.part: share.tokens for share in filling.parts}
+        counts = {share.part: share.count for share in filling.parts}
+        assert set(tokens) == {"prompt", "tools", "people", "answers", "results"}
+        assert counts["people"] == 4 and counts["results"] == 2 and counts["answers"] == 4
+        assert abs(sum(tokens.values()) - filling.tokens) <= len(tokens)
+        assert tokens["people"] > tokens["answers"] and tokens["people"] > 3 * 100
+        text = (await run(h, "/context", session)).text
+        assert f"{filling.tokens:,} of 4,096 tokens" in text and "what people said" in text
+        assert "(4)" in text and "[" in text
+        assert f"{filling.tokens:,} of 4,096 tokens" in (await run(h, "/status", session)).text
+
+
+async def test_context_is_the_same_from_the_store_alone(home: Path, model: ScriptedModel) -> None:
+    """Whether or not anything of it is in memory; without a count it says that it is an estimate."""
+    async with house(home, model) as h:
+        session = (await talk(h, 3))[-1].session
+        before = await h.door.filling(session, ANNA)
+    async with house(home, model) as h:
+        after = await h.door.filling(session, ANNA)
+        assert [share.part for share in after.parts] == [share.part for share in before.parts]
+        assert [share.count for share in after.parts] == [share.count for share in before.parts]
+        assert not after.counted and 0.5 < after.tokens / before.tokens < 2
+        assert (await run(h, "/context", session)).text.startswith("about ")
+
+
+async def test_compact_summarises_with_the_next_message(home: Path, model: ScriptedModel) -> None:
+    """Also when no model was to be asked for a while: a person has asked."""
+    model.be(Temper(marker=SUMMARY_TASK))
+    async with house(home, model) as h:
+        session = (await talk(h, 8))[-1].session
+        before = await h.door.filling(session, ANNA)
+        reply = await run(h, "/compact", session)
+        assert "nothing is deleted" in reply.text and "rebuilt" in reply.text
+        outcome = await h.say("short")
+        assert any("instead of messages 1 to" in note for note in outcome.notices)
+        after = await h.door.filling(session, ANNA)
+        assert after.tokens < before.tokens and after.summaries == 1 and after.summarised > 1
+        text = (await run(h, "/context", session)).text
+        assert f"Messages 1 to {after.summarised} are shown by 1 of their summaries." in text
+        assert "summaries of older messages" in text
+
+
+async def test_compact_says_so_when_there_is_nothing_to_summarise(home: Path, model: ScriptedModel) -> None:
+    async with house(home, model) as h:
+        session = (await h.say("hello")).session
+        await run(h, "/compact", session)
+        outcome = await h.say("short")
+        assert outcome.state == "answered"
+        assert outcome.notices == ("This conversation was not summarised: everything in it is new.",)
+        assert not await h.store.read(summaries.shown, session)
+        assert not (await h.say("short")).notices
+
+
+async def test_why_no_summary_is_asked_for_is_told(home: Path, model: ScriptedModel) -> None:
+    """S35: and /compact tries all the same."""
+    model.be(Temper(marker=SUMMARY_TASK, summary="empty", times=1))
+    async with house(home, model) as h:
+        session = (await talk(h, 30))[-1].session
+        filling = await h.door.filling(session, ANNA)
+        assert filling.resting == "the model gave an empty one"
+        assert "at present: the model gave an empty one." in (await run(h, "/context", session)).text
+        await run(h, "/compact", session)
+        await h.say("short")
+        assert (await h.door.filling(session, ANNA)).resting is None
+        assert (await h.store.read(summaries.shown, session))[-1].how == "model"
+
+
+async def test_nobody_sees_what_fills_another_ones_window(home: Path, model: ScriptedModel) -> None:
+    async with house(home, model) as h:
+        session = (await h.say(WORDS)).session
+        with pytest.raises(NotFound):
+            await h.door.filling(session, BERT)
+        assert (await h.door.filling(session, OWNER)).tokens

@@ -1,0 +1,36 @@
+"""The demo model gives tasks to other agents, in the words that docs/demo-model.md promises."""
+
+import msgspec
+import pytest
+
+from tidegate.models.demo_script import reply
+from tidegate.models.demo_script import read_request as read
+
+TOOLS = [{"type": "function", "function": {"name": "delegate", "parameters": {}}}]
+
+
+def said(text: str, *, tools: bool = True) -> bytes:
+    messages = [{"role": "user", "content": text}]
+    return msgspec.json.encode({"messages": messages, "tools": TOOLS if tools else []})
+
+
+@pytest.mark.parametrize(
+    ("text", "tasks"),
+    [
+        ("delegate to helper: what time is it?", [("helper", "what time is it?")]),
+        ("Delegate to a: say x; delegate to b: say y", [("a", "say x"), ("b", "say y")]),
+        ("delegate to a: delegate to b: say x", [("a", "delegate to b: say x")]),
+        ("delegate to a: call x {}; call y {}", [("a", "call x {}; call y {}")]),
+    ],
+)
+def test_it_gives_tasks_in_plain_words(text: str, tasks: list[tuple[str, str]]) -> None:
+    calls = reply(read(said(text))).calls
+    assert [call.name for call in calls] == ["delegate"] * len(tasks)
+    given = [msgspec.json.decode(call.arguments) for call in calls]
+    assert [(each["agent"], each["task"]) for each in given] == tasks
+    assert len({call.id for call in calls}) == len(tasks)
+
+
+def test_it_says_when_it_can_give_none() -> None:
+    assert "no delegate tool" in reply(read(said("delegate to a: say x", tools=False))).text
+    assert not reply(read(said("say delegate to a: b"))).calls

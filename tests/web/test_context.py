@@ -1,0 +1,49 @@
+"""What fills a conversation's window, and how often windows were made to suffice, over HTTP."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.scripted.temper import Temper
+from bench.scripted_model import ScriptedModel
+from tests.house import house
+from tests.web.asking import call, chat
+from tidegate.models import SUMMARY_TASK
+
+pytestmark = pytest.mark.anyio
+
+SMALL = """
+[models.main]
+api = "openai-chat"
+base_url = "{url}"
+model = "scripted"
+context_window = 2048
+max_output = 256
+[agents.main]
+model = "main"
+"""
+WORDS = "the tide comes in and the tide goes out " * 10
+
+
+async def test_a_caller_sees_what_fills_the_window_of_his_own_conversation(home: Path, model: ScriptedModel) -> None:
+    """X05: and of no other's."""
+    model.be(Temper(marker=SUMMARY_TASK, windows={"*": 2048}))
+    async with house(home, model=model, toml=SMALL.format(url=model.base_url)) as h:
+        anna = await h.add_key("anna")
+        for _ in range(30):
+            assert (await chat(h, WORDS, session="long", key=anna)).status == 200
+        (view,) = (await call(h, "GET", "/api/sessions", key=anna)).json["sessions"]
+        found = await call(h, "GET", f"/api/sessions/{view['id']}/context", key=anna)
+        assert found.status == 200
+        assert found.json["tokens"] <= found.json["hard"] < found.json["window"] == 2048
+        assert found.json["summaries"] >= 1 and found.json["summarised"] > 20
+        assert abs(sum(part["tokens"] for part in found.json["parts"]) - found.json["tokens"]) <= len(
+            found.json["parts"]
+        )
+        bert = await h.add_key("bert")
+        assert (await call(h, "GET", f"/api/sessions/{view['id']}/context", key=bert)).status == 404
+        assert (await call(h, "GET", "/api/sessions/s_none/context", key=anna)).status == 404
+        metrics = (await call(h, "GET", "/metrics")).body.decode()
+        assert 'tidegate_compactions_total{how="summary"}' in metrics
+        assert 'tidegate_compactions_total{how="useless"} 0' in metrics
+    assert model.stats()["too_much"] == 0
