@@ -15,6 +15,7 @@ from bench.floor import PROMPT
 from bench.report import Figure
 from bench.scale import Scale
 from bench.subjects import MAKERS, Limits, ScriptedModel, Subject
+from tidegate.models import SUMMARY_TASK
 
 FIGURES = (
     "idle",
@@ -62,6 +63,10 @@ class Bench:
         self, *, limits: Limits | None = None, tools: tuple[str, ...] = (), api: str = "openai-chat"
     ) -> Subject:
         return self.make(self.subject, limits=limits, tools=tools, api=api)
+
+    def temper(self, **given: Any) -> None:
+        """The model knows a request for a summary when it sees one; what else it is to be like is given."""
+        self.model.call("POST", "/temper", {"marker": SUMMARY_TASK, **given})
 
     def start_once(self) -> None:
         """Start and ask each subject once, so that no figure pays for compiling or for a cold disk."""

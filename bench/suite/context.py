@@ -23,13 +23,12 @@ import msgspec
 from bench.prose import Prose
 from bench.readings import fit
 from bench.report import Figure
-from bench.scripted.temper import Temper, Traced
+from bench.scripted.temper import Traced
 from bench.subjects import Gateway
 from bench.suite import Bench
 from bench.suite.hands import fill_caches, on_disk
 from bench.suite.slope import level
 from bench.svg import Series, chart
-from tidegate.models import SUMMARY_TASK
 
 WINDOW = 32_768
 GOAL = 1.2
@@ -69,12 +68,11 @@ def run(bench: Bench) -> list[Figure]:
         return []
     turns = bench.scale.context_turns
     bench.say(f"context: {turns:,} turns of one conversation with a window of {WINDOW:,} tokens")
-    temper = Temper(marker=SUMMARY_TASK, by_prompt=True)
     folder = bench.place("gateway")
     try:
         with Gateway(folder, bench.model.url, tools=("files",), window=WINDOW) as subject:
             fill_caches(subject)
-            bench.model.call("POST", "/temper", msgspec.to_builtins(temper))
+            bench.temper(by_prompt=True)
             bench.model.call("POST", "/reset")
             page = {"path": "page.txt", "content": Prose(1).text(PAGE_WORDS)}
             subject.ask("[tool write_file " + json.dumps(page) + "]", SESSION)
@@ -83,7 +81,7 @@ def run(bench: Bench) -> list[Figure]:
             stored = summaries_of(subject)
             disk = on_disks(bench, subject)
     finally:
-        bench.model.call("POST", "/temper", {})
+        bench.temper()
         bench.model.call("POST", "/reset")
     return figures(bench, driven["samples"], asked, stored) + disk
 

@@ -189,7 +189,10 @@ def test_the_operator_sees_when_a_setting_ends_and_clears_it_before(running: Gat
 
 def test_what_fills_a_window_is_shown_by_part(running: Gateway) -> None:
     """F3: as a table and as JSON; of a conversation that is not there, one sentence."""
-    session = running.say("say hello")
+    running.say("say hello", "full of water")
+    (session,) = (
+        view["id"] for view in running.call("GET", "/api/sessions")["sessions"] if view["name"] == "full of water"
+    )
     found = json.loads(tidegate("sessions", "context", session, "--json", home=running.home).stdout)
     assert found["window"] == 1_000_000 and found["tokens"] > 0
     assert {part["part"] for part in found["parts"]} >= {"prompt", "people", "answers"}

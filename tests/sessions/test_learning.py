@@ -14,6 +14,7 @@ from bench.scripted.temper import Temper
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, OWNER, WAIT, Core, core, settings
 from tests.logs import capture_logs
+from tests.store.making import count, new_session
 from tidegate.models import NOTES_TASK
 from tidegate.sessions import changes, ending
 from tidegate.sessions.learning import LEARNT, TRIES, bounded, read_answer
@@ -302,3 +303,42 @@ def test_what_is_learnt_is_bounded_in_number_and_size(learnt: list[str]) -> None
     assert len(texts) <= LEARNT and len(set(texts)) == len(texts)
     assert all(notes.clean(text) == text for text in texts)
     assert len(texts) + left_out <= len(learnt)
+
+
+async def test_what_leaves_nothing_does_not_wait_behind_what_does(home: Path, model: ScriptedModel) -> None:
+    """L19, V18: leftovers of one-shot calls go with the timer of expiry, however much there is to learn."""
+    now = [1000.0]
+    model.be(Temper(marker=NOTES_TASK, summary="[hold gate]"))
+    async with core(home, model=model, tools=TOOLS, clock=lambda: now[0]) as house:
+        await house.door.end(await talk(house, "one", "two", "three"), ANNA, "new")
+
+        def leave(db: Db) -> None:
+            for number in range(ending.SLOW_IN_A_RUN + 5):
+                new_session(db, f"s_{number}", kind="ephemeral", now=now[0])
+
+        await house.store.write(leave)
+        now[0] += 90_000
+        (expire,) = (chore for chore in house.door.chores() if chore.name == "expire")
+        await expire.run()
+        assert await house.store.read(count, "sessions") == 1
+        model.release("gate")
+        await over(house)
+
+
+async def test_the_timers_learn_and_forget_old_changes(home: Path, model: ScriptedModel) -> None:
+    """L16: only where an agent has a memory."""
+    now = [1000.0]
+    async with core(home, model=model, toml=DEMO, clock=lambda: now[0]) as house:
+        memory = house.door.memory
+        assert memory is not None
+        for text in ("one", "two"):
+            await memory.put(ANNA, await memory.subject(ANNA), text)
+        chores = {chore.name: chore for chore in house.door.chores()}
+        await chores["learn"].run()
+        await chores["tidy"].run()
+        assert await house.store.read(count, "note_changes") == 2
+        now[0] += notes.CHANGES_SECONDS + 1
+        await chores["tidy"].run()
+        assert await house.store.read(count, "note_changes") == 1
+    async with core(home, model=model) as house:
+        assert "learn" not in {chore.name for chore in house.door.chores()}

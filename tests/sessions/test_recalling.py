@@ -10,7 +10,7 @@ from tests.sessions.recalled import ANNA, BERT, Memories, memories, summarise
 from tests.store.making import whole_turn
 from tidegate.errors import ToolFailed
 from tidegate.sessions import quoting, seeking
-from tidegate.store import messages, sessions
+from tidegate.store import messages, search, sessions
 from tidegate.values import Media, Message, ToolCall
 
 pytestmark = pytest.mark.anyio
@@ -268,6 +268,31 @@ async def test_everywhere_is_all_of_the_same_person_and_nothing_of_anybody_elses
     for session in ("s_bert", "s_once", "s_none", "s_2' OR 1 --", "../x"):
         with pytest.raises(ToolFailed, match=r"no conversation .* of this person"):
             await past.expand(first=1, session=session, context=wide)
+
+
+async def test_many_conversations_are_gone_through_a_few_at_a_time(
+    past: Memories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L24: whatever one read looks at, all of them are reached, once."""
+    for name in ("SESSIONS", "FILES", "TEXTS"):
+        monkeypatch.setattr(seeking, name, 2 if name == "TEXTS" else 1)
+    monkeypatch.setattr(search, "EXTENT", 2)
+    monkeypatch.setattr(search, "EXTENT_GROWTH", 1)
+    for number in range(2, 9):
+        await past.begin(f"s_{number}", BERT if number % 3 == 0 else ANNA)
+    for number in range(1, 9):
+        await past.say(f"s_{number}", f"heron {number}a", f"heron {number}b")
+        if number % 2:
+            await past.spooled(f"s_{number}", "nothing\n" * 300 + f"heron {number}c\n")
+            await past.spooled(f"s_{number}", "nothing\n" * 300 + f"heron {number}d\n")
+    mine = [8, 7, 5, 4, 2, 1]
+    wanted = [f"heron {number}{part}" for number in mine for part in "ba"]
+    wanted += [f"heron {number}{part}" for number in mine if number % 2 for part in "dc"]
+    wide = past.context(agent="wide")
+    for regex in (False, True):
+        for limit in (1, 3, 50):
+            got = await collected(past, "heron", regex=regex, everywhere=True, context=wide, limit=limit)
+            assert got == wanted, (regex, limit)
 
 
 async def test_a_place_of_somebody_elses_leads_nowhere(past: Memories) -> None:

@@ -179,6 +179,8 @@ def recall(db: apsw.Connection, session: str) -> None:
     search.titled(db, "hello", principal=OWNER, ended=None, before=(2.0, "s_2"))
     search.mention(db, 1, "t_9")
     search.sessions_below(db, OWNER, 1 << 30, 10)
+    search.session_of(db, OWNER, 0)
+    search.results_below(db, OWNER, session, 1 << 30, 10, 10)
     seeking._is_behind(db, "t_1")
     indexes._unlearned(db, "indexed:mine")
     summary = summaries.add(db, session, SummaryRow(0, 0, 1, 2, None, "prepared", "model", "m", 0.0, "x"), 1.0)
@@ -229,6 +231,8 @@ def test_a_search_reads_a_range_of_the_index_and_sorts_nothing(tmp_path: Path) -
     db = connect(tmp_path / "t.db", "process", 1 << 20)
     with contextlib.closing(db):
         migrations.migrate(db)
+        results = [row[3] for row in db.execute("EXPLAIN QUERY PLAN " + search._RESULTS, (1, 2, "p", "s", 3))]
+        assert not any("TEMP B-TREE" in line or "SCAN" in line for line in results), results
         for sql in (search._SAID, search._ENTRIES):
             plan = [row[3] for row in db.execute("EXPLAIN QUERY PLAN " + sql, ("x", 1, 2, 3))]
             (index,) = (line for line in plan if "messages_text" in line)

@@ -22,7 +22,7 @@ async def new(context: Context, words: str) -> Reply:
         row = await context.door.row(context.session, context.principal)
         learner = context.door.learner
         if await context.door.end(context.session, context.principal, "new") and learner is not None:
-            kept = KEPT if learner.learns_from(row) else ""
+            kept = KEPT if learner.applies(row) else ""
     return Reply(text=f"A new conversation begins with your next message.{kept}")
 
 

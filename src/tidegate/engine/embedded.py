@@ -403,6 +403,9 @@ class EmbeddedEngine(Engine):
             await self._park(live, work.journal)
             return
         except Exception as error:
+            if is_cancelled() and not self._scope.open and not live.leave():
+                await self._park(live, work.journal)  # it broke because the process ends, which is no fault of its own
+                return
             work.failure = describe(error)
             self._log_failure(live, work.failure, error)
         finally:

@@ -54,7 +54,11 @@ class NotYet(Exception):
 
 
 class SlowHook(Protocol):
-    """An end hook for which nobody waits. Of a session that is being deleted it prepares nothing."""
+    """An end hook for which nobody waits."""
+
+    def applies(self, session: SessionRow) -> bool:
+        """Whether there is anything to prepare, as far as its row tells; never for one that is being deleted."""
+        ...
 
     async def prepare(self, session: SessionRow) -> Write | None: ...
 
@@ -110,7 +114,6 @@ class Endings:
         # Also when somebody else has ended it: his call may still be waiting for its turn.
         await self._let_go(session, refused, "delete")
         await self.finish(session)
-        await self.finish_slow(session)
         owed = await self._store.read(endings.owed, session)
         if owed:
             log.warning("a session is deleted as soon as nothing of it is owed", session=session, owed=owed)
@@ -120,15 +123,15 @@ class Endings:
 
     async def finish(self, session: str | None = None) -> int:
         """Do what is still owed to ended sessions: to one after its end, to all after the start and on the timer; how
-        many hooks took effect."""
+        many hooks took effect. Of slow hooks only those that do not apply."""
         run = _Run(HOOKS_AT_ONCE)
         if session is not None:
             owed = await self._store.read(endings.owed, session)
-            return sum(await gather([self._run(run, session, hook) for hook in owed if hook not in self._slow]))
+            return sum(await gather([self._run(run, session, hook) for hook in owed]))
         done, last = 0, ("", "")
         for _ in range(BATCHES):
             found = await self._store.read(endings.pending, BATCH, last)
-            done += sum(await gather([self._run(run, *owing) for owing in found if owing[1] not in self._slow]))
+            done += sum(await gather([self._run(run, owing, hook) for owing, hook in found]))
             if len(found) < BATCH:
                 break
             last = found[-1]
@@ -140,11 +143,11 @@ class Endings:
         run = _Run(SLOW_AT_ONCE)
         owed = await self._owed_slowly(session)
         if session is not None:
-            return sum(await gather([self._run(run, *owing) for owing in owed]))
+            return sum(await gather([self._run(run, *owing, slowly=True) for owing in owed]))
         mine = [owing for owing in owed if owing[0] not in self._under_way]
         self._under_way.update(owing[0] for owing in mine)
         try:
-            return sum(await gather([self._run(run, *owing) for owing in mine]))
+            return sum(await gather([self._run(run, *owing, slowly=True) for owing in mine]))
         finally:
             self._under_way.difference_update(owing[0] for owing in mine)
 
@@ -168,13 +171,17 @@ class Endings:
             last = batch[-1]
         return found[:SLOW_IN_A_RUN]
 
-    async def _run(self, run: "_Run", session: str, hook: str) -> int:
+    async def _run(self, run: "_Run", session: str, hook: str, *, slowly: bool = False) -> int:
         async with run.room:
             if hook in run.hung:
                 return 0
             row = await self._store.read(sessions.get, session)
             slow = self._slow.get(hook)
-            prepare = self._hooks.get(hook) if slow is None else slow.prepare
+            prepare = self._hooks.get(hook)
+            if slow is not None and row is not None and slow.applies(row):
+                if not slowly:
+                    return 0
+                prepare = slow.prepare
             write: Write | None = None
             try:
                 if row is not None and prepare is not None:

@@ -116,8 +116,6 @@ class Learner:
         self._clock = clock
 
     async def prepare(self, session: SessionRow) -> Write | None:
-        if not self.learns_from(session):
-            return None
         material = await self._store.read(_material, session.id, session.principal)
         if sum(_is_said(row) for row in material.rows) < LEAST_SAID:
             return None
@@ -139,7 +137,7 @@ class Learner:
     def done(self, session: SessionRow) -> None:
         self._memory.keeper.learnt(session)
 
-    def learns_from(self, session: SessionRow) -> bool:
+    def applies(self, session: SessionRow) -> bool:
         """Whether its end may leave notes, as far as its row tells."""
         return (
             self._config.memory.at_end

@@ -23,8 +23,8 @@ PATTERN_SECONDS = 15.0
 TEXTS_BYTES = 2 * 1024 * 1024
 TEXTS = 5_000
 """Messages that a regular expression is tried on in one child."""
-SESSIONS = 500
-"""Sessions that one read looks through for messages or results."""
+SESSIONS = 5_000
+"""Sessions that one read looks through for messages or results: some ten milliseconds."""
 FILES = 50
 """Results that are searched in one child."""
 INDEX_AFTER = 1_000
@@ -120,14 +120,19 @@ class Seeker:
 
     async def _words(self, seeking: Seeking, below: int, limit: int) -> Stage:
         notes: tuple[str, ...] = ()
-        if await self._store.read(_is_behind, seeking.turn) and (left := await search.catch_up(self._store)):
-            notes = (f"about {left} messages are not in the index yet, and were not searched; try again later",)
         hits: list[Hit] = []
         following: int | None = below
+        may_wait = True
         for _ in range(search.READS):
             if following is None or len(hits) >= limit:
                 break
-            more, following = await self._store.read(_said, seeking, following, limit - len(hits))
+            found = await self._store.read(_said, seeking, following, limit - len(hits), may_wait=may_wait)
+            if found is None:
+                may_wait = False
+                if left := await search.catch_up(self._store):
+                    notes = (f"about {left} messages are not in the index yet, and were not searched; try again later",)
+                continue
+            more, following = found
             hits += more
         return Stage(hits=tuple(hits), after=None if following is None else f"w{following}", notes=notes)
 
@@ -196,12 +201,11 @@ class Seeker:
         notes: list[str] = []
         number, id, byte = start
         at: tuple[int, str] | None = (number, id)
-        words = () if seeking.regex else tuple(await self._store.read(search.words, seeking.query))
         while at is not None:
             found = await self._store.read(_files, seeking, *at)
             if found is None:
                 raise ToolFailed("context_search: the result to go on from is gone; search again without after")
-            rows, following = found
+            rows, following, words = found
             left = until - time.monotonic()
             if rows and (left <= 0 or len(hits) >= limit):
                 then = f"r{rows[0][0]}.{rows[0][1].id}.{byte}"
@@ -273,7 +277,10 @@ def _is_behind(db: Db, turn: str) -> bool:
     return waiting is not None
 
 
-def _said(db: Db, seeking: Seeking, below: int, limit: int) -> tuple[list[Hit], int | None]:
+def _said(db: Db, seeking: Seeking, below: int, limit: int, *, may_wait: bool) -> tuple[list[Hit], int | None] | None:
+    """What is found next; None when the index is behind and is to be waited for."""
+    if may_wait and _is_behind(db, seeking.turn):
+        return None
     words = search.words(db, seeking.query)
 
     def show(mention: Mention) -> Hit:
@@ -349,23 +356,32 @@ def _walk(db: Db, seeking: Seeking, number: int) -> tuple[list[tuple[int, str]],
 
 def _files(
     db: Db, seeking: Seeking, number: int, id: str
-) -> tuple[list[tuple[int, SpooledRow]], tuple[int, str] | None] | None:
-    """The next results, from that one on, each with the number of its session; and where to go on. None when the one to
-    begin with is no longer there."""
+) -> tuple[list[tuple[int, SpooledRow]], tuple[int, str] | None, tuple[str, ...]] | None:
+    """The next results, from that one on, each with the number of its session; where to go on; and the words. None when
+    the one to begin with is no longer there."""
+    words = () if seeking.regex else tuple(search.words(db, seeking.query))
+    if not (words or seeking.regex):
+        return [], None, ()
     found: list[tuple[int, SpooledRow]] = []
-    walk, following = _walk(db, seeking, number)
-    for of, session in walk:
+    following: int | None = None
+    if id or not seeking.everywhere:
+        session = search.session_of(db, seeking.principal, number) if seeking.everywhere else seeking.own
+        row = spooled.get(db, id, session) if id and session else None
+        if session is None or (id and row is None) or not _may_read(db, seeking, session):
+            return None
         before = None
-        if id and of == number:
-            row = spooled.get(db, id, session)
-            if row is None:
-                return None
-            found.append((of, row))
+        if row is not None:
+            found.append((number, row))
             before = (row.created, row.id)
-        found += ((of, each) for each in spooled.latest_texts(db, session, before=before, limit=FILES + 1 - len(found)))
-        if len(found) > FILES:
-            return found[:FILES], (found[FILES][0], found[FILES][1].id)
-    return found, None if following is None else (following, "")
+        found += ((number, each) for each in spooled.latest_texts(db, session, before=before, limit=FILES))
+        number -= 1
+    if seeking.everywhere and len(found) <= FILES:
+        room = FILES + 1 - len(found)
+        more, following = search.results_below(db, seeking.principal, seeking.own, number + 1, SESSIONS, room)
+        found += more
+    if len(found) > FILES:
+        return found[:FILES], (found[FILES][0], found[FILES][1].id), words
+    return found, None if following is None else (following - 1, ""), words
 
 
 def _heading(seeking: Seeking, session: str, place: int, message: Message, at: float) -> str:

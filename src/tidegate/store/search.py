@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 import apsw
 import msgspec
 
-from tidegate.store.rows import Db, Row, decode_message, unpack, unsqueeze
+from tidegate.store.rows import Db, Row, SpooledRow, decode_message, unpack, unsqueeze
 from tidegate.values import Message
 
 T = TypeVar("T")
@@ -202,6 +202,45 @@ def sessions_below(db: Db, principal: str, number: int, limit: int) -> list[tupl
         )
         found += [(number, session) for number, session in rows]
     return found
+
+
+def session_of(db: Db, principal: str, number: int) -> str | None:
+    """The session of that number, if it is this principal's."""
+    found: str | None = db.execute(
+        "SELECT session FROM indexed_sessions JOIN sessions ON sessions.id = session"
+        " WHERE number = ? AND principal = ?",
+        (number, principal),
+    ).get
+    return found
+
+
+def results_below(
+    db: Db, principal: str, own: str, number: int, span: int, limit: int
+) -> tuple[list[tuple[int, SpooledRow]], int | None]:
+    """Spooled texts of a principal's sessions, with the sessions' numbers: those below that one, the last given first,
+    and the newest first in each; where to go on when only some of the sessions were looked through, `span` of the
+    numbers. Of one-shot conversations only `own` is looked at."""
+    found: list[tuple[int, SpooledRow]] = []
+    for first, end in ranges(db, principal):
+        end = min(end, number)
+        if end <= first:
+            continue
+        lowest = max(first, end - span)
+        rows = db.execute(_RESULTS, (lowest, end, principal, own, limit - len(found)))
+        found += [(of, SpooledRow(*row)) for of, *row in rows]
+        if len(found) < limit and lowest > first:
+            return found, lowest
+        span -= end - lowest
+    return found, None
+
+
+_RESULTS = (
+    "SELECT number, spooled.id, spooled.session, turn, spooled.kind, bytes, lines, media_type, spooled.name,"
+    " spooled.created FROM indexed_sessions CROSS JOIN sessions ON sessions.id = indexed_sessions.session"
+    " CROSS JOIN spooled ON spooled.session = sessions.id"
+    " WHERE number >= ? AND number < ? AND principal = ? AND (sessions.kind = 'named' OR sessions.id = ?)"
+    " AND spooled.kind = 'text' ORDER BY number DESC, spooled.created DESC, spooled.id DESC LIMIT ?"
+)
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------

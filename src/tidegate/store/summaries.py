@@ -124,12 +124,10 @@ def count(db: Db, session: str) -> int:
 def copy(db: Db, source: str, target: str) -> None:
     """The same tree over the transcript that `messages.copy` has made for `target`: places are counted anew there."""
 
-    def place(old: int) -> int:
-        return int(
-            db.execute(
-                "SELECT count(*) FROM messages WHERE session = ? AND seq <= ? AND undone IS NULL", (source, old)
-            ).get
-        )
+    def until(place: int) -> int:
+        """How many of the messages up to that place are there; what was undone is not copied."""
+        counted = "SELECT count(*) FROM messages WHERE session = ? AND seq <= ? AND undone IS NULL"
+        return int(db.execute(counted, (source, place)).get)
 
     rows: list[Any] = db.execute(
         f"SELECT {_COLUMNS} FROM summaries WHERE session = ? AND state = 'applied'", (source,)
@@ -138,10 +136,10 @@ def copy(db: Db, source: str, target: str) -> None:
         db.execute(
             "INSERT INTO summaries(session, number, level, first, last, parent, state, how, model, at, packed, body)"
             " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (target, number, level, place(first), place(last), parent, state, how, model, at, packed, body),
+            (target, number, level, until(first - 1) + 1, until(last), parent, state, how, model, at, packed, body),
         )
     spans: list[Any] = db.execute(
         "SELECT first, last, kind, characters, at FROM elisions WHERE session = ?", (source,)
     ).fetchall()
     for first, last, kind, characters, at in spans:
-        elide(db, target, ElisionRow(place(first), place(last), kind, characters), at)
+        elide(db, target, ElisionRow(until(first - 1) + 1, until(last), kind, characters), at)
