@@ -59,12 +59,14 @@ class Plan(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Sample(msgspec.Struct):
-    """Memory (bytes) and CPU time (seconds, since the process began) of what is sampled, after so many turns."""
+    """Memory (bytes) and CPU time (seconds, since the process began) of what is sampled, after so many turns, and the
+    driver's own CPU time."""
 
     turns: int
     rss: int
     anon: int
     cpu: float
+    driver: float
 
 
 class Result(msgspec.Struct, kw_only=True):
@@ -178,7 +180,7 @@ class Run:
         if plan.sample_every and self.done % plan.sample_every == 0:
             pid = plan.watch[plan.sample]
             held = memory(pid)
-            self.samples.append(Sample(self.done, held.rss, held.anon, cpu_seconds(pid)))
+            self.samples.append(Sample(self.done, held.rss, held.anon, cpu_seconds(pid), time.process_time()))
 
     async def flight(self) -> None:
         connection = await Connection.open(self.plan.url)

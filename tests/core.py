@@ -33,6 +33,7 @@ def settings(model: ScriptedModel, extra: str = "", *, tools: str = '"clock", "f
 api = "openai-chat"
 base_url = "{model.base_url}"
 model = "scripted"
+context_window = 10_000_000
 vision = true
 audio = true
 retries = 0
@@ -40,6 +41,7 @@ retries = 0
 api = "openai-chat"
 base_url = "{model.base_url}"
 model = "scripted-too"
+context_window = 10_000_000
 retries = 0
 [agents.main]
 approvals = "autonomous"

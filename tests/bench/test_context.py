@@ -38,8 +38,9 @@ def test_the_fifths_that_are_compared_do_not_overlap() -> None:
 
 
 def test_a_turns_cost_is_taken_between_the_readings_inside() -> None:
-    samples = [{"turns": turns, "cpu": turns * 0.002} for turns in range(0, 101, 5)]
+    samples = [{"turns": turns, "cpu": turns * 0.002, "driver": turns * 0.001} for turns in range(0, 101, 5)]
     assert round(cpu_of(samples, range(20, 40)), 6) == 2.0
+    assert round(cpu_of(samples, range(20, 40), "driver"), 6) == 1.0
 
 
 def test_a_saw_tooth_is_drawn_by_the_points_where_it_turns() -> None:

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from bench.scripted_model import ScriptedModel
@@ -196,3 +197,16 @@ async def test_a_stop_parks_what_cannot_finish_and_the_next_start_goes_on(home: 
         assert row is not None and row.state == "running"
     async with core(home, "[limits]\nresumes = 0", model=model) as house:
         assert (await house.answered(accepted.turn)).text == "after the stop"
+
+
+@pytest.mark.parametrize("rounds", range(0, 40, 2))
+async def test_a_turn_that_the_end_of_the_process_breaks_goes_on_after_the_next_start(
+    home: Path, model: ScriptedModel, rounds: int
+) -> None:
+    """F1, F4, V01: also one that was about to build what nothing can be built in any more."""
+    async with core(home, model=model, drain=None) as house:
+        accepted = await house.accept("[say at last]")
+        for _ in range(rounds):
+            await anyio.lowlevel.checkpoint()
+    async with core(home, model=model) as house:
+        assert (await house.answered(accepted.turn)).text == "at last"

@@ -15,7 +15,7 @@ from tidegate.values import Message, MessageAdded, TextDelta, TurnStarted
 
 pytestmark = pytest.mark.anyio
 
-LONG = "x" * 60_000
+LONG = "x" * 100_000
 
 
 async def until(true: Callable[[], bool]) -> None:

@@ -48,7 +48,7 @@ def _ask(running: Any, agent: str, text: str, session: str) -> str:
 
 
 def test_ten_thousand_messages_later_the_third_is_known_word_for_word(tmp_path: Path) -> None:
-    """S03, S04: over HTTP, whatever of the conversation still fits into the model's window; and again after a restart,
+    """S19: over HTTP, whatever of the conversation still fits into the model's window; and again after a restart,
     from another conversation where the agent may."""
     home = tmp_path / "home"
     home.mkdir(mode=0o700)

@@ -86,7 +86,7 @@ def plugged(past: Memories) -> Plugged:
 
 
 async def test_it_is_asked_fed_on_the_books_and_closed(tmp_path: Path) -> None:
-    """P24: it answers instead of the full-text index, while its process lives and not longer."""
+    """L06: it answers instead of the full-text index, while its process lives and not longer."""
     put(tmp_path)
     async with memories(tmp_path, INDEX, entered=True) as past:
         await past.say("s_1", "one bird", "two birds", "three birds")
@@ -169,7 +169,7 @@ async def test_one_that_does_not_let_go_is_not_asked_for_ever(tmp_path: Path, mo
 
 
 async def test_what_it_does_not_take_in_is_told_again(tmp_path: Path) -> None:
-    """C4: at least once, in order; nothing of one-shot calls, and again what got the number of a deleted message."""
+    """At least once, in order; nothing of one-shot calls, and again what got the number of a deleted message."""
     put(tmp_path)
     (tmp_path / "mood").write_text("deaf")
     async with memories(tmp_path, INDEX, entered=True) as past:
@@ -191,7 +191,7 @@ async def test_what_it_does_not_take_in_is_told_again(tmp_path: Path) -> None:
 
 
 def test_one_that_is_not_there_is_told_before_the_start(tmp_path: Path) -> None:
-    """X22: with the file that is missing, or what is wrong with it."""
+    """With the file that is missing, or what is wrong with it."""
     with pytest.raises(Misconfigured, match=r"neither a file .*indexes/mine\.py nor a package"):
         indexes.find("mine", tmp_path)
     put(tmp_path, "nothing = 1")
@@ -211,7 +211,7 @@ async def test_something_else_is_not_taken_for_an_index(tmp_path: Path, made: st
 
 
 def test_a_start_says_which_index_is_missing(tmp_path: Path) -> None:
-    """X22: by `config check` too, where an agent would use it."""
+    """By `config check` too, where an agent would use it."""
     tools = '[models.main]\napi = "demo"\n[agents.main]\ntools = ["{}"]\n' + INDEX
     (tmp_path / "tidegate.toml").write_text(tools.format("clock"))
     readiness.examine(tmp_path, {})
@@ -221,7 +221,7 @@ def test_a_start_says_which_index_is_missing(tmp_path: Path) -> None:
 
 
 def test_a_gateway_closes_it_at_its_stop(tmp_path: Path) -> None:
-    """P24: the process's own lifetime, through a real start and stop."""
+    """L06: the process's own lifetime, through a real start and stop."""
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     put(home)

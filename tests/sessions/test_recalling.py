@@ -236,7 +236,7 @@ async def test_a_long_line_and_bytes_that_are_no_text_are_searched(past: Memorie
 
 
 async def test_only_this_conversation_is_looked_into_unless_the_agent_may_more(past: Memories) -> None:
-    """X06, X20: nothing of another conversation, and what would allow it is said."""
+    """X06: nothing of another conversation, and what would allow it is said."""
     await past.begin("s_2")
     await past.say("s_2", "a secret heron")
     await past.spooled("s_2", "a secret egret\n" * 300)

@@ -43,7 +43,7 @@ def test_they_take_little_of_a_prompt() -> None:
 
 
 def test_no_argument_says_for_whom() -> None:
-    """X20: identity comes from the call's context alone."""
+    """X06: identity comes from the call's context alone."""
     for tool in TOOLS:
         names = set(msgspec.json.decode(tool.definition.parameters)["properties"])
         assert not names & {"principal", "agent", "user", "turn"}

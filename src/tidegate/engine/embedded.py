@@ -26,7 +26,7 @@ from tidegate.engine.places import Places
 from tidegate.engine.settlement import Ending, Settled, settle
 from tidegate.engine.taking import Begun, Taken, begin, peek
 from tidegate.errors import Conflict, ModelFailed, Stopping, StoreFailed, TurnFailed
-from tidegate.lifetimes import Presence, Present, Scope, is_cancelled
+from tidegate.lifetimes import Presence, Present, Scope, ScopeClosed, is_cancelled
 from tidegate.log import Log
 from tidegate.store import Db, SessionRow, Store, TurnRow, turns
 from tidegate.values import Event, Failure, Frozen, Message, MessageAdded, Notice, Outcome, TurnEnded, TurnStarted
@@ -403,8 +403,8 @@ class EmbeddedEngine(Engine):
             await self._park(live, work.journal)
             return
         except Exception as error:
-            if is_cancelled() and not self._scope.open and not live.leave():
-                await self._park(live, work.journal)  # it broke because the process ends, which is no fault of its own
+            if self._is_end_of_process(error) and not live.leave():
+                await self._park(live, work.journal)
                 return
             work.failure = describe(error)
             self._log_failure(live, work.failure, error)
@@ -418,6 +418,10 @@ class EmbeddedEngine(Engine):
         ending = await self._ending(live, work)
         if ending is not None:
             await self._commit(record, live, ending)
+
+    def _is_end_of_process(self, error: Exception) -> bool:
+        """Whether a turn broke because nothing can be opened any more: that is no fault of its own."""
+        return not self._scope.open and (isinstance(error, ScopeClosed) or is_cancelled())
 
     async def _end_tasks(self, live: Live) -> None:
         """What others work on for this turn ends with it, and before it."""

@@ -293,15 +293,14 @@ def _skill(said: str, request: Request) -> Reply | None:
 
 def _lookup(said: str) -> tuple[str, str] | None:
     """A question about what was said, as the call that answers it."""
-    arguments: dict[str, object]
     if re.match(r"(?i)what did I say first\W*$", said):
         return "context_expand", '{"first":1}'
     if found := re.match(r"(?i)what (?:was|were) messages? (\d{1,9})(?: to (\d{1,9}))?\W*$", said):
-        arguments = {"first": int(found[1])} | ({"last": int(found[2])} if found[2] else {})
-        return "context_expand", msgspec.json.encode(arguments).decode()
+        span = {"first": int(found[1])} | ({"last": int(found[2])} if found[2] else {})
+        return "context_expand", msgspec.json.encode(span).decode()
     if found := re.match(r"(?is)search (everywhere )?for (\S.*)$", said):
-        arguments = {"query": found[2]} | ({"everywhere": True} if found[1] else {})
-        return "context_search", msgspec.json.encode(arguments).decode()
+        sought: dict[str, object] = {"query": found[2], **({"everywhere": True} if found[1] else {})}
+        return "context_search", msgspec.json.encode(sought).decode()
     return None
 
 

@@ -35,6 +35,7 @@ from tidegate.sessions.filling import Filling
 from tidegate.sessions.questions import Questions
 from tidegate.sessions.recovery import recover
 from tidegate.sessions.runner import Runner
+from tidegate.sessions.services import remembering
 from tidegate.sessions.views import AgentView, SessionView
 from tidegate.sessions.workshop import Workshop
 from tidegate.spool import Arrivals, Spool
@@ -45,8 +46,6 @@ from tidegate.workspaces import Workspaces
 
 if TYPE_CHECKING:
     from tidegate.sessions.delegation import Delegation
-    from tidegate.sessions.learning import Learner
-    from tidegate.sessions.memory import Memory
     from tidegate.sessions.recalling import Recalling
     from tidegate.skills import Library, ProjectFiles
     from tidegate.tools.egress import WebAccess
@@ -106,7 +105,7 @@ class Sessions:
         self.web = _web_access(config, self.spool, search_key)
         self.skills = _skills(config)
         self.project_files = _project_files(config)
-        self.memory, self.learner = _remembering(config, store, models, self.budgets, clock)
+        self.memory, self.learner = remembering(config, store, models, self.budgets, clock)
         self.delegation = _delegation(self)
         self.recall = _recall(config, store, self.spool, scope)
         self.reach = Reach(
@@ -583,20 +582,6 @@ def _project_files(config: Config) -> "ProjectFiles | None":
     from tidegate.skills import ProjectFiles
 
     return ProjectFiles(config)
-
-
-def _remembering(
-    config: Config, store: Store, models: Models, budgets: Budgets, clock: Callable[[], float]
-) -> "tuple[Memory | None, Learner | None]":
-    """What is remembered, and who learns from conversations that have ended; nothing of it is loaded where no agent has
-    the toolset."""
-    if not any("memory" in agent.tools for agent in config.agents.values()):
-        return None, None
-    from tidegate.sessions.learning import Learner
-    from tidegate.sessions.memory import Memory
-
-    memory = Memory(config, store, clock)
-    return memory, Learner(memory, config, store, models, budgets, clock) if config.memory.at_end else None
 
 
 def _delegation(door: Sessions) -> "Delegation | None":
