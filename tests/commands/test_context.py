@@ -71,7 +71,7 @@ async def test_compact_says_so_when_there_is_nothing_to_summarise(home: Path, mo
         await run(h, "/compact", session)
         outcome = await h.say("short")
         assert outcome.state == "answered"
-        assert outcome.notices == ("This conversation was not summarised: everything in it is new.",)
+        assert outcome.notices == ("This conversation was not summarised: too little of it is old.",)
         assert not await h.store.read(summaries.shown, session)
         assert not (await h.say("short")).notices
 

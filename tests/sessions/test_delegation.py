@@ -154,9 +154,9 @@ async def test_nobody_comes_by_that_channel_from_outside(home: Path, model: Scri
 
 async def child_of(house: Core, turn: str) -> str:
     """The turn that works on a task of this one, once it is there."""
+    find = "SELECT id FROM turns WHERE within = ? LIMIT 1"
     with anyio.fail_after(WAIT):
         while True:
-            find = "SELECT id FROM turns WHERE within = ? LIMIT 1"
             found: str | None = await house.store.read(lambda db: db.execute(find, (turn,)).get)
             if found is not None:
                 return found
@@ -308,8 +308,8 @@ WAYS = {"stop": _stop, "interrupt": _interrupt, "end": _end, "delete": _delete, 
 async def test_whichever_way_the_turn_ends_its_tasks_end_before_it(
     home: Path, model: ScriptedModel, way: str, deep: bool
 ) -> None:
-    """B3, V01, S30: as stopped, with all that they hold, down to the last; whoever is told that the turn has ended finds
-    nothing of them."""
+    """B3, V01, S30: as stopped, with all that they hold, down to the last; whoever is told that the turn has ended
+    finds nothing of them."""
     holding = Holding()
     said = task("second", "[tool hold {}]")
     if deep:

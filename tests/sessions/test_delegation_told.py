@@ -2,6 +2,7 @@
 
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -198,7 +199,7 @@ async def test_the_time_of_a_turn_does_not_count_while_a_task_of_its_asks(home: 
 async def test_a_question_of_a_task_survives_the_process(home: Path, model: ScriptedModel) -> None:
     """S29, F4: over any number of kills; turn and task wait as they did, and neither is given up for it."""
     deeds = Deeds()
-    options = {"toolsets": {"deeds": deeds.toolset()}, "approvals": "balanced"}
+    options: dict[str, Any] = {"toolsets": {"deeds": deeds.toolset()}, "approvals": "balanced"}
     said = task("helper", task("second", PUSH) + " [say ok]") + " [say done]"
     async with delegating(home, model, drain=None, **options) as house:
         accepted = await house.accept(said, channel="page")
@@ -218,7 +219,7 @@ async def test_a_question_of_a_task_survives_the_process(home: Path, model: Scri
 async def test_a_task_that_asks_keeps_no_place(home: Path, model: ScriptedModel) -> None:
     """S29, L21: neither its own nor that of the turn that gave it; more of its tasks may run meanwhile."""
     deeds = Deeds()
-    options = {"toolsets": {"deeds": deeds.toolset()}, "approvals": "balanced"}
+    options: dict[str, Any] = {"toolsets": {"deeds": deeds.toolset()}, "approvals": "balanced"}
     async with delegating(home, model, "[limits]\nturns = 1", **options) as house:
         both = task("second", PUSH, together=(("second", "[say quick]"),))
         accepted = await house.accept(f"{both} [say done]", channel="page")

@@ -2,8 +2,8 @@
 
 Guarantee: a session runs one turn at a time, in the order in which its messages were accepted; at most `turns` run at
 once and the others wait (`places`); a turn's record is released in one place, whichever way it ends, and before that
-the turns that worked on tasks of its have ended; nothing is stopped half-way through a commit. The engine owns the tasks
-of its turns and the map of live turns; what a turn does is its handler's.
+the turns that worked on tasks of its have ended; nothing is stopped half-way through a commit. The engine owns the
+tasks of its turns and the map of live turns; what a turn does is its handler's.
 """
 
 import asyncio
@@ -17,19 +17,20 @@ import anyio
 
 from tidegate.agent import Parked
 from tidegate.engine import held
-from tidegate.engine.failures import describe, stopped
+from tidegate.engine.failures import describe
 from tidegate.engine.interface import Engine
-from tidegate.engine.journal import Billing, Journal, slim
+from tidegate.engine.journal import Journal, slim
 from tidegate.engine.live import Live
 from tidegate.engine.log import TurnLog
 from tidegate.engine.places import Places
 from tidegate.engine.settlement import Ending, Settled, settle
 from tidegate.engine.taking import Begun, Taken, begin, peek
+from tidegate.engine.work import Work, bill_to, ending_of, given_up
 from tidegate.errors import Conflict, ModelFailed, Stopping, StoreFailed, TurnFailed
 from tidegate.lifetimes import Presence, Present, Scope, ScopeClosed, is_cancelled
 from tidegate.log import Log
 from tidegate.store import Db, SessionRow, Store, TurnRow, turns
-from tidegate.values import Event, Failure, Frozen, Message, MessageAdded, Notice, Outcome, TurnEnded, TurnStarted
+from tidegate.values import Event, Failure, Frozen, MessageAdded, Notice, Outcome, TurnEnded, TurnStarted
 
 log = Log(__name__)
 
@@ -51,17 +52,6 @@ class Handler(Protocol):
     def ended(self, session: str, outcome: Outcome, version: int) -> None:
         """The turn has ended and its record is about to be released; `version` is the session's in the store now."""
         ...
-
-
-class Work:
-    """What is known of a turn while it is worked on."""
-
-    __slots__ = ("failure", "journal", "taken")
-
-    def __init__(self) -> None:
-        self.taken: Taken | None = None
-        self.journal: Journal | None = None
-        self.failure: Failure | None = None
 
 
 class EngineStats(Frozen, frozen=True):
@@ -474,7 +464,7 @@ class EmbeddedEngine(Engine):
         return Journal(
             live,
             self._store,
-            _bill_to(begun.taken.turn, begun.taken.session),
+            bill_to(begun.taken.turn, begun.taken.session),
             incoming=tuple(message for _, message in begun.incoming),
             recorded=begun.recorded,
             lost=begun.lost,
@@ -490,39 +480,9 @@ class EmbeddedEngine(Engine):
         if taken is None:
             log.warning("a turn's session was deleted under it", session=live.session, turn=live.turn)
             return None
-        journal, failure = work.journal, work.failure
-        if journal is None:
-            usage, steps = await self._store.read(turns.tally, live.turn)
-        else:
-            usage, steps = live.used, journal.steps
-        answer = journal.tail if journal is not None else None
-        tail = (answer,) if answer is not None else ()
-        withdrawn = False
-        if answer is not None:
-            failure = None
-        elif failure is None:
-            failure = stopped(live.stopping or "before it answered", abandoned=live.abandoned)
-            withdrawn = taken.turn.state == "queued"
-            if draft := live.log.draft():
-                tail = (("partial", Message(role="assistant", text=draft, finish="stopped")),)
-        return Ending(
-            turn=live.turn,
-            session=live.session,
-            billing=_bill_to(taken.turn, taken.session),
-            state="answered" if failure is None else "stopped" if failure.code == "stopped" else "failed",
-            ephemeral=taken.session.kind == "ephemeral",
-            accepted=taken.turn.accepted,
-            tail=tail,
-            unanswered="Not run: " + (failure.message if failure is not None else ""),
-            error=failure,
-            usage=usage,
-            steps=steps,
-            cut_calls=journal.cut_calls if journal is not None else (),
-            notices=tuple(live.notices),
-            within=taken.turn.within,
-            delegated=live.delegated,
-            withdrawn=withdrawn,
-        )
+        if work.journal is None:
+            return ending_of(live, work, taken, await self._store.read(turns.tally, live.turn))
+        return ending_of(live, work, taken, (live.used, work.journal.steps))
 
     async def _commit(self, record: Present, live: Live, ending: Ending) -> None:
         """Store the end and let the turn go. While the store refuses, whoever waits is told so at once, and the session
@@ -553,29 +513,9 @@ class EmbeddedEngine(Engine):
 
     async def give_up(self, turn: TurnRow, session: SessionRow, failure: Failure) -> bool:
         """Settle a turn that will not be resumed; False when it has ended meanwhile."""
-        usage, steps = await self._store.read(turns.tally, turn.id)
-        ending = Ending(
-            turn=turn.id,
-            session=session.id,
-            billing=_bill_to(turn, session),
-            state="stopped" if failure.code == "stopped" else "failed",
-            ephemeral=session.kind == "ephemeral",
-            accepted=turn.accepted,
-            error=failure,
-            usage=usage,
-            steps=steps,
-            within=turn.within,
-            delegated=True,
-            withdrawn=turn.state == "queued",
-        )
+        ending = given_up(turn, session, failure, await self._store.read(turns.tally, turn.id))
         try:
             await self._store.write(settle, ending, self._clock())
         except Conflict:
             return False
         return True
-
-
-def _bill_to(turn: TurnRow, session: SessionRow) -> Billing:
-    return Billing(
-        session=turn.payer, principal=session.principal, agent=session.agent, channel=turn.channel, job=turn.job
-    )

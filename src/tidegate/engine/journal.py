@@ -117,7 +117,7 @@ class Journal:
         return self._live.root.used
 
     def pay(self, usage: Usage) -> None:
-        """A model was asked beside the turn's own steps, and whoever asked has written it down: the turn has used it."""
+        """A model was asked beside the turn's own steps: whoever asked writes it down, and the turn has used it."""
         self._live.use(usage)
 
     @property

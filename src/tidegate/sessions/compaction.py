@@ -125,9 +125,8 @@ class Fitting:
         elif tokens > marks.hard:
             await self._shrink(conversation, marks.hard)
         elif tokens > marks.soft and conversation.preparing is None and not self._why_not(conversation):
-            rate = tokens / conversation.estimated_bytes
             conversation.preparing = self._house.scope.start(
-                self._prepare, conversation, rate, name="a summary beside a turn"
+                self._prepare, conversation, name="a summary beside a turn"
             )
 
     async def mend(self, conversation: Conversation, remedy: Remedy, failure: ModelFailed) -> bool:
@@ -164,20 +163,23 @@ class Fitting:
         until, why = conversation.cools or self._cools or (0.0, "")
         return why if self._house.clock() < until else ""
 
-    async def _prepare(self, conversation: Conversation, rate: float) -> None:
+    async def _prepare(self, conversation: Conversation) -> None:
         """Have summaries written for when the hard mark is passed."""
-        model = conversation.model
         try:
-            view = await self._house.view(self._taken)
-            if await self._house.store.read(summaries.prepared, self._taken.session.id):
+            work = await self._work(conversation, self._house.marks(conversation.model).hard)
+            there = await self._house.store.read(summaries.prepared, self._taken.session.id)
+            if there or not work.could_save:
                 return
-            errand = Errand(self._taken.session.id)
-            marks = _for_what_is_said(self._house.marks(model), conversation)
-            await self._house.scribe.write(errand, self._taken, view, model, marks, rate)
+            await self._write(conversation, work, Errand(self._taken.session.id))
         except Useless as useless:
             await self._cool(conversation, str(useless))
         except TidegateError as error:
             log.warning("a summary could not be prepared", session=self._taken.session.id, error=error.message)
+
+    async def _work(self, conversation: Conversation, most: int) -> "_Work":
+        view = await self._house.view(self._taken)
+        marks = _for_what_is_said(self._house.marks(conversation.model).within(most), conversation)
+        return _Work(conversation, view, self._house.settings.least, most, marks)
 
     async def _cool(self, conversation: Conversation, why: str) -> None:
         """Ask no model for a summary for a while; over turns and restarts."""
@@ -194,16 +196,15 @@ class Fitting:
     async def _shrink(self, conversation: Conversation, most: int) -> None:
         """Have what is old summarised, and make the request no larger than `most` tokens."""
         await self._await_prepared(conversation)
-        view = await self._house.view(self._taken)
-        marks = _for_what_is_said(self._house.marks(conversation.model).within(most), conversation)
-        work = _Work(conversation, view, self._house.settings.least, most, marks)
+        work = await self._work(conversation, most)
+        view = work.view
         why = await self._summarise(conversation, work)
         for stage in _stages(work):
             if work.fits:
                 break
             await self._take(work, stage)
         if work.lists_too_much:
-            await self._take(work, _cut(work, 0))
+            await self._take(work, _cut(work, 0)._replace(last_resort=True))
         if work.view is not view:
             conversation.recast(work.view.messages(), work.view.mark, tokens=work.tokens(work.view))
         if not work.fits:
@@ -227,12 +228,17 @@ class Fitting:
         if not work.is_worth(rows):
             if why := self._why_not(conversation):
                 return why
+            if not work.could_save:
+                return "too little of it is old"
+            errand = Errand(session, tell=self._journal.emit, used=self._journal.usage)
             try:
-                rows = await self._write(conversation, work)
+                rows = await self._write(conversation, work, errand)
             except Useless as useless:
-                if work.old:
-                    await self._cool(conversation, str(useless))
+                await self._cool(conversation, str(useless))
                 return str(useless)
+            finally:
+                for _, used in errand.calls:
+                    self._journal.pay(used)
         if not work.is_worth(rows):
             await house.store.write(summaries.drop_prepared, session)
             await self._cool(conversation, NO_SMALLER)
@@ -242,19 +248,14 @@ class Fitting:
         house.counts["summary"] += 1
         return ""
 
-    async def _write(self, conversation: Conversation, work: "_Work") -> list[SummaryRow]:
-        errand = Errand(self._taken.session.id, tell=self._journal.emit, used=self._journal.usage)
-        try:
-            return await self._house.scribe.write(
-                errand, self._taken, work.view, conversation.model, work.marks, work.rate
-            )
-        finally:
-            for _, used in errand.calls:
-                self._journal.pay(used)
+    async def _write(self, conversation: Conversation, work: "_Work", errand: Errand) -> list[SummaryRow]:
+        model = conversation.model
+        return await self._house.scribe.write(errand, self._taken, work.view, model, work.marks, work.rate)
 
     async def _take(self, work: "_Work", stage: "_Stage") -> None:
-        candidate = stage.view
-        if not (work.saves(candidate) or (work.smaller(candidate) and work.would_fit(candidate))):
+        """If it makes the request smaller by the share that is configured; what is a last resort, if it fits then."""
+        enough = stage.last_resort and work.smaller(stage.view) and work.would_fit(stage.view)
+        if not enough and not work.saves(stage.view):
             return
         await self._house.store.write(_write_stage, self._taken.session.id, stage, self._house.clock())
         work.view = await self._house.view(self._taken)
@@ -293,7 +294,9 @@ class Fitting:
         if view.covered > before.covered:
             how = "a list of them" if view.summaries[-1].how == "cut" else "a summary"
             told.append(f"The model is shown {how} instead of messages {before.covered + 1} to {view.covered}.")
-        if len(view.elisions) > len(before.elisions):
+        elif len(view.summaries) < len(before.summaries):
+            told.append("Older summaries became one.")
+        if view.elisions != before.elisions:
             told.append("The model is shown excerpts of long messages.")
         told.append("Nothing is deleted; the provider counts the conversation as new once.")
         self._journal.emit(Notice(text=" ".join(told)))
@@ -358,6 +361,12 @@ class _Work:
         return len(self.view.summaries) > 1 and size > SUMMARIES_SHARE * self.marks.window / self.rate
 
     @property
+    def could_save(self) -> bool:
+        """Whether a summary of what is old, as long as one should be, would be worth it."""
+        old = sum(weigh(message) for _, message in self.view.rows[: self.old])
+        return old - length_of(self.marks.window) / self.rate >= self._least * self._bytes(self.view)
+
+    @property
     def old(self) -> int:
         """How many of the messages could be summarised."""
         return tail_from(self.view.rows, int(self.marks.keep / self.rate), weigh)
@@ -369,6 +378,7 @@ class _Stage(NamedTuple):
     view: View
     cut: SummaryRow | None = None
     elision: ElisionRow | None = None
+    last_resort: bool = False
 
 
 def _stages(work: _Work) -> Iterator[_Stage]:
@@ -380,9 +390,9 @@ def _stages(work: _Work) -> Iterator[_Stage]:
         yield _cut(work, last)
     if work.view.rows:
         place = work.view.rows[-1][0]
-        yield _elide(work.view, "payload", place, EXCERPTS[1])
+        yield _elide(work.view, "payload", place, EXCERPTS[1])._replace(last_resort=True)
         for characters in EXCERPTS:
-            yield _elide(work.view, "text", place, characters)
+            yield _elide(work.view, "text", place, characters)._replace(last_resort=True)
 
 
 def _elide(view: View, kind: ElisionKind, last: int, characters: int) -> _Stage:

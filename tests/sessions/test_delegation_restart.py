@@ -1,0 +1,188 @@
+"""Tasks over a stop of the gateway, and over its death: they go on with the turn that gave them, or not at all."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.core import ANNA, WAIT
+from tests.tasks import configured, delegating, result, rows, still, task
+from tidegate.store import sessions, turns
+from tidegate.tools import ToolContext, Toolset, tool
+
+pytestmark = pytest.mark.anyio
+
+SAID = f"{task('helper', '[hold gate] [say found]')} [say done]"
+
+
+@pytest.mark.parametrize("drain", [None, 0.05])
+@pytest.mark.parametrize("places", [1, 4])
+async def test_a_task_that_ran_goes_on_with_its_turn(
+    home: Path, model: ScriptedModel, drain: float | None, places: int
+) -> None:
+    """F1, F4, V01: killed or stopped in order; neither is a failure of anybody's, and no resume is spent by a stop."""
+    limits = f"[limits]\nturns = {places}\nresumes = {1 if drain is None else 0}"
+    async with delegating(home, model, limits, drain=drain) as house:
+        accepted = await house.accept(SAID)
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+    model.release("gate")
+    async with delegating(home, model, limits) as house:
+        outcome = await house.answered(accepted.turn)
+        assert (outcome.state, outcome.text) == ("answered", "done")
+        assert result(house) == ["The answer of the agent 'helper':\n\nfound"]
+        await still(house)
+        assert (await rows(house))["sessions"] == 1 and (await rows(house))["receipts"] == 0
+
+
+async def test_a_stop_lets_a_turn_and_its_tasks_finish_within_the_budget(home: Path, model: ScriptedModel) -> None:
+    """F1: nothing is taken in from outside any more, but what runs may still give tasks."""
+    async with delegating(home, model, "[limits]\nturns = 1") as house:
+        inner = task("second", "[say a]", together=(("second", "[say b]"),)) + " [say inner]"
+        accepted = await house.accept(f"[hold gate step=0] {task('helper', inner)} [say outer]")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+            async with anyio.create_task_group() as group:
+                group.start_soon(house.door.drain, WAIT)
+                while not house.door.engine._closed:
+                    await anyio.sleep(0.001)
+                model.release("gate")
+        outcome = await house.door.outcome(accepted.turn, ANNA)
+        assert (outcome.state, outcome.text) == ("answered", "outer")
+
+
+async def test_a_turn_that_is_stopping_gives_no_task_and_goes_on_with_it_later(
+    home: Path, model: ScriptedModel
+) -> None:
+    """F1, V01: the turn rests in the call that gives it."""
+    reached, goes_on = asyncio.Event(), asyncio.Event()
+
+    @tool(effect="read", timeout=None)
+    async def wait(ctx: ToolContext) -> str:
+        """Waits."""
+        reached.set()
+        await goes_on.wait()
+        return "waited"
+
+    options: dict[str, Any] = {"toolsets": {"wait": Toolset((wait,))}}
+    said = f"[tool wait {{}}] {task('second', '[say found]')} [say done]"
+    async with delegating(home, model, **options, drain=None) as house:
+        accepted = await house.accept(said)
+        with anyio.fail_after(WAIT):
+            await reached.wait()
+            async with anyio.create_task_group() as group:
+                group.start_soon(house.door.drain, 0.01)
+                while not house.door.engine.parking:
+                    await anyio.sleep(0.001)
+                goes_on.set()
+    async with delegating(home, model, **options) as house:
+        assert (await house.answered(accepted.turn)).text == "done"
+
+
+@pytest.mark.parametrize("why", ["one-shot", "resumes", "ended", "agent gone"])
+async def test_a_task_whose_turn_does_not_go_on_is_stopped_and_leaves_nothing(
+    home: Path, model: ScriptedModel, why: str
+) -> None:
+    """F4, S17, S18: whyever that is, at the next start, with its folder; no model is asked for it again."""
+    limits = f"[limits]\nresumes = {0 if why == 'resumes' else 3}"
+    said = task("helper", '[tool write_file {"path": "a", "content": "b"}] ' + task("second", "[hold gate]"))
+    async with delegating(home, model, limits, drain=None) as house:
+        accepted = await house.accept(said, None if why == "one-shot" else "talk")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        assert (await rows(house))["sessions"] == 3 and list((home / "workspaces").iterdir())
+        if why == "ended":
+            await house.store.write(
+                lambda db: sessions.end(db, accepted.session, reason="new", hooks=(), now=house.door.clock())
+            )
+    asked = model.counts["requests"]
+    toml = configured(model, limits)
+    if why == "agent gone":
+        toml = toml.replace("[agents.main]", "[agents.another]", 1)
+    model.release("gate")
+    async with delegating(home, model, toml=toml) as house:
+        await still(house)
+        if why != "one-shot":
+            state = "stopped" if why == "ended" else "failed"
+            assert (await house.door.outcome(accepted.turn, ANNA)).state == state
+        left = await rows(house)
+        assert (left["sessions"], left["receipts"], left["workspaces"]) == (0 if why == "one-shot" else 1, 0, 0)
+        assert not list((home / "workspaces").iterdir())
+        if why != "agent gone":  # then the task may have gone on until its turn was found not to
+            assert model.counts["requests"] == asked
+        assert not any(count for name, count in house.door.census().items() if name != "residents")
+
+
+async def test_a_task_that_kills_the_gateway_is_given_up_and_its_turn_is_told(home: Path, model: ScriptedModel) -> None:
+    """S17, L23: who only waited for it is not given up with it."""
+    limits = "[limits]\nresumes = 1"
+    async with delegating(home, model, limits, drain=None) as house:
+        accepted = await house.accept(f"{task('second', '[hang]')} [say so be it]")
+        with anyio.fail_after(WAIT):
+            while model.counts["requests"] < 2:
+                await anyio.sleep(0.001)
+    asked = model.counts["requests"]
+    async with delegating(home, model, limits, drain=None):
+        with anyio.fail_after(WAIT):
+            while model.counts["requests"] <= asked:
+                await anyio.sleep(0.001)
+    async with delegating(home, model, limits) as house:
+        outcome = await house.answered(accepted.turn)
+        assert (outcome.state, outcome.text) == ("answered", "so be it")
+        assert "limits.resumes is 1" in result(house)[0] and result(house)[0].startswith("The agent 'second' failed")
+
+
+async def test_a_task_that_failed_before_a_crash_is_not_tried_again(home: Path, model: ScriptedModel) -> None:
+    """F4: also when it said that trying again may help: whoever gave it decides."""
+    reached = asyncio.Event()
+
+    @tool(effect="read", parallel=True, timeout=None)
+    async def wait(ctx: ToolContext) -> str:
+        """Waits, the first time."""
+        if reached.is_set():
+            return "over"
+        reached.set()
+        await asyncio.Event().wait()
+        return ""
+
+    options: dict[str, Any] = {"toolsets": {"wait": Toolset((wait,))}}
+    both = task("second", "[status 503]")[:-1].replace("[tool", "[together") + " wait {}]"
+    async with delegating(home, model, drain=None, **options) as house:
+        accepted = await house.accept(f"{both} [say done]")
+        with anyio.fail_after(WAIT):
+            await reached.wait()
+            while (await rows(house))["sessions"] != 1 or model.counts["requests"] < 2:
+                await anyio.sleep(0.001)
+        # What the crash is to come before: the result of the call is in the journal.
+        await house.store.write(lambda db: db.execute("DELETE FROM messages WHERE step = 'tool-0-0'"))
+        await house.store.write(
+            lambda db: db.execute(
+                "INSERT OR IGNORE INTO intents VALUES(?, 'tool-0-0', 'delegate', 1)", (accepted.turn,)
+            )
+        )
+        asked = model.counts["requests"]
+    async with delegating(home, model, **options) as house:
+        assert (await house.answered(accepted.turn)).text == "done"
+        assert model.counts["requests"] == asked + 1
+        assert result(house)[0].startswith("The agent 'second' failed")
+
+
+async def test_a_turn_counts_no_resume_while_a_task_of_its_is_open(home: Path, model: ScriptedModel) -> None:
+    """S17: to wait brings no process down."""
+    async with delegating(home, model, "[limits]\nresumes = 5", drain=None) as house:
+        accepted = await house.accept(SAID)
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+    for _ in range(2):
+        async with delegating(home, model, "[limits]\nresumes = 5", drain=None) as house:
+            with anyio.fail_after(WAIT):
+                while house.door.status()["turns"]["delegating"] != 1:
+                    await anyio.sleep(0.001)
+            row = await house.store.read(turns.get, accepted.turn)
+            assert row is not None and row.attempts == 1
+    model.release("gate")
+    async with delegating(home, model) as house:
+        assert (await house.answered(accepted.turn)).text == "done"
