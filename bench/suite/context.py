@@ -43,7 +43,9 @@ DECILES = 10
 READINGS = 200
 WORDS, LONG_WORDS, PAGE_WORDS, BULK_WORDS = 40, 400, 900, 1_200
 TOOL_EVERY, LONG_EVERY = 10, 25
-SHORT_TURNS, BULK_TURNS = 200, 100
+SHORT_TURNS, BULK_PART = 200, 10
+"""Short turns; and of bulk text one for so many turns of the conversation, so that what the index merges now and then
+weighs little beside it."""
 WITHIN = 1_500.0
 LABEL = "context"
 SESSION = f"{LABEL}-0"
@@ -274,7 +276,7 @@ def draw(bench: Bench, asked: Sequence[Asked]) -> str:
 
 def on_disks(bench: Bench, subject: Gateway) -> list[Figure]:
     """What bulk text and short turns cost on disk, each by turns of its own at the end of the conversation."""
-    short, bulk = (min(turns, bench.scale.context_turns // 5) for turns in (SHORT_TURNS, BULK_TURNS))
+    short, bulk = min(SHORT_TURNS, bench.scale.context_turns // 5), bench.scale.context_turns // BULK_PART
     before, kept = used(subject), text_kept(subject)
     say(bench, subject, bulk, words=BULK_WORDS)
     after_bulk, kept_bulk = used(subject), text_kept(subject)

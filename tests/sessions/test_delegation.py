@@ -75,7 +75,7 @@ async def test_a_long_answer_is_bounded_and_the_rest_is_in_the_spool(home: Path,
 
 
 async def test_the_prompt_says_which_agents_there_are_and_does_not_change(home: Path, model: ScriptedModel) -> None:
-    """C4, A2: by name and description, in a fixed order, frozen with the session; nothing where there is none."""
+    """C4: by name and description, in a fixed order, frozen with the session; nothing where there is none."""
     async with delegating(home, model) as house:
         await house.say("one")
         await house.say("two")
@@ -415,7 +415,7 @@ async def test_a_task_of_an_agent_with_a_project_works_in_the_project(home: Path
 
 
 async def test_a_task_is_a_turn_with_its_place_in_the_tree(home: Path, model: ScriptedModel) -> None:
-    """DESIGN: one door; the rows say whose it is, how deep, on which channel and in which conversation."""
+    """One door; the rows say whose it is, how deep, on which channel and in which conversation."""
     said = task("helper", task("second", "[hold gate]"))
     async with delegating(home, model) as house:
         accepted = await house.accept(said, job="nightly")

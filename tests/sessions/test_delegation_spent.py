@@ -23,7 +23,7 @@ async def total(house: Core, by: usage.By = "agent") -> dict[str, UsageTotal]:
 async def test_a_turn_has_used_what_its_tasks_have_and_every_call_is_written_down_once(
     home: Path, model: ScriptedModel
 ) -> None:
-    """X22, H11: the outcome says the sum of the tree, live and from the store; the sums by agent, by conversation and
+    """X22: the outcome says the sum of the tree, live and from the store; the sums by agent, by conversation and
     of the day hold each call once."""
     async with delegating(home, model) as house:
         outcome = await house.say(TREE)
@@ -111,7 +111,7 @@ async def _results(house: Core) -> list[str]:
 
 
 async def test_a_plain_turn_has_used_what_it_had_before(home: Path, model: ScriptedModel) -> None:
-    """H11: and a stopped one says that a part of it is an estimate, live and from the store."""
+    """X22: and a stopped one says that a part of it is an estimate, live and from the store."""
     async with delegating(home, model) as house:
         outcome = await house.say("hello")
         assert outcome.usage != Usage() and not outcome.usage.estimated

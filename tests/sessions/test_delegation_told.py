@@ -48,7 +48,7 @@ def progress(events: list[Event]) -> str:
 async def test_who_follows_the_turn_sees_which_agent_works_its_calls_and_its_text(
     home: Path, model: ScriptedModel
 ) -> None:
-    """B2: as progress of the call, of tasks within tasks too, and of each under its own call."""
+    """H11: as progress of the call, of tasks within tasks too, and of each under its own call."""
     inner = f"{task('second', '[tool clock {}] [say the time]')} [say so late]"
     async with delegating(home, model) as house:
         said = f"{task('helper', inner, together=(('second', '[say beside]'),))} [say done]"

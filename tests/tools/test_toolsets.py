@@ -260,6 +260,7 @@ DECLARED = {
     "context_describe": ("read", True, False, True, 60),
     "context_expand": ("read", True, False, True, 60),
     "context_search": ("read", True, False, True, 90),
+    "delegate": ("write", True, True, True, None),
     "edit_file": ("write", False, True, False, 60),
     "forget": ("write", False, True, False, 30),
     "list_files": ("read", True, False, True, 60),

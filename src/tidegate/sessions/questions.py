@@ -57,27 +57,32 @@ class Questions:
     ) -> list[QuestionView]:
         """What waits for this principal's answer, in all his conversations or in one with the tasks given there, the
         oldest first."""
-        rows = await self._store.read(
-            lambda db: approvals.open_for(
+
+        def read(db: Db) -> list[QuestionView]:
+            found = approvals.open_for(
                 db, principal=principal.id, role=principal.role, now=self._clock(), limit=limit, session=session
             )
-        )
-        return [view_question(row) for row in rows]
+            return [_view(db, row) for row in found]
+
+        return await self._store.read(read)
 
     async def of_session(self, session: str, principal: Principal, *, limit: int = LISTED) -> list[QuestionView]:
         """All that a conversation of this principal's has asked, the latest first."""
         own = None if principal.role == "owner" else principal.id
-        rows = await self._store.read(lambda db: approvals.of_session(db, session, principal=own, limit=limit))
-        return [view_question(row) for row in rows]
+
+        def read(db: Db) -> list[QuestionView]:
+            return [_view(db, row) for row in approvals.of_session(db, session, principal=own, limit=limit)]
+
+        return await self._store.read(read)
 
     async def get(self, id: str, principal: Principal) -> QuestionView:
-        return view_question(await self._seen(id, principal))
+        return view_question(*await self._seen(id, principal))
 
     async def answer(
         self, id: str, principal: Principal, decision: Literal["approved", "denied", "answered"], text: str = ""
     ) -> QuestionView:
         """Answers it for good and wakes whoever asked. The same answer again changes nothing."""
-        row = await self._seen(id, principal)
+        row, conversation = await self._seen(id, principal)
         if (row.kind == "question") != (decision == "answered"):
             raise Refused(_UNFIT[row.kind], code="answer_unfit", param="decision")
         text = _answer(row, text.strip())
@@ -93,15 +98,19 @@ class Questions:
         if counted.how == "expired":
             raise Conflict("This is closed already: its time was over.", code="question_closed")
         self._signal(row.turn)
-        return view_question(counted.row)
+        return view_question(counted.row, conversation)
 
-    async def _seen(self, id: str, principal: Principal) -> ApprovalRow:
-        row: ApprovalRow | None = await self._store.read(
-            lambda db: approvals.seen_by(db, id, principal=principal.id, role=principal.role)
-        )
-        if row is None:
+    async def _seen(self, id: str, principal: Principal) -> tuple[ApprovalRow, str]:
+        """The question, and the conversation that it is asked in."""
+
+        def read(db: Db) -> tuple[ApprovalRow, str] | None:
+            row = approvals.seen_by(db, id, principal=principal.id, role=principal.role)
+            return None if row is None else (row, turns.conversation(db, row.session))
+
+        found = await self._store.read(read)
+        if found is None:
             raise _unknown(id)
-        return row
+        return found
 
     async def expire(self) -> int:
         """Closes the questions whose time is over, a batch of them, and wakes whoever asked."""
@@ -207,6 +216,10 @@ def _standing(db: Db, session: str, now: float) -> list[Asked]:
         asker = None if row.session == session else sessions.get(db, row.session)
         found.append(_told(row, "" if asker is None else asker.agent))
     return found
+
+
+def _view(db: Db, row: ApprovalRow) -> QuestionView:
+    return view_question(row, turns.conversation(db, row.session))
 
 
 def _told(row: ApprovalRow, agent: str = "") -> Asked:

@@ -53,10 +53,12 @@ class AgentView(Frozen, frozen=True, omit_defaults=False):
 
 class QuestionView(Frozen, frozen=True, omit_defaults=False):
     """What a turn asks a person: an approval of one exact action, shown in `summary`, or a question. `state` is open,
-    approved, denied, answered, expired or cancelled."""
+    approved, denied, answered, expired or cancelled. `conversation` is the session that it is asked in: that of the
+    turn itself, or of the one that has given it as a task."""
 
     id: str
     session: str
+    conversation: str
     turn: str
     kind: Literal["approval", "question"]
     tool: str
@@ -69,10 +71,11 @@ class QuestionView(Frozen, frozen=True, omit_defaults=False):
     answered_at: float | None = None
 
 
-def view_question(row: ApprovalRow) -> QuestionView:
+def view_question(row: ApprovalRow, conversation: str) -> QuestionView:
     return QuestionView(
         id=row.id,
         session=row.session,
+        conversation=conversation,
         turn=row.turn,
         kind=row.kind,
         tool=row.tool,

@@ -85,7 +85,7 @@ export class List {
       this.#wanted = false;
       batch(() => {
         this.sessions.value = live.sessions;
-        this.asking.value = new Set(open.approvals.map(({ session }) => session));
+        this.asking.value = new Set(open.approvals.map(({ conversation }) => conversation));
         this.hasMore.value = live.next !== null;
         this.over.value = over ? over.sessions : [];
         this.overHasMore.value = Boolean(over?.next);

@@ -1,0 +1,53 @@
+"""The tool `delegate`, as a value: what a model is told of it, and how it is treated."""
+
+import msgspec
+import pytest
+
+from tests.tools.contexts import bare
+from tidegate.errors import ToolFailed
+from tidegate.security.policy import Action, Mode, decide
+from tidegate.tools import Reach, ToolContext, ToolRegistry, builtin_toolsets
+
+pytestmark = pytest.mark.anyio
+
+(DELEGATE,) = builtin_toolsets(["delegate"])["delegate"]
+
+
+class Echo:
+    """Another agent that says its task."""
+
+    async def work(self, ctx: ToolContext, agent: str, task: str) -> str:
+        return f"{ctx.agent} {ctx.step} {agent} {task}"
+
+
+def test_it_is_made_again_after_a_crash_beside_others_and_takes_its_time() -> None:
+    """F4: what keeps it from giving a task twice is the task's own identity; its time is the turn's."""
+    assert DELEGATE.repeatable and DELEGATE.parallel and DELEGATE.timeout is None
+    schema = msgspec.json.decode(DELEGATE.definition.parameters)
+    assert schema["required"] == ["agent", "task"]
+
+
+def test_what_reads_the_rest_of_a_long_answer_comes_with_it() -> None:
+    """D1: an agent's answer may be too long to be shown whole."""
+    assert ToolRegistry(builtin_toolsets()).resolve(["delegate"]).names == ("delegate", "output")
+
+
+@pytest.mark.parametrize(("mode", "verdict"), [("strict", "ask"), ("balanced", "allow"), ("autonomous", "allow")])
+def test_it_is_asked_about_only_where_everything_is(mode: Mode, verdict: str) -> None:
+    """The other agent's own rules say what is done; a strict agent asks before it has anything done."""
+    action = Action(
+        tool=DELEGATE.name, effect=DELEGATE.effect, arguments={}, channel="page", contained=DELEGATE.contained
+    )
+    assert decide((), mode, action).decision == verdict
+
+
+async def test_it_hands_on_the_very_task_and_says_when_there_is_nobody() -> None:
+    """X23: whom it works for is in its context."""
+    given = '{"agent": "helper", "task": "look"}'
+    context = bare(reach=Reach(delegates=Echo()), step="tool-0-0")
+    assert await DELEGATE.run(context, given) == "main tool-0-0 helper look"
+    with pytest.raises(ToolFailed, match="no agent that you may give tasks to"):
+        await DELEGATE.run(bare(), given)
+    for wrong in ('{"agent": "helper"}', '{"task": "x"}', '{"agent": "", "task": "x"}', '{"agent": "a", "task": ""}'):
+        with pytest.raises(ToolFailed):
+            await DELEGATE.run(context, wrong)
