@@ -28,7 +28,7 @@ def test_without_a_file_every_setting_has_its_default_and_the_demo_model_stands_
     config = load(tmp_path)
     assert config.demo
     assert config.models["main"].api == "demo"
-    assert config.agents["main"].tools == ("ask", "clock", "files", "terminal")
+    assert config.agents["main"].tools == ("ask", "clock", "context", "files", "memory", "skills", "terminal")
     assert (config.server.host, config.server.port) == ("127.0.0.1", 8420)
     assert config.home == tmp_path
 

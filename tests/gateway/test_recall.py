@@ -64,6 +64,10 @@ def test_ten_thousand_messages_later_the_third_is_known_word_for_word(tmp_path: 
         found = running.say("search for third buoy Skerry", "log")
         assert f"| {THIRD}\n" in found and "message 3 · user ·" in found and found.endswith("that is all]")
         assert "| hello\n" in running.say("what did I say first", "log")
+        (log,) = (view for view in running.call("GET", "/api/sessions")["sessions"] if view["name"] == "log")
+        filling = running.call("GET", f"/api/sessions/{log['id']}/context")
+        assert filling["tokens"] <= filling["hard"] < filling["window"] == 16_000
+        assert filling["summarised"] > 9_000, "the third message is not shown any more"
         assert THIRD in _ask(running, "wide", "search everywhere for Skerry", "elsewhere")
         refused = running.say("search everywhere for Skerry", "another")
         assert 'recall = "person"' in refused and THIRD not in refused

@@ -222,7 +222,17 @@ class Conversation:
     @property
     def estimated_bytes(self) -> int:
         """Bytes of text that would cost about as much as a request does as the conversation stands."""
-        return self._estimated + len(self.prefix.system) + len(self.prefix.tools)
+        return self._estimated + self.prefix_bytes
+
+    @property
+    def prefix_bytes(self) -> int:
+        """Of prompt and tools."""
+        return len(self.prefix.system) + len(self.prefix.tools)
+
+    @property
+    def prefix_tokens(self) -> int:
+        """About how many tokens those are."""
+        return self.model.gauge.tokens(self.prefix_bytes)
 
     @property
     def asked_bytes(self) -> int:

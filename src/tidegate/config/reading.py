@@ -43,7 +43,7 @@ NAMES_AT_MOST = 1000
 PRICES = ("price_input", "price_output", "price_cached", "price_written")
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]{1,64}")
 TOML_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
-DEFAULT_TOOLS = ("ask", "clock", "files", "terminal")
+DEFAULT_TOOLS = ("ask", "clock", "context", "files", "memory", "skills", "terminal")
 
 
 def home_folder(given: str | None, env: Mapping[str, str]) -> Path:

@@ -26,7 +26,7 @@ key = "env:OPENAI_API_KEY"        # or "file:PATH"; the key itself never stands 
 [agents.main]
 model = "main"
 prompt = "You are a helpful assistant. Answer briefly and truthfully."
-tools = ["ask", "clock", "files", "terminal"]
+tools = ["ask", "clock", "context", "files", "memory", "skills", "terminal"]
 """
 
 

@@ -43,9 +43,9 @@ def _never_fits(rule: Rule, tools: Toolset) -> str | None:
         if about and name not in taken:
             return f"no tool that it is about takes {name!r}; there are {', '.join(sorted(taken)) or 'no arguments'}"
     if rule.channel:
-        from tidegate.sessions import CHANNELS  # a large room, and few rules name a channel
+        from tidegate.sessions import CHANNELS, DELEGATE  # a large room, and few rules name a channel
 
-        known = [channel.name for channel in CHANNELS]
+        known = [channel.name for channel in CHANNELS if channel.name != DELEGATE]  # a task has its giver's
         if rule.channel not in known:
             return f"there is no channel {rule.channel!r}; there are {', '.join(known)}"
     return None

@@ -61,7 +61,10 @@ class Catalogue:
         if settings.api == "demo":
             from tidegate.models.demo import FACTS  # only where it is used
 
-            return FACTS
+            window = settings.context_window  # it has none of its own; one can be set, to try what happens then
+            if window is None:
+                return FACTS
+            return msgspec.structs.replace(FACTS, window=window, output=settings.max_output or _output(window, None))
         pattern = self._find(settings.model)
         family = None if pattern is None else self._families[pattern]
         window = settings.context_window or (UNKNOWN_WINDOW if family is None else family.window)
@@ -117,8 +120,8 @@ def _either(given: bool | None, known: bool) -> bool:
 
 def _output(window: int, family: Family | None) -> int:
     known = UNKNOWN_OUTPUT if family is None or family.output is None else family.output
-    # A window that was set smaller than the model's own must still have room for a question.
-    return min(known, window // 2)
+    # A window that was set smaller than the model's own must still have room for a conversation.
+    return min(known, window // 4)
 
 
 def _thinking(settings: ModelSettings, family: Family | None) -> tuple[Thinking, tuple[str, ...]]:

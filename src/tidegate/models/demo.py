@@ -40,11 +40,10 @@ _RETRYABLE = frozenset({"rate", "overloaded", "network", "timeout"})
 
 
 class DemoModel:
-    def __init__(self, name: str, traffic: Traffic, window: int | None = None) -> None:
-        """It has no window of its own; one can be set, to try how a conversation is fitted into it."""
+    def __init__(self, name: str, traffic: Traffic, facts: Facts = FACTS) -> None:
         self.name = name
         self.provided = MODEL
-        self.facts = FACTS if window is None else msgspec.structs.replace(FACTS, window=window)
+        self.facts = facts
         self.gauge = Gauge()
         self.wire = OpenAIWire(MODEL, FACTS)
         self.signature = signature("demo", "", MODEL, {}, (), FACTS)

@@ -105,7 +105,7 @@ class Models:
         if settings.api == "demo":
             from tidegate.models.demo import DemoModel  # only where it is used
 
-            return DemoModel(name, self._traffic, window=settings.context_window)
+            return DemoModel(name, self._traffic, facts)
         for field in ("base_url", "model"):
             if not getattr(settings, field):
                 raise Misconfigured(f'[models.{name}] needs `{field}` for api = "{settings.api}"; set it.')

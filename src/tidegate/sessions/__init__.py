@@ -5,7 +5,7 @@ The way of a message: `Sessions.accept` (inbox, one transaction) → the session
 """
 
 from tidegate.sessions.budgets import BudgetView
-from tidegate.sessions.channels import CHANNELS, Channel, Channels
+from tidegate.sessions.channels import CHANNELS, DELEGATE, Channel, Channels
 from tidegate.sessions.chores import Chore
 from tidegate.sessions.door import Sessions
 from tidegate.sessions.ending import EndHook
@@ -16,6 +16,7 @@ from tidegate.sessions.views import AgentView, Notebook, NoteView, QuestionView,
 
 __all__ = [
     "CHANNELS",
+    "DELEGATE",
     "FALLBACK",
     "AgentView",
     "BudgetView",

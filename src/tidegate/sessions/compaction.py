@@ -195,6 +195,8 @@ class Fitting:
 
     async def _shrink(self, conversation: Conversation, most: int) -> None:
         """Have what is old summarised, and make the request no larger than `most` tokens."""
+        if conversation.prefix_tokens >= most:
+            raise self._too_small(conversation)
         await self._await_prepared(conversation)
         work = await self._work(conversation, most)
         view = work.view
@@ -302,26 +304,25 @@ class Fitting:
         self._journal.emit(Notice(text=" ".join(told)))
 
     def _too_small(self, conversation: Conversation) -> ModelFailed:
-        marks, prefix = self._house.marks(conversation.model), conversation.prefix
-        fixed = conversation.model.gauge.tokens(len(prefix.system) + len(prefix.tools))
+        marks, fixed = self._house.marks(conversation.model), conversation.prefix_tokens
         return ModelFailed(
-            f"Model {conversation.model.name!r}: its window of {marks.window:,} tokens is too small for this agent, "
-            f"whose prompt and tools alone take about {fixed:,}; give it a model with a larger window, or fewer tools.",
+            f"Model {conversation.model.name!r}: its window of {marks.window:,} tokens, of which a request may have "
+            f"{marks.hard:,}, is too small for this agent, whose prompt and tools alone take about {fixed:,}; give it a "
+            "model with a larger window, or fewer tools.",
             kind="context",
             retryable=False,
         )
 
 
 def _for_what_is_said(marks: Marks, conversation: Conversation) -> Marks:
-    fixed = len(conversation.prefix.system) + len(conversation.prefix.tools)
-    return marks.beside(conversation.model.gauge.tokens(fixed))
+    return marks.beside(conversation.prefix_tokens)
 
 
 class _Work:
     """How large the request is, as it would be under another view."""
 
     def __init__(self, conversation: Conversation, view: View, least: float, most: int, marks: Marks) -> None:
-        self._fixed = len(conversation.prefix.system) + len(conversation.prefix.tools)
+        self._fixed = conversation.prefix_bytes
         self._least = least
         self._most = most
         self.marks = marks

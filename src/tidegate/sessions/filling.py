@@ -19,6 +19,7 @@ NAMES = {
     "prompt": "the agent's prompt",
     "project": "files of the project",
     "skills": "list of skills",
+    "agents": "list of other agents",
     "memory": "notes",
     "caller": "the caller's own prompt",
     "tools": "tools",

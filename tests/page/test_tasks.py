@@ -1,0 +1,64 @@
+"""Tasks of an agent's, on the page: what is seen of them, and what they ask."""
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.page import browser as chromium
+from tests.page.conftest import leave, send
+from tests.page.gateway import Gateway
+
+SETTINGS = """
+[models.main]
+api = "demo"
+[agents.main]
+model = "main"
+tools = ["delegate"]
+delegates = ["helper"]
+[agents.helper]
+model = "main"
+tools = ["clock"]
+rules = ["ask clock zone=Europe/*"]
+"""
+TASK = 'delegate to helper: call clock {"zone": "Europe/Paris"}'
+
+
+@pytest.fixture(scope="module")
+def delegating(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    home = tmp_path_factory.mktemp("tasks")
+    (home / "tidegate.toml").write_text(SETTINGS)
+    gateway = Gateway(home)
+    try:
+        gateway.start()
+        yield gateway
+    finally:
+        gateway.stop()
+
+
+@pytest.fixture
+def page(browser: Browser, delegating: Gateway) -> Iterator[Page]:
+    visit = chromium.visit(browser)
+    visit.page.goto(delegating.new_link())
+    expect(visit.page.locator("#composer")).to_be_visible()
+    yield visit.page
+    leave(visit, delegating.origin)
+    visit.context.close()
+
+
+def test_what_a_task_asks_is_a_card_under_the_agents_name(page: Page) -> None:
+    """S29: in the conversation that it works for, which the list marks; it goes when the turn is stopped, too."""
+    send(page, TASK)
+    card = page.locator(".question")
+    expect(card).to_contain_text("The agent helper asks for your approval")
+    expect(card.locator("pre")).to_have_text("clock\nzone: Europe/Paris", use_inner_text=True)
+    expect(page.locator(".entries a[aria-current] .asking")).to_be_visible()
+    card.get_by_role("button", name="Approve").click()
+    expect(page.locator(".answer .markdown").last).to_contain_text("The answer of the agent")
+    expect(card).to_have_count(0)
+    expect(page.locator(".asking")).to_have_count(0)
+    send(page, TASK)
+    expect(card).to_have_count(1)
+    page.locator("#stop").click()
+    expect(card).to_have_count(0)
+    expect(page.locator(".asking")).to_have_count(0)
