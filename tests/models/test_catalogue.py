@@ -169,8 +169,8 @@ def test_a_model_is_known_when_the_settings_say_enough_of_it() -> None:
 
 
 def test_an_answer_leaves_room_for_a_question_in_a_window_that_was_made_smaller() -> None:
-    assert facts("gpt-5", context_window=16_000).output == 8_000
-    assert facts("x", context_window=4_096).output == 2_048
+    assert facts("gpt-5", context_window=16_000).output == 4_000
+    assert facts("x", context_window=4_096).output == 1_024
     assert facts("x", context_window=4_096, max_output=4_000).output == 4_000
 
 

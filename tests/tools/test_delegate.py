@@ -1,8 +1,12 @@
 """The tool `delegate`, as a value: what a model is told of it, and how it is treated."""
 
+import subprocess
+import sys
+
 import msgspec
 import pytest
 
+from tests.gateway.running import environment
 from tests.tools.contexts import bare
 from tidegate.errors import ToolFailed
 from tidegate.security.policy import Action, Mode, decide
@@ -51,3 +55,11 @@ async def test_it_hands_on_the_very_task_and_says_when_there_is_nobody() -> None
     for wrong in ('{"agent": "helper"}', '{"task": "x"}', '{"agent": "", "task": "x"}', '{"agent": "a", "task": ""}'):
         with pytest.raises(ToolFailed):
             await DELEGATE.run(context, wrong)
+
+
+def test_nothing_of_it_is_loaded_where_no_agent_gives_tasks() -> None:
+    """L22: an idle gateway does not grow by what it does not use."""
+    names = ("tidegate.tools.delegate", "tidegate.sessions.delegation", "tidegate.sessions.relay")
+    code = f"import sys, tidegate.gateway.house; print([name for name in {names!r} if name in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=True)
+    assert run.stdout.strip() == "[]"

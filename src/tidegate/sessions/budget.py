@@ -155,7 +155,8 @@ class Account:
 
 
 class Allowance:
-    """What one turn may spend, with the tasks that it gives and those that they give. It lives as long as the turn, whose journal knows what was spent before a restart."""
+    """What one turn may spend, with the tasks that it gives and those that they give. It lives as long as the turn,
+    whose journal knows what was spent before a restart."""
 
     __slots__ = ("_rule", "_warned")
 
