@@ -430,6 +430,9 @@ async def test_a_task_is_a_turn_with_its_place_in_the_tree(home: Path, model: Sc
             assert turn.conversation == accepted.session
             session = await house.store.read(sessions.get, turn.session)
             assert session is not None and (session.kind, session.principal) == ("ephemeral", ANNA.id)
+        # A task is no conversation of its own to people, though who knows its id may look at it.
+        assert [view.id for view in await house.door.sessions(ANNA)] == [accepted.session]
+        assert (await house.door.session(first.session, ANNA)).running == first.id
         assert (await house.store.read(turns.outermost, second.id)).id == accepted.turn  # type: ignore[union-attr]
         model.release("gate")
         assert (await house.answered(accepted.turn)).state == "answered"

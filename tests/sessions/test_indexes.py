@@ -192,7 +192,7 @@ async def test_what_it_does_not_take_in_is_told_again(tmp_path: Path) -> None:
 
 def test_one_that_is_not_there_is_told_before_the_start(tmp_path: Path) -> None:
     """With the file that is missing, or what is wrong with it."""
-    with pytest.raises(Misconfigured, match=r"neither a file .*indexes/mine\.py nor a package"):
+    with pytest.raises(Misconfigured, match=r"no file .*indexes/mine\.py, and no installed package"):
         indexes.find("mine", tmp_path)
     put(tmp_path, "nothing = 1")
     with pytest.raises(Misconfigured, match="has no function make"):
@@ -216,7 +216,7 @@ def test_a_start_says_which_index_is_missing(tmp_path: Path) -> None:
     (tmp_path / "tidegate.toml").write_text(tools.format("clock"))
     readiness.examine(tmp_path, {})
     (tmp_path / "tidegate.toml").write_text(tools.format("context"))
-    with pytest.raises(Misconfigured, match=r"tidegate\.toml: \[context\] index: there is neither a file"):
+    with pytest.raises(Misconfigured, match=r"tidegate\.toml: \[context\] index names nothing: there is no file"):
         readiness.examine(tmp_path, {})
 
 

@@ -196,8 +196,8 @@ async def test_a_provider_that_hangs_or_is_gone_keeps_no_conversation_from_begin
     ("name", "text", "says"),
     [
         ("far", "1 / 0", "ZeroDivisionError"),
-        ("far", "x = 1", "gives no provider"),
-        ("near", "", "no provider"),
+        ("far", "x = 1", "has no function provide"),
+        ("near", "", "names nothing"),
         ("../far", "", "is no name"),
     ],
 )

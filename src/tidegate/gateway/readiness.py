@@ -55,8 +55,7 @@ def examine(home: Path, environment: Mapping[str, str], *, keyless: bool = False
     errors += given.unsafe(config, references)
     errors += rules.unreadable(config)
     errors += prices.unknown(config)
-    errors += _no_provider(config)
-    errors += _no_index(config)
+    errors += _no_plugin(config)
     if errors:
         raise Unready(tuple(with_path(home, error) for error in errors), config)
     warnings = (*_missing(config), *_pointless_rules(config, tools), *_doubtful_skills(config))
@@ -78,28 +77,20 @@ def _toolsets(config: Config, errors: list[str]) -> dict[str, Toolset]:
     return found
 
 
-def _no_provider(config: Config) -> Iterator[str]:
-    """What is wrong with the memory provider, where one is used."""
-    name = config.memory.provider
-    if name and any("memory" in agent.tools for agent in config.agents.values()):
-        from tidegate.tools import memories  # only where it is used
+def _no_plugin(config: Config) -> Iterator[str]:
+    """What is wrong with the memory and the index of other makers, where these are used."""
+    used = {toolset for agent in config.agents.values() for toolset in agent.tools}
+    try:
+        if config.memory.provider and "memory" in used:
+            from tidegate.tools import memories  # only where it is used
 
-        try:
-            memories.find(name, config.home)
-        except Misconfigured as error:
-            yield f"{FILE_NAME}: {error.message}"
+            memories.find(config.memory.provider, config.home)
+        if config.context.index and "context" in used:
+            from tidegate.sessions import indexes  # only where it is used
 
-
-def _no_index(config: Config) -> Iterator[str]:
-    """What is wrong with the index of another maker, where one is used."""
-    name = config.context.index
-    if name and any("context" in agent.tools for agent in config.agents.values()):
-        from tidegate.sessions import indexes  # only where it is used
-
-        try:
-            indexes.find(name, config.home)
-        except Misconfigured as error:
-            yield f"{FILE_NAME}: {error.message}"
+            indexes.find(config.context.index, config.home)
+    except Misconfigured as error:
+        yield f"{FILE_NAME}: {error.message}"
 
 
 def with_path(home: Path, message: str) -> str:

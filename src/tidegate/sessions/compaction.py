@@ -307,8 +307,8 @@ class Fitting:
         marks, fixed = self._house.marks(conversation.model), conversation.prefix_tokens
         return ModelFailed(
             f"Model {conversation.model.name!r}: its window of {marks.window:,} tokens, of which a request may have "
-            f"{marks.hard:,}, is too small for this agent, whose prompt and tools alone take about {fixed:,}; give it a "
-            "model with a larger window, or fewer tools.",
+            f"{marks.hard:,}, is too small for this agent, whose prompt and tools alone take about {fixed:,}; give it "
+            "a model with a larger window, or fewer tools.",
             kind="context",
             retryable=False,
         )

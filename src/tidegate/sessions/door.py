@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -22,7 +22,7 @@ from tidegate.lifetimes import CacheStats, Ledger, Presence, Scope
 from tidegate.log import Log
 from tidegate.models import Models
 from tidegate.security import Principal, Secret
-from tidegate.sessions import queries, watching
+from tidegate.sessions import queries, services, watching
 from tidegate.sessions.admission import Admission, Fresh, admit
 from tidegate.sessions.arriving import accept_media
 from tidegate.sessions.beginnings import Beginnings
@@ -35,20 +35,13 @@ from tidegate.sessions.filling import Filling
 from tidegate.sessions.questions import Questions
 from tidegate.sessions.recovery import recover
 from tidegate.sessions.runner import Runner
-from tidegate.sessions.services import remembering
 from tidegate.sessions.views import AgentView, SessionView
 from tidegate.sessions.workshop import Workshop
 from tidegate.spool import Arrivals, Spool
 from tidegate.store import Db, ProcessRow, SessionRow, Store, UsageTotal, processes, sessions, settings, turns, usage
-from tidegate.tools import Reach, Skills, ToolRegistry
+from tidegate.tools import Reach, ToolRegistry
 from tidegate.values import Accepted, Event, Inbound, Media, Message, Outcome, new_id
 from tidegate.workspaces import Workspaces
-
-if TYPE_CHECKING:
-    from tidegate.sessions.delegation import Delegation
-    from tidegate.sessions.recalling import Recalling
-    from tidegate.skills import Library, ProjectFiles
-    from tidegate.tools.egress import WebAccess
 
 log = Log(__name__)
 
@@ -102,14 +95,14 @@ class Sessions:
             finished=self._process_finished,
             environment=environment or {},
         )
-        self.web = _web_access(config, self.spool, search_key)
-        self.skills = _skills(config)
-        self.project_files = _project_files(config)
-        self.memory, self.learner = remembering(config, store, models, self.budgets, clock)
-        self.delegation = _delegation(self)
-        self.recall = _recall(config, store, self.spool, scope)
+        self.web = services.web_access(config, self.spool, search_key)
+        self.skills = services.skills(config)
+        self.project_files = services.project_files(config)
+        self.memory, self.learner = services.remembering(config, store, models, self.budgets, clock)
+        self.delegation = services.delegation(self)
+        self.recall = services.recalling(config, store, self.spool, scope)
         self.reach = Reach(
-            recall=self.recall, notes=self.memory, skills=_skill_reader(self.skills), delegates=self.delegation
+            recall=self.recall, notes=self.memory, skills=services.skill_reader(self.skills), delegates=self.delegation
         )
         self.runner = Runner(
             store,
@@ -537,57 +530,3 @@ def _spool(config: Config, store: Store, clock: Callable[[], float]) -> Spool:
         clock=clock,
         cores=frozenset(os.sched_getaffinity(0)),
     )
-
-
-def _web_access(config: Config, spool: Spool, key: Secret | None) -> "WebAccess | None":
-    """What the tools of the web use; None where no agent has them, and then nothing of it is loaded."""
-    if not any("web" in agent.tools for agent in config.agents.values()):
-        return None
-    from tidegate.tools.egress import WebAccess
-
-    return WebAccess(config.web, workers=spool.workers, key=key)
-
-
-def _recall(config: Config, store: Store, spool: Spool, scope: Scope) -> "Recalling | None":
-    """What looks up what was said; None where no agent has the toolset, and then nothing of it is loaded."""
-    if not any("context" in agent.tools for agent in config.agents.values()):
-        return None
-    from tidegate.sessions.recalling import Recalling
-
-    return Recalling(config, store, spool, scope)
-
-
-def _skills(config: Config) -> "Library | None":
-    """The agents' skills; None where no agent has the toolset, and then nothing of them is loaded."""
-    if not any("skills" in agent.tools for agent in config.agents.values()):
-        return None
-    from tidegate.skills import Library
-
-    return Library(config)
-
-
-def _skill_reader(library: "Library | None") -> Skills | None:
-    """What the tool `skill` uses."""
-    if library is None:
-        return None
-    from tidegate.sessions.skills import SkillReader
-
-    return SkillReader(library)
-
-
-def _project_files(config: Config) -> "ProjectFiles | None":
-    """What agents' project folders say to whoever works there; None where no agent has such a folder here."""
-    if not any(agent.workspace and agent.project_files for agent in config.agents.values()):
-        return None
-    from tidegate.skills import ProjectFiles
-
-    return ProjectFiles(config)
-
-
-def _delegation(door: Sessions) -> "Delegation | None":
-    """Who has tasks worked on by other agents; None where no agent may give any."""
-    if not any(agent.delegates and DELEGATE in agent.tools for agent in door.config.agents.values()):
-        return None
-    from tidegate.sessions.delegation import Delegation
-
-    return Delegation(door)

@@ -7,7 +7,6 @@ checks against the store. It is fed from the store, in order, at least once, off
 """
 
 import asyncio
-import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +20,7 @@ from tidegate.log import Log
 from tidegate.store import Db, Store
 from tidegate.store.rows import unpack
 from tidegate.store.search import searchable
+from tidegate.tools import plugins
 from tidegate.values import Frozen
 
 T = TypeVar("T")
@@ -93,39 +93,8 @@ Make = Callable[[Path], SearchIndex]
 def find(name: str, home: Path) -> Make:
     """The function `make` of the file indexes/NAME.py in the home folder, or what a package offers under that name."""
     file = home / FOLDER / f"{name}.py"
-    made = _from_file(file) if file.is_file() else _from_package(name)
-    if made is None:
-        raise Misconfigured(f"[context] index: there is neither a file {file} nor a package with the index {name!r}")
-    if not callable(made):
-        raise Misconfigured(f"[context] index: {name!r} has no function make(home)")
-    make: Make = made
-    return make
-
-
-def _from_file(file: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(f"tidegate_index_{file.stem}", file)
-    if spec is None or spec.loader is None:
-        raise Misconfigured(f"[context] index: {file} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise Misconfigured(f"[context] index: {file} cannot be loaded ({type(error).__name__}: {error})") from None
-    return getattr(module, "make", "")
-
-
-def _from_package(name: str) -> Any:
-    from importlib.metadata import entry_points  # heavy, and needed only for a name that no file has
-
-    for point in entry_points(group=GROUP, name=name):
-        try:
-            return point.load()
-        except Exception as error:
-            origin = point.dist.name if point.dist is not None else point.value
-            raise Misconfigured(
-                f"[context] index: {name!r} of {origin} cannot be loaded ({type(error).__name__}: {error})"
-            ) from None
-    return None
+    found: Make = plugins.function_of(name, file, "make", group=GROUP, kind="index", setting="[context] index")
+    return found
 
 
 class Unanswered(Exception):

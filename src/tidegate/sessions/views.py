@@ -125,8 +125,8 @@ def view(
 
 
 class NoteView(Frozen, frozen=True, omit_defaults=False):
-    """One note. `author` is the id of who wrote it and `by` his name; `source` says how: `person` himself, `tool` in the
-    conversation `session`, or `end`, when that had ended."""
+    """One note. `author` is the id of who wrote it and `by` his name; `source` says how: `person` himself, `tool` in
+    the conversation `session`, or `end`, when that had ended."""
 
     id: int
     text: str

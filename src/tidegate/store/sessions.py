@@ -22,6 +22,7 @@ _COLUMNS = (
     " active, version, ended, end_reason, memory_seen"
 )
 _NO_WORK = "NOT EXISTS(SELECT 1 FROM turns WHERE turns.session = sessions.id AND turns.state IN ('queued', 'running'))"
+_IS_TASK = "EXISTS(SELECT 1 FROM turns WHERE turns.session = sessions.id AND turns.within IS NOT NULL)"
 _SESSION_ENDED = encode(
     Failure(
         message="The session ended before this message was taken; send it to a new one.",
@@ -130,8 +131,8 @@ def listing(
     before: tuple[float, str] | None = None,
 ) -> list[SessionRow]:
     """Sessions, the last active first; `before` is (active, id) of the last one seen.
-    `principal=None` is the operator's view of all."""
-    where: list[str] = []
+    `principal=None` is the operator's view of all. What works on a task is a part of another one, and none of them."""
+    where = [f"(kind <> 'ephemeral' OR NOT {_IS_TASK})"]
     values: list[float | str | None] = []
     if principal is not None:
         where.append("principal = ?")
@@ -144,9 +145,9 @@ def listing(
     if before is not None:
         where.append("(active, id) < (?, ?)")
         values.extend(before)
-    condition = f"WHERE {' AND '.join(where)}" if where else ""
     rows = db.execute(
-        f"SELECT {_COLUMNS} FROM sessions {condition} ORDER BY active DESC, id DESC LIMIT ?", (*values, limit)
+        f"SELECT {_COLUMNS} FROM sessions WHERE {' AND '.join(where)} ORDER BY active DESC, id DESC LIMIT ?",
+        (*values, limit),
     )
     return [SessionRow(*row) for row in rows]
 

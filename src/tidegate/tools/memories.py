@@ -6,13 +6,12 @@ the operator's to mend, in one sentence that names the file or the package. Who 
 decide: it is asked only for what the gateway has allowed.
 """
 
-import importlib.util
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from tidegate.errors import Misconfigured
 from tidegate.store import About, Origin
+from tidegate.tools import plugins
 from tidegate.values import Frozen
 
 GROUP = "tidegate.memories"
@@ -72,44 +71,6 @@ Provide = Callable[[Path], Awaitable[MemoryProvider]]
 
 def find(name: str, home: Path) -> Provide:
     """The function that opens the provider of that name; Misconfigured when there is none."""
-    if not name.replace("-", "_").isidentifier():
-        raise Misconfigured(f"[memory] provider = {name!r} is no name; it has letters, digits, - and _")
     file = home / FOLDER / f"{name}.py"
-    found = _from_file(file) if file.is_file() else _from_package(name)
-    if found is None:
-        raise Misconfigured(
-            f"[memory] provider names no provider: there is no file {file}, and no installed package offers {name!r}"
-        )
+    found: Provide = plugins.function_of(name, file, FUNCTION, group=GROUP, kind="memory", setting="[memory] provider")
     return found
-
-
-def _from_file(file: Path) -> Provide:
-    spec = importlib.util.spec_from_file_location(f"tidegate_memories_{file.stem}", file)
-    if spec is None or spec.loader is None:
-        raise Misconfigured(f"{file} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise Misconfigured(f"{file} cannot be loaded ({type(error).__name__}: {error})") from None
-    return _checked(getattr(module, FUNCTION, None), str(file))
-
-
-def _from_package(name: str) -> Provide | None:
-    from importlib.metadata import entry_points  # heavy, and needed only for a name that no file has
-
-    for point in entry_points(group=GROUP, name=name):
-        origin = f"the memory {name!r} of the package {point.dist.name if point.dist is not None else point.value}"
-        try:
-            made = point.load()
-        except Exception as error:
-            raise Misconfigured(f"{origin} cannot be loaded ({type(error).__name__}: {error})") from None
-        return _checked(made, origin)
-    return None
-
-
-def _checked(found: Any, origin: str) -> Provide:
-    if not callable(found):
-        raise Misconfigured(f"{origin} gives no provider; define `async def {FUNCTION}(home)`, which opens one")
-    provide: Provide = found
-    return provide
