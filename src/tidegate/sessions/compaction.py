@@ -3,21 +3,20 @@
 Guarantee: no row of a transcript is changed. Above the soft mark a summary of what is old is prepared beside the turn;
 above the hard one the request is made smaller before the model is asked, in stages of which each is bounded and the
 last needs no model, so that it always ends: summaries by a model, excerpts of old results, a list without a model,
-excerpts of everything. A stage is applied only if the request is smaller by the share that is configured, or at least
-fits then. What is applied is rows, so that the request is the same after a restart. After a summary that was of no use
+excerpts of everything. A stage is applied only if the request is smaller by the share that is configured, the last ones if
+it fits then. What is applied is rows, so that the request is the same after a restart. After a summary of no use
 no model is asked for one until a time in the store is over. One conversation's compaction holds up no other, and none
 begins inside another.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
 
 import anyio
 
-from tidegate.agent import Conversation, Errand, Remedy, weigh
-from tidegate.agent.context import NO_SMALLER, Marks, View, cut_messages, cut_summaries, last_unit, marks_of, tail_from
+from tidegate.agent import Conversation, Errand, Remedy
+from tidegate.agent.context import NO_SMALLER, Marks, View, marks_of
 from tidegate.config import ContextSettings
 from tidegate.engine import Journal, Taken
 from tidegate.errors import ModelFailed, TidegateError
@@ -25,8 +24,9 @@ from tidegate.lifetimes import Scope
 from tidegate.log import Log
 from tidegate.models import Model, Models
 from tidegate.sessions.budgets import Budgets
-from tidegate.sessions.scribe import SUMMARIES_SHARE, Scribe, Useless, length_of
-from tidegate.store import Db, ElisionKind, ElisionRow, Store, SummaryRow, messages, settings, summaries
+from tidegate.sessions.scribe import Scribe, Useless
+from tidegate.sessions.shrinking import Stage, Work, cut, marks_for, stages, write_stage
+from tidegate.store import Db, ElisionRow, Store, SummaryRow, messages, settings, summaries
 from tidegate.values import Notice
 
 log = Log(__name__)
@@ -47,12 +47,6 @@ WITHOUT_THOUGHTS = (
 
 HOW = ("summary", "excerpts", "cut", "media", "useless")
 """Ways in which requests were made smaller; the last are summaries that were of no use."""
-
-EXCERPT = 400
-"""Characters of an old result that stay: what it was, and how it ended."""
-
-EXCERPTS = (8000, 2000, 500, 200)
-"""Characters of any message that stay when nothing else helps; the first that is enough is taken."""
 
 REFUSED_SHARE = 0.6
 """Of a request that a provider has refused as too long: what it is cut to. Our count of it was wrong."""
@@ -176,10 +170,10 @@ class Fitting:
         except TidegateError as error:
             log.warning("a summary could not be prepared", session=self._taken.session.id, error=error.message)
 
-    async def _work(self, conversation: Conversation, most: int) -> "_Work":
+    async def _work(self, conversation: Conversation, most: int) -> Work:
         view = await self._house.view(self._taken)
-        marks = _for_what_is_said(self._house.marks(conversation.model).within(most), conversation)
-        return _Work(conversation, view, self._house.settings.least, most, marks)
+        marks = marks_for(self._house.marks(conversation.model), conversation, most)
+        return Work(conversation, view, self._house.settings.least, most, marks)
 
     async def _cool(self, conversation: Conversation, why: str) -> None:
         """Ask no model for a summary for a while; over turns and restarts."""
@@ -201,12 +195,12 @@ class Fitting:
         work = await self._work(conversation, most)
         view = work.view
         why = await self._summarise(conversation, work)
-        for stage in _stages(work):
+        for stage in stages(work):
             if work.fits:
                 break
             await self._take(work, stage)
         if work.lists_too_much:
-            await self._take(work, _cut(work, 0)._replace(last_resort=True))
+            await self._take(work, cut(work, 0)._replace(last_resort=True))
         if work.view is not view:
             conversation.recast(work.view.messages(), work.view.mark, tokens=work.tokens(work.view))
         if not work.fits:
@@ -223,7 +217,7 @@ class Fitting:
         if not task.done():
             task.cancel()
 
-    async def _summarise(self, conversation: Conversation, work: "_Work") -> str:
+    async def _summarise(self, conversation: Conversation, work: Work) -> str:
         """Use what was prepared, or have it written now. Why there is nothing, or empty."""
         session, house = self._taken.session.id, self._house
         rows: list[SummaryRow] = await house.store.read(summaries.prepared, session)
@@ -250,16 +244,16 @@ class Fitting:
         house.counts["summary"] += 1
         return ""
 
-    async def _write(self, conversation: Conversation, work: "_Work", errand: Errand) -> list[SummaryRow]:
+    async def _write(self, conversation: Conversation, work: Work, errand: Errand) -> list[SummaryRow]:
         model = conversation.model
         return await self._house.scribe.write(errand, self._taken, work.view, model, work.marks, work.rate)
 
-    async def _take(self, work: "_Work", stage: "_Stage") -> None:
+    async def _take(self, work: Work, stage: Stage) -> None:
         """If it makes the request smaller by the share that is configured; what is a last resort, if it fits then."""
         enough = stage.last_resort and work.smaller(stage.view) and work.would_fit(stage.view)
         if not enough and not work.saves(stage.view):
             return
-        await self._house.store.write(_write_stage, self._taken.session.id, stage, self._house.clock())
+        await self._house.store.write(write_stage, self._taken.session.id, stage, self._house.clock())
         work.view = await self._house.view(self._taken)
         self._house.counts["excerpts" if stage.cut is None else "cut"] += 1
 
@@ -284,7 +278,7 @@ class Fitting:
         self._journal.emit(Notice(text=f"The request was too large for the model's endpoint: {which} told in words."))
         return True
 
-    def _tell(self, before: View, work: "_Work", why: str) -> None:
+    def _tell(self, before: View, work: Work, why: str) -> None:
         view = work.view
         if view is before:
             if why:
@@ -312,116 +306,6 @@ class Fitting:
             kind="context",
             retryable=False,
         )
-
-
-def _for_what_is_said(marks: Marks, conversation: Conversation) -> Marks:
-    return marks.beside(conversation.prefix_tokens)
-
-
-class _Work:
-    """How large the request is, as it would be under another view."""
-
-    def __init__(self, conversation: Conversation, view: View, least: float, most: int, marks: Marks) -> None:
-        self._fixed = conversation.prefix_bytes
-        self._least = least
-        self._most = most
-        self.marks = marks
-        self.view = view
-        self.rate = conversation.tokens / self._bytes(view)
-
-    def _bytes(self, view: View) -> int:
-        return self._fixed + sum(map(weigh, view.messages())) or 1
-
-    def tokens(self, view: View) -> int:
-        return int(self.rate * self._bytes(view))
-
-    @property
-    def fits(self) -> bool:
-        return self.would_fit(self.view)
-
-    def would_fit(self, view: View) -> bool:
-        return self.tokens(view) <= self._most
-
-    def saves(self, view: View) -> bool:
-        """By the share that is configured."""
-        return self._bytes(view) <= (1 - self._least) * self._bytes(self.view)
-
-    def smaller(self, view: View) -> bool:
-        return self._bytes(view) < self._bytes(self.view)
-
-    def is_worth(self, rows: Sequence[SummaryRow]) -> bool:
-        """Whether these summaries would make it smaller, by the share that is configured."""
-        if not rows or rows[-1].last <= self.view.covered:
-            return False
-        return self.saves(self.view.with_summaries(rows))
-
-    @property
-    def lists_too_much(self) -> bool:
-        """Whether all summaries together are longer than they may be, and could be one."""
-        size = sum(len(row.text) for row in self.view.summaries)
-        return len(self.view.summaries) > 1 and size > SUMMARIES_SHARE * self.marks.window / self.rate
-
-    @property
-    def could_save(self) -> bool:
-        """Whether a summary of what is old, as long as one should be, would be worth it."""
-        old = sum(weigh(message) for _, message in self.view.rows[: self.old])
-        return old - length_of(self.marks.window) / self.rate >= self._least * self._bytes(self.view)
-
-    @property
-    def old(self) -> int:
-        """How many of the messages could be summarised."""
-        return tail_from(self.view.rows, int(self.marks.keep / self.rate), weigh)
-
-
-class _Stage(NamedTuple):
-    """One way of making a request smaller without a model: a list for what is old, or excerpts."""
-
-    view: View
-    cut: SummaryRow | None = None
-    elision: ElisionRow | None = None
-    last_resort: bool = False
-
-
-def _stages(work: _Work) -> Iterator[_Stage]:
-    """What is tried, one after the other, each on what the one before has left."""
-    if work.old:
-        yield _elide(work.view, "payload", work.view.rows[work.old - 1][0], EXCERPT)
-        yield _cut(work, work.old)
-    if last := last_unit(work.view.rows):
-        yield _cut(work, last)
-    if work.view.rows:
-        place = work.view.rows[-1][0]
-        yield _elide(work.view, "payload", place, EXCERPTS[1])._replace(last_resort=True)
-        for characters in EXCERPTS:
-            yield _elide(work.view, "text", place, characters)._replace(last_resort=True)
-
-
-def _elide(view: View, kind: ElisionKind, last: int, characters: int) -> _Stage:
-    elision = ElisionRow(view.covered + 1, last, kind, characters)
-    return _Stage(view.with_elision(elision), elision=elision)
-
-
-def _cut(work: _Work, rows: int) -> _Stage:
-    """A list for the first `rows` messages; for all summaries when there are none of these."""
-    view, size = work.view, int(length_of(work.marks.window) / work.rate)
-    if rows:
-        first, last, level = view.covered + 1, view.rows[rows - 1][0], 0
-        text = cut_messages(view.rows[:rows], size)
-    else:
-        first, last = view.summaries[0].first, view.covered
-        level = max(row.level for row in view.summaries) + 1
-        text = cut_summaries(view.summaries, size)
-    row = SummaryRow(0, level, first, last, None, "applied", "cut", "", 0.0, text)
-    return _Stage(view.with_summaries([row]), cut=row)
-
-
-def _write_stage(db: Db, session: str, stage: _Stage, now: float) -> None:
-    if stage.elision is not None:
-        summaries.elide(db, session, stage.elision, now)
-    if stage.cut is not None:
-        number = summaries.add(db, session, stage.cut, now)
-        summaries.apply(db, session, [number])
-        summaries.drop_prepared(db, session)
 
 
 def read_view(db: Db, session: str, before_turn: str | None) -> View:

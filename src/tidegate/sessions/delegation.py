@@ -41,8 +41,8 @@ class _Room:
 
 class Delegation:
     name = "agents"
-    needs_tools = True
     """Of the part of the prompt that says who there is."""
+    needs_tools = True
 
     def __init__(self, door: "Sessions") -> None:
         self._door = door
