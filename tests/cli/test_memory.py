@@ -83,8 +83,10 @@ def test_notes_are_edited_in_a_file_or_from_standard_input(here: Gateway, tmp_pa
     text = json.loads(memory(here, "list", "--json"))["text"]
     file = tmp_path / "notes.txt"
     file.write_text(text.replace("one", "eins") + "zwei\n")
-    assert memory(here, "edit", "--file", str(file)) == "Kept now: 2 notes.\n"
-    assert memory(here, "edit", "--file", "-", input=f"[{number}] eins\n") == "Kept now: 1 note.\n"
+    assert memory(here, "edit", "--file", str(file)) == "1 added, 1 changed, 0 forgotten; kept now: 2 notes.\n"
+    assert memory(here, "edit", "--file", "-", input=f"[{number}] eins\n") == (
+        "0 added, 0 changed, 1 forgotten; kept now: 1 note.\n"
+    )
     said = one_sentence(tidegate("memory", "edit", "--file", "-", home=here.home, input="[999] x\n"))
     kept = re.search(r"your text is in (\S+\.txt)", said)
     assert "no note 999" in said and kept and Path(kept[1]).read_text() == "[999] x\n"
@@ -130,7 +132,7 @@ def test_notes_are_edited_in_the_persons_editor_and_a_conflict_loses_nothing(her
     assert "from my editor" in kept.read_text()
     assert "an old text" in memory(here, "list") and "meanwhile" in memory(here, "list")
     with at_terminal(here.home, **command, **env) as (terminal, process):  # type: ignore[arg-type]
-        terminal.until("Kept now: 2 notes")
+        terminal.until("kept now: 2 notes")
         assert process.wait(WAIT) == 0
     assert "from my editor" in memory(here, "list")
     with at_terminal(here.home, **command, **env) as (terminal, process):  # type: ignore[arg-type]
@@ -138,7 +140,11 @@ def test_notes_are_edited_in_the_persons_editor_and_a_conflict_loses_nothing(her
         assert process.wait(WAIT) == 0
 
 
-def test_where_no_agent_has_a_memory_it_is_one_sentence(running: Gateway, nobody: Path) -> None:
+def test_where_no_agent_has_a_memory_it_is_one_sentence(tmp_path: Path, nobody: Path) -> None:
     """F3: as is a gateway that does not run."""
-    assert "toolset 'memory'" in one_sentence(tidegate("memory", "list", home=running.home))
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    (home / "tidegate.toml").write_text('[server]\nport = 0\n[agents.main]\ntools = ["clock"]\n')
+    with gateway(home):
+        assert "toolset 'memory'" in one_sentence(tidegate("memory", "list", home=home))
     assert "No gateway runs" in one_sentence(tidegate("memory", "list", home=nobody))

@@ -172,7 +172,17 @@ async def test_help_is_made_from_the_registry(home: Path, model: ScriptedModel) 
         commands = build(house.door)
         names = {info.name for info in commands.catalogue()}
         expected = {"new", "stop", "retry", "undo", "model", "reasoning", "reload", "status", "sessions", "resume"}
-        assert names == expected | {"title", "help", "approve", "deny", "answer", "skills", "memory"}
+        assert names == expected | {
+            "title",
+            "help",
+            "approve",
+            "deny",
+            "answer",
+            "skills",
+            "memory",
+            "context",
+            "compact",
+        }
         overview = (await run(house, "/help", None)).text
         assert all(f"/{name}" in overview for name in names)
         assert "Cost:" in (await run(house, "/help undo", None)).text

@@ -13,13 +13,14 @@ import pytest
 from bench.scripted import ScriptedModel
 from bench.scripted.temper import Temper
 from tests.core import ANNA, WAIT, Core, core
+from tests.spool.pictures import noise, plain, saved
 from tidegate.agent import is_balanced
 from tidegate.agent.context import INSTRUCTIONS
 from tidegate.models import SUMMARY_TASK
 from tidegate.sessions import changes
 from tidegate.sessions.compaction import COOLDOWN, WANTED
 from tidegate.store import messages, settings, summaries, usage
-from tidegate.values import Outcome
+from tidegate.values import Media, Message, Outcome
 
 pytestmark = pytest.mark.anyio
 
@@ -461,3 +462,122 @@ async def test_one_shot_calls_are_fitted_too(home: Path, model: ScriptedModel) -
 def test_the_instructions_begin_with_the_task_that_models_know() -> None:
     assert INSTRUCTIONS.startswith(SUMMARY_TASK)
     assert COOLDOWN != WANTED
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.6, 0.68])
+async def test_a_long_prompt_leaves_less_room_and_the_conversation_goes_on(
+    home: Path, model: ScriptedModel, share: float
+) -> None:
+    """It always ends: what is said has the rest of the window, however little that is."""
+    prompt = "Be good and be brief. " * int(share * WINDOW * 4 / 22)
+    toml = f"""
+[models.main]
+api = "openai-chat"
+base_url = "{model.base_url}"
+model = "scripted"
+context_window = {WINDOW}
+max_output = 512
+retries = 0
+[agents.main]
+prompt = "{prompt}"
+"""
+    async with core(home, model=model, toml=toml) as h:
+        await talk(h, 30)
+    assert unfit(model) == 0
+
+
+async def test_a_refusal_is_mended_whatever_the_prompt_takes(home: Path, model: ScriptedModel) -> None:
+    """One compaction and one retry: only what is said can become less."""
+    prompt = "Be good and be brief. " * 400
+    toml = f"""
+[models.main]
+api = "openai-chat"
+base_url = "{model.base_url}"
+model = "scripted"
+context_window = 16000
+max_output = 512
+retries = 0
+[agents.main]
+prompt = "{prompt}"
+"""
+    async with core(home, model=model, toml=toml) as h:
+        await talk(h, 7)
+        model.be(Temper(marker=SUMMARY_TASK, windows={"*": 3300}))
+        outcome = await h.say("and now?")
+        assert outcome.state == "answered", outcome.error
+        assert unfit(model) >= 1
+
+
+async def test_of_two_pictures_the_one_that_is_too_large_is_found(home: Path, model: ScriptedModel) -> None:
+    """The older ones are told in words first; if it was the newest, that one too."""
+    async with house(home, model) as h:
+        small, large = saved(plain(20, 20), "PNG"), saved(noise(60, 60), "PNG")
+        first = Message(role="user", text="one", media=(Media(media_type="image/png", data=small),))
+        await h.say("", messages=(first,))
+        model.be(Temper(marker=SUMMARY_TASK, image_bytes=len(large) - 1))
+        second = Message(role="user", text="two", media=(Media(media_type="image/png", data=large),))
+        outcome = await h.say("", messages=(second,))
+        assert outcome.state == "answered", outcome.error
+        assert unfit(model) == 2
+        assert (await h.say("three")).state == "answered"
+        assert unfit(model) == 2, "what was left out stays so"
+
+
+async def test_one_shot_calls_have_nothing_prepared(home: Path, model: ScriptedModel) -> None:
+    """Their next turn never comes."""
+    async with house(home, model) as h:
+        outcome = await h.say("w" * int(0.75 * WINDOW * 4), None)
+        assert outcome.state == "answered", outcome.error
+        assert not any("summary" in task.get_name() for task in asyncio.all_tasks())
+    assert written(model) == 0
+
+
+async def test_a_summary_that_saves_too_little_is_not_applied(home: Path, model: ScriptedModel) -> None:
+    """S35: by the share that is configured."""
+    more = "[context]\nleast = 0.75\nkeep = 0.2\n"
+    async with house(home, model, more=more) as h:
+        session = (await talk(h, 40))[-1].session
+        for row in await h.store.read(summaries.shown, session):
+            assert row.how == "cut", "no summary saves three quarters of a request of which a fifth is kept"
+    assert unfit(model) == 0
+
+
+async def test_a_count_of_the_providers_calibrates_the_estimate(home: Path, model: ScriptedModel) -> None:
+    async with house(home, model) as h:
+        gauge = h.door.runner._models.get("main").gauge
+        before = gauge.tokens(100_000)
+        await talk(h, 6)
+        assert gauge.tokens(100_000) != before
+        filling = await h.door.filling((await h.say("x")).session, ANNA)
+        assert filling.counted
+
+
+async def test_what_was_undone_while_its_summary_was_written_is_not_stored(home: Path, model: ScriptedModel) -> None:
+    """The summary comes too late."""
+    model.be(Temper(marker=SUMMARY_TASK, summary="[hold pen]", windows={"*": WINDOW}))
+    async with house(home, model) as h:
+        session, turns = await until_prepared(h)
+        with anyio.fail_after(WAIT):
+            await model.held("pen")
+        task = preparing(h, session)
+        assert task is not None
+        record = h.door.presence.get(session)
+        assert record is not None
+        record.resident.preparing = None  # as if nobody had ended it with the resident
+        for _ in range(turns):
+            await changes.undo(h.door, session, ANNA)
+        model.release("pen")
+        with anyio.fail_after(WAIT):
+            await asyncio.wait({task})
+        assert not await h.store.read(summaries.prepared, session)
+
+
+async def test_a_deleted_conversation_leaves_no_summary(home: Path, model: ScriptedModel) -> None:
+    async with house(home, model) as h:
+        session = (await talk(h, 30))[-1].session
+        await h.door.delete(session, ANNA)
+
+        def left(db: Any) -> int:
+            return sum(int(db.execute(f"SELECT count(*) FROM {table}").get) for table in ("summaries", "elisions"))
+
+        assert await h.store.read(left) == 0

@@ -189,3 +189,20 @@ async def test_a_turn_counts_no_resume_while_a_task_of_its_is_open(home: Path, m
     model.release("gate")
     async with delegating(home, model) as house:
         assert (await house.answered(accepted.turn)).text == "done"
+
+
+@pytest.mark.parametrize("drain", [None, 0.05])
+async def test_a_task_that_goes_on_finds_its_files(home: Path, model: ScriptedModel, drain: float | None) -> None:
+    """V10, F1, F4: what it works in is gone with its answer, and not before."""
+    write = '[tool write_file {"path": "a.txt", "content": "kept"}]'
+    said = task("helper", f'{write} [tool list_files {{}}] [hold gate step=1] [tool read_file {{"path": "a.txt"}}]')
+    async with delegating(home, model, drain=drain) as house:
+        accepted = await house.accept(f"{said} [say done]")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+    model.release("gate")
+    async with delegating(home, model) as house:
+        assert (await house.answered(accepted.turn)).text == "done"
+        assert "kept" in result(house, -2)[-1]
+        await still(house)
+        assert not list((home / "workspaces").iterdir())

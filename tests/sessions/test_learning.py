@@ -213,7 +213,8 @@ async def test_what_was_said_is_data_to_the_model_that_learns(home: Path, model:
 async def test_it_is_given_the_newest_part_the_summaries_and_what_is_known(home: Path, model: ScriptedModel) -> None:
     """S36: within the window of the model that is asked, which may be another one; nothing is compacted for it."""
     extra = '[memory]\nmodel = "other"\n'
-    toml = settings(model, extra, tools=TOOLS).replace('"scripted-too"', '"scripted-too"\ncontext_window = 4096')
+    other = 'model = "scripted-too"\ncontext_window = '
+    toml = settings(model, extra, tools=TOOLS).replace(f"{other}10_000_000", f"{other}4096")
     async with core(home, model=model, toml=toml) as house:
         memory = house.door.memory
         assert memory is not None

@@ -1,12 +1,13 @@
 """Who answers in one turn: a conversation with a model, and one with another model when that fails.
 
-Guarantee: a step is asked of each model at most once (with that model's own retries, and once more for each thing that
-it refused and that could be left out), in the order of whoever chooses them; what a failed one had shown is void before
+Guarantee: a step is asked of each model at most once (with that model's own retries, and again for each thing that it
+refused and that could be left out), in the order of whoever chooses them; what a failed one had shown is void before
 another speaks; when none is left, the failure names all that were asked. A request that nears its model's window is
 made to fit before it is sent. The mind belongs to its turn; the conversations are whoever's builds them.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Literal, Protocol
 
 from tidegate.agent.asking import Purse, ask
@@ -19,6 +20,10 @@ from tidegate.values import Call, Message, TextReset
 Remedy = Literal["thoughts", "context", "size"]
 """What can be done about a failure, with the same model: leave out what earlier answers carried; show less of what is
 old; show fewer pictures and sounds."""
+
+
+TRIES: Mapping[Remedy, int] = MappingProxyType({"thoughts": 1, "context": 1, "size": 2})
+"""How often each is tried in one step: of pictures, the older ones are left out first."""
 
 
 class Care(Protocol):
@@ -74,7 +79,7 @@ class Mind:
                 return await ask(turn, self.conversation, call, self.purse)
             except ModelFailed as failure:
                 remedy = remedy_for(failure)
-                if remedy is not None and remedy not in mended and await self._mend(remedy, failure):
+                if remedy is not None and mended.count(remedy) < TRIES[remedy] and await self._mend(remedy, failure):
                     mended += (remedy,)
                     if failure.shown:
                         turn.emit(TextReset(reason=failure.brief))

@@ -116,7 +116,14 @@ def edit(principal: str | None, agent: str | None, file: str | None, home: Path,
         if file is not None and file != "-":
             raise
         raise TidegateError(f"{error.message.rstrip('.')}: your text is in {_kept(text)}.") from None
-    print_json(changed) if as_json else print(f"Kept now: {counted(len(changed['notes']), 'note')}.")
+    print_json(changed) if as_json else print(_what_changed(found["notes"], changed["notes"]))
+
+
+def _what_changed(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
+    old, new = ({note["id"]: note["text"] for note in notes} for notes in (before, after))
+    added, forgotten = len(new.keys() - old.keys()), len(old.keys() - new.keys())
+    changed = sum(new[id] != old[id] for id in new.keys() & old.keys())
+    return f"{added} added, {changed} changed, {forgotten} forgotten; kept now: {counted(len(new), 'note')}."
 
 
 def _found(api: "Api", principal: str | None, agent: str | None) -> dict[str, Any]:

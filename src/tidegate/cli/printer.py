@@ -16,9 +16,12 @@ class Printer:
         self._interactive = interactive
         self._dim = interactive and sys.stdout.isatty() and "NO_COLOR" not in os.environ
         self._fresh = True
+        self._of_tool = False
+        """Whether what stands in an open line is a tool's."""
 
     def text(self, text: str) -> None:
         if text := plain(text):
+            self._turn_to(tool=False)
             self._write(text)
 
     def end_line(self, *, typed: bool = False) -> None:
@@ -49,8 +52,15 @@ class Printer:
         """What a running tool puts out, as it comes; nothing of it for a pipe."""
         # A program that draws over its own line means a new state of it: a terminal that is shared gets it as a line.
         if self._interactive and (shown := plain(text.replace("\r\n", "\n").replace("\r", "\n"))):
+            self._turn_to(tool=True)
             self._write(self._faint(shown))
             self._fresh = shown.endswith("\n")
+
+    def _turn_to(self, *, tool: bool) -> None:
+        """An answer does not go on in a tool's line, nor the other way round."""
+        if tool != self._of_tool:
+            self.end_line()
+        self._of_tool = tool
 
     def _faint(self, text: str) -> str:
         return f"\x1b[2m{text}\x1b[0m" if self._dim else text

@@ -132,8 +132,15 @@ def context(session: str, home: Path, as_json: bool) -> None:
         for part in filling["parts"]
     ]
     rows.append(("in all", f"{filling['tokens']:,}", f"{filling['tokens'] / window:.1%}", ""))
+    for name, tokens in (("a summary is prepared from", filling["soft"]), ("and applied above", filling["hard"])):
+        rows.append((name, f"{tokens:,}", f"{tokens / window:.1%}", ""))
     rows.append((f"window of {filling['model']}", f"{window:,}", "", ""))
     print_table(("part", "tokens", "share", "number"), rows, empty="")
+    if filling["summaries"]:
+        shown = "a summary or list" if filling["summaries"] == 1 else f"{filling['summaries']} summaries or lists"
+        print(f"Messages 1 to {filling['summarised']:,} are shown by {shown} of them.")
+    if filling["resting"]:
+        print(f"By itself no summary is asked for until {when(filling['rests_until'])}: {filling['resting']}")
 
 
 @command.command("end")

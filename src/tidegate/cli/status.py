@@ -52,7 +52,7 @@ def _print_facts(status: dict[str, Any]) -> None:
     ]  # fmt: skip
     facts.append(("commands", commands(status["workspaces"])))
     if any(status["context"].values()):
-        facts.append(("long ones", _compactions(status["context"])))
+        facts.append(("windows", _compactions(status["context"])))
     if status["tape"] is not None:
         facts.append((status["tape"]["does"], _tape(status["tape"])))
     facts[3:3] = [
@@ -79,7 +79,7 @@ def commands(found: dict[str, Any]) -> str:
 def _compactions(counts: dict[str, int]) -> str:
     """How often conversations were made to fit, and how."""
     words = {
-        "summary": "summarised", "excerpts": "shown by excerpts", "cut": "shown by a list", "media": "without media",
+        "summary": "made to fit by a summary", "excerpts": "by excerpts", "cut": "by a list", "media": "without media",
         "useless": "summaries of no use",
     }  # fmt: skip
     return ", ".join(f"{count} {words[how]}" for how, count in counts.items() if count)

@@ -21,6 +21,8 @@ _RECONNECTS = 5  # broken streams before giving up
 _PAUSE_SECONDS = 0.5  # longer after each of them
 _NO_ROWS = 1 << 53  # an event id that no row has: committed rows are told by the outcome
 _PROGRESS_CHARACTERS = 4000  # printed of what one call puts out: some screens of it; the rest is in its result
+_ROWS = 100  # of a turn that was over before it was seen, the newest
+_EXCERPT_CHARACTERS = 400  # of a call or a failure, as the stream tells them
 _OVER = ("answered", "failed", "stopped", "refused")
 
 
@@ -155,8 +157,19 @@ class Follower:
             self._printer.note(text)
             self._printed[1] = self._told[1]
 
+    def _tell_calls(self) -> None:
+        """What the turn's tools were called with, from its rows: it was over before the stream was open."""
+        rows = self._api.call("GET", f"{self._path}/messages", query={"limit": _ROWS})["messages"]
+        for message in (row["message"] for row in rows if row.get("turn") == self._turn):
+            for call in message.get("calls", ()):
+                self._note(f"{call['name']} {call['arguments'][:_EXCERPT_CHARACTERS]}")
+            if message["role"] == "tool" and message.get("failed"):
+                self._note(f"{message['name']} failed: {message['text'][:_EXCERPT_CHARACTERS]}")
+
     def _ended(self, outcome: dict[str, Any]) -> bool:
         text, state = outcome.get("text", ""), outcome["state"]
+        if outcome.get("steps", 0) > 1 and not self._printed[1]:
+            self._tell_calls()
         for notice in outcome.get("notices", ()):
             if notice not in self._noticed:  # the turn was over before the stream was open
                 self._printer.note(notice)

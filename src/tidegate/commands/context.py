@@ -1,6 +1,9 @@
 """Commands about the window: context, compact."""
 
+import time
+
 from tidegate.commands.registry import Command, Context, Reply
+from tidegate.errors import Refused
 from tidegate.sessions import Filling, changes
 
 BAR = 24
@@ -9,15 +12,22 @@ BAR = 24
 REBUILDS = "The model reads the conversation anew once (its cached prefix is rebuilt)."
 
 
-async def context(context: Context, _: str) -> Reply:
+async def context(context: Context, words: str) -> Reply:
+    _check_alone("context", words)
     filling = await context.door.filling(context.here(), context.principal)
     return Reply(text=told(filling), session=context.session)
 
 
-async def compact(context: Context, _: str) -> Reply:
+async def compact(context: Context, words: str) -> Reply:
+    _check_alone("compact", words)
     await changes.ask_to_compact(context.door, context.here(), context.principal)
     text = f"Older messages are summarised with your next message; nothing is deleted. {REBUILDS}"
     return Reply(text=text, session=context.session)
+
+
+def _check_alone(command: str, words: str) -> None:
+    if words:
+        raise Refused(f"Say /{command} alone.", code="bad_argument")
 
 
 def told(filling: Filling) -> str:
@@ -33,13 +43,15 @@ def told(filling: Filling) -> str:
         many = f"  ({share.count:,})" if share.count > 1 else ""
         lines.append(f"{share.name:{width}}  {share.tokens:>9,}  {_share(share.tokens, filling):>5}{many}")
     if filling.summaries:
-        lines.append(f"Messages 1 to {filling.summarised:,} are shown by {filling.summaries} of their summaries.")
+        by = "a summary or list" if filling.summaries == 1 else f"{filling.summaries} summaries or lists"
+        lines.append(f"Messages 1 to {filling.summarised:,} are shown by {by} of them.")
     lines.append(
         f"From {filling.soft:,} tokens on a summary is prepared, above {filling.hard:,} it stands for what is old; "
         "/compact does so with the next message."
     )
     if filling.resting:
-        lines.append(f"No summary is asked for at present: {filling.resting}.")
+        until = time.strftime("%H:%M", time.localtime(filling.rests_until or 0))
+        lines.append(f"By itself no summary is asked for until {until}: {filling.resting.rstrip('.')}.")
     return "\n".join(lines)
 
 
@@ -53,7 +65,7 @@ def _bar(tokens: int, filling: Filling) -> str:
     cells = ["█"] * full + ["·"] * (BAR - full)
     for mark in (filling.soft, filling.hard):
         place = min(BAR - 1, int(BAR * mark / filling.window))
-        cells[place] = "▌" if place < full else "|"
+        cells[place] = "|"
     return "[" + "".join(cells) + "]"
 
 

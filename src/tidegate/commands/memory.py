@@ -12,6 +12,13 @@ _SOURCES = {"person": "{} wrote it", "tool": "noted in a conversation with {}", 
 
 
 async def memory(context: Context, words: str) -> Reply:
+    try:
+        return await _memory(context, words)
+    except NotFound as error:
+        raise _with_hint(error) from None
+
+
+async def _memory(context: Context, words: str) -> Reply:
     service = _service(context)
     verb, _, rest = words.partition(" ")
     if verb.lower() == "agent":
@@ -78,6 +85,13 @@ def _service(context: Context) -> "Memory":
     if context.door.memory is None:
         raise NotFound("No agent here has a memory; give one the toolset 'memory' in tidegate.toml.", code="no_memory")
     return context.door.memory
+
+
+def _with_hint(error: NotFound) -> NotFound:
+    """Where to look, for a person in a chat."""
+    if error.code != "note_not_found":
+        return error
+    return NotFound(f"{error.message.rstrip('.')}; /memory shows those that there are.", code=error.code)
 
 
 def _number(text: str) -> int:

@@ -121,6 +121,11 @@ class Journal:
         self._live.use(usage)
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether somebody has stopped it, or its time is over: it does not go on in the next process."""
+        return self._live.stopping is not None or self._live.expired
+
+    @property
     def is_resumed(self) -> bool:
         """Whether an earlier attempt has left steps of it."""
         return any(not step.startswith(turns.INCOMING) for step in self._recorded)

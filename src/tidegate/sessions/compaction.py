@@ -3,10 +3,10 @@
 Guarantee: no row of a transcript is changed. Above the soft mark a summary of what is old is prepared beside the turn;
 above the hard one the request is made smaller before the model is asked, in stages of which each is bounded and the
 last needs no model, so that it always ends: summaries by a model, excerpts of old results, a list without a model,
-excerpts of everything. A stage is applied only if the request is smaller by the share that is configured, the last ones if
-it fits then. What is applied is rows, so that the request is the same after a restart. After a summary of no use
-no model is asked for one until a time in the store is over. One conversation's compaction holds up no other, and none
-begins inside another.
+excerpts of everything. A stage is applied only if the request is smaller by the share that is configured, the last
+ones if it fits then. What is applied is rows, so that the request is the same after a restart. After a summary of no
+use no model is asked for one until a time in the store is over. One conversation's compaction holds up no other, and
+none begins inside another.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ HOW = ("summary", "excerpts", "cut", "media", "useless")
 """Ways in which requests were made smaller; the last are summaries that were of no use."""
 
 REFUSED_SHARE = 0.6
-"""Of a request that a provider has refused as too long: what it is cut to. Our count of it was wrong."""
+"""Of what is said in a request that a provider has refused as too long: what it is cut to. Our count was wrong."""
 
 
 class Compaction:
@@ -118,7 +118,7 @@ class Fitting:
             await self._shrink(conversation, marks.hard)
         elif tokens > marks.hard:
             await self._shrink(conversation, marks.hard)
-        elif tokens > marks.soft and conversation.preparing is None and not self._why_not(conversation):
+        elif tokens > marks.soft and self._may_prepare(conversation):
             conversation.preparing = self._house.scope.start(
                 self._prepare, conversation, name="a summary beside a turn"
             )
@@ -128,10 +128,10 @@ class Fitting:
             return await self._forget_thoughts(conversation)
         if remedy == "size" and await self._hide_media(conversation):
             return True
-        before = conversation.tokens
+        before, fixed = conversation.tokens, conversation.prefix_tokens
         log.info("a model takes less than was thought", model=conversation.model.name, tokens=before)
         try:
-            await self._shrink(conversation, int(REFUSED_SHARE * before))
+            await self._shrink(conversation, fixed + int(REFUSED_SHARE * (before - fixed)))
         except ModelFailed:
             return False
         return conversation.tokens < before
@@ -151,6 +151,11 @@ class Fitting:
         return True
 
     # -- beside the turn --
+
+    def _may_prepare(self, conversation: Conversation) -> bool:
+        """A one-shot call is over before its summary would be needed."""
+        kept = self._taken.session.kind != "ephemeral"
+        return kept and conversation.preparing is None and not self._why_not(conversation)
 
     def _why_not(self, conversation: Conversation) -> str:
         """Why no model is asked for a summary now; empty when one may be."""
@@ -301,8 +306,8 @@ class Fitting:
         marks, fixed = self._house.marks(conversation.model), conversation.prefix_tokens
         return ModelFailed(
             f"Model {conversation.model.name!r}: its window of {marks.window:,} tokens, of which a request may have "
-            f"{marks.hard:,}, is too small for this agent, whose prompt and tools alone take about {fixed:,}; give it "
-            "a model with a larger window, or fewer tools.",
+            f"{marks.hard:,}, is too small for this agent, whose prompt and tools alone take about {fixed:,} (/context "
+            "says what of it); give it a model with a larger window, or less of them.",
             kind="context",
             retryable=False,
         )

@@ -6,13 +6,13 @@ where the last request was counted, the sum is that count and what was said sinc
 """
 
 from collections.abc import Iterable
-from typing import Literal
 
 from tidegate.agent import Conversation, weigh
 from tidegate.agent.context import Marks, View
 from tidegate.agent.context.view import told
 from tidegate.agent.conversation import weigh_media
 from tidegate.models import Model
+from tidegate.store import Setting
 from tidegate.values import Frozen, Message, Prefix
 
 NAMES = {
@@ -23,8 +23,9 @@ NAMES = {
     "memory": "notes",
     "caller": "the caller's own prompt",
     "tools": "tools",
-    "summaries": "summaries of older messages",
+    "summaries": "what stands for older messages",
     "people": "what people said",
+    "gateway": "notes of the gateway",
     "answers": "answers",
     "results": "tool calls and results",
     "media": "pictures and sounds",
@@ -45,7 +46,7 @@ class Filling(Frozen, frozen=True, omit_defaults=False):
     """The window of the model that would answer now, in tokens. `soft` and `hard` are the marks at which a summary is
     prepared and applied; `summarised` is how many messages stand in the transcript that a summary stands for, and
     `summaries` how many of these are shown. `counted` says whether the sum rests on the provider's count of the last
-    request; `resting` why no model is asked for a summary at present."""
+    request; `resting` why no model is asked for a summary until `rests_until`."""
 
     model: str
     window: int
@@ -57,12 +58,13 @@ class Filling(Frozen, frozen=True, omit_defaults=False):
     summarised: int
     counted: bool
     resting: str | None = None
+    rests_until: float | None = None
 
 
 def fill(
-    prefix: Prefix, view: View, model: Model, marks: Marks, held: Conversation | None, resting: str | None
+    prefix: Prefix, view: View, model: Model, marks: Marks, held: Conversation | None, resting: Setting | None
 ) -> Filling:
-    """`held` is the conversation in memory, if it is with this model."""
+    """`held` is the conversation in memory, if it is with this model; `resting` says that no model is to summarise."""
     sizes = _sizes(prefix, view)
     whole = sum(size for size, _ in sizes.values()) or 1
     counted = held is not None and held.is_counted
@@ -81,7 +83,8 @@ def fill(
         summaries=len(view.summaries),
         summarised=view.covered,
         counted=counted,
-        resting=resting,
+        resting=None if resting is None else str(resting.value),
+        rests_until=None if resting is None else resting.expires,
     )
 
 
@@ -102,12 +105,17 @@ def _sizes(prefix: Prefix, view: View) -> dict[str, tuple[int, int]]:
     return sizes
 
 
-def _said(messages: Iterable[Message]) -> Iterable[tuple[Literal["people", "answers", "results", "media"], int]]:
+def _said(messages: Iterable[Message]) -> Iterable[tuple[str, int]]:
     for message in messages:
         media = sum(map(weigh_media, message.media))
         if media:
             yield "media", media
-        size = weigh(message) - media
+        aside = len(message.aside.encode(errors="replace"))
+        if aside:
+            yield "gateway", aside
+        size = weigh(message) - media - aside
+        if aside and not message.text and not message.calls:
+            continue
         if message.role == "tool" or message.calls:
             yield "results", size
         else:

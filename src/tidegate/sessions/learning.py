@@ -94,6 +94,7 @@ class _Material(Frozen, frozen=True):
     rows: tuple[MessageRow, ...]
     summaries: tuple[SummaryRow, ...]
     name: str
+    said: int
 
 
 class Learner:
@@ -117,7 +118,7 @@ class Learner:
 
     async def prepare(self, session: SessionRow) -> Write | None:
         material = await self._store.read(_material, session.id, session.principal)
-        if sum(_is_said(row) for row in material.rows) < LEAST_SAID:
+        if material.said < LEAST_SAID:
             return None
         tries = await self._store.write(endings.attempt, session.id, HOOK)
         if tries > TRIES:  # the last one never came back
@@ -202,11 +203,6 @@ def bounded(learnt: Iterable[str]) -> tuple[list[str], int]:
     return texts, left_out
 
 
-def _is_said(row: MessageRow) -> bool:
-    """By the person, in this very conversation: what one begins with that goes on after an end was learnt from then."""
-    return row.message.role == "user" and row.turn is not None and bool(row.message.text.strip())
-
-
 def _room(model: Model) -> int:
     """Bytes that it is given."""
     return min(GIVEN_BYTES, model.gauge.size(int(WINDOW_SHARE * model.facts.window)))
@@ -256,6 +252,7 @@ def _material(db: Db, session: str, principal: str) -> _Material:
         rows=tuple(messages.newest(db, session, limit=ROWS)),
         summaries=tuple(summaries.shown(db, session)),
         name=principal if known is None else known.name,
+        said=messages.said_by_people(db, session, LEAST_SAID),
     )
 
 

@@ -145,7 +145,8 @@ class Memory:
 
     def _room(self, there: Sequence[Note]) -> str:
         used = sum(notes.size_of(note.text) for note in there)
-        return f"Kept now: {len(there)} notes, {used} of {self._config.memory.notes_bytes} bytes."
+        count = "1 note" if len(there) == 1 else f"{len(there)} notes"
+        return f"Kept now: {count}, {used:,} of {self._config.memory.notes_bytes:,} bytes."
 
     # -- what people see and do --
 

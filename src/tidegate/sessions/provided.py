@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import anyio
+import msgspec
 
 from tidegate.config import MemorySettings
 from tidegate.errors import Busy, NotFound, TidegateError
@@ -71,14 +72,15 @@ class ProvidedNotes:
             text = await self._ask(lambda provider: provider.part(agent, principal))
         except Unanswered as error:
             return f"# Notes about the person you talk with\n{error.message} This conversation begins without them."
-        lines = [line for line in text.splitlines() if line.strip()]
+        # Each as a note: no line can pass for a heading of the gateway's.
+        lines = [f"- {line.strip().lstrip('#-* ')}" for line in text.splitlines() if line.strip()]
         return marked("person", lines, 2 * self._settings.prompt_bytes) if lines else ""
 
     async def listing(self, about: About, whose: str) -> list[Note]:
         return list(await self._ask(lambda provider: provider.listing(about, whose)))[:MOST_NOTES]
 
     async def remember(self, draft: Draft) -> tuple[Note, bool]:
-        notes.clean(draft.text)
+        draft = msgspec.structs.replace(draft, text=notes.clean(draft.text))
         note = await self._ask(lambda provider: provider.remember(draft), draft.replaces)
         told = notes.told_of(note.id, draft.source, draft.by, notes.clean(note.text), new=draft.replaces is None)
         await self._tell(draft.about, draft.whose, told, draft.session if draft.source == "tool" else None)
@@ -182,4 +184,4 @@ class ProvidedNotes:
 
 
 def _missing(number: int) -> NotFound:
-    return NotFound(f"There is no note {number} here; /memory shows those that there are.", code="note_not_found")
+    return NotFound(f"There is no note {number} here.", code="note_not_found")

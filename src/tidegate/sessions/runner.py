@@ -110,12 +110,12 @@ class Runner:
             await run(journal, mind, hands, self.call(taken, agent), self._bounds)
             await standing.answered()
         except (Parked, asyncio.CancelledError):
-            goes_on = True  # perhaps: then what it was begun with is still needed, and else the sweep finds it
+            goes_on = not journal.is_stopped  # what it has is needed then; of what does not go on, recovery disposes
             raise
         finally:
             if session.kind == "ephemeral":
                 await mind.conversation.release()
-                if hands.used or (not goes_on and _is_spooled(journal.incoming)):
+                if not goes_on and (hands.used or journal.is_resumed or _is_spooled(journal.incoming)):
                     await self._workshop.leave_nothing(session.id)
 
     def ended(self, session: str, outcome: Outcome, version: int) -> None:
@@ -154,7 +154,7 @@ class Runner:
         same = resident if isinstance(resident, Conversation) and resident.model is model else None
         view = await self._store.read(read_view, session.id, None)
         prefix = await self._store.read(sessions.prefix, _frozen(session))
-        resting = next((str(setting.value) for setting in held if setting.key == COOLDOWN), None)
+        resting = next((setting for setting in held if setting.key == COOLDOWN), None)
         return fill(prefix, view, model, self.compaction.marks(model), same, resting)
 
     def signature(self, session: SessionRow, agent: AgentSettings, model: Model) -> bytes:

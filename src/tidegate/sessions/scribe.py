@@ -30,7 +30,7 @@ from tidegate.engine import Taken
 from tidegate.errors import BudgetSpent, ModelFailed
 from tidegate.models import Model, Models
 from tidegate.sessions.budgets import Budgets
-from tidegate.store import Db, Store, SummaryHow, SummaryRow, messages, summaries, usage
+from tidegate.store import Db, Store, SummaryHow, SummaryRow, messages, summaries, turns, usage
 from tidegate.values import Call, Message, Usage
 
 LENGTH_SHARE = 40
@@ -189,6 +189,7 @@ def _bill(db: Db, taken: Taken, calls: Sequence[tuple[str, Usage]], now: float) 
             tokens=tokens,
             now=now,
         )
+        turns.add_used(db, taken.turn.id, tokens)
 
 
 def _keep(

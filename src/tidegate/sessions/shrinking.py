@@ -103,6 +103,10 @@ def stages(work: Work) -> Iterator[Stage]:
         yield cut(work, work.old)
     if last := last_unit(work.view.rows):
         yield cut(work, last)
+    if work.old:
+        yield cut(work, work.old)._replace(last_resort=True)
+    if last := last_unit(work.view.rows):
+        yield cut(work, last)._replace(last_resort=True)
     if work.view.rows:
         place = work.view.rows[-1][0]
         yield _elide(work.view, "payload", place, EXCERPTS[1])._replace(last_resort=True)

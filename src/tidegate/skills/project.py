@@ -26,6 +26,9 @@ log = Log(__name__)
 PROJECT_BYTES = 32 * 1024
 """Of all files together: about 8,000 tokens, which every request of a conversation begins with."""
 
+LINE_SHARE = 0.9
+"""Of what fits that must be left when the last line is dropped because it is cut."""
+
 HEADING = (
     "# The project\n\n"
     "The files below belong to the project that you work in; its authors wrote them for whoever works on it. Go by "
@@ -92,13 +95,19 @@ def _text(found: opening.Opened) -> str:
     """As much as is shown: whole lines, where it is not all."""
     if b"\0" in found.data:
         raise Unfit("it is no text; name another in project_files.")
-    data = found.data if found.whole else found.data[: found.data.rfind(b"\n") + 1] or found.data
+    data = found.data if found.whole else _to_a_line_end(found.data)
     try:
         return data.decode("utf-8-sig").strip("\n")
     except UnicodeDecodeError as error:
         if found.whole or error.start < len(data) - 3:
             raise Unfit("it is not written in UTF-8; save it as such.") from None
         return data[: error.start].decode("utf-8-sig")  # one long line, and its last character was cut in two
+
+
+def _to_a_line_end(data: bytes) -> bytes:
+    """Without the line that is cut, unless that is a long one."""
+    end = data.rfind(b"\n") + 1
+    return data[:end] if end > LINE_SHARE * len(data) else data
 
 
 def _shown(name: str, text: str, found: opening.Opened) -> str:

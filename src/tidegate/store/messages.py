@@ -6,6 +6,7 @@ session rises with every change here, so that who holds a copy can tell whether 
 """
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 import apsw
@@ -124,6 +125,17 @@ def is_shown(db: Db, session: str, place: int) -> bool:
     """Whether a message stands there that was not undone."""
     found = db.execute("SELECT 1 FROM messages WHERE session = ? AND seq = ? AND undone IS NULL", (session, place)).get
     return found is not None
+
+
+def said_by_people(db: Db, session: str, most: int) -> int:
+    """How many messages people have sent in this very conversation and not taken back, counted up to `most`: what one
+    begins with that goes on after an end belongs to no turn, and what the gateway tells has no text."""
+    rows = db.execute(
+        "SELECT body, packed FROM messages WHERE session = ? AND seq IS NOT NULL AND role = 'user' AND undone IS NULL"
+        " AND turn IS NOT NULL ORDER BY seq",
+        (session,),
+    )
+    return sum(1 for _ in islice((1 for row in rows if unpack(*row).text.strip()), most))
 
 
 def first_of(db: Db, turn: str) -> int | None:

@@ -295,7 +295,7 @@ def _of(db: Db, about: About, whose: str, id: int) -> NoteRow:
 
 
 def _missing(id: int) -> NotFound:
-    return NotFound(f"There is no note {id} here; /memory shows those that there are.", code="note_not_found")
+    return NotFound(f"There is no note {id} here.", code="note_not_found")
 
 
 def _check_room(db: Db, about: About, whose: str, text: str, old: NoteRow | None, most: int) -> None:

@@ -17,6 +17,7 @@ import apsw
 import msgspec
 
 from tidegate.store.rows import Db, Row, SpooledRow, decode_message, unpack, unsqueeze
+from tidegate.store.spooled import SHOWN
 from tidegate.values import Message
 
 T = TypeVar("T")
@@ -239,7 +240,7 @@ _RESULTS = (
     " spooled.created FROM indexed_sessions CROSS JOIN sessions ON sessions.id = indexed_sessions.session"
     " CROSS JOIN spooled ON spooled.session = sessions.id"
     " WHERE number >= ? AND number < ? AND principal = ? AND (sessions.kind = 'named' OR sessions.id = ?)"
-    " AND spooled.kind = 'text' ORDER BY number DESC, spooled.created DESC, spooled.id DESC LIMIT ?"
+    f" AND spooled.kind = 'text' AND {SHOWN} ORDER BY number DESC, spooled.created DESC, spooled.id DESC LIMIT ?"
 )
 
 

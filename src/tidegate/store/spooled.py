@@ -13,6 +13,11 @@ _LAST = 1e300
 """A time after every row."""
 _COLUMNS = "spooled.id, session, turn, spooled.kind, bytes, lines, media_type, spooled.name, spooled.created"
 
+SHOWN = (
+    "NOT EXISTS(SELECT 1 FROM messages WHERE messages.turn = spooled.turn AND step IS NOT NULL AND undone IS NOT NULL)"
+)
+"""Of a result whose turn was not undone."""
+
 
 def add(
     db: Db,
@@ -85,10 +90,11 @@ def of_session(
 def latest_texts(
     db: Db, session: str, *, before: tuple[float, str] | None = None, limit: int = LISTED
 ) -> list[SpooledRow]:
-    """The session's results that are text, the newest first; `before` is (created, id) of the last one seen."""
+    """The session's results that are text and were not undone, the newest first; `before` is (created, id) of the last
+    one seen."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM spooled WHERE session = ? AND (created, id) < (?, ?) AND kind = 'text'"
-        " ORDER BY created DESC, id DESC LIMIT ?",
+        f" AND {SHOWN} ORDER BY created DESC, id DESC LIMIT ?",
         (session, *(before or (_LAST, "")), limit),
     )
     return [SpooledRow(*row) for row in rows]

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from tidegate.commands import CommandInfo, Commands
-from tidegate.errors import NotAllowed, NotFound, Refused
+from tidegate.errors import Conflict, NotAllowed, NotFound, Refused
 from tidegate.sessions import AgentView, Filling, Sessions, SessionView
 from tidegate.store import MessageRow
 from tidegate.values import IDEMPOTENCY, Accepted, Busyness, Inbound, Message, Outcome, Receipt
@@ -311,6 +311,11 @@ class Api:
         view = await self._door.session(session, caller.principal)
         if view.principal != caller.principal.id:
             raise NotAllowed("This conversation is somebody else's: you may read, end or delete it, not speak in it.")
+        if view.kind == "ephemeral":
+            raise Conflict(
+                "This is a one-shot call or a task, which is gone with its answer: speak in a conversation.",
+                code="ephemeral",
+            )
         return view
 
     async def turn(self, ask: Ask) -> Answer:

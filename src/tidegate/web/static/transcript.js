@@ -123,14 +123,24 @@ function drawRow({ seq, message }, results, session, { live, asked }) {
 // -- what is beside the rows ----------------------------------------------------------------------------------------
 
 /** A command's reply. Replies are written for terminals: columns set with spaces become columns that can wrap, and a
- * line that only begins with spaces goes on in the second. */
+ * line that only begins with spaces goes on in the second. Numbers stand to the right, a bar in letters of one width. */
 function Reply({ text }) {
-  const rows = text.split("\n").map((line) =>
-    /^\s*(\S.*?) {2,}(\S.*)$/.exec(line)?.slice(1) ?? (/^ {2,}\S/.test(line) ? ["", line.trim()] : [line]));
-  if (!rows.some((row) => row.length > 1)) return html`<p class="note reply plain" role="status">${text}</p>`;
+  const rows = text.split("\n").map((line) => (/^ {2,}\S/.test(line) ? ["", ...cellsOf(line)] : cellsOf(line)));
+  const columns = Math.max(...rows.map((row) => row.length));
+  if (columns === 1 && !text.includes("█")) return html`<p class="note reply plain" role="status">${text}</p>`;
   return html`<div class="note reply" role="status"><table><tbody>
-    ${rows.map((row) => html`<tr>${row.map((cell) => html`<td colspan=${3 - row.length}>${cell}</td>`)}</tr>`)}
+    ${rows.map((row) => html`<tr>${row.map((cell, place) =>
+      html`<td class=${kindOf(cell)} colspan=${place === row.length - 1 ? columns - place : 1}>${cell}</td>`)}</tr>`)}
   </tbody></table></div>`;
+}
+
+function cellsOf(line) {
+  return line.trim().split(/ {2,}/);
+}
+
+function kindOf(cell) {
+  if (/^\[[█·|]+\]$/.test(cell)) return "bar";
+  return /^[\d,.]+ ?%?$/.test(cell) ? "number" : null;
 }
 
 function Note({ note, isLast, onRetry }) {
