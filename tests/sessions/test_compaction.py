@@ -18,8 +18,9 @@ from tidegate.agent import is_balanced
 from tidegate.agent.context import INSTRUCTIONS
 from tidegate.models import SUMMARY_TASK
 from tidegate.sessions import changes
-from tidegate.sessions.compaction import COOLDOWN, WANTED
+from tidegate.sessions.compaction import COOLDOWN, WANTED, read_view
 from tidegate.store import messages, settings, summaries, usage
+from tidegate.tools import ToolContext, Toolset, tool
 from tidegate.values import Media, Message, Outcome
 
 pytestmark = pytest.mark.anyio
@@ -36,7 +37,7 @@ async def model() -> AsyncIterator[ScriptedModel]:
 
 
 def house(
-    home: Path, model: ScriptedModel, extra: str = "", *, more: str = "", **options: Any
+    home: Path, model: ScriptedModel, extra: str = "", *, more: str = "", tools: str = '"clock"', **options: Any
 ) -> AbstractAsyncContextManager[Core]:
     toml = f"""
 [models.main]
@@ -58,7 +59,7 @@ retries = 0
 model = "main"
 approvals = "autonomous"
 prompt = "You are a test."
-tools = ["clock"]
+tools = [{tools}]
 {extra}
 [limits]
 repeats = 100
@@ -235,38 +236,45 @@ async def test_summaries_become_a_tree(home: Path, model: ScriptedModel) -> None
     assert unfit(model) == 0
 
 
+@tool(effect="read")
+async def read_page(ctx: ToolContext) -> str:
+    """A page that takes a tenth of the window, another one each time."""
+    return f"{ctx.step}: " + WORDS * 3
+
+
+def reading(home: Path, model: ScriptedModel, **options: Any) -> AbstractAsyncContextManager[Core]:
+    return house(home, model, tools='"pages"', toolsets={"pages": Toolset((read_page,))}, **options)
+
+
 async def test_a_long_turn_of_many_tool_calls_is_summarised_inside_the_turn(home: Path, model: ScriptedModel) -> None:
     """Before the next model step, and no call is torn from its result."""
-    async with house(home, model) as h:
-        outcome = await h.say("go " + "[tool clock {}] " * 28 + WORDS)
+    async with reading(home, model) as h:
+        outcome = await h.say("go " + "[tool read_page {}] " * 28)
         assert outcome.state == "answered", outcome.error
-        session = outcome.session
-        await talk(h, 20)
-        outcome = await h.say("again " + "[tool clock {}] " * 28)
-        assert outcome.state == "answered", outcome.error
-        assert is_balanced(await h.store.read(messages.history, session))
+        assert any("instead of messages" in note for note in outcome.notices)
+        assert is_balanced(await h.store.read(messages.history, outcome.session))
+        assert (await h.store.read(summaries.shown, outcome.session))[-1].last > 10
     assert unfit(model) == 0, "every request was balanced and within the window"
 
 
-async def test_a_turn_that_was_partly_summarised_goes_on_after_a_crash(home: Path, model: ScriptedModel) -> None:
-    """What is covered already is not shown a second time."""
-    script = "work " + "[tool clock {}] " * 20 + "[hold late] " + WORDS
-    async with house(home, model, drain=None) as h:
-        await talk(h, 14)
-        accepted = await h.accept(script)
+async def test_a_turn_of_which_a_part_is_left_out_goes_on_after_a_crash(home: Path, model: ScriptedModel) -> None:
+    """What is shown by an excerpt already is not shown whole again: the request that was cut off is made again, the
+    same."""
+    model.be(Temper(marker=SUMMARY_TASK, summary="empty", windows={"*": WINDOW}))
+    async with reading(home, model, drain=None) as h:
+        accepted = await h.accept("work " + "[tool read_page {}] " * 14 + "[hold late step=12]")
         with anyio.fail_after(WAIT):
             await model.held("late")
-        shown = await h.store.read(summaries.shown, accepted.session)
-        first = await h.store.read(messages.first_of, accepted.turn)
-        assert first is not None
-        covered = shown[-1].last if shown else 0
+        view = await h.store.read(read_view, accepted.session, accepted.turn)
+        assert view.inside, "a part of the running turn is left out"
+    before = asked(model)[-1]["messages"]
+    assert "are left out here" in str(before)
+    count = len(asked(model))
     model.release("late")
-    async with house(home, model) as h:
+    async with reading(home, model) as h:
         outcome = await h.answered(accepted.turn)
         assert outcome.state == "answered", outcome.error
-    if covered >= first:
-        places = str(asked(model)[-1]["messages"])
-        assert script.strip() not in places
+    assert asked(model)[count]["messages"] == before
     assert unfit(model) == 0
 
 
@@ -510,7 +518,8 @@ prompt = "{prompt}"
 
 async def test_of_two_pictures_the_one_that_is_too_large_is_found(home: Path, model: ScriptedModel) -> None:
     """The older ones are told in words first; if it was the newest, that one too."""
-    async with house(home, model) as h:
+    model.be(Temper(marker=SUMMARY_TASK))
+    async with core(home, model=model) as h:
         small, large = saved(plain(20, 20), "PNG"), saved(noise(60, 60), "PNG")
         first = Message(role="user", text="one", media=(Media(media_type="image/png", data=small),))
         await h.say("", messages=(first,))

@@ -142,12 +142,21 @@ class Conversation:
         if self._results:  # one is missing, and will not come
             self._close_step()
         self._owed = len(message.calls)
+        if message.usage is not None:
+            self._note_count(message)
         if message.carried:
             if message.bound != self.bound:
                 message = msgspec.structs.replace(message, carried=())
             elif message.model == self.model.provided:
                 self.carries = True
         self._add((message,))
+
+    def _note_count(self, answer: Message) -> None:
+        """What the provider counted for an answer that was given to just this much, as it is shown now: so an estimate
+        is as good after a reload as before."""
+        same = answer.model == self.model.provided and answer.bound.partition("/")[2] == self.mark
+        if same and answer.usage is not None and not answer.usage.estimated:
+            self._counted = (answer.usage.input, self.estimated_bytes)
 
     def begin_anew(self, messages: Iterable[Message]) -> None:
         """The same to the same point, with the words alone: the provider has refused what else was carried. What comes
@@ -183,7 +192,7 @@ class Conversation:
         finally:
             self._asking = False
             self._loaded = 0
-        return msgspec.structs.replace(answer, bound=self.bound) if answer.carried else answer
+        return msgspec.structs.replace(answer, bound=self.bound) if answer.carried or self.mark else answer
 
     @property
     def bound(self) -> str:
