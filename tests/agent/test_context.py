@@ -12,10 +12,10 @@ from tidegate.agent import in_call_order, is_balanced, weigh
 from tidegate.agent.context import (
     View,
     chunks,
-    condensing,
     cut_messages,
     cut_summaries,
     elided,
+    groups,
     marks_of,
     of_messages,
     of_summaries,
@@ -216,13 +216,14 @@ def test_a_terser_summary_that_was_broken_off_is_still_one() -> None:
     assert "too long" in material.prefix.prompt
 
 
-def test_summaries_become_one_when_they_are_longer_together_than_they_may_be() -> None:
-    rows = [summary(1, 1, 9, text="x" * 100), summary(2, 10, 20, text="y" * 100)]
-    assert condensing(rows, 50, 250) == ()
-    assert condensing(rows, 51, 250) == rows
-    assert condensing(rows[:1], 1000, 10) == (), "one alone becomes no shorter by that"
-    given_ = json.loads(of_summaries(rows, 100).message.text)
-    assert [(each["summary"], each["messages"]) for each in given_] == [(1, "1 to 9"), (2, "10 to 20")]
+def test_summaries_become_one_in_groups_that_a_model_can_be_given() -> None:
+    rows = [summary(number, number, number, text="x" * 100) for number in range(1, 6)]
+    assert groups(rows, 10**6) == [rows]
+    two = groups(rows, 400)
+    assert [[row.number for row in group] for group in two] == [[1, 2], [3, 4]], "one alone becomes no shorter by that"
+    assert groups(rows[:1], 10**6) == []
+    given_ = json.loads(of_summaries(rows[:2], 100).message.text)
+    assert [(each["summary"], each["messages"]) for each in given_] == [(1, "1 to 1"), (2, "2 to 2")]
 
 
 @given(transcripts())

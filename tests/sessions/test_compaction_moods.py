@@ -460,7 +460,7 @@ async def test_a_window_that_does_not_hold_the_prompt_is_told_at_once(
     async with long(home, server, clock, api, window=1024, prompt=FILLER * 10) as house:
         outcome, _ = await told(house, "hello")
         assert outcome.state == "failed" and outcome.error is not None
-        assert "window of 1,024 tokens" in outcome.error.message and "fewer tools" in outcome.error.message
+        assert "window of 1,024 tokens" in outcome.error.message and "larger window" in outcome.error.message
         assert not server.trace
         rows = await house.store.read(messages.page, outcome.session)
         assert rows[0].message.text == "hello"

@@ -155,8 +155,9 @@ class Conversation:
         """What the provider counted for an answer that was given to just this much, as it is shown now: so an estimate
         is as good after a reload as before."""
         same = answer.model == self.model.provided and answer.bound.partition("/")[2] == self.mark
-        if same and answer.usage is not None and not answer.usage.estimated:
-            self._counted = (answer.usage.input, self.estimated_bytes)
+        counted = 0 if answer.usage is None or answer.usage.estimated else answer.usage.input
+        if same and self.model.gauge.believes(self.estimated_bytes, counted):
+            self._counted = (counted, self.estimated_bytes)
 
     def begin_anew(self, messages: Iterable[Message]) -> None:
         """The same to the same point, with the words alone: the provider has refused what else was carried. What comes
@@ -208,7 +209,8 @@ class Conversation:
     def count(self, tokens: int) -> None:
         """The provider says that the request which this now stands for had so many tokens."""
         self.model.gauge.learn(self.estimated_bytes, tokens)
-        self._counted = (tokens, self.estimated_bytes)
+        if self.model.gauge.believes(self.estimated_bytes, tokens):
+            self._counted = (tokens, self.estimated_bytes)
 
     @property
     def is_counted(self) -> bool:

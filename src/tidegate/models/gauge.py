@@ -40,10 +40,12 @@ class Gauge:
 
     def learn(self, size: int, tokens: int) -> None:
         """A request of so many bytes had so many tokens."""
-        if size < LEAST_BYTES:
-            return
-        low, high = _BOUNDS
-        found = tokens / size
-        if low <= found <= high:
+        if self.believes(size, tokens):
             self._counts += 1
-            self._tokens_per_byte += max(WEIGHT, 1 / self._counts) * (found - self._tokens_per_byte)
+            self._tokens_per_byte += max(WEIGHT, 1 / self._counts) * (tokens / size - self._tokens_per_byte)
+
+    @staticmethod
+    def believes(size: int, tokens: int) -> bool:
+        """Whether so many tokens can be a count of so many bytes that we sent."""
+        low, high = _BOUNDS
+        return size >= LEAST_BYTES and low <= tokens / size <= high

@@ -48,6 +48,12 @@ WITHOUT_THOUGHTS = (
 HOW = ("summary", "excerpts", "cut", "media", "useless")
 """Ways in which requests were made smaller; the last are summaries that were of no use."""
 
+UNCONDENSED = 2
+"""Times as long as they may be are summaries left that a model has just written: they could not be condensed yet."""
+
+PREPARED_AT_ONCE = 4
+"""Summaries that are written beside turns at a time; others wait, or are written when they are needed."""
+
 REFUSED_SHARE = 0.6
 """Of what is said in a request that a provider has refused as too long: what it is cut to. Our count was wrong."""
 
@@ -71,6 +77,7 @@ class Compaction:
         self.clock = clock
         self.counts: Counter[str] = Counter()  # house: allow one for each way of making a request smaller
         """How often a request was made smaller, by how."""
+        self.pens = asyncio.Semaphore(PREPARED_AT_ONCE)
         self._marks: dict[str, Marks] = {}  # house: allow one for each configured model
 
     def marks(self, model: Model) -> Marks:
@@ -165,11 +172,11 @@ class Fitting:
     async def _prepare(self, conversation: Conversation) -> None:
         """Have summaries written for when the hard mark is passed."""
         try:
-            work = await self._work(conversation, self._house.marks(conversation.model).hard)
-            there = await self._house.store.read(summaries.prepared, self._taken.session.id)
-            if there or not work.could_save:
-                return
-            await self._write(conversation, work, Errand(self._taken.session.id))
+            async with self._house.pens:
+                work = await self._work(conversation, self._house.marks(conversation.model).hard)
+                there = await self._house.store.read(summaries.prepared, self._taken.session.id)
+                if work.could_save and not there:
+                    await self._write(conversation, work, Errand(self._taken.session.id))
         except Useless as useless:
             await self._cool(conversation, str(useless))
         except TidegateError as error:
@@ -204,7 +211,7 @@ class Fitting:
             if work.fits:
                 break
             await self._take(work, stage)
-        if work.lists_too_much:
+        if work.lists_too_much(1 if why else UNCONDENSED):
             await self._take(work, cut(work, 0)._replace(last_resort=True))
         if work.view is not view:
             conversation.recast(work.view.messages(), work.view.mark, tokens=work.tokens(work.view))

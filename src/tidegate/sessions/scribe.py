@@ -12,14 +12,16 @@ import anyio
 
 from tidegate.agent import Errand, Purse, run_errand, weigh
 from tidegate.agent.context import (
+    INSTRUCTIONS,
     NO_SMALLER,
     TOO_LONG,
     Marks,
     Material,
     View,
     chunks,
-    condensing,
     cut_messages,
+    given_bytes,
+    groups,
     of_messages,
     of_summaries,
     read_summary,
@@ -28,10 +30,13 @@ from tidegate.agent.context import (
 from tidegate.config import ContextSettings
 from tidegate.engine import Taken
 from tidegate.errors import BudgetSpent, ModelFailed
+from tidegate.log import Log
 from tidegate.models import Model, Models
 from tidegate.sessions.budgets import Budgets
 from tidegate.store import Db, Store, SummaryHow, SummaryRow, messages, summaries, turns, usage
 from tidegate.values import Call, Message, Usage
+
+log = Log(__name__)
 
 LENGTH_SHARE = 40
 """One part in so many of the window is a summary long, within the bounds below."""
@@ -89,9 +94,9 @@ class Scribe:
         drafts: list[SummaryRow] = []
         try:
             drafts += await _leaves(pen, span, view.covered)
-            added = sum(len(draft.text) for draft in drafts)
-            if old := condensing(view.summaries, added, int(SUMMARIES_SHARE * marks.window / rate)):
-                drafts.append(await _condensed(pen, old))
+            together = (*view.summaries, *drafts)
+            if sum(len(row.text) for row in together) > SUMMARIES_SHARE * marks.window / rate:
+                drafts += await _condensed(pen, together[:-1])
         except (Useless, anyio.get_cancelled_exc_class()):
             with anyio.CancelScope(shield=True):
                 await self._store.write(_bill, taken, tuple(errand.calls), self._clock())
@@ -101,7 +106,7 @@ class Scribe:
 
 async def _leaves(pen: "_Pen", span: Sequence[tuple[int, Message]], covered: int) -> list[SummaryRow]:
     """Summaries of messages, each of as many as the model can be given at once."""
-    pieces = chunks(span, pen.room, weigh)
+    pieces = chunks(span, pen.room, given_bytes)
     drafts: list[SummaryRow] = []
     first = covered + 1
     if len(pieces) > MOST_PIECES:
@@ -118,13 +123,22 @@ async def _leaves(pen: "_Pen", span: Sequence[tuple[int, Message]], covered: int
     return drafts
 
 
-async def _condensed(pen: "_Pen", old: Sequence[SummaryRow]) -> SummaryRow:
-    """One summary of several."""
-    text, how = await pen.write(
-        lambda tokens, terse: of_summaries(old, tokens, terse=terse), sum(len(row.text) for row in old)
-    )
-    level = max(row.level for row in old) + 1
-    return _draft(level, old[0].first, old[-1].last, how, pen.model.provided, text)
+async def _condensed(pen: "_Pen", rows: Sequence[SummaryRow]) -> list[SummaryRow]:
+    """Summaries of summaries, each of as many as the model can be given at once. What cannot be had is left as it is:
+    the summaries that it would stand for are there."""
+    drafts: list[SummaryRow] = []
+    for group in groups(rows, pen.room):
+        try:
+            text, how = await pen.write(
+                lambda tokens, terse, group=group: of_summaries(group, tokens, terse=terse),  # type: ignore[misc]
+                sum(len(row.text) for row in group),
+            )
+        except Useless as useless:
+            log.warning("summaries stay as they are", why=str(useless))
+            return drafts
+        level = max(row.level for row in group) + 1
+        drafts.append(_draft(level, group[0].first, group[-1].last, how, pen.model.provided, text))
+    return drafts
 
 
 class _Pen:
@@ -141,7 +155,8 @@ class _Pen:
         self._tokens = length_of(shown_in)
         self.size = model.gauge.size(self._tokens)
         """Bytes that a summary should have."""
-        self.room = model.gauge.size(int(GIVEN_SHARE * (window - min(model.facts.output, window // 2))))
+        room = model.gauge.size(int(GIVEN_SHARE * (window - min(model.facts.output, window // 2))))
+        self.room = max(1, room - len(INSTRUCTIONS))
         """Bytes that it can be given at once."""
 
     async def write(self, give: Give, size: int) -> tuple[str, SummaryHow]:

@@ -108,11 +108,11 @@ class Seeker:
         if found is None or at[0] not in kinds:
             raise ToolFailed("context_search: after must be what the last answer gave, for the same search")
         if at[0] == "w":
-            return await self._words(seeking, int(found["entry"]), limit)
+            return await self._words(seeking, min(int(found["entry"]), search.LAST), limit)
         if at[0] == "i":
             return await self._asked(seeking, found["after"], int(found["skip"]), limit)
         if at[0] == "x":
-            return await self._pattern(seeking, int(found["number"]), int(found["place"]), limit)
+            return await self._pattern(seeking, int(found["number"]), min(int(found["place"]), _LAST_PLACE), limit)
         start = (int(found["of"]), "" if found["id"] == "-" else found["id"], int(found["byte"]))
         return await self._results(seeking, start, limit)
 
@@ -129,8 +129,7 @@ class Seeker:
             found = await self._store.read(_said, seeking, following, limit - len(hits), may_wait=may_wait)
             if found is None:
                 may_wait = False
-                if left := await search.catch_up(self._store):
-                    notes = (f"about {left} messages are not in the index yet, and were not searched; try again later",)
+                notes = _behind(await search.catch_up(self._store))
                 continue
             more, following = found
             hits += more
@@ -162,8 +161,7 @@ class Seeker:
     # -- regular expressions --
 
     async def _pattern(self, seeking: Seeking, number: int, place: int, limit: int) -> Stage:
-        if seeking.everywhere:
-            await search.catch_up(self._store)
+        left_behind = _behind(await search.catch_up(self._store)) if seeking.everywhere else ()
         until = time.monotonic() + PATTERN_SECONDS
         hits: list[Hit] = []
         at: tuple[int, int] | None = (number, place)
@@ -174,7 +172,7 @@ class Seeker:
             if not said:
                 continue
             if left <= 0 or len(hits) >= limit:
-                return Stage(hits=tuple(hits), after=f"x{begun[0]}.{begun[1]}", notes=_late(left))
+                return Stage(hits=tuple(hits), after=f"x{begun[0]}.{begun[1]}", notes=(*left_behind, *_late(left)))
             sought = Sought(limit=limit - len(hits), max_bytes=seeking.max_bytes, seconds=left, pattern=seeking.query)
             try:
                 spots = await search_texts(self._spool.workers, (text for *_, text in said), sought)
@@ -190,8 +188,8 @@ class Seeker:
                 # The one before it was looked at, so that the search goes on behind that.
                 last = said[spots.next[0] - 1][:2] if spots.next[0] else begun
                 late = _late(0.0 if spots.late else 1.0)
-                return Stage(hits=tuple(hits), after=f"x{last[0]}.{last[1]}", notes=late)
-        return Stage(hits=tuple(hits), after=None)
+                return Stage(hits=tuple(hits), after=f"x{last[0]}.{last[1]}", notes=(*left_behind, *late))
+        return Stage(hits=tuple(hits), after=None, notes=left_behind)
 
     # -- results in the spool --
 
@@ -245,6 +243,10 @@ class Seeker:
             raise ToolFailed(
                 f"This search takes too long, in the result {rows[0][1].id} or one before it; use a simpler one."
             ) from None
+
+
+def _behind(left: int) -> tuple[str, ...]:
+    return (f"about {left} messages are not in the index yet, and were not searched; try again later",) if left else ()
 
 
 def _late(left: float) -> tuple[str, ...]:
@@ -367,6 +369,7 @@ def _files(
     if id or not seeking.everywhere:
         session = search.session_of(db, seeking.principal, number) if seeking.everywhere else seeking.own
         row = spooled.get(db, id, session) if id and session else None
+        row = row if row is not None and spooled.is_shown(db, row) else None
         if session is None or (id and row is None) or not _may_read(db, seeking, session):
             return None
         before = None

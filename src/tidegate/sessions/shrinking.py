@@ -69,11 +69,10 @@ class Work:
             return False
         return self.saves(self.view.with_summaries(rows))
 
-    @property
-    def lists_too_much(self) -> bool:
-        """Whether all summaries together are longer than they may be, and could be one."""
+    def lists_too_much(self, times: int) -> bool:
+        """Whether all summaries together are so many times longer than they may be, and could be one."""
         size = sum(len(row.text) for row in self.view.summaries)
-        return len(self.view.summaries) > 1 and size > SUMMARIES_SHARE * self.marks.window / self.rate
+        return len(self.view.summaries) > 1 and size > times * SUMMARIES_SHARE * self.marks.window / self.rate
 
     @property
     def could_save(self) -> bool:

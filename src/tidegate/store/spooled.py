@@ -58,11 +58,19 @@ def owned(db: Db, id: str, principal: str) -> SpooledRow | None:
     return None if row is None else SpooledRow(*row)
 
 
+def is_shown(db: Db, row: SpooledRow) -> bool:
+    """Whether its turn was not undone."""
+    found = db.execute(f"SELECT 1 FROM spooled WHERE id = ? AND session = ? AND {SHOWN}", (row.id, row.session)).get
+    return found is not None
+
+
 def copy(db: Db, source: str, target: str) -> int:
-    """What `source` has is `target`'s too, under the same names: for a session that begins with its transcript."""
+    """What `source` has and was not undone is `target`'s too, under the same names: for a session that begins with its
+    transcript."""
     db.execute(
         "INSERT INTO spooled(id, session, turn, kind, bytes, lines, media_type, name, created)"
-        " SELECT id, ?2, NULL, kind, bytes, lines, media_type, name, created FROM spooled WHERE session = ?1",
+        " SELECT id, ?2, NULL, kind, bytes, lines, media_type, name, created FROM spooled"
+        f" WHERE session = ?1 AND {SHOWN}",
         (source, target),
     )
     return db.changes()

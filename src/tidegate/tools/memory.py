@@ -12,6 +12,8 @@ from tidegate.errors import ToolFailed
 from tidegate.tools.reach import Notes
 from tidegate.tools.tool import ToolContext, tool
 
+Number = Annotated[int, Meta(ge=1, le=10**15)]
+
 
 @tool(effect="write", timeout=30, contained=True)
 async def remember(
@@ -25,7 +27,9 @@ async def remember(
             "only in conversations with the owner."
         ),
     ] = "person",
-    replaces: Annotated[int | None, Meta(description="The number of a note that this one takes the place of.")] = None,
+    replaces: Annotated[
+        Number | None, Meta(description="The number of a note that this one takes the place of.")
+    ] = None,
 ) -> str:
     """Remembers a fact for later conversations. Use it for what lasts: preferences, names, decisions, how things are
     done here; not for what only this conversation is about. Replace a note that is no longer true."""
@@ -33,7 +37,7 @@ async def remember(
 
 
 @tool(effect="write", timeout=30, contained=True)
-async def forget(ctx: ToolContext, *, note: Annotated[int, Meta(description="The number of the note.")]) -> str:
+async def forget(ctx: ToolContext, *, note: Annotated[Number, Meta(description="The number of the note.")]) -> str:
     """Forgets a note, by its number."""
     return await _notes(ctx).forget(ctx, note)
 

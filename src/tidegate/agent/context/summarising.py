@@ -45,6 +45,9 @@ MARGIN = 2
 
 LEAST_WORDS = 40
 
+GIVEN_OVERHEAD = 64
+"""Bytes that a summary takes beside its text where it is given to be condensed."""
+
 TOO_LONG, NO_SMALLER = "the model gave one that was too long", "the model gave one that saves too little"
 """Reasons for asking once more, for a terser one."""
 
@@ -66,12 +69,23 @@ def of_summaries(rows: Sequence[SummaryRow], tokens: int, *, terse: bool = False
     return _material(told, tokens, CONDENSED + (TERSER if terse else ""))
 
 
-def condensing(summaries: Sequence[SummaryRow], added: int, most: int) -> Sequence[SummaryRow]:
-    """Which summaries are to become one, because all of them, with `added` bytes of new ones, are longer than `most`;
-    none when they need not. One alone is left as it is."""
-    if len(summaries) < 2 or sum(len(row.text) for row in summaries) + added <= most:
-        return ()
-    return summaries
+def given_bytes(message: Message) -> int:
+    """How much a message takes of what a model is given: as it is written there, escapes and all."""
+    return len(msgspec.json.encode(_told(10**9, message))) + 1
+
+
+def groups(rows: Sequence[SummaryRow], room: int) -> list[Sequence[SummaryRow]]:
+    """Successive summaries of which each group is to become one: as many as there is room for, and more than one."""
+    found: list[list[SummaryRow]] = []
+    left = 0
+    for row in rows:
+        size = len(msgspec.json.encode(row.text)) + GIVEN_OVERHEAD
+        if not found or size > left:
+            found.append([])
+            left = room
+        found[-1].append(row)
+        left -= size
+    return [group for group in found if len(group) > 1]
 
 
 def read_summary(answer: Message, material: Material, *, whole: bool) -> tuple[str, str]:

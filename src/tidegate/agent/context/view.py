@@ -52,19 +52,18 @@ class View(Frozen, frozen=True):
 
     def with_summaries(self, added: Sequence[SummaryRow]) -> "View":
         """As it would be with these applied."""
-        highest = {row.number: row for row in added}
-        covers = [row for row in added if row.level > 0]
-        kept = [
+        rows = {(row.number, row.level, row.first): row for row in (*self.summaries, *added)}.values()
+        covers = [row for row in rows if row.level > 0]
+        kept = (
             row
-            for row in self.summaries
-            if row.number not in highest
-            and not any(over.first <= row.first and row.last <= over.last and row.level < over.level for over in covers)
-        ]
-        summaries = tuple(sorted((*kept, *added), key=lambda row: row.first))
+            for row in rows
+            if not any(over.first <= row.first and row.last <= over.last and row.level < over.level for over in covers)
+        )
+        summaries = tuple(sorted(kept, key=lambda row: row.first))
         last = summaries[-1].last if summaries else 0
-        rows = tuple((place, message) for place, message in self.rows if place > last)
+        behind = tuple((place, message) for place, message in self.rows if place > last)
         return msgspec.structs.replace(
-            self, summaries=summaries, rows=rows, elisions=tuple(row for row in self.elisions if row.last > last)
+            self, summaries=summaries, rows=behind, elisions=tuple(row for row in self.elisions if row.last > last)
         )
 
     def with_elision(self, elision: ElisionRow) -> "View":
