@@ -12,9 +12,10 @@ from tests.tools.contexts import bare
 from tidegate.errors import NotAllowed, NotFound, ToolFailed
 from tidegate.security import Principal
 from tidegate.sessions import changes
+from tidegate.sessions.compaction import read_view
 from tidegate.sessions.memory import Memory
 from tidegate.sessions.notekeeping import INTRO, composed
-from tidegate.store import Db, notes, principals, sessions
+from tidegate.store import Db, messages, notes, principals, sessions
 from tidegate.tools.memories import Note
 
 pytestmark = pytest.mark.anyio
@@ -267,3 +268,35 @@ async def test_many_writers_at_once_leave_what_they_wrote(home: Path, model: Scr
             for number in range(20):
                 group.start_soon(write, number)
         assert (await memory.part("main", ANNA.id)).count(": note ") == 20
+
+
+async def test_changed_notes_are_told_again_when_a_compaction_covers_them(home: Path) -> None:
+    """S36: what the model is shown says how the notes stand now, though the prompt says how they stood."""
+    toml = '[models.main]\napi = "demo"\ncontext_window = 4096\n[agents.main]\ntools = ["memory"]\n'
+    async with ScriptedModel() as model, core(home, model=model, toml=toml) as house:
+        memory = house.door.memory
+        assert memory is not None
+        mine = await memory.subject(ANNA)
+        note = await memory.put(ANNA, mine, "likes TEA")
+        session = (await house.say("say hello")).session
+        await memory.put(ANNA, mine, "likes COFFEE", note.id)
+        told = [(await house.say(f"say {number} " + "words " * 60)).session for number in range(30)]
+        assert set(told) == {session}
+        view = await house.store.read(read_view, session, None)
+        assert view.summaries, "it was compacted"
+        assert any("likes COFFEE" in message.aside for message in view.messages())
+
+
+async def test_changed_notes_are_told_again_when_the_turn_that_told_them_is_undone(home: Path) -> None:
+    toml = '[models.main]\napi = "demo"\n[agents.main]\ntools = ["memory"]\n'
+    async with ScriptedModel() as model, core(home, model=model, toml=toml) as house:
+        memory = house.door.memory
+        assert memory is not None
+        mine = await memory.subject(ANNA)
+        session = (await house.say("say hello")).session
+        await memory.put(ANNA, mine, "likes COFFEE")
+        await house.say("say one")
+        await changes.undo(house.door, session, ANNA)
+        await house.say("say two")
+        rows = await house.store.read(messages.history, session)
+        assert sum("likes COFFEE" in row.aside for row in rows) == 1

@@ -10,7 +10,7 @@ from tidegate.agent.errand import Errand, run_errand
 from tidegate.agent.hands import Equipment, Hands, Permits
 from tidegate.agent.loop import Bounds, run
 from tidegate.agent.mind import Care, Mind, Remedy
-from tidegate.agent.prompt import EXTRA, PROMPT, freeze
+from tidegate.agent.prompt import EXTRA, PROMPT, freeze, part_of
 from tidegate.agent.turn import EXCERPT_CHARACTERS, Effect, Parked, Turn
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "in_call_order",
     "is_balanced",
     "missing",
+    "part_of",
     "run",
     "run_errand",
     "weigh",

@@ -19,6 +19,16 @@ Part = tuple[str, str]
 """The name of a part of the prompt, and its text."""
 
 
+def part_of(prefix: Prefix, name: str) -> str:
+    """The text of a part; empty when there is none of that name."""
+    start = 0
+    for part, length in prefix.parts:
+        if part == name:
+            return prefix.prompt[start : start + length]
+        start += length + len(BETWEEN)
+    return ""
+
+
 def freeze(parts: Iterable[Part], tools: Toolset) -> Prefix:
     """Parts without text are left out."""
     given = [(name, stripped) for name, text in parts if (stripped := text.strip())]

@@ -57,13 +57,16 @@ async def set_title(door: "Sessions", session: str, principal: "Principal", titl
 
 async def undo(door: "Sessions", session: str, principal: "Principal") -> str:
     """Take the last turn out of what the model sees; its rows stay in the transcript, marked. The turn's id."""
-    await _quiet(door, session, principal)
+    row = await _quiet(door, session, principal)
 
     def then(turn: str) -> str:
         door.presence.unload(session, reason="undo")
         return turn
 
-    return await door.store.write_then(then, _undo_last, session, door.clock())
+    undone = await door.store.write_then(then, _undo_last, session, door.clock())
+    if door.memory is not None:
+        await door.memory.remind(row)
+    return undone
 
 
 async def retry(door: "Sessions", session: str, principal: "Principal") -> Accepted:

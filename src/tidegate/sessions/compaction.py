@@ -11,7 +11,7 @@ none begins inside another.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import anyio
 
@@ -26,7 +26,7 @@ from tidegate.models import Model, Models
 from tidegate.sessions.budgets import Budgets
 from tidegate.sessions.scribe import Scribe, Useless
 from tidegate.sessions.shrinking import Stage, Work, cut, marks_for, stages, write_stage
-from tidegate.store import Db, ElisionRow, Store, SummaryRow, messages, settings, summaries
+from tidegate.store import Db, ElisionRow, SessionRow, Store, SummaryRow, messages, settings, summaries
 from tidegate.values import Notice
 
 log = Log(__name__)
@@ -69,7 +69,10 @@ class Compaction:
         config: ContextSettings,
         budgets: Budgets,
         clock: Callable[[], float],
+        remind: Callable[[SessionRow], Awaitable[None]] | None = None,
     ) -> None:
+        """`remind` is told of each session of which more is summarised: what it was told may be gone from sight."""
+        self.remind = remind
         self.scope = scope
         self.store = store
         self.settings = config
@@ -218,6 +221,8 @@ class Fitting:
         if not work.fits:
             raise self._too_small(conversation)
         self._tell(view, work, why)
+        if work.view.covered > view.covered and self._house.remind is not None:
+            await self._house.remind(self._taken.session)
 
     async def _await_prepared(self, conversation: Conversation) -> None:
         """What is being written beside the turn is waited for, not written twice."""

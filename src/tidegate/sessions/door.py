@@ -112,7 +112,15 @@ class Sessions:
             self.presence,
             self.budgets,
             Workshop(config, self.spool, self.questions, self.workspaces, self.web, self.reach),
-            Compaction(scope.child("summaries"), store, models, config.context, self.budgets, clock),
+            Compaction(
+                scope.child("summaries"),
+                store,
+                models,
+                config.context,
+                self.budgets,
+                clock,
+                None if self.memory is None else self.memory.remind,
+            ),
             clock,
         )
         sources = (self.project_files, self.skills, self.delegation, self.memory)

@@ -7,7 +7,7 @@ where the last request was counted, the sum is that count and what was said sinc
 
 from collections.abc import Iterable
 
-from tidegate.agent import Conversation, weigh
+from tidegate.agent import PROMPT, Conversation, part_of, weigh
 from tidegate.agent.context import Marks, View
 from tidegate.agent.context.view import told
 from tidegate.agent.conversation import weigh_media
@@ -91,11 +91,9 @@ def fill(
 def _sizes(prefix: Prefix, view: View) -> dict[str, tuple[int, int]]:
     """Bytes and number of each part, in order."""
     sizes: dict[str, tuple[int, int]] = dict.fromkeys(NAMES, (0, 0))
-    parts = prefix.parts or ((("prompt", len(prefix.prompt)),) if prefix.prompt else ())
-    start = 0
-    for name, length in parts:
-        sizes[name] = (len(prefix.prompt[start : start + length].encode(errors="replace")), 1)
-        start += length
+    texts = {name: part_of(prefix, name) for name, _ in prefix.parts} or {PROMPT: prefix.prompt}
+    for name, text in texts.items():
+        sizes[name] = (len(text.encode(errors="replace")), int(bool(text)))
     tools = [len(tool.name) + len(tool.description) + len(bytes(tool.parameters)) for tool in prefix.tools]
     sizes["tools"] = (sum(tools), len(tools))
     sizes["summaries"] = (sum(weigh(told(row)) for row in view.summaries), len(view.summaries))

@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
+from tidegate.agent import part_of
 from tidegate.config import Config
 from tidegate.errors import NotAllowed, NotFound, Refused, ToolFailed
 from tidegate.lifetimes import CacheStats
 from tidegate.security import Principal
 from tidegate.sessions.notekeeping import Keeper, Marks, StoredNotes, line_of
 from tidegate.sessions.views import Notebook, NoteView
-from tidegate.store import About, Store, notes, principals
+from tidegate.store import About, SessionRow, Store, notes, notices, principals, sessions
 from tidegate.tools import ToolContext
 from tidegate.tools.memories import Draft, Note, find
 from tidegate.values import Frozen
@@ -26,6 +27,8 @@ from tidegate.values import Frozen
 TOOLSET = "memory"
 
 _NUMBERED = re.compile(r"\[(\d{1,15})\]\s*(.*)")
+
+CHANGED = "The notes have changed since this conversation began. As they stand now:"
 
 WHAT = """\
 # Notes about {}, one a line.
@@ -84,6 +87,17 @@ class Memory:
 
     async def part(self, agent: str, principal: str) -> str:
         return await self.keeper.part(agent, principal)
+
+    async def remind(self, session: SessionRow) -> None:
+        """What told this conversation of changes may be gone from what its model is shown: it is told once more how the
+        notes stand, with its next message, if that is not how it began."""
+        if not session.memory_seen or session.prefix is None:
+            return
+        frozen = part_of(await self._store.read(sessions.prefix, session.prefix), self.name)
+        now = (await self.part(session.agent, session.principal)).strip()
+        if now != frozen:
+            lines = [CHANGED, *(now.splitlines() or ["There are none any more."])]
+            await self._store.write(notices.add_lines, session.id, lines, self._clock())
 
     async def mark(self, agent: str) -> int:
         """From which change on a conversation of this agent that begins now is to be told; 0 for never."""

@@ -4,6 +4,7 @@ Guarantee: a notice is told once, in the transaction that takes the turn which t
 until then. A session keeps the last `KEPT`, so that one to which nobody speaks any more cannot fill the store.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from tidegate.store.rows import Db
@@ -26,6 +27,17 @@ def add(db: Db, session: str, text: str, now: float) -> None:
         " (SELECT id FROM notices WHERE session = ?1 ORDER BY id DESC LIMIT ?2)",
         (session, KEPT),
     )
+
+
+def add_lines(db: Db, session: str, lines: Sequence[str], now: float) -> None:
+    """One thing in many lines, in as many notices as it takes."""
+    text = ""
+    for line in lines:
+        if text and len(text) + len(line) >= CHARACTERS:
+            add(db, session, text, now)
+            text = ""
+        text = f"{text}\n{line}" if text else line
+    add(db, session, text, now)
 
 
 def take(db: Db, session: str) -> str:
