@@ -14,6 +14,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tidegate.errors import StoreFailed
+from tidegate.gateway import examine
 from tidegate.gateway.house import House
 from tidegate.store import Db
 
@@ -160,3 +161,16 @@ async def test_residents_leave_beyond_the_bytes_that_are_set(tmp_path: Path) -> 
         assert 0 < held["resident_bytes"] <= 64 * 1024
         assert held["residents"] < 4
         await asyncio.gather(*(say(house, "say again", f"talk {number}") for number in range(4)))
+
+
+@pytest.mark.parametrize(
+    ("agent", "words"),
+    [('delegates = ["other"]', "delegates has no effect"), ('tools = ["delegate"]', "delegates names nobody")],
+)
+def test_delegates_without_the_toolset_and_the_toolset_without_delegates_are_told(
+    tmp_path: Path, agent: str, words: str
+) -> None:
+    """F1: it starts all the same."""
+    (tmp_path / "tidegate.toml").write_text(f"[agents.main]\n{agent}\n[agents.other]\n")
+    (warning,) = examine(tmp_path, {}).warnings
+    assert words in warning and "[agents.main]" in warning

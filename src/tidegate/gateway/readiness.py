@@ -58,7 +58,12 @@ def examine(home: Path, environment: Mapping[str, str], *, keyless: bool = False
     errors += _no_plugin(config)
     if errors:
         raise Unready(tuple(with_path(home, error) for error in errors), config)
-    warnings = (*_missing(config), *_pointless_rules(config, tools), *_doubtful_skills(config))
+    warnings = (
+        *_missing(config),
+        *_pointless_delegates(config),
+        *_pointless_rules(config, tools),
+        *_doubtful_skills(config),
+    )
     return Ready(config, secrets, tools, warnings)
 
 
@@ -129,6 +134,18 @@ def _secrets(
 def _missing(config: Config) -> Iterator[str]:
     for warning in given.missing(config):
         yield with_path(config.home, warning)
+
+
+def _pointless_delegates(config: Config) -> Iterator[str]:
+    """Agents that could give tasks to nobody, or could not give them."""
+    for name, agent in config.agents.items():
+        if agent.delegates and "delegate" not in agent.tools:
+            fault = "delegates has no effect: the toolset 'delegate' is not among its tools"
+        elif "delegate" in agent.tools and not agent.delegates:
+            fault = "tools has 'delegate', but delegates names nobody whom it may give tasks to"
+        else:
+            continue
+        yield with_path(config.home, f"{FILE_NAME}: [agents.{name}] {fault}")
 
 
 def _pointless_rules(config: Config, tools: ToolRegistry) -> Iterator[str]:
