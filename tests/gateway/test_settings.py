@@ -172,5 +172,5 @@ def test_delegates_without_the_toolset_and_the_toolset_without_delegates_are_tol
 ) -> None:
     """F1: it starts all the same."""
     (tmp_path / "tidegate.toml").write_text(f"[agents.main]\n{agent}\n[agents.other]\n")
-    (warning,) = examine(tmp_path, {}).warnings
+    (warning,) = examine(tmp_path).warnings
     assert words in warning and "[agents.main]" in warning
