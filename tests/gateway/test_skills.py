@@ -152,7 +152,7 @@ def test_a_gateway_without_skills_loads_nothing_of_them(tmp_path: Path) -> None:
         run = [sys.executable, "-c", code, str(home)]
         return subprocess.run(run, capture_output=True, text=True, env=environment(), check=True).stdout.strip()
 
-    write(tmp_path / "home", "")
+    write(tmp_path / "home", '[agents.main]\ntools = ["clock"]\n')
     assert loaded(tmp_path / "home") == ""
     write(tmp_path / "home", SKILLED)
     assert loaded(tmp_path / "home") == "tidegate.skills"

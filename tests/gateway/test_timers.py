@@ -12,7 +12,7 @@ from tidegate.gateway.house import House
 from tidegate.web.health import LAG_ALLOWED, LAG_EVERY
 
 CHORES = {
-    *("sweep", "expire", "recover", "index", "questions", "tidy"),
+    *("sweep", "expire", "recover", "index", "questions", "tidy", "learn"),
     *("workspaces", "folders", "spool"),
     *("trim", "memory", "core"),
 }

@@ -104,7 +104,7 @@ def _number(text: str) -> int:
 COMMANDS = (
     Command(
         name="memory",
-        arguments="[agent] [add TEXT|edit NUMBER TEXT|forget NUMBER]",
+        arguments="[agent] [add|edit|forget …]",
         help="Show or change what is remembered about you; with agent, about the agent's work.",
         handler=memory,
         mid_turn="works at once; the agent is told with the next message",
