@@ -32,7 +32,9 @@ async def test_context_shows_what_fills_the_window_by_part(home: Path, model: Sc
         text = (await run(h, "/context", session)).text
         assert f"{filling.tokens:,} of 4,096 tokens" in text and "what people said" in text
         assert "(4)" in text and "[" in text
-        assert f"{filling.tokens:,} of 4,096 tokens" in (await run(h, "/status", session)).text
+        status = (await run(h, "/status", session)).text
+        assert f"{filling.tokens:,} of 4,096 tokens" in status
+        assert f"what people said {tokens['people']:,}" in status, "by part, the largest first"
 
 
 async def test_context_is_the_same_from_the_store_alone(home: Path, model: ScriptedModel) -> None:

@@ -14,6 +14,9 @@ from tidegate.values import Reasoning, dollars
 EFFORTS = get_args(Reasoning)
 SOURCE = "command"
 
+PARTS = 3
+"""Of what fills the window, that /status names."""
+
 
 async def model(context: Context, words: str) -> Reply:
     session = context.here()
@@ -73,7 +76,7 @@ async def status(context: Context, _: str) -> Reply:
         f"agent         {view.agent}",
         *_model(context, view),
         *_reasoning(context, view),
-        f"context       {await _filled(context)}",
+        *await _filled(context),
         f"used          {await _used(context)}",
         f"ends          {'after ' + span(expiry) + ' without a message' if expiry else 'only by /new'}",
         f"running       {view.running or 'nothing'}, {view.waiting} waiting",
@@ -83,11 +86,17 @@ async def status(context: Context, _: str) -> Reply:
     return Reply(text="\n".join(lines), session=context.session)
 
 
-async def _filled(context: Context) -> str:
-    """How full the model's window is."""
+async def _filled(context: Context) -> list[str]:
+    """How full the model's window is, and of what most of all."""
     filling = await context.door.filling(context.here(), context.principal)
     about = "" if filling.counted else "about "
-    return f"{about}{filling.tokens:,} of {filling.window:,} tokens ({filling.tokens / filling.window:.0%}); /context"
+    share = f"{filling.tokens / filling.window:.0%}"
+    parts = sorted(filling.parts, key=lambda part: -part.tokens)[:PARTS]
+    most = ", ".join(f"{part.name} {part.tokens:,}" for part in parts)
+    return [
+        f"context       {about}{filling.tokens:,} of {filling.window:,} tokens ({share}); /context shows all of it",
+        f"              {most}",
+    ]
 
 
 async def _used(context: Context) -> str:
