@@ -129,8 +129,11 @@ function Reply({ text }) {
   const columns = Math.max(...rows.map((row) => row.length));
   if (columns === 1 && !text.includes("█")) return html`<p class="note reply plain" role="status">${text}</p>`;
   return html`<div class="note reply" role="status"><table><tbody>
-    ${rows.map((row) => html`<tr>${row.map((cell, place) =>
-      html`<td class=${kindOf(cell)} colspan=${place === row.length - 1 ? columns - place : 1}>${cell}</td>`)}</tr>`)}
+    ${rows.map((row) => html`<tr>${row.map((cell, place) => {
+      const kind = kindOf(cell);
+      const isWide = place === row.length - 1 && kind !== "number";
+      return html`<td class=${kind} colspan=${isWide ? columns - place : 1}>${cell}</td>`;
+    })}</tr>`)}
   </tbody></table></div>`;
 }
 
