@@ -33,6 +33,21 @@ tools = ["clock", "ask"{more}]
 model = "main"
 """
 
+ASKING = """
+[models.main]
+api = "demo"
+[agents.main]
+model = "main"
+tools = ["delegate"]
+delegates = ["helper"]
+[agents.helper]
+model = "main"
+tools = ["clock"]
+rules = ["ask clock zone=Europe/*"]
+"""
+ASKING_TASK = 'delegate to helper: call clock {"zone": "Europe/Paris"}'
+"""A task whose agent asks before it does anything."""
+
 
 def task(agent: str, text: str, *, together: tuple[tuple[str, str], ...] = ()) -> str:
     """The directive that gives a task; with `together`, several in one step."""

@@ -8,27 +8,14 @@ import pytest
 
 from tests.cli.terminal import at_terminal
 from tests.gateway.running import WAIT, Gateway, gateway, tidegate
-
-SETTINGS = """
-[models.main]
-api = "demo"
-[agents.main]
-model = "main"
-tools = ["delegate"]
-delegates = ["helper"]
-[agents.helper]
-model = "main"
-tools = ["clock"]
-rules = ["ask clock zone=Europe/*"]
-"""
-TASK = 'delegate to helper: call clock {"zone": "Europe/Paris"}'
+from tests.tasks import ASKING, ASKING_TASK
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     home = tmp_path_factory.mktemp("tasks") / "home"
     home.mkdir(mode=0o700)
-    (home / "tidegate.toml").write_text(SETTINGS)
+    (home / "tidegate.toml").write_text(ASKING)
     with gateway(home) as running:
         yield running
 
@@ -37,7 +24,7 @@ def test_who_follows_a_turn_sees_its_tasks_and_is_asked_by_them(running: Gateway
     """S29, H11: under the name of the agent that asks."""
     with at_terminal(running.home, "--new") as (terminal, process):
         terminal.until("> ")
-        terminal.type(f"{TASK}\r")
+        terminal.type(f"{ASKING_TASK}\r")
         shown = terminal.until("denies \\? ")
         assert "the agent helper asks for your approval" in shown and re.search(r"clock\s+zone: Europe/Paris", shown)
         [question] = running.call("GET", "/api/approvals")["approvals"]
@@ -53,7 +40,7 @@ def test_who_follows_a_turn_sees_its_tasks_and_is_asked_by_them(running: Gateway
 
 def test_who_joins_a_conversation_whose_task_waits_is_asked(running: Gateway) -> None:
     """S29: and then sees how the turn goes on."""
-    begun = running.call("POST", "/api/messages", {"text": TASK, "channel": "terminal"})
+    begun = running.call("POST", "/api/messages", {"text": ASKING_TASK, "channel": "terminal"})
     deadline = time.monotonic() + WAIT
     while not (found := running.call("GET", f"/api/approvals?session={begun['session']}")["approvals"]):
         assert time.monotonic() < deadline

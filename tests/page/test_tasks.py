@@ -8,26 +8,13 @@ from playwright.sync_api import Browser, Page, expect
 from tests.page import browser as chromium
 from tests.page.conftest import leave, send
 from tests.page.gateway import Gateway
-
-SETTINGS = """
-[models.main]
-api = "demo"
-[agents.main]
-model = "main"
-tools = ["delegate"]
-delegates = ["helper"]
-[agents.helper]
-model = "main"
-tools = ["clock"]
-rules = ["ask clock zone=Europe/*"]
-"""
-TASK = 'delegate to helper: call clock {"zone": "Europe/Paris"}'
+from tests.tasks import ASKING, ASKING_TASK
 
 
 @pytest.fixture(scope="module")
 def delegating(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     home = tmp_path_factory.mktemp("tasks")
-    (home / "tidegate.toml").write_text(SETTINGS)
+    (home / "tidegate.toml").write_text(ASKING)
     gateway = Gateway(home)
     try:
         gateway.start()
@@ -48,7 +35,7 @@ def page(browser: Browser, delegating: Gateway) -> Iterator[Page]:
 
 def test_what_a_task_asks_is_a_card_under_the_agents_name(page: Page) -> None:
     """S29: in the conversation that it works for, which the list marks; it goes when the turn is stopped, too."""
-    send(page, TASK)
+    send(page, ASKING_TASK)
     card = page.locator(".question")
     expect(card).to_contain_text("The agent helper asks for your approval")
     expect(card.locator("pre")).to_have_text("clock\nzone: Europe/Paris", use_inner_text=True)
@@ -57,7 +44,7 @@ def test_what_a_task_asks_is_a_card_under_the_agents_name(page: Page) -> None:
     expect(page.locator(".answer .markdown").last).to_contain_text("The answer of the agent")
     expect(card).to_have_count(0)
     expect(page.locator(".asking")).to_have_count(0)
-    send(page, TASK)
+    send(page, ASKING_TASK)
     expect(card).to_have_count(1)
     page.locator("#stop").click()
     expect(card).to_have_count(0)

@@ -214,7 +214,7 @@ async def test_summaries_become_a_tree(home: Path, model: ScriptedModel) -> None
     async with house(home, model) as h:
         session = (await talk(h, 150))[-1].session
         shown = await h.store.read(summaries.shown, session)
-        assert shown[0].level >= 1, "old summaries have become one"
+        assert shown[0].level >= 1 and shown[0].how == "model", "old summaries have become one, by a model"
         ends = 0
         for row in shown:
             assert row.first == ends + 1

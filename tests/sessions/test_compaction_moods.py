@@ -5,7 +5,6 @@ word, and the number of calls is bounded. Over real sockets, in every format."""
 
 import json
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,13 @@ from hypothesis import strategies as st
 from bench.scripted.temper import INJECTED, Temper, Traced
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core, core
+from tests.sessions.test_fallback import notices as notices_of
+from tests.sessions.test_fallback import told as followed
 from tests.spool.pictures import plain, saved
 from tidegate.models import SUMMARY_TASK
 from tidegate.sessions import changes
 from tidegate.store import messages, summaries
-from tidegate.values import Event, Media, Message, Notice, Outcome, TurnEnded
+from tidegate.values import Media, Message, Outcome
 
 pytestmark = pytest.mark.anyio
 
@@ -124,17 +125,8 @@ cooldown = {COOLDOWN}
 
 async def told(house: Core, text: str, name: str | None = "talk", **fields: Any) -> tuple[Outcome, list[str]]:
     """A turn to its end, and what people are told beside the answer."""
-    with anyio.fail_after(WAIT):
-        accepted = await house.accept(text, name, **fields)
-        log = house.door.live(accepted.turn)
-        assert log is not None
-        events: list[Event] = []
-        async with aclosing(log.read()) as batches:
-            async for batch in batches:
-                events += batch
-    ended = events[-1]
-    assert isinstance(ended, TurnEnded)
-    return ended.outcome, [event.text for event in events if isinstance(event, Notice)]
+    outcome, events = await followed(house, text, name, **fields)
+    return outcome, notices_of(events)
 
 
 def line(number: int) -> str:

@@ -18,7 +18,8 @@ from tests.store.making import count, new_session
 from tidegate.models import NOTES_TASK
 from tidegate.sessions import changes, ending
 from tidegate.sessions.learning import LEARNT, TRIES, bounded, read_answer
-from tidegate.store import Db, SummaryRow, endings, notes, summaries, turns, usage
+from tidegate.store import Db, SummaryRow, endings, messages, notes, summaries, turns, usage
+from tidegate.values import Message, ToolCall
 
 pytestmark = pytest.mark.anyio
 
@@ -342,3 +343,25 @@ async def test_the_timers_learn_and_forget_old_changes(home: Path, model: Script
         assert await house.store.read(count, "note_changes") == 1
     async with core(home, model=model) as house:
         assert "learn" not in {chore.name for chore in house.door.chores()}
+
+
+async def test_what_the_person_said_is_given_though_many_tools_were_called_since(
+    home: Path, model: ScriptedModel
+) -> None:
+    """The newest rows alone would hold none of it."""
+    async with core(home, model=model, tools=TOOLS) as house:
+        session = await talk(house, "one", "I live in Ghent", "three")
+
+        def lengthen(db: Db) -> None:
+            for number in range(150):
+                call = ToolCall(id=f"c{number}", name="clock", arguments="{}")
+                answer = Message(role="assistant", calls=(call,))
+                result = Message(role="tool", call_id=call.id, name="clock", text="noon")
+                for message in (answer, result):
+                    messages.append(db, session=session, turn=None, step=None, message=message, now=9.0)
+
+        await house.store.write(lengthen)
+        await house.door.end(session, ANNA, "new")
+        await over(house)
+        (given,) = asked(house)
+        assert {"by": "person", "text": "I live in Ghent"} in given["conversation"]

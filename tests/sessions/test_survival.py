@@ -12,7 +12,7 @@ from tests.core import ANNA, WAIT, Core, core
 from tests.store.making import ask
 from tidegate.agent import Conversation
 from tidegate.sessions import changes
-from tidegate.store import Db, approvals, messages, sessions, settings, turns
+from tidegate.store import Db, SummaryRow, approvals, messages, notes, sessions, settings, summaries, turns
 
 pytestmark = pytest.mark.anyio
 
@@ -27,6 +27,8 @@ TABLE: dict[str, tuple[bool, ...]] = {
     "queued message": (STAYS, STAYS, STAYS, STAYS, GOES, GOES),
     "transcript": (STAYS, STAYS, STAYS, STAYS, STAYS, GOES),
     "frozen prompt": (STAYS, STAYS, STAYS, STAYS, STAYS, GOES),
+    "summary": (STAYS, STAYS, STAYS, STAYS, STAYS, GOES),
+    "memory of the person": (STAYS, STAYS, STAYS, STAYS, STAYS, STAYS),
     "usage": (STAYS, STAYS, STAYS, STAYS, STAYS, STAYS),
 }
 """A queued message "stays" when it is still queued or was taken by a turn; it "goes" when it was refused."""
@@ -56,8 +58,16 @@ class Witness:
             "queued message": queued is not None and queued.state in ("queued", "running", "answered"),
             "transcript": bool(messages.page(db, self.session)),
             "frozen prompt": prefix is not None and bool(sessions.prefix(db, prefix).prompt),
+            "summary": bool(summaries.shown(db, self.session)),
+            "memory of the person": [note.text for note in notes.listing(db, "person", ANNA.id)] == ["likes tea"],
             "usage": int(db.execute("SELECT count(*) FROM usage").get) > 0,
         }
+
+
+def summarise(db: Db, session: str) -> None:
+    """Its first message is shown by a summary."""
+    row = SummaryRow(0, 0, 1, 1, None, "applied", "model", "m", 1.0, "It began.")
+    summaries.apply(db, session, [summaries.add(db, session, row, 1.0)])
 
 
 async def furnish(house: Core) -> Witness:
@@ -65,6 +75,19 @@ async def furnish(house: Core) -> Witness:
     first = await house.say("one")
     await changes.set_setting(house.door, first.session, ANNA, "reasoning", "low", source="command")
     await house.store.write(ask, first.session, "ap_1")
+    await house.store.write(summarise, first.session)
+    await house.store.write(
+        notes.put,
+        about="person",
+        whose=ANNA.id,
+        text="likes tea",
+        author=ANNA.id,
+        source="tool",
+        session=first.session,
+        now=1.0,
+        most=1000,
+        replaces=None,
+    )
     await house.accept("[hold gate]", name="the one in the way")
     with anyio.fail_after(WAIT):
         await house.model.held("gate")
@@ -99,7 +122,7 @@ HAPPENINGS: dict[str, Callable[[Core, Witness], Awaitable[None]]] = {
 
 @pytest.mark.parametrize("event", EVENTS)
 async def test_the_table_of_what_survives_what_holds(home: Path, model: ScriptedModel, event: str) -> None:
-    """V01, V02, V03, V04, V05, V06, V08, V15: one event, and a look at everything the session had."""
+    """V01, V02, V03, V04, V05, V06, V08, V14, V15: one event, and a look at everything the session had."""
     extra = "[limits]\nturns = 1"
     expected = {thing: row[EVENTS.index(event)] for thing, row in TABLE.items()}
     async with core(home, extra, model=model, drain=0.1 if event == "stop" else None) as house:

@@ -70,7 +70,7 @@ async def test_the_documented_project_files_enter_the_prompt(tmp_path: Path, mon
         (tmp_path / "project" / name).write_text(f"This is {name}.")
     text = await ProjectFiles(read(TOML[2], tmp_path / "home"), clock=Clock()).part("coder", "p")
     assert re.findall(r"This is (.*)\.", text) == ["AGENTS.md", "docs/style.md"]
-    assert AgentSettings().project_files == ("AGENTS.md",)
+    assert AgentSettings().project_files == ("AGENTS.md", "CLAUDE.md")
 
 
 def test_the_places_and_their_order_are_those_that_are_said(tmp_path: Path) -> None:

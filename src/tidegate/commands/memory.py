@@ -91,7 +91,7 @@ def _with_hint(error: NotFound) -> NotFound:
     """Where to look, for a person in a chat."""
     if error.code != "note_not_found":
         return error
-    return NotFound(f"{error.message.rstrip('.')}; /memory shows those that there are.", code=error.code)
+    return NotFound(f"{error.message.rstrip('.')}; /memory shows those that there are.", code="no_such_note")
 
 
 def _number(text: str) -> int:

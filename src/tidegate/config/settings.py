@@ -228,7 +228,7 @@ class AgentSettings(Frozen, frozen=True):
         tuple[str, ...],
         Lines(),
         "Files in its `workspace`, by their paths there, that a conversation's prompt begins with; see docs/skills.md.",
-    ] = ("AGENTS.md",)
+    ] = ("AGENTS.md", "CLAUDE.md")
     delegates: Annotated[
         tuple[str, ...], Words(), "Names of agents that it may give tasks to, with the toolset `delegate`."
     ] = ()

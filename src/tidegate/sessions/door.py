@@ -70,13 +70,7 @@ class Sessions:
         self.clock = clock
         self.channels = channels or Channels()
         self.budgets = Budgets(config, store, clock)
-        self.presence = Presence(
-            scope,
-            residents=limits.residents,
-            resident_bytes=limits.resident_bytes,
-            idle_ttl=limits.idle_ttl,
-            warn=lambda message, fields: log.warning(message, **fields),
-        )
+        self.presence = _presence(scope, config)
         self.spool = _spool(config, store, clock)
         self.questions = Questions(
             store,
@@ -99,30 +93,14 @@ class Sessions:
         self.skills = services.skills(config)
         self.project_files = services.project_files(config)
         self.memory, self.learner = services.remembering(config, store, models, self.budgets, clock)
+        if self.memory is not None:
+            self.presence.ledger.view("memory provider", self.memory.held)
         self.delegation = services.delegation(self)
         self.recall = services.recalling(config, store, self.spool, scope)
         self.reach = Reach(
             recall=self.recall, notes=self.memory, skills=services.skill_reader(self.skills), delegates=self.delegation
         )
-        self.runner = Runner(
-            store,
-            config,
-            models,
-            tools,
-            self.presence,
-            self.budgets,
-            Workshop(config, self.spool, self.questions, self.workspaces, self.web, self.reach),
-            Compaction(
-                scope.child("summaries"),
-                store,
-                models,
-                config.context,
-                self.budgets,
-                clock,
-                None if self.memory is None else self.memory.remind,
-            ),
-            clock,
-        )
+        self.runner = self._runner(scope, models, tools)
         sources = (self.project_files, self.skills, self.delegation, self.memory)
         self.beginnings = Beginnings(
             config,
@@ -140,19 +118,37 @@ class Sessions:
             turn_seconds=limits.turn_seconds,
             clock=clock,
         )
-        self.endings = Endings(
-            store,
+        self.endings = self._endings(scope, hooks or {})
+        self._scope = scope
+        self._models = models
+        self._open = True
+
+    def _runner(self, scope: Scope, models: Models, tools: ToolRegistry) -> Runner:
+        config = self.config
+        remind = None if self.memory is None else self.memory.remind
+        return Runner(
+            self.store,
+            config,
+            models,
+            tools,
+            self.presence,
+            self.budgets,
+            Workshop(config, self.spool, self.questions, self.workspaces, self.web, self.reach),
+            Compaction(scope.child("summaries"), self.store, models, config.context, self.budgets, self.clock, remind),
+            self.clock,
+        )
+
+    def _endings(self, scope: Scope, hooks: Mapping[str, EndHook]) -> Endings:
+        return Endings(
+            self.store,
             self.presence,
             self.engine,
-            {"workspace": self._end_workspace, **(hooks or {})},
-            clock,
+            {"workspace": self._end_workspace, **hooks},
+            self.clock,
             self._forget,
             scope=scope,
             slow={} if self.learner is None else {"memory": self.learner},
         )
-        self._scope = scope
-        self._models = models
-        self._open = True
 
     # -- the way in --
 
@@ -526,6 +522,17 @@ def _own(principal: Principal | None) -> str | None:
 def _tell(db: Db, /, process: str, **terms: Any) -> Admission | None:
     """Takes in what is told of the end of a process, with the mark that it is told; None when it was."""
     return admit(db, **terms) if processes.mark_told(db, process) else None
+
+
+def _presence(scope: Scope, config: Config) -> Presence:
+    limits = config.limits
+    return Presence(
+        scope,
+        residents=limits.residents,
+        resident_bytes=limits.resident_bytes,
+        idle_ttl=limits.idle_ttl,
+        warn=lambda message, fields: log.warning(message, **fields),
+    )
 
 
 def _spool(config: Config, store: Store, clock: Callable[[], float]) -> Spool:

@@ -63,8 +63,8 @@ BESIDE_SHARE = 0.25
 SAID_CHARACTERS, SHOWN_CHARACTERS = 4000, 300
 """Of one message, and of one tool's result."""
 
-ROWS = 200
-"""Of the transcript, from its end."""
+ROWS, ROWS_SAID = 200, 50
+"""Of the transcript, from its end; and of what the person said."""
 
 TASK = f"""{NOTES_TASK}
 You are given JSON: "notes" are those that are kept already, "summaries" and "conversation" are what was said. All of it
@@ -246,10 +246,18 @@ def _told(message: Message) -> _Said | None:
     return _Said(by=by, text=text if len(text) <= most else f"{text[:most]} [the rest is left out here]")
 
 
+def _rows_of(db: Db, session: str) -> tuple[MessageRow, ...]:
+    """The newest rows, and what the person said last, though many tools were called since."""
+    newest = messages.newest(db, session, limit=ROWS)
+    said = messages.newest(db, session, limit=ROWS_SAID, role="user")
+    both = {row.id: row for row in (*said, *newest)}.values()
+    return tuple(sorted(both, key=lambda row: row.seq or 0))
+
+
 def _material(db: Db, session: str, principal: str) -> _Material:
     known = principals.get(db, principal)
     return _Material(
-        rows=tuple(messages.newest(db, session, limit=ROWS)),
+        rows=_rows_of(db, session),
         summaries=tuple(summaries.shown(db, session)),
         name=principal if known is None else known.name,
         said=messages.said_by_people(db, session, LEAST_SAID),

@@ -8,14 +8,14 @@ What is kept elsewhere is opened and closed with this.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
 from tidegate.agent import part_of
 from tidegate.config import Config
 from tidegate.errors import NotAllowed, NotFound, Refused, ToolFailed
-from tidegate.lifetimes import CacheStats
+from tidegate.lifetimes import CacheStats, Holding
 from tidegate.security import Principal
 from tidegate.sessions.notekeeping import Keeper, Marks, StoredNotes, line_of
 from tidegate.sessions.views import Notebook, NoteView
@@ -102,6 +102,11 @@ class Memory:
     async def mark(self, agent: str) -> int:
         """From which change on a conversation of this agent that begins now is to be told; 0 for never."""
         return await self._marks.next() if agent in self._agents else 0
+
+    def held(self) -> Iterator[tuple[str, Holding]]:
+        """For the ledger: a provider that is open."""
+        if count := self.keeper.holds:
+            yield "process", Holding(count)
 
     def stats(self) -> CacheStats:
         return self.keeper.stats()

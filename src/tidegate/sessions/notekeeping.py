@@ -1,8 +1,9 @@
 """The notes that the gateway keeps itself, in its store, and what a conversation begins with of them.
 
-Guarantee: the same notes give the same text, byte for byte; it stays within `memory.prompt_bytes` for each of the two
-kinds, and says how many did not fit. A new conversation costs no read unless a note was written since the last one of
-that person or agent: this process is the only writer, and each write is known here as soon as it is committed.
+Guarantee: the same notes give the same text, byte for byte; those of each kind stay within `memory.prompt_bytes`, their
+headings beside it, and it says how many did not fit. A new conversation costs no read unless a note was written since
+the last one of that person or agent: this process is the only writer, and each write is known here as soon as it is
+committed.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -81,6 +82,11 @@ class Keeper(Protocol):
 
     def stats(self) -> CacheStats: ...
 
+    @property
+    def holds(self) -> int:
+        """How many things of another maker it holds open."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -95,6 +101,8 @@ class StoredNotes:
         self._kept: BoundedCache[tuple[About, str], str] = BoundedCache(
             "notes", cap=KEPT, max_bytes=KEPT_BYTES, weigh=len
         )
+
+    holds = 0
 
     async def part(self, agent: str, principal: str) -> str:
         texts = [await self._text("person", principal), await self._text("agent", agent)]

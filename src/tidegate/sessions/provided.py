@@ -67,6 +67,10 @@ class ProvidedNotes:
         self._opening = anyio.Lock()
         self._rests_until = 0.0
 
+    @property
+    def holds(self) -> int:
+        return int(self._provider is not None)
+
     async def part(self, agent: str, principal: str) -> str:
         try:
             text = await self._ask(lambda provider: provider.part(agent, principal))

@@ -14,7 +14,7 @@ import apsw
 from tidegate.errors import Conflict, NotFound
 from tidegate.store.rows import Db, MessageRow, decode_message, pack, unpack, unsqueeze
 from tidegate.store.turns import place_waiting, refusal
-from tidegate.values import Message
+from tidegate.values import Message, Role
 
 _COLUMNS = "id, session, turn, seq, step, at, undone, body, packed"
 _LAST = 2**62
@@ -185,13 +185,21 @@ def copy(db: Db, source: str, target: str, now: float) -> int:
 
 
 def newest(
-    db: Db, session: str, *, before: int | None = None, limit: int = 200, most_bytes: int = PAGE_BYTES
+    db: Db,
+    session: str,
+    *,
+    before: int | None = None,
+    limit: int = 200,
+    most_bytes: int = PAGE_BYTES,
+    role: Role | None = None,
 ) -> list[MessageRow]:
-    """The last rows of the transcript, in order, before place `before` if one is given; without what was undone.
-    Bounded as `page` is, from the end."""
+    """The last rows of the transcript, in order, before place `before` if one is given, of that role alone if one is;
+    without what was undone. Bounded as `page` is, from the end."""
+    only = "" if role is None else "AND role = ?4"
     rows = db.execute(
-        f"SELECT {_COLUMNS} FROM messages WHERE session = ? AND seq < ? AND undone IS NULL ORDER BY seq DESC LIMIT ?",
-        (session, _LAST if before is None else before, limit),
+        f"SELECT {_COLUMNS} FROM messages WHERE session = ?1 AND seq < ?2 AND undone IS NULL {only}"
+        " ORDER BY seq DESC LIMIT ?3",
+        (session, _LAST if before is None else before, limit, *(() if role is None else (role,))),
     )
     return _within(rows, most_bytes)[::-1]
 
