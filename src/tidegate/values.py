@@ -143,20 +143,51 @@ class Message(Frozen, frozen=True):
 
 
 class ToolDefinition(Frozen, frozen=True):
-    """What a model is told of a tool. `parameters` is a JSON schema, already encoded, so that it is immutable."""
+    """The description of a tool for a model. `parameters` is a JSON schema, already encoded, so that it is immutable.
+    `strict` asks the provider to enforce the schema."""
 
     name: str
     description: str
     parameters: msgspec.Raw = msgspec.Raw(b'{"type":"object","properties":{}}')
+    strict: bool = False
 
 
 class Prefix(Frozen, frozen=True):
     """System prompt and tool list of a session, frozen when it starts and persisted with it. `parts` says what the
-    prompt is made of: the name and the length in characters of each part, in order."""
+    prompt is made of: the name and the length in characters of each part, in order. `caller_tools` are run by the
+    caller; with `caller_only` they replace the agent's own, otherwise they follow them."""
 
     prompt: str
     tools: tuple[ToolDefinition, ...] = ()
     parts: tuple[tuple[str, int], ...] = ()
+    caller_tools: tuple[ToolDefinition, ...] = ()
+    caller_only: bool = False
+
+    @property
+    def shadowed(self) -> frozenset[str]:
+        """Names of caller tools that are not offered, because the agent has tools of the same names."""
+        return frozenset() if self.caller_only else self._names(self.tools) & self._names(self.caller_tools)
+
+    @property
+    def run_by_caller(self) -> frozenset[str]:
+        """Names of the offered tools that the caller runs."""
+        return self._names(self.caller_tools) - self.shadowed
+
+    @property
+    def offered(self) -> tuple[ToolDefinition, ...]:
+        """The tools that the model may call, the agent's own first."""
+        own, shadowed = () if self.caller_only else self.tools, self.shadowed
+        return own + tuple(tool for tool in self.caller_tools if tool.name not in shadowed)
+
+    @staticmethod
+    def _names(tools: tuple[ToolDefinition, ...]) -> frozenset[str]:
+        return frozenset(tool.name for tool in tools)
+
+    def with_caller_tools(self, given: "CallerTools | None") -> "Prefix":
+        """The same prompt and tools of the agent's own, with these caller tools."""
+        if given is None:
+            return msgspec.structs.replace(self, caller_tools=(), caller_only=False)
+        return msgspec.structs.replace(self, caller_tools=given.definitions, caller_only=given.only)
 
 
 # -- what a caller asks for --------------------------------------------------------------------------------------------
@@ -164,6 +195,15 @@ class Prefix(Frozen, frozen=True):
 Busyness = Literal["queue", "steer", "interrupt"]
 OnDisconnect = Literal["cancel", "continue"]
 Reasoning = Literal["off", "minimal", "low", "medium", "high", "max"]
+
+
+class CallerTools(Frozen, frozen=True):
+    """Tools that a caller runs itself, as one request gave them. `digest` identifies the set; `definitions` are dropped
+    from the stored call once they are frozen with the session's prefix. `only` hides the agent's own tools."""
+
+    digest: bytes
+    definitions: tuple[ToolDefinition, ...] = ()
+    only: bool = False
 
 
 class Call(Frozen, frozen=True):
@@ -176,10 +216,20 @@ class Call(Frozen, frozen=True):
     stop: tuple[str, ...] = ()
     user: str | None = None
     metadata: dict[str, Any] | None = None
-    tools: bytes = b""
+    caller_tools: CallerTools | None = None
     tool_choice: bytes = b""
     response_format: bytes = b""
-    """These three are JSON of the caller's own, kept verbatim; empty when not given."""
+    """These two are the caller's JSON, verbatim; empty when not given."""
+
+    @property
+    def tools_digest(self) -> bytes:
+        """Identifies the set of caller tools; empty without any."""
+        return b"" if self.caller_tools is None else self.caller_tools.digest
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether `tool_choice` makes the model call a tool."""
+        return self.tool_choice not in (b"", b'"auto"', b'"none"')
 
 
 IDEMPOTENCY = "idempotency"
@@ -249,6 +299,10 @@ class Accepted(Frozen, frozen=True):
     session: str
     how: Literal["started", "queued", "steered", "interrupting", "attached", "replayed"]
     ahead: int = 0
+    tools_shadowed: tuple[str, ...] = ()
+    """Names of caller tools that were left out, because the agent has tools of the same names."""
+    tools_changed: bool = False
+    """Whether the caller tools differ from those that the session's prefix was frozen with."""
 
 
 # -- what a turn tells -------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from tidegate.models.answer import AnswerError
 from tidegate.models.anthropic.answer import AnthropicAnswer
 from tidegate.models.anthropic.messages import Anthropic
 from tidegate.models.anthropic.wire import AnthropicWire
-from tidegate.values import Call, Message, Prefix
+from tidegate.values import Call, Message, Prefix, ToolDefinition
 
 SECONDS = 20
 
@@ -102,6 +102,8 @@ def validate(request: Any) -> None:
     strictly(MessageCreateParamsStreaming, {name: value for name, value in request.items() if name not in OLDER})
 
 
+BROUGHT = ToolDefinition(name="f", description="d", strict=True)
+
 calls = st.builds(
     Call,
     temperature=st.none() | st.floats(0, 2),
@@ -111,7 +113,6 @@ calls = st.builds(
     stop=st.sampled_from([(), ("a", "b")]),
     user=st.none() | st.text(max_size=300),
     metadata=st.sampled_from([None, {"a": 1}]),
-    tools=st.sampled_from([b"", b'[{"type":"function","function":{"name":"f","description":"d","parameters":{}}}]']),
     tool_choice=st.sampled_from(
         [b"", b'"none"', b'"auto"', b'"required"', b'{"type":"function","function":{"name":"f"}}']
     ),
@@ -127,7 +128,9 @@ def test_every_request_is_one_that_the_official_package_would_send(
 ) -> None:
     """S32: of any conversation, with any settings."""
     wire = AnthropicWire(MODEL, facts, cache_ttl=ttl)
-    prefix = wire.encode_prefix(Prefix(prompt="You are a test.", tools=(OWN,) if tools else ()))
+    prefix = wire.encode_prefix(
+        Prefix(prompt="You are a test.", tools=(OWN,) if tools else (), caller_tools=(BROUGHT,) if tools else ())
+    )
     history = [piece for group in groups if (piece := encoded(group, wire))]
     request = msgspec.json.decode(b"".join(wire.body(prefix, history, call)))
     check(request)

@@ -240,8 +240,8 @@ def test_the_longer_time_in_the_cache_is_asked_for_everywhere() -> None:
 
 
 def test_a_callers_tool_after_the_agents_own_is_the_one_that_is_marked() -> None:
-    brought = b' [{"type":"function","function":{"name":"brought","parameters":{"properties":{}}}}] '
-    tools = body([], Call(tools=brought))["tools"]
+    brought = ToolDefinition(name="brought", description="", parameters=msgspec.Raw(b'{"properties":{}}'))
+    tools = body([], Call(), prefix=msgspec.structs.replace(PREFIX, caller_tools=(brought,)))["tools"]
     assert [tool["name"] for tool in tools] == ["own", "brought"]
     assert ["cache_control" in tool for tool in tools] == [False, True]
     assert tools[1]["input_schema"] == {"type": "object", "properties": {}}
@@ -566,13 +566,12 @@ def test_a_callers_choice_of_tools_is_said_in_the_apis_words(choice: bytes, sent
 
 
 def test_a_callers_tools_are_said_in_the_apis_words() -> None:
-    brought = b'[{"type":"function","function":{"name":"f","description":"d","strict":true,'
-    brought += b'"parameters":{"type":"object", "x":1}}},'
-    brought += b'{"type":"function","function":{"name":"g","parameters":null}}]'
-    tools = body([], Call(tools=brought), prefix=Prefix(prompt=""))["tools"]
+    schema = msgspec.Raw(b'{"type":"object", "x":1}')
+    strict = ToolDefinition(name="f", description="d", parameters=schema, strict=True)
+    prefix = Prefix(prompt="", caller_tools=(strict, ToolDefinition(name="g", description="")))
+    tools = body([], Call(), prefix=prefix)["tools"]
     assert tools[0] == {"name": "f", "description": "d", "strict": True, "input_schema": {"type": "object", "x": 1}}
     assert (tools[1]["name"], tools[1]["input_schema"]) == ("g", {"type": "object", "properties": {}})
-    assert body([], Call(tools=b"[]"))["tools"][0]["name"] == "own"
 
 
 def test_an_answer_by_a_schema_is_asked_for_as_one() -> None:
@@ -587,15 +586,6 @@ def test_an_answer_by_a_schema_is_asked_for_as_one() -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        Call(tools=b'[{"type":"function","function":{"name":"own"}}]'),
-        Call(tools=b'[{"type":"function","function":{"name":"a"}},{"type":"function","function":{"name":"a"}}]'),
-        Call(tools=b'{"name":"x"}'),
-        Call(tools=b'[{"function":{"name":1}}]'),
-        Call(tools=b'[{"function":{"name":"a.b"}}]'),
-        Call(tools=b'[{"type":"web_search"}]'),
-        Call(tools=b'[{"function":{"name":"a","parameters":[]}}]'),
-        Call(tools=b"\xff"),
-        Call(tools=b"[" * 100_000),
         Call(tool_choice=b'"some"'),
         Call(tool_choice=b'{"type":"function"}'),
         Call(response_format=b'{"type":"json_object"}'),

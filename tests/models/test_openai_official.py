@@ -30,7 +30,8 @@ pytestmark = pytest.mark.anyio
 
 FACTS = Facts(vision=True, audio=True, thinking="effort", efforts=("none", "low", "medium", "high", "xhigh"))
 TOOLS = (ToolDefinition(name="clock", description="Tells the time."),)
-PREFIX = Prefix(prompt="You are a test.", tools=TOOLS)
+OWN = ToolDefinition(name="own", description="D", parameters=msgspec.Raw(b'{"type":"object"}'), strict=True)
+PREFIX = Prefix(prompt="You are a test.", tools=TOOLS, caller_tools=(OWN,))
 PICTURE = Media(media_type="image/png", data=b"\x89PNG", width=4, height=3)
 SOUND = Media(media_type="audio/wav", data=b"RIFF", seconds=1.0)
 CALLS = [
@@ -38,7 +39,6 @@ CALLS = [
     Call(temperature=0.5, top_p=0.9, max_tokens=70, reasoning="max", user="u", metadata={"a": "b"}),
     Call(
         reasoning="off",
-        tools=b'[{"type":"function","function":{"name":"own","description":"D","parameters":{"type":"object"}}}]',
         tool_choice=b'{"type":"function","function":{"name":"own"}}',
         response_format=b'{"type":"json_schema","json_schema":{"name":"n","schema":{"type":"object"},"strict":true}}',
     ),

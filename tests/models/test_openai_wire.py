@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.models.transcripts import carrying, groups, prefixes, texts
-from tidegate.errors import ModelFailed
 from tidegate.models.facts import Facts
 from tidegate.models.openai.chat import OpenAIChat
 from tidegate.models.openai.chat_wire import API, CALL_ID_CHARACTERS, OpenAIWire, Wanted
@@ -282,20 +281,21 @@ def test_an_endpoint_that_insists_on_marks_gets_its_own_for_calls_of_other_model
 
 
 def test_a_callers_tools_follow_the_agents_own() -> None:
-    prefix = WIRE.encode_prefix(Prefix(prompt="", tools=(ToolDefinition(name="own", description="d"),)))
-    brought = b' [{"type":"function","function":{"name":"brought"}}] '
-    body = decoded(call=Call(tools=brought, tool_choice=b'"auto"', response_format=b'{"type":"text"}'), prefix=prefix)
-    assert [tool["function"]["name"] for tool in body["tools"]] == ["own", "brought"]
+    """C3, H09: on a name clash the agent's own tool stays; its schema goes out verbatim, `strict` only where asked."""
+    own = (ToolDefinition(name="own", description="d"),)
+    schema = msgspec.Raw(b'{"type":  "object"}')
+    brought = (
+        ToolDefinition(name="own", description="an impostor"),
+        ToolDefinition(name="brought", description="b", parameters=schema, strict=True),
+    )
+    prefix = Prefix(prompt="", tools=own, caller_tools=brought)
+    call = Call(tool_choice=b'"auto"', response_format=b'{"type":"text"}')
+    body = decoded(call=call, prefix=WIRE.encode_prefix(prefix))
+    assert [tool["function"].get("description") for tool in body["tools"]] == ["d", "b"]
+    assert [tool["function"].get("strict") for tool in body["tools"]] == [None, True]
+    assert bytes(schema) in WIRE.encode_prefix(prefix).tools
+    assert (prefix.shadowed, prefix.run_by_caller) == ({"own"}, {"brought"})
     assert body["tool_choice"] == "auto"
     assert body["response_format"] == {"type": "text"}
-
-
-@pytest.mark.parametrize(
-    "brought", [b'[{"type":"function","function":{"name":"own"}}]', b'{"name":"x"}', b'[{"function":{"name":1}}]']
-)
-def test_a_callers_tool_that_is_malformed_or_takes_a_name_twice_is_refused(brought: bytes) -> None:
-    """C3: names are unique before every request, whoever contributes."""
-    prefix = WIRE.encode_prefix(Prefix(prompt="", tools=(ToolDefinition(name="own", description="d"),)))
-    with pytest.raises(ModelFailed) as caught:
-        WIRE.body(prefix, [], Call(tools=brought))
-    assert caught.value.kind == "invalid"
+    alone = decoded(prefix=WIRE.encode_prefix(msgspec.structs.replace(prefix, caller_only=True)))
+    assert [tool["function"]["description"] for tool in alone["tools"]] == ["an impostor", "b"]

@@ -289,10 +289,11 @@ def test_what_one_model_wanted_back_is_not_sent_to_another(change: dict[str, str
 
 def test_a_callers_tools_choice_and_shape_are_translated() -> None:
     """A2: from the other format, in which callers speak."""
-    prefix = WIRE.encode_prefix(Prefix(prompt="", tools=(ToolDefinition(name="own", description="d"),)))
+    strict = ToolDefinition(name="a", description="D", parameters=msgspec.Raw(b'{"x":  1}'), strict=True)
+    brought = (strict, ToolDefinition(name="b", description=""))
+    own = (ToolDefinition(name="own", description="d"),)
+    prefix = WIRE.encode_prefix(Prefix(prompt="", tools=own, caller_tools=brought))
     call = Call(
-        tools=b'[{"type":"function","function":{"name":"a","description":"D","parameters":{"x":  1},"strict":true}},'
-        b'{"type":"function","function":{"name":"b"}}]',
         tool_choice=b'{"type":"function","function":{"name":"a"}}',
         response_format=b'{"type":"json_schema","json_schema":{"name":"n","schema":{"y":1},"strict":true,"description":"d"}}',
     )
@@ -310,7 +311,8 @@ def test_a_callers_tools_choice_and_shape_are_translated() -> None:
     assert body["text"] == {
         "format": {"name": "n", "description": "d", "schema": {"y": 1}, "strict": True, "type": "json_schema"}
     }
-    alone = decoded(msgspec.structs.replace(call, tool_choice=b'"required"', response_format=b'{"type":"json_object"}'))
+    other = msgspec.structs.replace(call, tool_choice=b'"required"', response_format=b'{"type":"json_object"}')
+    alone = decoded(other, prefix=prefix)
     assert (alone["tool_choice"], alone["text"]) == ("required", {"format": {"type": "json_object"}})
     assert "tool_choice" not in decoded(Call(tool_choice=b'"none"')), "without tools there is nothing to choose"
 
@@ -319,8 +321,6 @@ def test_a_callers_tools_choice_and_shape_are_translated() -> None:
     "call",
     [
         Call(stop=("x",)),
-        Call(tools=b'[{"type":"function","function":{"name":"own"}}]'),
-        Call(tools=b'{"name":"x"}'),
         Call(tool_choice=b'{"type":"allowed_tools"}'),
         Call(response_format=b'{"type":"grammar"}'),
         Call(metadata={"a": 1}),

@@ -383,7 +383,7 @@ def test_any_request_is_understood_or_refused(request: dict[str, Any], named: bo
     """H20, H04, H05: a conversation that comes out is well formed; everything else is refused."""
     try:
         typed = decode(json.dumps(request).encode(), DECODER)
-        call_of(typed, named=named, allowed=True)
+        call_of(typed, "merge")
         if named:
             (message,) = new_message(typed.messages, 10_000).messages
             assert message.role == "user" and message.text.strip()

@@ -17,7 +17,7 @@ OPEN_AGENT = """
 [agents.open]
 model = "main"
 prompt = "You are open."
-caller_tools = true
+caller_tools = "only"
 """
 
 
@@ -95,29 +95,6 @@ async def test_a_parameter_that_cannot_be_honoured_is_refused_by_name(gateway: H
     reply = await chat(gateway, **{field: value})
     assert reply.status == 400
     assert reply.error["param"].split("[")[0].split(".")[0] == field
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [("tools", [TOOL]), ("functions", [TOOL["function"]]), ("response_format", FORMAT)]
-)
-async def test_what_a_caller_brings_is_taken_only_where_it_is_allowed(
-    home: Path, model: ScriptedModel, field: str, value: Any
-) -> None:
-    """H09: in ephemeral calls to agents that allow it; else 400 with the reason."""
-    async with house(home, OPEN_AGENT, model=model) as h:
-        closed = await chat(h, **{field: value})
-        assert closed.status == 400
-        assert closed.error["param"] == field
-        assert "caller_tools" in closed.error["message"]
-        named = await chat(h, session="n", model="open", **{field: value})
-        assert named.status == 400
-        assert "X-Session-Id" in named.error["message"]
-        assert (await chat(h, model="open", **{field: value})).status == 200
-        asked = model.recorded[-1].decoded()
-        if field == "response_format":
-            assert asked["response_format"] == FORMAT
-        else:
-            assert [tool["function"]["name"] for tool in asked["tools"]] == ["weather"]
 
 
 async def test_a_plain_response_format_and_empty_tools_are_no_wish(gateway: House) -> None:

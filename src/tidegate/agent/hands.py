@@ -67,20 +67,23 @@ class Hands:
         self.used = False
         """Whether any tool was called."""
 
-    async def use(self, number: int, calls: Sequence[ToolCall]) -> list[Message]:
-        """The results of the calls of model step `number`."""
+    async def use(
+        self, number: int, calls: Sequence[ToolCall], *, leave: frozenset[str] = frozenset()
+    ) -> list[Message]:
+        """The results of the calls of model step `number`, but for calls of the tools to `leave`."""
         if not self.used:
             self._context, self._permits = self._equip()
             self.used = True
         results: list[Message] = []
-        while len(results) < len(calls):
+        own = [(place, call) for place, call in enumerate(calls) if call.name not in leave]
+        while len(results) < len(own):
             first = len(results)
-            batch = [calls[first]]
-            for call in calls[first + 1 : first + self._parallel]:
-                if not (self._is_parallel(batch[-1]) and self._is_parallel(call)):
+            batch = [own[first]]
+            for place, call in own[first + 1 : first + self._parallel]:
+                if not (self._is_parallel(batch[-1][1]) and self._is_parallel(call)):
                     break
-                batch.append(call)
-            jobs = [self._use(tool_step(number, first + place), call) for place, call in enumerate(batch)]
+                batch.append((place, call))
+            jobs = [self._use(tool_step(number, place), call) for place, call in batch]
             results += [await jobs[0]] if len(jobs) == 1 else await gather(jobs)
         return results
 

@@ -5,6 +5,8 @@ steered into the turn joins between steps, never inside one; every call gets a r
 The loop owns nothing: the mind and the hands are its turn's, the journal its engine's.
 """
 
+import msgspec
+
 from tidegate.agent.balance import model_step
 from tidegate.agent.hands import Hands
 from tidegate.agent.mind import Mind
@@ -24,21 +26,33 @@ class Bounds(Frozen, frozen=True):
 
 
 async def run(turn: Turn, mind: Mind, hands: Hands, call: Call, bounds: Bounds) -> Message:
-    """Work the turn to its answer, which is given back."""
+    """Work the turn to its answer, which is given back.
+
+    A step that calls tools of the caller ends the turn: the agent's own calls of that step run first, and the caller
+    gets the others. A `tool_choice` that forces a call is honoured by the first step only, or no turn would end.
+    """
     mind.extend(turn.incoming)
     repeats = Repeats(bounds.repeats)
-    caller_drives = bool(call.tools)
+    callers = mind.conversation.prefix.caller_tools
 
     async def next_answer() -> Message:
         return await mind.ask(turn, call)
 
+    def is_last(answer: Message) -> bool:
+        return all(each.name in callers for each in answer.calls)
+
     for number in range(bounds.steps):
         mind.extend(await turn.drain("steer"))
-        answer = await turn.step(model_step(number), next_answer, ends=lambda said: caller_drives or not said.calls)
+        answer = await turn.step(model_step(number), next_answer, ends=is_last)
         mind.append(answer)
-        if caller_drives or not answer.calls:
+        if is_last(answer):
             return answer
-        results = await hands.use(number, answer.calls)
+        results = await hands.use(number, answer.calls, leave=callers)
+        mind.extend(results)
+        if len(results) < len(answer.calls):
+            return turn.conclude(answer, tuple(each for each in answer.calls if each.name in callers))
+        if call.is_forced:
+            call = msgspec.structs.replace(call, tool_choice=b"")
         verdict = repeats.round(answer, results)
         if verdict is Verdict.STOP:
             raise TurnFailed(
@@ -46,7 +60,6 @@ async def run(turn: Turn, mind: Mind, hands: Hands, call: Call, bounds: Bounds) 
                 "turn was ended; say differently what you need, or raise limits.repeats.",
                 code="loop",
             )
-        mind.extend(results)
         if verdict is Verdict.WARN:
             mind.extend(await _warn(turn, number, bounds.repeats))
     raise TurnFailed(

@@ -9,7 +9,7 @@ therefore be deterministic.
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
-from tidegate.values import Event, Frozen, Message, Usage
+from tidegate.values import Event, Frozen, Message, ToolCall, Usage
 
 T = TypeVar("T")
 
@@ -65,6 +65,10 @@ class Turn(Protocol):
     ) -> Message:
         """The message of this step, recorded or made now. When `ends` says that it ends the turn, an engine may
         commit it together with the turn's end."""
+        ...
+
+    def conclude(self, answer: Message, calls: tuple[ToolCall, ...]) -> Message:
+        """Makes a committed answer the turn's last one; of its calls, these are left to the caller."""
         ...
 
     async def drain(self, kind: str) -> tuple[Message, ...]:

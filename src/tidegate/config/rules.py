@@ -293,14 +293,19 @@ class FilePath(Text):
 
 
 class OneOf(Plain):
-    def __init__(self, *words: str) -> None:
+    """`flags` are the words that stand for true and false where the setting used to be a flag."""
+
+    def __init__(self, *words: str, flags: tuple[str, str] | None = None) -> None:
         self.words = words
+        self._flags = {} if flags is None else {True: flags[0], False: flags[1]}
 
     @property
     def shape(self) -> str:
         return "one of " + ", ".join(f'"{word}"' for word in self.words)
 
     def read(self, value: Any) -> str:
+        if isinstance(value, bool):
+            value = self._flags.get(value, value)
         if not isinstance(value, str) or value not in self.words:
             hint = nearest(value, self.words) if isinstance(value, str) else ""
             raise Wrong(f"must be {self.shape}, not {quote(value)}{hint if '?' in hint else ''}")

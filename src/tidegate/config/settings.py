@@ -195,8 +195,10 @@ class AgentSettings(Frozen, frozen=True):
     )
     tools: Annotated[tuple[str, ...], Words(), "Names of toolsets that the agent may use."] = ()
     caller_tools: Annotated[
-        bool, Flag(), "Whether one-shot calls may bring `tools` and `response_format` of their own."
-    ] = False
+        Literal["merge", "only", "ignore", "refuse"],
+        OneOf("merge", "only", "ignore", "refuse", flags=("only", "refuse")),
+        "`tools` in an API request: offer them after the agent's own, offer them instead, ignore them, or answer 400.",
+    ] = "merge"
     workspace: Annotated[
         str | None,
         FilePath(),

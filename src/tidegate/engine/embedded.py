@@ -401,7 +401,7 @@ class EmbeddedEngine(Engine):
         finally:
             live.pause()
             live.leave()
-        if live.expired and work.journal is not None and work.journal.tail is None:
+        if live.expired and work.journal is not None and not work.journal.has_answered:
             limit = f"limits.turn_seconds ({self._turn_seconds:g} s)"
             work.failure = describe(TurnFailed(f"The turn took longer than {limit}.", code="timeout"))
         await self._end_tasks(live)

@@ -15,7 +15,7 @@ from tidegate.agent import EXCERPT_CHARACTERS, Effect, Parked
 from tidegate.engine.live import Live
 from tidegate.errors import StoreFailed
 from tidegate.store import Db, MessageRow, Store, intents, messages, turns, usage
-from tidegate.values import Event, Frozen, Message, MessageAdded, Usage
+from tidegate.values import Event, Frozen, Message, MessageAdded, ToolCall, Usage
 
 T = TypeVar("T")
 
@@ -98,6 +98,8 @@ class Journal:
         self.session = live.session
         self.incoming = incoming
         self.tail: tuple[str, Message] | None = None
+        self.concluded: Message | None = None
+        """The answer that ends the turn, where it is committed already."""
         self.steps = 0
         self.cut_calls: tuple[tuple[str, Usage], ...] = ()
         """Model and tokens of calls that broke off and are not written down yet: at most the last one and the tries
@@ -124,6 +126,10 @@ class Journal:
     def is_stopped(self) -> bool:
         """Whether somebody has stopped it, or its time is over: it does not go on in the next process."""
         return self._live.stopping is not None or self._live.expired
+
+    @property
+    def has_answered(self) -> bool:
+        return self.tail is not None or self.concluded is not None
 
     @property
     def is_resumed(self) -> bool:
@@ -163,6 +169,10 @@ class Journal:
         elif not effect.repeatable:
             return effect.lost
         return await make()
+
+    def conclude(self, answer: Message, calls: tuple[ToolCall, ...]) -> Message:
+        self.concluded = msgspec.structs.replace(answer, calls=calls)
+        return answer
 
     async def drain(self, kind: str) -> tuple[Message, ...]:
         """`kind` is `steer`: what was said into this turn. Drains are numbered, so that a replay gives each drain what

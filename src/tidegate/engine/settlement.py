@@ -26,6 +26,8 @@ class Ending(Frozen, frozen=True):
     ephemeral: bool
     accepted: float
     tail: tuple[tuple[str, Message], ...] = ()
+    concluded: Message | None = None
+    """The answer, where it is committed already: its calls are those that are left to the caller."""
     unanswered: str = "Not run: the turn ended first."
     error: Failure | None = None
     usage: Usage = Usage()
@@ -103,7 +105,8 @@ def settle(db: Db, ending: Ending, now: float) -> Settled:
 
 
 def _outcome(ending: Ending, now: float) -> Outcome:
-    answer = next((message for _, message in reversed(ending.tail) if message.role == "assistant"), None)
+    said = (message for _, message in reversed(ending.tail) if message.role == "assistant")
+    answer = ending.concluded or next(said, None)
     return Outcome(
         turn=ending.turn,
         session=ending.session,

@@ -4,7 +4,7 @@ Guarantee: what `begin` gives is the turn, its session, its settings and its jou
 takes it. A session with nothing else to do begins at once, in the transaction that accepts the message.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -41,6 +41,8 @@ class Taken(Frozen, frozen=True):
     turn: TurnRow
     session: SessionRow
     settings: tuple[Setting, ...]
+    tools_changed: bool = False
+    """Whether the prefix was frozen anew with other caller tools."""
 
 
 class Begun(Frozen, frozen=True):
@@ -55,6 +57,7 @@ class Begun(Frozen, frozen=True):
 
 def begin(db: Db, turn: str, now: float) -> Begun:
     """Take a turn that waited, or one that an earlier process left."""
+    changed = _take_caller_tools(db, turn, now)
     row = turns.take(db, turn, now)
     session = sessions.get(db, row.session)
     if session is None:
@@ -63,7 +66,9 @@ def begin(db: Db, turn: str, now: float) -> Begun:
     if all(is_incoming(each) and each.step != NOTICE for each in recorded):
         recorded += _tell(db, session, turn, now)
     return Begun(
-        taken=Taken(turn=row, session=session, settings=tuple(settings.get_all(db, row.session, now))),
+        taken=Taken(
+            turn=row, session=session, settings=tuple(settings.get_all(db, row.session, now)), tools_changed=changed
+        ),
         incoming=tuple((each.seq or 0, each.message) for each in recorded if is_incoming(each)),
         recorded=tuple(recorded),
         lost=frozenset(intents.open_of(db, turn)),
@@ -84,26 +89,36 @@ def begin_at_once(
     within: Within | None = None,
 ) -> Begun:
     """Accept and take in one, for a session in which nothing else waits or runs: its rows are written once."""
+    before = session
+    session = freeze_caller_tools(db, session, call)
     row = turns.insert(
         db,
         id=turn,
         session=session.id,
         channel=channel,
-        call=call,
+        call=_frozen(call),
         on_disconnect=on_disconnect,
         now=now,
         job=job,
         running=True,
         within=within,
     )
+    closed = _close_calls(db, before, incoming, now, turn)
     placed = [
         messages.append(db, session=session.id, turn=turn, step=f"{turns.INCOMING}{number}", message=message, now=now)
         for number, message in enumerate(incoming)
     ]
     placed += _tell(db, session, turn, now)
-    session = msgspec.structs.replace(session, version=session.version + len(placed), active=now)
+    session = msgspec.structs.replace(session, version=session.version + len(placed) + closed, active=now)
+    if closed:
+        placed = messages.journal(db, turn)
     return Begun(
-        taken=Taken(turn=row, session=session, settings=tuple(settings.get_all(db, session.id, now))),
+        taken=Taken(
+            turn=row,
+            session=session,
+            settings=tuple(settings.get_all(db, session.id, now)),
+            tools_changed=session.caller_tools != before.caller_tools,
+        ),
         incoming=tuple((each.seq or 0, each.message) for each in placed),
     )
 
@@ -124,3 +139,37 @@ def peek(db: Db, turn: str) -> Taken | None:
     row = turns.get(db, turn)
     session = sessions.get(db, row.session) if row is not None else None
     return Taken(turn=row, session=session, settings=()) if row is not None and session is not None else None
+
+
+def freeze_caller_tools(db: Db, session: SessionRow, call: Call) -> SessionRow:
+    """Puts the caller tools of a turn that begins into its session's prefix, where these are not the ones in it."""
+    if call.tools_digest == session.caller_tools or session.prefix is None:
+        return session
+    prefix = sessions.prefix(db, session.prefix).with_caller_tools(call.caller_tools)
+    return sessions.set_caller_tools(db, session, prefix, call.tools_digest)
+
+
+def _take_caller_tools(db: Db, turn: str, now: float) -> bool:
+    """The same for a turn that waited, with what its session's open calls are owed; whether the prefix changed."""
+    row = turns.get(db, turn)
+    session = sessions.get(db, row.session) if row is not None else None
+    if row is None or session is None or row.state != "queued" or session.ended is not None:
+        return False
+    _close_calls(db, session, messages.waiting(db, turn), now, turn)
+    if row.call.caller_tools is not None:
+        turns.set_call(db, turn, _frozen(row.call))
+    return freeze_caller_tools(db, session, row.call).caller_tools != session.caller_tools
+
+
+def _close_calls(db: Db, session: SessionRow, incoming: Iterable[Message], now: float, turn: str) -> int:
+    if not session.caller_tools:
+        return 0
+    given = frozenset(message.call_id for message in incoming if message.role == "tool")
+    return messages.close_calls(db, session.id, now, but=given, turn=turn)
+
+
+def _frozen(call: Call) -> Call:
+    """The call without the definitions of its tools: they are in the session's prefix."""
+    if call.caller_tools is None:
+        return call
+    return msgspec.structs.replace(call, caller_tools=msgspec.structs.replace(call.caller_tools, definitions=()))

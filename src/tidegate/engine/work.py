@@ -27,8 +27,9 @@ def ending_of(live: Live, work: Work, taken: Taken, tallied: tuple[Usage, int]) 
     journal, failure = work.journal, work.failure
     answer = journal.tail if journal is not None else None
     tail = (answer,) if answer is not None else ()
+    concluded = journal.concluded if journal is not None else None
     withdrawn = False
-    if answer is not None:
+    if answer is not None or concluded is not None:
         failure = None
     elif failure is None:
         failure = stopped(live.stopping or "before it answered", abandoned=live.abandoned)
@@ -44,6 +45,7 @@ def ending_of(live: Live, work: Work, taken: Taken, tallied: tuple[Usage, int]) 
         ephemeral=taken.session.kind == "ephemeral",
         accepted=taken.turn.accepted,
         tail=tail,
+        concluded=concluded,
         unanswered="Not run: " + (failure.message if failure is not None else ""),
         error=failure,
         usage=usage,

@@ -1,10 +1,9 @@
-"""What a caller brings along in OpenAI's chat shape, taken apart: tools, the choice among them, the answer's shape.
+"""A caller's `tool_choice` and `response_format`, read from OpenAI's chat shape.
 
-Guarantee: whatever the bytes are, values come out or a ModelFailed of kind `invalid` says in one sentence what to
-change; schemas are kept verbatim. Pure functions; every wire format reads the caller's JSON here and nowhere else.
+Whatever the bytes are, the result is a value or a ModelFailed of kind `invalid` that says in one sentence what to
+change. Schemas are kept verbatim. Pure functions; every wire format reads the caller's JSON here and nowhere else.
 """
 
-from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -13,15 +12,6 @@ from tidegate.errors import ModelFailed
 from tidegate.values import Frozen
 
 _ABSENT = msgspec.Raw()
-
-
-class BroughtTool(Frozen, frozen=True):
-    """A function that the caller runs itself. `parameters` is its JSON schema, empty when it has none."""
-
-    name: str = ""
-    description: str = ""
-    parameters: msgspec.Raw = _ABSENT
-    strict: bool = False
 
 
 class Choice(Frozen, frozen=True):
@@ -39,17 +29,6 @@ class Shape(Frozen, frozen=True):
     description: str = ""
     schema: msgspec.Raw = _ABSENT
     strict: bool = False
-
-
-class _Function(msgspec.Struct):
-    name: str = ""
-    description: str | None = None
-    parameters: msgspec.Raw = _ABSENT
-    strict: bool | None = None
-
-
-class _Tool(msgspec.Struct):
-    function: _Function = msgspec.field(default_factory=_Function)
 
 
 class _Named(msgspec.Struct):
@@ -73,7 +52,6 @@ class _Format(msgspec.Struct):
     json_schema: _Schema = msgspec.field(default_factory=_Schema)
 
 
-_decode_tools = msgspec.json.Decoder(list[_Tool]).decode
 _decode_choice = msgspec.json.Decoder(Literal["none", "auto", "required"] | _Chosen).decode
 _decode_format = msgspec.json.Decoder(_Format).decode
 # What a decoder may raise for bytes of any kind; the last is nesting without end.
@@ -83,34 +61,6 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 def invalid(sentence: str) -> ModelFailed:
     """What the caller sent cannot be asked of this model."""
     return ModelFailed(sentence, kind="invalid", retryable=False)
-
-
-def brought_tools(tools: bytes) -> list[BroughtTool]:
-    """The caller's tools, in order."""
-    try:
-        read = [tool.function for tool in _decode_tools(tools)]
-    except _UNREADABLE as error:
-        raise invalid("The caller's tools are not a list of function tools; send them in OpenAI's shape.") from error
-    return [
-        BroughtTool(
-            name=function.name,
-            description=function.description or "",
-            parameters=_given(function.parameters),
-            strict=bool(function.strict),
-        )
-        for function in read
-    ]
-
-
-def distinct(own: Iterable[str], brought: Iterable[BroughtTool]) -> None:
-    """One name twice would let the caller answer for a tool of the agent."""
-    taken = set(own)
-    for tool in brought:
-        if tool.name in taken:
-            raise invalid(
-                f"The tool {tool.name!r} is offered twice in one request; give the caller's tool another name."
-            )
-        taken.add(tool.name)
 
 
 def brought_choice(choice: bytes) -> Choice:

@@ -16,10 +16,11 @@ from tidegate.values import Call, Frozen, Message, Prefix
 
 class Encoded(Frozen, frozen=True):
     """A session's frozen prefix in wire format: the system message (one JSON object, or nothing) and the tool list
-    (a JSON array, or nothing)."""
+    (a JSON array, or nothing). `caller_tools` names those that the caller runs."""
 
     system: bytes = b""
     tools: bytes = b""
+    caller_tools: frozenset[str] = frozenset()
 
 
 class Wire(Protocol):

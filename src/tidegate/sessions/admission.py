@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from tidegate.engine import Begun, begin_at_once
-from tidegate.errors import Busy, Conflict, Mismatch, NotFound
+from tidegate.errors import Busy, Conflict, Mismatch, NotFound, Refused
 from tidegate.sessions import titles
 from tidegate.spool import Arrivals
 from tidegate.store import Db, ReceiptRow, SessionRow, Within, messages, receipts, sessions, turns
@@ -32,6 +32,8 @@ class Admission(Frozen, frozen=True):
     session: str
     how: Literal["queued", "steered", "attached", "replayed"]
     begun: Begun | None = None
+    tools_shadowed: tuple[str, ...] = ()
+    tools_changed: bool = False
 
 
 def admit(
@@ -54,7 +56,7 @@ def admit(
     session, created = _session(db, inbound, fresh, id, now)
     if arrivals is not None:
         arrivals.commit(db, session.id)
-    if inbound.busy == "steer" and not created:
+    if inbound.busy == "steer" and not created and inbound.messages[0].role != "tool":
         running = turns.running(db, session.id)
         if running is not None:
             if messages.untaken(db, running) >= queue_length:
@@ -64,8 +66,11 @@ def admit(
             return Admission(turn=running, session=session.id, how="steered")
     within = _within(db, inbound)
     idle = created or turns.is_idle(db, session.id)
+    _check_results(db, inbound, session.id, idle=idle)
     if not idle and turns.waiting(db, session.id) >= queue_length:
         raise _queue_full(queue_length)
+    clashes = _shadowed(db, inbound, session)
+    changed = not created and inbound.call.tools_digest != session.caller_tools
     _note_receipts(db, inbound, turn, now)
     leaving = on_disconnect(inbound, ephemeral=session.kind == "ephemeral")
     if take and idle:
@@ -81,7 +86,14 @@ def admit(
             job=inbound.job,
             within=within,
         )
-        return Admission(turn=turn, session=session.id, how="queued", begun=begun)
+        return Admission(
+            turn=turn,
+            session=session.id,
+            how="queued",
+            begun=begun,
+            tools_shadowed=clashes,
+            tools_changed=changed,
+        )
     turns.insert(
         db,
         id=turn,
@@ -94,7 +106,31 @@ def admit(
         within=within,
     )
     _accept(db, inbound, session.id, turn, now)
-    return Admission(turn=turn, session=session.id, how="queued")
+    return Admission(turn=turn, session=session.id, how="queued", tools_shadowed=clashes, tools_changed=changed)
+
+
+def _shadowed(db: Db, inbound: Inbound, session: SessionRow) -> tuple[str, ...]:
+    if inbound.call.caller_tools is None or session.prefix is None:
+        return ()
+    prefix = sessions.prefix(db, session.prefix).with_caller_tools(inbound.call.caller_tools)
+    return tuple(sorted(prefix.shadowed))
+
+
+def _check_results(db: Db, inbound: Inbound, session: str, *, idle: bool) -> None:
+    """Tool results for a conversation of ours answer the calls that its last answer left to the caller."""
+    given = [message.call_id for message in inbound.messages if message.role == "tool"]
+    if not given or (inbound.name is None and inbound.session is None):
+        return
+    calls = {call.id for call in messages.open_calls(db, session)} if idle else set()
+    for id in given:
+        if id not in calls:
+            raise Refused(
+                f"This session has no open tool call {id[:100]!r}: results answer the tool calls of its last answer, "
+                "each of them once, before anything else is said.",
+                param="messages",
+                code="unknown_tool_call",
+            )
+        calls.discard(id)
 
 
 def on_disconnect(inbound: Inbound, *, ephemeral: bool) -> OnDisconnect:
@@ -212,9 +248,10 @@ def _session(db: Db, inbound: Inbound, fresh: Fresh | None, id: str, now: float)
         extra=inbound.extra_prompt or "",
         title=titles.first_words(inbound.messages[-1].text) if inbound.new else "",
         parent=None,
-        prefix=fresh.prefix,
+        prefix=fresh.prefix.with_caller_tools(inbound.call.caller_tools),
         encoder=fresh.encoder,
         memory_seen=fresh.memory_seen if named else 0,
+        caller_tools=inbound.call.tools_digest,
         now=now,
     )
     return row, True

@@ -16,7 +16,7 @@ from tidegate.errors import Misconfigured
 from tidegate.lifetimes import BoundedCache, CacheStats
 from tidegate.models import Models
 from tidegate.sessions.admission import Fresh
-from tidegate.tools import ToolRegistry, Toolset
+from tidegate.tools import ToolRegistry
 
 KEPT = 256
 """Beginnings held for sharing: sessions of one agent mostly have the same one."""
@@ -30,7 +30,7 @@ class Source(Protocol):
 
     name: str
     needs_tools: bool
-    """Whether it speaks of a tool: then it has nothing to say where a call brings tools of its own."""
+    """Whether it speaks of a tool: then it has nothing to say where the caller's tools replace the agent's."""
 
     def serves(self, agent: str) -> bool:
         """Whether it may have anything for this agent: a matter of the configuration alone."""
@@ -61,26 +61,27 @@ class Beginnings:
             "beginnings", cap=KEPT, max_bytes=KEPT_BYTES, weigh=lambda fresh: 2 * len(fresh.prefix.prompt)
         )
 
-    async def of(self, agent: str, principal: str, extra: str = "", *, caller_tools: bool = False) -> Fresh:
-        """What a new session of this agent for this principal begins with."""
+    async def of(self, agent: str, principal: str, extra: str = "", *, own_tools: bool = True) -> Fresh:
+        """What a new session of this agent for this principal begins with. Without `own_tools` the agent may use none
+        of its tools, and the prompt does not mention them."""
         settings = self._config.agents.get(agent)
         if settings is None:
             raise Misconfigured(f"The agent {agent!r} is no longer configured; add [agents.{agent}] to tidegate.toml.")
-        sources = tuple(each for each in self._sources[agent] if not (caller_tools and each.needs_tools))
+        sources = tuple(each for each in self._sources[agent] if own_tools or not each.needs_tools)
         # Before the notes are looked at: what changes between is told twice rather than never.
         seen = 0 if self._mark is None else await self._mark(agent)
         texts = tuple([await source.part(agent, principal) for source in sources]) if sources else ()
-        key = (agent, caller_tools, texts)
+        key = (agent, own_tools, texts)
         known = self._kept.get(key) if not extra else None
         if known is None:
             parts = zip((source.name for source in sources), texts, strict=True)
-            known = self._make(settings, [(PROMPT, settings.prompt), *parts, (EXTRA, extra)], caller_tools)
+            known = self._make(settings, [(PROMPT, settings.prompt), *parts, (EXTRA, extra)])
             if not extra:
                 self._kept.put(key, known)
         return known if known.memory_seen == seen else msgspec.structs.replace(known, memory_seen=seen)
 
-    def _make(self, agent: AgentSettings, parts: list[tuple[str, str]], caller_tools: bool) -> Fresh:
-        tools = Toolset() if caller_tools else self._tools.resolve(agent.tools)
+    def _make(self, agent: AgentSettings, parts: list[tuple[str, str]]) -> Fresh:
+        tools = self._tools.resolve(agent.tools)
         return Fresh(prefix=freeze(parts, tools), encoder=self._models.get(agent.model).wire.version)
 
     def stats(self) -> CacheStats:

@@ -8,6 +8,8 @@ applies from the next turn and rebuilds nothing by itself.
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from tidegate.errors import Conflict
 from tidegate.sessions import titles
 from tidegate.sessions.admission import Fresh
@@ -110,7 +112,10 @@ async def reload(door: "Sessions", session: str, principal: "Principal") -> bool
 
     def write(db: Db) -> bool:
         _check_idle(db, session)
-        return sessions.refreeze(db, session, fresh.prefix, fresh.encoder, fresh.memory_seen)
+        now = sessions.get(db, session)
+        old = sessions.prefix(db, now.prefix) if now is not None and now.prefix is not None else fresh.prefix
+        prefix = msgspec.structs.replace(fresh.prefix, caller_tools=old.caller_tools, caller_only=old.caller_only)
+        return sessions.refreeze(db, session, prefix, fresh.encoder, fresh.memory_seen)
 
     def then(changed: bool) -> bool:
         if changed:
@@ -153,6 +158,7 @@ def _begin_with(db: Db, old: SessionRow, again: str, principal: str, extra: str,
         now=now,
     )
     messages.copy(db, old.id, again, now)
+    messages.close_calls(db, again, now)
     summaries.copy(db, old.id, again)
     spooled.copy(db, old.id, again)
 
@@ -188,6 +194,9 @@ def _undo_last(db: Db, session: str, now: float) -> str:
         raise Conflict("There is nothing to undo in this session.", code="nothing_to_undo")
     first = messages.first_of(db, last)
     messages.undo(db, last, now)
+    row = sessions.get(db, session)
+    if row is not None and not row.caller_tools:
+        messages.close_calls(db, session, now)
     if first is not None:
         summaries.uncover(db, session, first)
     return last

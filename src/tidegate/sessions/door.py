@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -167,8 +167,10 @@ class Sessions:
         """What a session would begin with that this message makes; it makes none when it names one by its id."""
         if inbound.session is not None:
             return None
-        extra, caller_tools = inbound.extra_prompt or "", bool(inbound.call.tools)
-        return await self.beginnings.of(inbound.agent, inbound.principal, extra, caller_tools=caller_tools)
+        given = inbound.call.caller_tools
+        return await self.beginnings.of(
+            inbound.agent, inbound.principal, inbound.extra_prompt or "", own_tools=given is None or not given.only
+        )
 
     async def _terms(self, inbound: Inbound) -> dict[str, Any]:
         """On which it is taken in; raises when it is not to be."""
@@ -232,10 +234,18 @@ class Sessions:
         running = self.engine.running(session)
         ahead = self.engine.waiting(session) + (running is not None)
         self.engine.submit(session, turn, begun=admission.begun, within=inbound.within or None)
+        how: Literal["started", "queued", "interrupting"] = "queued" if ahead else "started"
         if inbound.busy == "interrupt" and running is not None:
             running.stop("by a newer message")
-            return Accepted(turn=turn, session=session, how="interrupting", ahead=ahead)
-        return Accepted(turn=turn, session=session, how="queued" if ahead else "started", ahead=ahead)
+            how = "interrupting"
+        return Accepted(
+            turn=turn,
+            session=session,
+            how=how,
+            ahead=ahead,
+            tools_shadowed=admission.tools_shadowed,
+            tools_changed=admission.tools_changed,
+        )
 
     # -- following a turn --
 

@@ -94,7 +94,7 @@ def _sizes(prefix: Prefix, view: View) -> dict[str, tuple[int, int]]:
     texts = {name: part_of(prefix, name) for name, _ in prefix.parts} or {PROMPT: prefix.prompt}
     for name, text in texts.items():
         sizes[name] = (len(text.encode(errors="replace")), int(bool(text)))
-    tools = [len(tool.name) + len(tool.description) + len(bytes(tool.parameters)) for tool in prefix.tools]
+    tools = [len(tool.name) + len(tool.description) + len(bytes(tool.parameters)) for tool in prefix.offered]
     sizes["tools"] = (sum(tools), len(tools))
     sizes["summaries"] = (sum(weigh(told(row)) for row in view.summaries), len(view.summaries))
     for part, size in _said(view.shown_rows()):

@@ -44,6 +44,12 @@ ENCODED_ANEW = (
 )
 
 
+TOOLS_CHANGED = (
+    "The caller's tools differ from those of the request before, so the conversation's prefix was rebuilt: the "
+    "provider counts all of it as new once."
+)
+
+
 class Runner:
     def __init__(
         self,
@@ -89,6 +95,8 @@ class Runner:
             if (session.encoder // 1000 or 1) == model.wire.version // 1000:
                 journal.emit(Notice(text=ENCODED_ANEW))
             await self._store.write(sessions.reencode, session.id, model.wire.version)
+        if taken.tools_changed:
+            journal.emit(Notice(text=TOOLS_CHANGED))
         purse = await self.purse(taken, model)
 
         async def fall_back(
@@ -248,7 +256,9 @@ class Runner:
         identity = _frozen(taken.session)
 
         async def make() -> Encoded:
-            return model.wire.encode_prefix(await self._store.read(sessions.prefix, identity))
+            prefix = await self._store.read(sessions.prefix, identity)
+            encoded = model.wire.encode_prefix(prefix)
+            return msgspec.structs.replace(encoded, caller_tools=prefix.run_by_caller)
 
         return await self.prefixes.get_or_make((identity, model.signature), make)
 

@@ -13,12 +13,14 @@ import apsw
 
 from tidegate.errors import Conflict, NotFound
 from tidegate.store.rows import Db, MessageRow, decode_message, pack, unpack, unsqueeze
-from tidegate.store.turns import place_waiting, refusal
-from tidegate.values import Message, Role
+from tidegate.store.turns import INCOMING, place_waiting, refusal
+from tidegate.values import Message, Role, ToolCall
 
 _COLUMNS = "id, session, turn, seq, step, at, undone, body, packed"
 _LAST = 2**62
 """A place after every row."""
+NO_RESULT = "No result: the caller did not return one."
+"""The result of a call that its caller left open."""
 PAGE_BYTES = 2 * 1024 * 1024
 """Of messages in one page, if nothing else is asked for: hundreds of ordinary ones."""
 
@@ -85,6 +87,12 @@ def untaken(db: Db, turn: str) -> int:
     return int(db.execute("SELECT count(*) FROM messages WHERE turn = ? AND seq IS NULL", (turn,)).get)
 
 
+def waiting(db: Db, turn: str) -> list[Message]:
+    """Accepted messages of the turn that have no place yet, in order."""
+    rows = db.execute("SELECT body, packed FROM messages WHERE turn = ? AND seq IS NULL ORDER BY id", (turn,))
+    return [unpack(body, packed) for body, packed in rows]
+
+
 def move(db: Db, from_turn: str, to_turn: str) -> int:
     """Messages that came too late for a turn become those of a queued turn of the same session; how many."""
     if db.execute("SELECT 1 FROM messages WHERE turn = ? AND seq IS NULL LIMIT 1", (from_turn,)).get is None:
@@ -136,6 +144,32 @@ def said_by_people(db: Db, session: str, most: int) -> int:
         (session,),
     )
     return sum(1 for _ in islice((1 for row in rows if unpack(*row).text.strip()), most))
+
+
+def open_calls(db: Db, session: str) -> tuple[ToolCall, ...]:
+    """Calls at the end of what a model is shown that have no result: the caller runs those tools."""
+    rows = db.execute(
+        "SELECT role, body, packed FROM messages WHERE session = ? AND seq IS NOT NULL AND undone IS NULL"
+        " ORDER BY seq DESC",
+        (session,),
+    )
+    answered: set[str] = set()
+    for role, body, packed in rows:
+        message = unpack(body, packed)
+        if role != "tool":
+            return tuple(call for call in message.calls if call.id not in answered)
+        answered.add(message.call_id)
+    return ()
+
+
+def close_calls(db: Db, session: str, now: float, *, but: frozenset[str] = frozenset(), turn: str | None = None) -> int:
+    """Gives the session's open calls a result that says there is none, except those that are answered now; how many."""
+    left = [call for call in open_calls(db, session) if call.id not in but]
+    for place, call in enumerate(left):
+        message = Message(role="tool", call_id=call.id, name=call.name, text=NO_RESULT, failed=True)
+        step = None if turn is None else f"{INCOMING}call-{place}"
+        append(db, session=session, turn=turn, step=step, message=message, now=now)
+    return len(left)
 
 
 def first_of(db: Db, turn: str) -> int | None:

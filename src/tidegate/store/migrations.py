@@ -73,6 +73,11 @@ def v6_what_is_remembered(db: apsw.Connection) -> None:
         db.execute(statement)
 
 
+def v7_caller_tools(db: apsw.Connection) -> None:
+    """A session's prefix may be frozen with tools that its caller runs."""
+    db.execute("ALTER TABLE sessions ADD COLUMN caller_tools BLOB NOT NULL DEFAULT x''")
+
+
 def _prefix_that_ends_with(db: apsw.Connection, prefix: bytes | None, extra: str) -> bytes:
     """The session's own prefix, as it was ever made; one that was lost, or has another end, is made to end so."""
     body = None if prefix is None else db.execute("SELECT body FROM prefixes WHERE id = ?", (prefix,)).get
@@ -94,6 +99,7 @@ MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (
     v4_whose_process_it_is,
     v5_what_it_costs,
     v6_what_is_remembered,
+    v7_caller_tools,
 )
 CURRENT = len(MIGRATIONS)
 

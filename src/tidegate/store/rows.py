@@ -52,7 +52,7 @@ class SessionRow(Row, frozen=True):
     """`prefix` is the identity of the frozen prompt and tools. What the session brought of its own is the last
     `extra_length` characters of that prompt, known by their digest. `encoder` is the version of the wire format in
     which its last request was made. `memory_seen` is the first change of notes that it was not told of, 0 where its
-    agent has no memory."""
+    agent has no memory. `caller_tools` is the digest of the caller tools in its prefix, empty without any."""
 
     id: str
     principal: str
@@ -72,6 +72,7 @@ class SessionRow(Row, frozen=True):
     ended: float | None
     end_reason: str | None
     memory_seen: int = 0
+    caller_tools: bytes = b""
 
 
 class Within(Row, frozen=True):

@@ -19,7 +19,7 @@ from tidegate.values import Failure, Prefix
 
 _COLUMNS = (
     "id, principal, channel, name, kind, agent, title, prefix, extra_length, extra_digest, encoder, parent, created,"
-    " active, version, ended, end_reason, memory_seen"
+    " active, version, ended, end_reason, memory_seen, caller_tools"
 )
 _NO_WORK = "NOT EXISTS(SELECT 1 FROM turns WHERE turns.session = sessions.id AND turns.state IN ('queued', 'running'))"
 _IS_TASK = "EXISTS(SELECT 1 FROM turns WHERE turns.session = sessions.id AND turns.within IS NOT NULL)"
@@ -55,6 +55,7 @@ def create(
     encoder: int,
     title: str = "",
     memory_seen: int = 0,
+    caller_tools: bytes = b"",
 ) -> SessionRow:
     """A new session, frozen with its prompt and tools. `extra` is what it brought of its own, with which the prompt
     ends; it is stored there only. Conflict when the principal has a live one of that name."""
@@ -80,10 +81,11 @@ def create(
         None,
         None,
         memory_seen,
+        caller_tools,
     )
     try:
         db.execute(
-            f"INSERT INTO sessions({_COLUMNS}) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            f"INSERT INTO sessions({_COLUMNS}) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             msgspec.structs.astuple(row),
         )
     except apsw.ConstraintError:
@@ -174,6 +176,15 @@ def refreeze(db: Db, id: str, prefix: Prefix, encoder: int, memory_seen: int = 0
     if row.prefix is not None:
         drop_unused_prefix(db, row.prefix)
     return True
+
+
+def set_caller_tools(db: Db, row: SessionRow, prefix: Prefix, digest: bytes) -> SessionRow:
+    """Freezes another set of caller tools with the session; `prefix` has them."""
+    frozen = _keep_prefix(db, prefix)
+    _change(db, row.id, "prefix = ?, caller_tools = ?, version = version + 1", (frozen, digest))
+    if row.prefix is not None and row.prefix != frozen:
+        drop_unused_prefix(db, row.prefix)
+    return msgspec.structs.replace(row, prefix=frozen, caller_tools=digest, version=row.version + 1)
 
 
 def reencode(db: Db, id: str, encoder: int) -> bool:

@@ -23,7 +23,7 @@ from tidegate.store.rows import (
     encode_call,
     unpack,
 )
-from tidegate.values import Call, Failure, Message, OnDisconnect, Outcome, TurnState, Usage
+from tidegate.values import Call, Failure, Message, OnDisconnect, Outcome, ToolCall, TurnState, Usage
 
 _COLUMNS = (
     "turns.id, session, number, state, turns.channel, call, on_disconnect, attempts, accepted, started, finished,"
@@ -121,6 +121,10 @@ def insert(
         job,
         *parent,
     )
+
+
+def set_call(db: Db, id: str, call: Call) -> None:
+    db.execute("UPDATE turns SET call = ? WHERE id = ?", (encode_call(call), id))
 
 
 def get(db: Db, id: str) -> TurnRow | None:
@@ -350,12 +354,13 @@ def _outcome(db: Db, id: str, principal: str | None) -> Outcome | None:
     # call a tool, is no answer of the turn's.
     ended_by = {"answered": _ANSWER, "stopped": _PARTIAL}.get(turn.state)
     answer: Message | None = None
+    answered_by = ""
     cost = NOTHING
     for step, message in _said(db, id):
         if step.startswith(_ANSWER):
             cost += message.usage or NOTHING
         if ended_by is not None and step.startswith(ended_by):
-            answer = message
+            answer, answered_by = message, step
     # A turn of an older format does not say it: a call that broke off has no row, and its cost is an estimate.
     estimated = bool(found[-3]) and turn.finished is not None and (cost.estimated or cost.tokens != turn.usage.tokens)
     return Outcome(
@@ -364,7 +369,7 @@ def _outcome(db: Db, id: str, principal: str | None) -> Outcome | None:
         state=turn.state,
         agent=found[-1],
         text="" if answer is None else answer.text,
-        calls=() if answer is None else answer.calls,
+        calls=() if answer is None else _calls_of_caller(db, id, answered_by, answer),
         finish=turn.finish,
         usage=msgspec.structs.replace(turn.usage, estimated=True) if estimated else turn.usage,
         steps=turn.steps,
@@ -373,6 +378,16 @@ def _outcome(db: Db, id: str, principal: str | None) -> Outcome | None:
         finished=turn.finished or 0.0,
         notices=() if found[-2] is None else _decode_notices(found[-2]),
     )
+
+
+def _calls_of_caller(db: Db, id: str, step: str, answer: Message) -> tuple[ToolCall, ...]:
+    """The calls of a turn's last answer that are left to the caller: the turn itself has run the others."""
+    if not answer.calls:
+        return ()
+    number = step.removeprefix(_ANSWER)
+    rows = db.execute("SELECT step FROM messages WHERE turn = ? AND role = 'tool' AND step IS NOT NULL", (id,))
+    run = {row[0] for row in rows}
+    return tuple(call for place, call in enumerate(answer.calls) if f"tool-{number}-{place}" not in run)
 
 
 def _said(db: Db, id: str) -> Iterator[tuple[str, Message]]:

@@ -76,6 +76,8 @@ class Wish(msgspec.Struct, frozen=True):
     full: bool
     may_cancel: bool
     """Whether a caller that goes away may mean that the turn is stopped."""
+    ignores_tools: bool = False
+    """Whether the request has tools that the agent does not take."""
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -104,7 +106,7 @@ class ChatCompletions:
         asked = await self._accept(caller, headers, receive)
         if asked.accepted.how == "steered":
             answer = SteeredAnswer(id=asked.accepted.turn, session=asked.accepted.session)
-            await send_answer(send, json_answer(answer, status=202, headers=_turn_header(asked)))
+            await send_answer(send, json_answer(answer, status=202, headers=_turn_headers(asked)))
             return
         if not asked.wish.may_cancel:
             await self._answer(asked, send)
@@ -135,7 +137,7 @@ class ChatCompletions:
                 param="model",
             )
         name = given.session_name(headers)
-        call = call_of(request, named=name is not None, allowed=self._agents[request.model].caller_tools)
+        call = call_of(request, self._agents[request.model].caller_tools)
         understand = conversation if name is None else new_message
         understood = understand(request.messages, self._message_bytes)
         key = given.idempotency_key(headers)
@@ -161,6 +163,7 @@ class ChatCompletions:
             old_functions=is_given(request.functions),
             full=full,
             may_cancel=leaving == "cancel" or (leaving is None and name is None and key is None),
+            ignores_tools=call.caller_tools is None and (is_given(request.tools) or is_given(request.functions)),
         )
 
     # -- out --
@@ -185,7 +188,7 @@ class ChatCompletions:
         if outcome.error is not None and not _is_partial(outcome):
             await self._refuse(self._errors.of_failure(outcome.error), asked, send)
             return
-        headers = _turn_header(asked)
+        headers = _turn_headers(asked)
         if outcome.state == "stopped":
             headers.append((b"x-turn-state", b"stopped"))
         value = completion(outcome, asked.wish.model, old_functions=asked.wish.old_functions)
@@ -193,7 +196,7 @@ class ChatCompletions:
 
     async def _refuse(self, answer: Answer, asked: Asked, send: Send) -> None:
         """The turn exists, whatever became of it: its id is told."""
-        answer.headers.extend(_turn_header(asked))
+        answer.headers.extend(_turn_headers(asked))
         await send_answer(send, answer)
 
     async def _stream(self, asked: Asked, send: Send) -> None:
@@ -206,7 +209,7 @@ class ChatCompletions:
         chunks = Chunks(asked.accepted.turn, wish.model, created, usage=wish.usage, old_functions=wish.old_functions)
         telling = Telling(chunks, full=wish.full)
         broke = False
-        async with Stream(send, self._pulse, _turn_header(asked)) as stream:
+        async with Stream(send, self._pulse, _turn_headers(asked)) as stream:
             try:
                 if log is not None:
                     await self._follow(log, telling, asked, stream, send)
@@ -270,8 +273,16 @@ def _is_partial(outcome: Outcome) -> bool:
     return outcome.state == "stopped" and bool(outcome.text)
 
 
-def _turn_header(asked: Asked) -> list[tuple[bytes, bytes]]:
-    return [(b"x-turn-id", asked.accepted.turn.encode())]
+def _turn_headers(asked: Asked) -> list[tuple[bytes, bytes]]:
+    headers = [(b"x-turn-id", asked.accepted.turn.encode())]
+    told = ["ignored"] if asked.wish.ignores_tools else []
+    if asked.accepted.tools_changed:
+        told.append("changed")
+    if asked.accepted.tools_shadowed:
+        told.append(f"shadowed={' '.join(asked.accepted.tools_shadowed)}")
+    if told:
+        headers.append((b"x-caller-tools", ", ".join(told).encode()))
+    return headers
 
 
 def _is_plain(body: bytes, request: ChatRequest) -> bool:

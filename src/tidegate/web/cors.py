@@ -34,7 +34,7 @@ class Cors:
             return [(b"vary", b"Origin")]
         return [
             (b"access-control-allow-origin", origin),
-            (b"access-control-expose-headers", b"X-Turn-Id, X-Turn-State, Retry-After"),
+            (b"access-control-expose-headers", b"X-Turn-Id, X-Turn-State, X-Caller-Tools, X-Request-Id, Retry-After"),
             (b"vary", b"Origin"),
         ]
 

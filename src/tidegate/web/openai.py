@@ -5,6 +5,7 @@ knows and we do not are ignored, as OpenAI does; a conversation that comes out o
 something to answer, and every tool result has its call and every call its result).
 """
 
+import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
@@ -13,7 +14,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from tidegate.errors import Refused, TooLarge
-from tidegate.values import Brought, Call, Frozen, Message, ToolCall
+from tidegate.values import Brought, Call, CallerTools, Frozen, Message, ToolCall, ToolDefinition
 from tidegate.web.decoding import refuse
 from tidegate.web.parts import MEDIA_PARTS, Part, brought_by
 
@@ -91,7 +92,7 @@ class ChatRequest(msgspec.Struct):
 class _Function(msgspec.Struct):
     name: Annotated[str, Meta(pattern=_TOOL_NAME.pattern.join("^$"))]
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Raw = msgspec.field(default_factory=Raw)
     strict: bool | None = None
 
 
@@ -104,11 +105,12 @@ def is_given(raw: Raw) -> bool:
     return bytes(raw) not in (b"", b"null", b"[]")
 
 
-def call_of(request: ChatRequest, *, named: bool, allowed: bool) -> Call:
-    """The parameters of this one call. What cannot be honoured is refused, not left out."""
+def call_of(request: ChatRequest, mode: str) -> Call:
+    """The parameters of this one call. What cannot be honoured is refused, not left out. `mode` is the agent's setting
+    `caller_tools`."""
     if request.n is not None and request.n != 1:
         raise Refused(f"`n` is {request.n}: one answer is given per request; send 1 or leave it out.", param="n")
-    tools, choice = _caller_tools(request, named=named, allowed=allowed)
+    tools = caller_tools(request, mode)
     return Call(
         temperature=request.temperature,
         top_p=request.top_p,
@@ -117,9 +119,9 @@ def call_of(request: ChatRequest, *, named: bool, allowed: bool) -> Call:
         stop=_stops(request.stop),
         user=request.user,
         metadata=_metadata(request.metadata),
-        tools=tools,
-        tool_choice=choice,
-        response_format=_response_format(request, named=named, allowed=allowed),
+        caller_tools=tools,
+        tool_choice=_choice(request) if tools is not None else b"",
+        response_format=_response_format(request),
     )
 
 
@@ -146,35 +148,48 @@ def _metadata(metadata: dict[str, str] | None) -> dict[str, Any] | None:
     return dict(metadata) if metadata else None
 
 
-# -- what a caller may bring of its own --------------------------------------------------------------------------------
+# -- tools and the shape of the answer --------------------------------------------------------------------------------
 
 
-def _permit(param: str, *, named: bool, allowed: bool) -> None:
-    if named:
-        raise Refused(
-            f"`{param}` is taken only without X-Session-Id: a named session keeps the tools it began with.", param=param
-        )
-    if not allowed:
-        raise Refused(
-            f"This agent does not take `{param}` from callers (its setting caller_tools is off).", param=param
-        )
+def caller_tools(request: ChatRequest, mode: str) -> CallerTools | None:
+    """The tools that the request brings, as far as the agent takes any (`caller_tools` of its settings is `mode`)."""
+    param = "functions" if is_given(request.functions) else "tools"
+    raw = request.functions if param == "functions" else request.tools
+    if not is_given(raw):
+        return None
+    if mode == "refuse":
+        raise Refused(f"This agent takes no `{param}` from callers (its setting caller_tools is refuse).", param=param)
+    if param == "functions":
+        functions = _checked(param, raw, list[_Function])
+    else:
+        functions = [tool.function for tool in _checked(param, raw, list[_Tool])]
+    _unique(param, (function.name for function in functions))
+    if mode == "ignore":
+        return None
+    definitions = tuple(map(_definition, functions))
+    only = mode == "only"
+    digest = hashlib.blake2b(msgspec.json.encode(definitions), digest_size=16, person=b"only" if only else b"merge")
+    return CallerTools(digest=digest.digest(), definitions=definitions, only=only)
 
 
-def _caller_tools(request: ChatRequest, *, named: bool, allowed: bool) -> tuple[bytes, bytes]:
+def _definition(function: "_Function") -> ToolDefinition:
+    given = bytes(function.parameters).strip()
+    definition = ToolDefinition(
+        name=function.name, description=function.description or "", strict=bool(function.strict)
+    )
+    if given in (b"", b"null", b"{}"):
+        return definition
+    if not given.startswith(b"{"):
+        raise Refused(f"The parameters of the tool {function.name!r} must be an object.", param="tools")
+    return msgspec.structs.replace(definition, parameters=msgspec.Raw(given))  # a copy of its own, not the whole body
+
+
+def _choice(request: ChatRequest) -> bytes:
     if is_given(request.functions):
-        _permit("functions", named=named, allowed=allowed)
-        functions = _checked("functions", request.functions, list[_Function])
-        _unique("functions", (function.name for function in functions))
-        pieces = msgspec.json.decode(request.functions, type=list[Raw])
-        tools = b"[" + b",".join(b'{"type":"function","function":%b}' % bytes(piece) for piece in pieces) + b"]"
-        return tools, _old_choice(request.function_call)
-    if is_given(request.tools):
-        _permit("tools", named=named, allowed=allowed)
-        checked = _checked("tools", request.tools, list[_Tool])
-        _unique("tools", (tool.function.name for tool in checked))
-        choice = request.tool_choice
-        return bytes(request.tools), _tool_choice(choice) if is_given(choice) else b""
-    return b"", b""
+        return _old_choice(request.function_call)
+    if is_given(request.tools) and is_given(request.tool_choice):
+        return _tool_choice(request.tool_choice)
+    return b""
 
 
 def _checked(param: str, raw: Raw, kind: Any) -> Any:
@@ -222,13 +237,12 @@ class _Format(msgspec.Struct):
     json_schema: dict[str, Any] | None = None
 
 
-def _response_format(request: ChatRequest, *, named: bool, allowed: bool) -> bytes:
+def _response_format(request: ChatRequest) -> bytes:
     if not is_given(request.response_format):
         return b""
     given = _checked("response_format", request.response_format, _Format)
     if given.type == "text":
         return b""
-    _permit("response_format", named=named, allowed=allowed)
     if given.type == "json_schema" and given.json_schema is None:
         raise Refused("`response_format.json_schema` is missing.", param="response_format.json_schema")
     return bytes(request.response_format)
@@ -246,28 +260,45 @@ class Understood(Frozen, frozen=True):
 
 
 def new_message(messages: Sequence[ChatMessage], limit: int) -> Understood:
-    """For a named session, whose history is ours: what follows the last assistant message is one new message."""
+    """For a named session, whose history is ours: what follows the last assistant message is new. Results of the tools
+    that the caller runs come first, then what the user says becomes one message."""
     last = max((index for index, message in enumerate(messages) if message.role == "assistant"), default=-1)
     prompts: list[str] = []
-    texts: list[str] = []
-    brought: list[Brought] = []
+    results: list[Message] = []
+    said: list[int] = []
     for index, message in enumerate(messages):
         if message.role in ("system", "developer"):
             prompts.append(_text(message, index))
+        elif index > last and message.role == "user":
+            said.append(index)
         elif index > last:
-            if message.role != "user":
-                raise Refused(
-                    f"`messages[{index}]` is a tool's result: a named session runs its tools itself.",
-                    param=f"messages[{index}].role",
-                )
-            text, more = _said(message, index, 0, limit)
-            texts.append(text)
-            brought += more
-    if not texts:
+            results.append(_result_for_session(message, index, limit, after_user=bool(said)))
+    texts: list[str] = []
+    brought: list[Brought] = []
+    for index in said:
+        text, more = _said(messages[index], index, len(results), limit)
+        texts.append(text)
+        brought += more
+    if not texts and not results:
         raise _no_user_message(messages)
-    text = "\n\n".join(filter(str.strip, texts))
-    _bound(text, len(messages) - 1, limit)
-    return _understood((Message(role="user", text=text),), "\n\n".join(filter(None, prompts)), brought)
+    found = results
+    if texts:
+        text = "\n\n".join(filter(str.strip, texts))
+        _bound(text, len(messages) - 1, limit)
+        found = [*results, Message(role="user", text=text)]
+    return _understood(tuple(found), "\n\n".join(filter(None, prompts)), brought)
+
+
+def _result_for_session(message: ChatMessage, index: int, limit: int, *, after_user: bool) -> Message:
+    """A tool's result; whether its call is open, only the session knows."""
+    where = f"messages[{index}]"
+    if after_user:
+        raise Refused(f"`{where}` is a tool's result after a user message; send results first.", param=f"{where}.role")
+    if message.tool_call_id is None:
+        raise Refused(f"`{where}.tool_call_id` is missing.", param=f"{where}.tool_call_id")
+    text = _text(message, index)
+    _bound(text, index, limit)
+    return Message(role="tool", text=text, call_id=message.tool_call_id)
 
 
 def conversation(messages: Sequence[ChatMessage], limit: int) -> Understood:

@@ -17,10 +17,10 @@ from typing import Literal
 import msgspec
 
 from tidegate.models.anthropic.call import parameters, sampled
-from tidegate.models.caller_tools import brought_tools, distinct, invalid
+from tidegate.models.caller_tools import invalid
 from tidegate.models.facts import Facts
 from tidegate.models.interface import Encoded
-from tidegate.models.naming import NAME_CHARACTERS, call_name
+from tidegate.models.naming import call_name
 from tidegate.models.telling import aside, base64_of, unseen
 from tidegate.values import Call, Media, Message, Prefix, ToolCall, ToolDefinition
 
@@ -38,7 +38,6 @@ PLACE = msgspec.Raw(b"null")
 """Carried where text came after a call: no thing, but a place at which the answer is parted."""
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 # No id that goes out as it is begins like one that was made here.
 _MADE_ID = "tg_"
 _MADE_DIGITS = 40
@@ -98,14 +97,9 @@ class _Tool(msgspec.Struct, omit_defaults=True, kw_only=True):
     input_schema: msgspec.Raw
 
 
-class _Named(msgspec.Struct):
-    name: str = ""
-
-
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 _BEGINNING = _encode(_Message("user", [_Text(aside(NO_BEGINNING))])) + b","
-_decode_names = msgspec.json.Decoder(list[_Named]).decode
 
 
 class AnthropicWire:
@@ -150,10 +144,11 @@ class AnthropicWire:
 
     def encode_prefix(self, prefix: Prefix) -> Encoded:
         system = _encode(_Text(prefix.prompt)) if prefix.prompt.strip() else b""
-        return Encoded(system=system, tools=_encode([_own(tool) for tool in prefix.tools]) if prefix.tools else b"")
+        offered = prefix.offered
+        return Encoded(system=system, tools=_encode([_tool(tool) for tool in offered]) if offered else b"")
 
     def body(self, prefix: Encoded, history: Sequence[bytes], call: Call) -> list[bytes]:
-        tools = _with_brought(prefix.tools, call.tools) if call.tools else prefix.tools
+        tools = prefix.tools
         answer = _last_answer(history)
         settings = parameters(
             call,
@@ -237,8 +232,10 @@ def _input(arguments: str) -> msgspec.Raw:
     return msgspec.Raw(text if readable else _encode({UNREADABLE: arguments}))
 
 
-def _own(tool: ToolDefinition) -> _Tool:
-    return _Tool(name=tool.name, description=tool.description, input_schema=_schema(tool.parameters))
+def _tool(tool: ToolDefinition) -> _Tool:
+    return _Tool(
+        name=tool.name, description=tool.description, strict=tool.strict, input_schema=_schema(tool.parameters)
+    )
 
 
 def _schema(parameters: msgspec.Raw) -> msgspec.Raw:
@@ -253,32 +250,6 @@ def _schema(parameters: msgspec.Raw) -> msgspec.Raw:
     if not isinstance(schema, dict):
         raise invalid("The parameters of a tool are no object; send them as a JSON schema.")
     return parameters if "type" in schema else msgspec.Raw(_encode({"type": "object", **schema}))
-
-
-def _with_brought(own: bytes, brought: bytes) -> bytes:
-    """The agent's tools, then the caller's."""
-    tools = brought_tools(brought)
-    distinct((tool.name for tool in _decode_names(own)) if own else (), tools)
-    for tool in tools:
-        if not _NAME.fullmatch(tool.name):
-            raise invalid(
-                f"The tool {tool.name!r} has a name that this model does not take; use at most {NAME_CHARACTERS} "
-                "letters, digits, _ and -."
-            )
-    if not tools:
-        return own
-    encoded = _encode(
-        [
-            _Tool(
-                name=tool.name,
-                description=tool.description,
-                strict=tool.strict,
-                input_schema=_schema(tool.parameters),
-            )
-            for tool in tools
-        ]
-    )
-    return encoded if not own else own[:-1] + b"," + encoded[1:]
 
 
 def _last_answer(history: Sequence[bytes]) -> int:

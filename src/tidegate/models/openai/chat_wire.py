@@ -11,7 +11,6 @@ from typing import Literal
 import msgspec
 
 from tidegate.models import effort, telling
-from tidegate.models.caller_tools import brought_tools, distinct
 from tidegate.models.facts import Facts
 from tidegate.models.interface import Encoded
 from tidegate.models.naming import call_id, call_name, short_id
@@ -84,6 +83,7 @@ class _ToolFunction(msgspec.Struct):
     name: str
     description: str
     parameters: msgspec.Raw
+    strict: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Tool(msgspec.Struct):
@@ -168,7 +168,10 @@ class OpenAIWire:
 
     def encode_prefix(self, prefix: Prefix) -> Encoded:
         system = self._encode(_Plain("system", prefix.prompt)) if prefix.prompt else b""
-        tools = [_Tool(_ToolFunction(tool.name, tool.description, tool.parameters)) for tool in prefix.tools]
+        tools = [
+            _Tool(_ToolFunction(tool.name, tool.description, tool.parameters, tool.strict or msgspec.UNSET))
+            for tool in prefix.offered
+        ]
         return Encoded(system=system, tools=self._encode(tools) if tools else b"")
 
     def body(self, prefix: Encoded, history: Sequence[bytes], call: Call) -> list[bytes]:
@@ -176,8 +179,6 @@ class OpenAIWire:
         tools = prefix.tools
         if call is not _NO_CALL and call != _NO_CALL:
             pieces.append(self._parameters(call))
-            if call.tools:
-                tools = _join_tools(tools, call.tools)
             if tools and call.tool_choice:
                 pieces += (b',"tool_choice":', call.tool_choice)
         if tools:
@@ -246,12 +247,3 @@ def _with_fields(encoded: bytes, added: Iterable[msgspec.Raw]) -> bytes:
     """A JSON object with the fields of others behind its own."""
     fields = [bytes(raw)[1:-1] for raw in added if len(raw) > 2]
     return b",".join((encoded[:-1], *fields)) + b"}" if fields else encoded
-
-
-def _join_tools(own: bytes, brought: bytes) -> bytes:
-    """The agent's tools, then the caller's, verbatim."""
-    tools = brought_tools(brought)
-    distinct((tool.name for tool in brought_tools(own)) if own else (), tools)
-    if not tools:
-        return own
-    return brought if not own else own[:-1] + b"," + brought.strip()[1:]

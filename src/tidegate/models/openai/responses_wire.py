@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from tidegate.models import effort, telling
-from tidegate.models.caller_tools import brought_choice, brought_shape, brought_tools, distinct, invalid
+from tidegate.models.caller_tools import brought_choice, brought_shape, invalid
 from tidegate.models.facts import Facts
 from tidegate.models.interface import Encoded
 from tidegate.models.naming import call_id, call_name
@@ -74,10 +74,6 @@ class _Tool(msgspec.Struct):
     type: Literal["function"] = "function"
 
 
-class _NameOnly(msgspec.Struct):
-    name: str
-
-
 class _ChosenFunction(msgspec.Struct):
     name: str
     type: Literal["function"] = "function"
@@ -122,9 +118,7 @@ class Kept(msgspec.Struct, omit_defaults=True):
 _NO_CALL = Call()
 _THOUGHTS = b',"include":["reasoning.encrypted_content"]'
 """Lets thoughts come sealed, so that they can go back. A model that cannot think refuses it."""
-_NO_PARAMETERS = msgspec.Raw(b'{"type":"object","properties":{}}')
 _kept = msgspec.json.Decoder(Kept).decode
-_names = msgspec.json.Decoder(list[_NameOnly]).decode
 _Part = _Text | _Image
 
 
@@ -160,7 +154,7 @@ class ResponsesWire:
 
     def encode_prefix(self, prefix: Prefix) -> Encoded:
         system = self._encode(_Message("system", prefix.prompt)) if prefix.prompt else b""
-        tools = [_Tool(tool.name, tool.description, tool.parameters) for tool in prefix.tools]
+        tools = [_Tool(tool.name, tool.description, tool.parameters, tool.strict) for tool in prefix.offered]
         return Encoded(system=system, tools=self._encode(tools) if tools else b"")
 
     def body(self, prefix: Encoded, history: Sequence[bytes], call: Call) -> list[bytes]:
@@ -168,8 +162,6 @@ class ResponsesWire:
         tools = prefix.tools
         if call is not _NO_CALL and call != _NO_CALL:
             pieces.append(self._parameters(call))
-            if call.tools:
-                tools = self._join_tools(tools, call.tools)
             if tools and call.tool_choice:
                 pieces += (b',"tool_choice":', self._encode(_choice(call.tool_choice)))
         pieces += (b',"prompt_cache_key":"', _cache_key(prefix), b'"')
@@ -219,16 +211,6 @@ class ResponsesWire:
             else _Text(telling.unseen(media))
             for media in shown
         ]
-
-    def _join_tools(self, own: bytes, given: bytes) -> bytes:
-        brought = brought_tools(given)
-        distinct((tool.name for tool in _names(own)) if own else (), brought)
-        if not brought:
-            return own
-        tools = self._encode(
-            [_Tool(tool.name, tool.description, tool.parameters or _NO_PARAMETERS, tool.strict) for tool in brought]
-        )
-        return tools if not own else own[:-1] + b"," + tools[1:]
 
     def _parameters(self, call: Call) -> bytes:
         if call.stop:

@@ -1,0 +1,261 @@
+"""Tools that a caller runs itself, beside those of the agent."""
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.house import House, house
+from tests.web.asking import Reply, call, chat
+from tidegate.security import Principal
+from tidegate.sessions import changes
+from tidegate.values import Inbound, Message
+
+pytestmark = pytest.mark.anyio
+
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "description": "Tells the weather.", "parameters": {"type": "object"}},
+}
+CLOCK = {"type": "function", "function": {"name": "clock", "description": "The caller's own clock."}}
+MODES = """
+[agents.only]
+model = "main"
+tools = ["clock"]
+caller_tools = "only"
+[agents.ignore]
+model = "main"
+tools = ["clock"]
+caller_tools = "ignore"
+[agents.refuse]
+model = "main"
+tools = ["clock"]
+caller_tools = "refuse"
+[agents.formerly_on]
+model = "main"
+caller_tools = true
+[agents.formerly_off]
+model = "main"
+caller_tools = false
+"""
+
+
+def offered(model: ScriptedModel) -> list[str]:
+    return [tool["function"]["name"] for tool in model.recorded[-1].decoded().get("tools", ())]
+
+
+def told(model: ScriptedModel) -> list[tuple[str, Any]]:
+    """Roles and contents of the last request, without the system message."""
+    messages = model.recorded[-1].decoded()["messages"]
+    return [(message["role"], message.get("content")) for message in messages if message["role"] != "system"]
+
+
+def calls(reply: Reply) -> list[str]:
+    message = reply.json["choices"][0]["message"]
+    return [each["function"]["name"] for each in message.get("tool_calls") or ()]
+
+
+def call_id(reply: Reply) -> str:
+    return str(reply.json["choices"][0]["message"]["tool_calls"][0]["id"])
+
+
+@pytest.mark.parametrize("session", [None, "notes"])
+async def test_a_callers_tools_follow_the_agents_own_and_each_runs_where_it_belongs(
+    gateway: House, model: ScriptedModel, session: str | None
+) -> None:
+    """H09, C3: the agent's calls run inside the turn; the first step that calls the caller's tools ends it."""
+    reply = await chat(gateway, "go [tool clock {}] [tool weather {}]", session=session, tools=[WEATHER])
+    assert reply.status == 200
+    assert offered(model)[-1] == "weather" and "clock" in offered(model)
+    assert len(model.recorded) == 2, "the clock was read inside the turn"
+    assert reply.json["choices"][0]["finish_reason"] == "tool_calls"
+    assert calls(reply) == ["weather"]
+    assert "x-caller-tools" not in reply.headers
+
+
+@pytest.mark.parametrize("session", [None, "notes"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_step_that_calls_both_runs_the_agents_calls_and_returns_the_callers(
+    gateway: House, model: ScriptedModel, session: str | None, stream: bool
+) -> None:
+    """H09, H10: only what the caller runs is returned, live, from the store and under an idempotency key."""
+    headers = {"Idempotency-Key": "one"}
+    wish = "go [together clock {} weather {}]"
+    first = await chat(gateway, wish, session=session, tools=[WEATHER], stream=stream, headers=headers)
+    again = await chat(gateway, wish, session=session, tools=[WEATHER], stream=stream, headers=headers)
+    assert len(model.recorded) == 1
+    for reply in (first, again):
+        if stream:
+            deltas = [chunk["choices"][0] for chunk in reply.chunks]
+            names = [each["function"]["name"] for delta in deltas for each in delta["delta"].get("tool_calls", ())]
+            assert names == ["weather"]
+            assert deltas[-1]["finish_reason"] == "tool_calls"
+        else:
+            assert calls(reply) == ["weather"]
+    if session is not None:
+        turn = await call(gateway, "GET", f"/api/turns/{first.headers['x-turn-id']}")
+        assert [each["name"] for each in turn.json["calls"]] == ["weather"]
+
+
+async def test_results_go_on_with_a_named_session(gateway: House, model: ScriptedModel) -> None:
+    """H05, H09: the history is ours, also between a call and its result; the request only grows at its end."""
+    first = await chat(gateway, "go [together clock {} weather {}]", session="notes", tools=[WEATHER])
+    before = model.recorded[-1].decoded()
+    result = {"role": "tool", "tool_call_id": call_id(first), "content": "sunny"}
+    history = [{"role": "user", "content": "go"}, first.json["choices"][0]["message"], result]
+    second = await chat(gateway, messages=history, session="notes", tools=[WEATHER])
+    assert (second.status, second.json["choices"][0]["finish_reason"]) == (200, "stop")
+    assert [role for role, _ in told(model)] == ["user", "assistant", "tool", "tool"]
+    assert told(model)[-1][1] == "sunny"
+    after = model.recorded[-1].decoded()
+    assert (after["tools"], after["messages"][: len(before["messages"])]) == (before["tools"], before["messages"])
+    late = await chat(gateway, messages=history, session="notes", tools=[WEATHER])
+    assert late.status == 400
+    assert late.error["code"] == "unknown_tool_call"
+
+
+async def test_results_outlive_a_restart_between_call_and_result(home: Path, model: ScriptedModel) -> None:
+    """F4, H09: the open call is in the store."""
+    async with house(home, model=model) as h:
+        first = await chat(h, "go [tool weather {}]", session="notes", tools=[WEATHER])
+    async with house(home, model=model) as h:
+        result = {"role": "tool", "tool_call_id": call_id(first), "content": "rain"}
+        second = await chat(h, messages=[result], session="notes", tools=[WEATHER])
+        assert second.status == 200
+        assert told(model)[-1] == ("tool", "rain")
+
+
+@pytest.mark.parametrize("tools", [[WEATHER], []])
+async def test_a_call_that_its_caller_leaves_open_gets_a_result_that_says_so(
+    gateway: House, model: ScriptedModel, tools: list[Any]
+) -> None:
+    """H09: no provider sees a call without a result, whatever comes next."""
+    await chat(gateway, "go [tool weather {}]", session="notes", tools=[WEATHER])
+    second = await chat(gateway, "never mind", session="notes", tools=tools)
+    assert second.status == 200
+    assert [role for role, _ in told(model)] == ["user", "assistant", "tool", "user"]
+    assert "No result" in told(model)[2][1]
+
+
+async def test_undoing_the_turn_after_an_open_call_leaves_a_legal_conversation(
+    gateway: House, model: ScriptedModel
+) -> None:
+    """H09, A5: /undo brings an open call back to the end, where the caller may no longer have that tool."""
+    await chat(gateway, "go [tool weather {}]", session="notes", tools=[WEATHER])
+    await chat(gateway, "never mind", session="notes")
+    [session] = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
+    sent = {"session": session["id"], "text": "/undo"}
+    assert (await call(gateway, "POST", "/api/messages", json=sent)).status == 200
+    assert (await chat(gateway, "again", session="notes")).status == 200
+    assert [role for role, _ in told(model)] == ["user", "assistant", "tool", "user"]
+
+
+async def test_a_resumed_conversation_has_no_open_call(gateway: House, model: ScriptedModel) -> None:
+    """H09: a new conversation that begins with an ended one's transcript is legal too."""
+    await chat(gateway, "go [tool weather {}]", session="notes", tools=[WEATHER])
+    [old] = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
+    await call(gateway, "POST", f"/api/sessions/{old['id']}/end")
+    anyone = Principal(id="", name="owner", role="owner")
+    owner = Principal(id=(await gateway.door.row(old["id"], anyone)).principal, name="owner", role="owner")
+    new, is_new = await changes.resume(gateway.door, old["id"], owner)
+    assert is_new
+    inbound = Inbound(
+        principal=owner.id,
+        channel="http",
+        agent="main",
+        session=new,
+        messages=(Message(role="user", text="go on"),),
+    )
+    outcome = await gateway.door.wait((await gateway.door.accept(inbound)).turn)
+    assert outcome.state == "answered"
+    assert [role for role, _ in told(model)] == ["user", "assistant", "tool", "user"]
+
+
+async def test_the_first_set_is_frozen_and_another_rebuilds_the_prefix_and_says_so(
+    gateway: House, model: ScriptedModel
+) -> None:
+    """H09, A4: a header and a notice tell that the provider's cache was lost."""
+    first = await chat(gateway, session="notes", tools=[WEATHER])
+    same = await chat(gateway, session="notes", tools=[WEATHER])
+    assert "x-caller-tools" not in first.headers and "x-caller-tools" not in same.headers
+    assert "notices" not in same.json
+    other = await chat(gateway, session="notes", tools=[WEATHER, {**WEATHER, "function": {"name": "tides"}}])
+    assert other.headers["x-caller-tools"] == "changed"
+    assert "prefix was rebuilt" in other.json["notices"][0]
+    assert offered(model)[-2:] == ["weather", "tides"]
+    none = await chat(gateway, session="notes")
+    assert none.headers["x-caller-tools"] == "changed"
+    assert "weather" not in offered(model)
+
+
+async def test_a_turn_that_waits_brings_its_own_tools_when_it_is_taken(gateway: House, model: ScriptedModel) -> None:
+    """H09: the running turn keeps the tools that it began with."""
+    replies: dict[str, Reply] = {}
+
+    async def send(name: str, text: str, tools: list[Any]) -> None:
+        replies[name] = await chat(gateway, text, session="notes", tools=tools)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(send, "first", "go [hold gate]", [WEATHER])
+        await model.held("gate")
+        group.start_soon(send, "second", "then [tool tides {}]", [{**WEATHER, "function": {"name": "tides"}}])
+        while (await call(gateway, "GET", "/api/sessions")).json["sessions"][0]["waiting"] != 1:
+            await anyio.lowlevel.checkpoint()
+        model.release("gate")
+    assert replies["first"].status == 200
+    assert calls(replies["second"]) == ["tides"]
+    assert offered(model)[-1] == "tides"
+
+
+async def test_on_a_name_clash_the_agents_tool_wins_and_a_header_says_so(gateway: House, model: ScriptedModel) -> None:
+    """H09, C3: a caller cannot answer for a tool of the agent."""
+    reply = await chat(gateway, "go [tool clock {}]", tools=[CLOCK, WEATHER])
+    assert reply.headers["x-caller-tools"] == "shadowed=clock"
+    assert (offered(model).count("clock"), calls(reply)) == (1, [])
+    about = [tool["function"]["description"] for tool in model.recorded[-1].decoded()["tools"]]
+    assert "The caller's own clock." not in about
+
+
+async def test_each_mode_does_what_it_says(home: Path, model: ScriptedModel) -> None:
+    """H09: `only` hides the agent's tools, `ignore` says so in a header, `refuse` answers 400; files of before hold."""
+    async with house(home, MODES, model=model) as h:
+        only = await chat(h, "go [tool clock {}]", model="only", tools=[CLOCK])
+        assert (calls(only), offered(model)) == (["clock"], ["clock"])
+        assert "x-caller-tools" not in only.headers
+        ignored = await chat(h, "go [tool clock {}]", model="ignore", tools=[WEATHER], tool_choice="required")
+        assert (ignored.headers["x-caller-tools"], offered(model)) == ("ignored", ["clock"])
+        assert "tool_choice" not in model.recorded[-1].decoded()
+        for name in ("refuse", "formerly_off"):
+            refused = await chat(h, model=name, tools=[WEATHER])
+            assert (refused.status, refused.error["param"]) == (400, "tools")
+            assert "caller_tools" in refused.error["message"]
+        assert calls(await chat(h, "go [tool weather {}]", model="formerly_on", tools=[WEATHER])) == ["weather"]
+
+
+async def test_a_forced_choice_holds_for_the_first_step(gateway: House, model: ScriptedModel) -> None:
+    """H09: a model that must call a tool in every step would never answer."""
+    await chat(gateway, "go [tool clock {}]", tools=[WEATHER], tool_choice="required")
+    first, second = (recorded.decoded() for recorded in model.recorded)
+    assert (first["tool_choice"], second.get("tool_choice")) == ("required", None)
+
+
+@pytest.mark.parametrize("session", [None, "notes"])
+async def test_the_shape_of_the_answer_is_asked_for_everywhere(
+    gateway: House, model: ScriptedModel, session: str | None
+) -> None:
+    """H09: `response_format` needs no permission, and works in named sessions."""
+    shape = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    assert (await chat(gateway, session=session, response_format=shape)).status == 200
+    assert model.recorded[-1].decoded()["response_format"] == shape
+
+
+async def test_the_definitions_are_stored_once_however_many_turns_bring_them(gateway: House) -> None:
+    """H09, L20: a page sends its whole list of tools with every message."""
+    large = {"type": "function", "function": {"name": "large", "description": "x" * 50_000}}
+    for _ in range(3):
+        assert (await chat(gateway, session="notes", tools=[large])).status == 200
+    stored = await gateway.store.read(lambda db: db.execute("SELECT max(length(call)) FROM turns").get)
+    assert stored < 1000
