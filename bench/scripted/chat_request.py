@@ -106,7 +106,18 @@ class Request(_Strict, frozen=True):
     metadata: dict[str, str] | None = None
     response_format: Any = None
     seed: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    service_tier: str | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    prompt_cache_key: str | None = None
     n: int | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    """These two are what compatible servers take, and OpenAI's own does not."""
 
 
 class ToolFunction(_Strict, frozen=True):

@@ -115,7 +115,8 @@ class ModelFailed(TidegateError):
     """What a model's endpoint did wrong. `said` are its own words, which may quote the conversation: they are for who
     is in it, and `brief` is for the log. `shown` says that text of the failed answer was already visible, `heard` how
     many bytes of it had come, with thoughts and calls that nobody sees; `thoughts` that what is refused is what earlier
-    answers carried beside their words, `large` that it is the request's bytes, or those of a picture in it."""
+    answers carried beside their words, `large` that it is the request's bytes, or those of a picture in it. `param` is
+    the field of the caller's request that the model cannot be given."""
 
     def __init__(
         self,
@@ -129,6 +130,7 @@ class ModelFailed(TidegateError):
         shown: bool = False,
         thoughts: bool = False,
         large: bool = False,
+        param: str | None = None,
     ) -> None:
         super().__init__(f"{message} It said: {said}" if said else message)
         self.brief = message
@@ -141,6 +143,7 @@ class ModelFailed(TidegateError):
         self.heard = 0
         self.thoughts = thoughts
         self.large = large
+        self.param = param
 
     def add(self, sentence: str) -> None:
         """Something more that people should know of it."""

@@ -6,7 +6,7 @@ and sent is the same bytes. Nothing here refers to a live thing.
 
 import os
 import time
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -215,7 +215,19 @@ class Call(Frozen, frozen=True):
     reasoning: str | None = None
     stop: tuple[str, ...] = ()
     user: str | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: dict[str, str] | None = None
+    seed: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    top_logprobs: int | None = None
+    """How many alternatives are told for each token; None for no log probabilities at all."""
+    parallel_tool_calls: bool | None = None
+    service_tier: str | None = None
+    verbosity: str | None = None
+    prompt_cache_key: str | None = None
+    extras: bytes = b""
+    """Fields that only some providers know, a JSON object; empty without any."""
     caller_tools: CallerTools | None = None
     tool_choice: bytes = b""
     response_format: bytes = b""
@@ -392,6 +404,8 @@ class Failure(Frozen, frozen=True):
     type: str = "server_error"
     code: str = "internal"
     status: int = 500
+    param: str | None = None
+    """The field of the request that is at fault, where one is."""
     retry: bool = False
     retry_after: float | None = None
     """Seconds after which trying again makes sense, where the model's side said so."""

@@ -320,13 +320,14 @@ def test_a_callers_tools_choice_and_shape_are_translated() -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        Call(stop=("x",)),
+        Call(seed=1),
+        Call(frequency_penalty=0.5),
+        Call(presence_penalty=0.5),
+        Call(logit_bias={"5": 1}),
+        Call(top_logprobs=0),
+        Call(extras=b'{"top_k":4}'),
         Call(tool_choice=b'{"type":"allowed_tools"}'),
         Call(response_format=b'{"type":"grammar"}'),
-        Call(metadata={"a": 1}),
-        Call(metadata={"a": "x" * 513}),
-        Call(metadata={"x" * 65: "a"}),
-        Call(metadata={str(n): "a" for n in range(17)}),
     ],
 )
 def test_what_the_format_has_no_place_for_is_refused_with_a_sentence(call: Call) -> None:
@@ -335,6 +336,18 @@ def test_what_the_format_has_no_place_for_is_refused_with_a_sentence(call: Call)
     with pytest.raises(ModelFailed) as caught:
         WIRE.body(prefix, [], call)
     assert (caught.value.kind, caught.value.retryable) == ("invalid", False)
+    assert caught.value.param
+
+
+def test_what_the_format_calls_by_another_name_is_said_in_its_words() -> None:
+    """H08: and what means nothing is left out."""
+    body = decoded(
+        Call(parallel_tool_calls=False, service_tier="flex", verbosity="low", prompt_cache_key="k", seed=None),
+        prefix=WIRE.encode_prefix(Prefix(prompt="", tools=(ToolDefinition(name="own", description="d"),))),
+    )
+    assert (body["parallel_tool_calls"], body["service_tier"], body["prompt_cache_key"]) == (False, "flex", "k")
+    assert body["text"] == {"verbosity": "low"}
+    decoded(Call(frequency_penalty=0, presence_penalty=0.0, logit_bias={}))
 
 
 def test_a_long_name_of_a_user_is_digested() -> None:

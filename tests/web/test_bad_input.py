@@ -96,7 +96,7 @@ async def test_names_and_texts_may_be_spelled_with_escapes(gateway: House, model
     """H20: once is not twice, and text may look like names, or hold numbers that nobody could read."""
     said = '"model" "role":"content" \\u0061 "messages":'
     body = json.dumps(asked(said)).replace('"model"', '"\\u006dodel"', 1).encode()
-    body = body[:-1] + b', "seed": ' + b"9" * 5000 + b"}"
+    body = body[:-1] + b', "unknown": ' + b"9" * 5000 + b"}"
     assert (await call(gateway, "POST", CHAT, data=body)).status == 200
     assert model.recorded[-1].decoded()["messages"][-1]["content"] == said
 
@@ -142,10 +142,7 @@ def user(content: Any) -> list[dict[str, Any]]:
         (user(None), "messages[0].content"),
         (user([]), "messages[0].content"),
         ([*user("a"), {"role": "assistant", "content": "b"}, *user(7)], "messages[2].content"),
-        ([{"role": "system", "content": "x"}], "messages"),
-        ([{"role": "assistant", "content": "x"}], "messages"),
-        ([*user("a"), {"role": "assistant", "content": "b"}], "messages"),
-        ([*user("a"), {"role": "assistant", "content": ""}, *user("b")], "messages[1].content"),
+        ([{"role": "system", "content": ""}], "messages"),
         ([*user("a"), {"role": "tool", "content": "x"}], "messages[1].tool_call_id"),
         ([*user("a"), {"role": "tool", "tool_call_id": "c", "content": "x"}], "messages[1].tool_call_id"),
         ([*user("a"), {"role": "assistant", "tool_calls": [{"id": "c"}]}], "messages[1].tool_calls[0].function"),
@@ -178,13 +175,12 @@ async def test_messages_that_are_wrong_are_named_by_their_path(
         ({"temperature": 3}, "`temperature` must be a number of at most 2."),
         ({"top_p": -0.5}, "`top_p` must be a number of at least 0."),
         ({"max_tokens": 1.5}, "`max_tokens` must be a whole number or null, not a number with a fraction."),
-        ({"max_tokens": 0}, "`max_tokens` must be a whole number of at least 1."),
+        ({"max_tokens": 0}, "`max_tokens` must be at least 1, or -1 for no limit."),
         ({"stream": "yes"}, "`stream` must be true, false or null, not a string."),
         ({"stream_options": True}, "`stream_options` must be an object or null, not true or false."),
         ({"stop": 5}, "`stop` must be a string, a list or null, not a number."),
         ({"stop": [None]}, "`stop[0]` must be a string, not null."),
         ({"user": "x" * 513}, "`user` must be a string of at most 512 characters."),
-        ({"metadata": {"a": 1}}, "Each value in `metadata` must be a string, not a number."),
         ({"metadata": {"k" * 65: "x"}}, "Each name in `metadata` must be a string of at most 64 characters."),
         ({"model": ""}, "`model` must be a string of at least 1 character."),
         ({"messages": []}, "`messages` must be a list of at least 1 entry."),
@@ -385,14 +381,15 @@ def test_any_request_is_understood_or_refused(request: dict[str, Any], named: bo
         typed = decode(json.dumps(request).encode(), DECODER)
         call_of(typed, "merge")
         if named:
-            (message,) = new_message(typed.messages, 10_000).messages
-            assert message.role == "user" and message.text.strip()
+            *results, last = new_message(typed.messages, 10_000).messages
+            assert all(message.role == "tool" and message.call_id for message in results)
+            assert last.role == "tool" or last.text.strip() or last.aside
             return
         messages = conversation(typed.messages, 10_000).messages
     except Refused as refused:
         assert refused.status == 400
         return
-    assert any(message.role == "user" for message in messages)
+    assert messages
     owed: list[str] = []
     for message in messages:
         if message.role == "tool":

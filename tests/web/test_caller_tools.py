@@ -259,3 +259,21 @@ async def test_the_definitions_are_stored_once_however_many_turns_bring_them(gat
         assert (await chat(gateway, session="notes", tools=[large])).status == 200
     stored = await gateway.store.read(lambda db: db.execute("SELECT max(length(call)) FROM turns").get)
     assert stored < 1000
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_failed_turn_after_calls_in_the_given_history_is_told_as_a_failure(
+    gateway: House, stream: bool
+) -> None:
+    """H22: the calls in what a caller sends are not calls of this turn."""
+    asked = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    history = [
+        {"role": "user", "content": "What is the weather?"},
+        {"role": "assistant", "content": "", "tool_calls": [asked]},
+        {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+        {"role": "assistant", "content": "It is sunny."},
+        {"role": "user", "content": "[status 400]"},
+    ]
+    reply = await chat(gateway, messages=history, tools=[WEATHER], stream=stream)
+    assert reply.status == 502
+    assert "refused" in reply.error["message"]

@@ -61,7 +61,7 @@ async def test_max_tokens_is_taken_as_well_and_nulls_mean_nothing(gateway: House
 async def test_unknown_fields_are_ignored(gateway: House) -> None:
     """H08: as OpenAI does."""
     reply = await chat(
-        gateway, logprobs=True, seed=7, service_tier="auto", something_new={"deep": [1, None]}, store=True
+        gateway, something_new={"deep": [1, None]}, store=True, prediction={"type": "content", "content": "x"}
     )
     assert reply.status == 200
 
@@ -85,8 +85,18 @@ async def test_unknown_fields_are_ignored(gateway: House) -> None:
         ("n", 0),
         ("stream", "yes"),
         ("stream_options", True),
-        ("user", 5),
-        ("metadata", {"a": 1}),
+        ("user", 5.5),
+        ("metadata", {"a": "x" * 513}),
+        ("seed", 2**63),
+        ("frequency_penalty", 2.5),
+        ("presence_penalty", -3),
+        ("logit_bias", {"5": 200}),
+        ("logit_bias", {str(i): 1 for i in range(1025)}),
+        ("top_logprobs", 2),
+        ("verbosity", "chatty"),
+        ("modalities", ["text", "audio"]),
+        ("audio", {"voice": "alloy", "format": "wav"}),
+        ("web_search_options", {}),
         ("metadata", {str(i): "x" for i in range(17)}),
     ],
 )

@@ -9,8 +9,11 @@ from collections.abc import Iterable, Sequence
 from tidegate.values import Message
 
 
+_MODEL = "model-"
+
+
 def model_step(number: int) -> str:
-    return f"model-{number}"
+    return f"{_MODEL}{number}"
 
 
 def tool_step(number: int, index: int) -> str:
@@ -24,8 +27,8 @@ def missing(rows: Iterable[tuple[str, Message]], text: str) -> list[tuple[str, M
     asked: list[tuple[int, Message]] = []
     for step, message in rows:
         recorded.add(step)
-        if message.role == "assistant" and message.calls:
-            asked.append((int(step.removeprefix("model-")), message))
+        if step.startswith(_MODEL) and message.calls:  # calls in messages that the caller gave are answered there
+            asked.append((int(step.removeprefix(_MODEL)), message))
     return [
         (tool_step(number, index), Message(role="tool", call_id=call.id, name=call.name, text=text, failed=True))
         for number, message in asked

@@ -47,6 +47,12 @@ SOUND_TEXT_BYTES = 128
 SOUND_SECONDS = 60.0
 """That a sound is taken to last when it is not known."""
 
+CONTINUE = Message(
+    role="user",
+    aside="The answer above is not complete. Go on exactly where it breaks off, without repeating any of it.",
+)
+"""Follows an answer at the end of a conversation where the model's format lets none stand there."""
+
 Load = Callable[[str], Awaitable[bytes]]
 """What lies in the session's spool under an id. OSError when it cannot be read."""
 
@@ -60,6 +66,7 @@ class Conversation:
         "_asking",
         "_bound",
         "_counted",
+        "_ends_with_answer",
         "_estimated",
         "_lease",
         "_load",
@@ -117,6 +124,7 @@ class Conversation:
         self._estimated = 0
         self._loaded = 0
         self._asking = False
+        self._ends_with_answer = False
         self.era = era
         self.mark = mark
         self.behind = False
@@ -133,6 +141,7 @@ class Conversation:
             self.append(message)
 
     def append(self, message: Message) -> None:
+        self._ends_with_answer = message.role == "assistant" and not message.calls
         if message.role == "tool":
             self._results.append(message)
             self._owed -= 1
@@ -291,7 +300,13 @@ class Conversation:
         return wire.encode_results(group) if group[0].role == "tool" else wire.encode(group[0])
 
     async def _write(self) -> Sequence[bytes]:
-        """The history with all media in its place."""
+        """The history with all media in its place, and with an end that the model can answer."""
+        written = await self._write_media()
+        if self._ends_with_answer and not self.model.wire.continues_answers:
+            written = [*written, self.model.wire.encode(CONTINUE)]
+        return written
+
+    async def _write_media(self) -> Sequence[bytes]:
         history = await self.history.read()
         if not self._unloaded:
             return cast(Sequence[bytes], history)

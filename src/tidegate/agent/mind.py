@@ -78,6 +78,8 @@ class Mind:
                     await self._care.fit(self.conversation)
                 return await ask(turn, self.conversation, call, self.purse)
             except ModelFailed as failure:
+                if failure.param is not None:
+                    raise  # the caller's mistake: another model would not answer what was asked for
                 remedy = remedy_for(failure)
                 if remedy is not None and mended.count(remedy) < TRIES[remedy] and await self._mend(remedy, failure):
                     mended += (remedy,)

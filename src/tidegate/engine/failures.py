@@ -21,6 +21,14 @@ _MODEL_STATUS = {
 
 def describe(error: BaseException) -> Failure:
     match error:
+        case ModelFailed(param=str()):
+            return Failure(
+                message=error.message,
+                type="invalid_request_error",
+                code="unsupported_parameter",
+                status=400,
+                param=error.param,
+            )
         case ModelFailed():
             return Failure(
                 message=error.message,
@@ -42,7 +50,13 @@ def describe(error: BaseException) -> Failure:
                 retry_after=error.retry_after,
             )
         case Refused():
-            return Failure(message=error.message, type="invalid_request_error", code=error.code, status=error.status)
+            return Failure(
+                message=error.message,
+                type="invalid_request_error",
+                code=error.code,
+                status=error.status,
+                param=error.param,
+            )
         case StoreFull():
             return Failure(message=error.message, code="store_full", status=507, retry=True)
         case StoreFailed():

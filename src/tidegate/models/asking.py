@@ -26,6 +26,7 @@ from tidegate.models.network.clients import Lease
 from tidegate.models.network.connection import WHOLE_BYTES, LinkFailed, Waits
 from tidegate.models.network.traffic import Incoming, Traffic
 from tidegate.models.retry import Patience
+from tidegate.models.stops import StopCutter
 from tidegate.values import Call, Message
 
 # The slowest upload that is waited for, on top of the connect and first-byte timeouts.
@@ -145,12 +146,14 @@ class HttpModel:
         attempt = rotations = 0
         restarted = False
         while True:
-            answer = self._format.answer(self._answer_bytes, on_text)
+            cutter = StopCutter(call.stop, on_text) if call.stop and not self.wire.has_stops else None
+            answer = self._format.answer(self._answer_bytes, cutter or on_text)
             key = self.keys.key()
             try:
                 await self._attempt(body, answer, self._heads[key])
                 self.keys.worked(key)
-                return self._finished(answer.message(self.provided))
+                message = self._finished(answer.message(self.provided))
+                return message if cutter is None else cutter.finish(message)
             except ModelFailed as failure:
                 self.failures[failure.kind] += 1
                 failure.shown, failure.heard = answer.shown, answer.heard

@@ -1,4 +1,4 @@
-"""A caller's `tool_choice` and `response_format`, read from OpenAI's chat shape.
+"""The parameters of a caller's request, as far as several wire formats read them alike.
 
 Whatever the bytes are, the result is a value or a ModelFailed of kind `invalid` that says in one sentence what to
 change. Schemas are kept verbatim. Pure functions; every wire format reads the caller's JSON here and nowhere else.
@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from tidegate.errors import ModelFailed
-from tidegate.values import Frozen
+from tidegate.values import Call, Frozen
 
 _ABSENT = msgspec.Raw()
 
@@ -54,13 +54,31 @@ class _Format(msgspec.Struct):
 
 _decode_choice = msgspec.json.Decoder(Literal["none", "auto", "required"] | _Chosen).decode
 _decode_format = msgspec.json.Decoder(_Format).decode
+_decode_extras = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 # What a decoder may raise for bytes of any kind; the last is nesting without end.
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-def invalid(sentence: str) -> ModelFailed:
-    """What the caller sent cannot be asked of this model."""
-    return ModelFailed(sentence, kind="invalid", retryable=False)
+def invalid(sentence: str, param: str) -> ModelFailed:
+    """The field `param` of the caller's request cannot be given to this model."""
+    return ModelFailed(sentence, kind="invalid", retryable=False, param=param)
+
+
+def refuse_fields(call: Call, *fields: str) -> None:
+    """Refuses a call that sets a field which this model's format does not have. Zero and an empty table are what the
+    field means by default."""
+    for field in fields:
+        if getattr(call, field) not in (None, 0, {}):
+            raise invalid(f"This model takes no `{field}`; leave it out, or choose another model.", field)
+
+
+def refuse_extras(call: Call, *known: str) -> dict[str, msgspec.Raw]:
+    """The provider's fields of a call, all of which must be among those that this model's format knows."""
+    given = _decode_extras(call.extras) if call.extras else {}
+    for field in given:
+        if field not in known:
+            raise invalid(f"This model takes no `{field}`; leave it out, or choose another model.", field)
+    return given
 
 
 def brought_choice(choice: bytes) -> Choice:
@@ -68,7 +86,8 @@ def brought_choice(choice: bytes) -> Choice:
         read = _decode_choice(choice)
     except _UNREADABLE as error:
         raise invalid(
-            'tool_choice is not one that this model can be given; send "none", "auto", "required" or one function.'
+            'tool_choice is not one that this model can be given; send "none", "auto", "required" or one function.',
+            "tool_choice",
         ) from error
     return Choice(kind="function", name=read.function.name) if isinstance(read, _Chosen) else Choice(kind=read)
 
@@ -78,11 +97,15 @@ def brought_shape(response_format: bytes) -> Shape:
         read = _decode_format(response_format)
     except _UNREADABLE as error:
         raise invalid(
-            "response_format is not one that this model can be given; send a json_schema in OpenAI's shape."
+            "response_format is not one that this model can be given; send a json_schema in OpenAI's shape.",
+            "response_format",
         ) from error
     schema = read.json_schema
     if read.type == "json_schema" and not _given(schema.schema):
-        raise invalid("response_format holds no json_schema.schema; send the schema that the answer must follow.")
+        raise invalid(
+            "response_format holds no json_schema.schema; send the schema that the answer must follow.",
+            "response_format",
+        )
     return Shape(
         kind=read.type,
         name=schema.name,

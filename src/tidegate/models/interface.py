@@ -32,6 +32,16 @@ class Wire(Protocol):
     @property
     def version(self) -> int: ...
 
+    @property
+    def has_stops(self) -> bool:
+        """Whether the format has a place for stop sequences; otherwise the answer is cut by us."""
+        ...
+
+    @property
+    def continues_answers(self) -> bool:
+        """Whether a request may end with an answer, which the model then goes on with."""
+        ...
+
     def takes(self, media_type: str) -> bool:
         """Whether media of this type is sent as what it is, so that it must be loaded before it is encoded."""
         ...

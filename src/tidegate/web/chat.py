@@ -25,7 +25,7 @@ from tidegate.web.connection import unless_gone
 from tidegate.web.decoding import Bodies, decode, refuse_duplicates
 from tidegate.web.endpoint import Endpoint
 from tidegate.web.errors import Answer, Errors, json_answer, send_answer
-from tidegate.web.openai import ChatRequest, call_of, conversation, is_given, new_message
+from tidegate.web.openai import ChatRequest, call_of, conversation, extras_of, is_given, new_message
 from tidegate.web.sse import Pulse, Stream
 from tidegate.web.telling import Telling
 
@@ -128,8 +128,10 @@ class ChatCompletions:
 
     def _understand(self, caller: Caller, headers: given.Headers, body: bytes) -> tuple[Inbound, Wish]:
         request = decode(body, self._decoder)
+        extras = b""
         if not _is_plain(body, request):
             refuse_duplicates(body)
+            extras = extras_of(body)
         if request.model not in caller.agents:
             raise NotFound(
                 f"There is no model {request.model[:100]!r}; this key may use: {', '.join(caller.agents) or 'none'}.",
@@ -137,7 +139,7 @@ class ChatCompletions:
                 param="model",
             )
         name = given.session_name(headers)
-        call = call_of(request, self._agents[request.model].caller_tools)
+        call = call_of(request, self._agents[request.model].caller_tools, extras)
         understand = conversation if name is None else new_message
         understood = understand(request.messages, self._message_bytes)
         key = given.idempotency_key(headers)

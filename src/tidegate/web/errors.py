@@ -69,7 +69,7 @@ class Errors:
         retry_after = failure.retry_after
         if retry_after is None and failure.retry:
             retry_after = RETRY_SECONDS
-        return self._answer(failure.status, failure.message, failure.type, None, failure.code, retry_after)
+        return self._answer(failure.status, failure.message, failure.type, failure.param, failure.code, retry_after)
 
     def event(self, failure: Failure) -> bytes:
         """The same error inside a stream that has already begun."""

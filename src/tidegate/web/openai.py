@@ -1,8 +1,8 @@
-"""OpenAI's chat request, as it arrives, and what it means to us.
+"""OpenAI's chat request: its fields, its messages, and their translation into our values.
 
-Guarantee: every field that we honour is checked, with the path of the wrong one in the refusal; fields that OpenAI
-knows and we do not are ignored, as OpenAI does; a conversation that comes out of here is well formed (it ends with
-something to answer, and every tool result has its call and every call its result).
+Every field that is honoured is checked, and a refusal names the path of the wrong one. Fields that cannot be honoured
+and would change the answer are refused; unknown fields are ignored. Messages are taken in every shape that OpenAI
+takes; in the conversation that comes out, every tool result has its call and every call its result.
 """
 
 import hashlib
@@ -30,15 +30,35 @@ REASONING = {
 }
 MAX_STOPS = 4
 MAX_METADATA = 16
+MAX_METADATA_CHARACTERS = 512
+MAX_BIASES = 1024
 """OpenAI's own bounds, which its clients keep to."""
+
+EXTRAS = frozenset(
+    {
+        "cache_prompt", "chat_template_kwargs", "enable_thinking", "guided_choice", "guided_grammar", "guided_json",
+        "guided_regex", "keep_alive", "min_p", "min_tokens", "mirostat", "mirostat_eta", "mirostat_tau", "num_ctx",
+        "provider", "repetition_penalty", "top_a", "top_k", "transforms", "typical_p",
+    }
+)  # fmt: skip
+"""Fields beyond OpenAI's that widespread servers of its API know. They change the answer, so they are passed on where
+they may be known, and refused where they are not."""
+
+SYSTEM_ALONE = "The caller sent a system message and nothing else."
+"""Stands for the user's message in a named session, whose system message is part of its prompt."""
 
 MOST_MEDIA = 50
 """Pictures and sounds of one request: each is looked at by a process of its own."""
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
-Tokens = Annotated[int, Meta(ge=1, le=100_000_000)]
+Tokens = Annotated[int, Meta(ge=-1, le=100_000_000)]
+"""-1 is how some clients say that there is no limit."""
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Label = Annotated[str, Meta(max_length=512)]
+
+
+_decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 class FunctionCall(msgspec.Struct):
@@ -80,8 +100,21 @@ class ChatRequest(msgspec.Struct):
     reasoning_effort: str | None = None
     stop: str | list[str] | None = None
     n: int | None = None
-    user: Label | None = None
-    metadata: dict[Annotated[str, Meta(max_length=64)], Label] | None = None
+    user: Label | int | None = None
+    metadata: dict[Annotated[str, Meta(max_length=64)], Any] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: dict[Annotated[str, Meta(max_length=32)], Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    parallel_tool_calls: bool | None = None
+    service_tier: Label | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    prompt_cache_key: Label | None = None
+    modalities: list[str] | None = None
+    audio: Raw = msgspec.field(default_factory=Raw)
+    web_search_options: Raw = msgspec.field(default_factory=Raw)
     tools: Raw = msgspec.field(default_factory=Raw)
     tool_choice: Raw = msgspec.field(default_factory=Raw)
     functions: Raw = msgspec.field(default_factory=Raw)
@@ -105,20 +138,40 @@ def is_given(raw: Raw) -> bool:
     return bytes(raw) not in (b"", b"null", b"[]")
 
 
-def call_of(request: ChatRequest, mode: str) -> Call:
+def call_of(request: ChatRequest, mode: str, extras: bytes = b"") -> Call:
     """The parameters of this one call. What cannot be honoured is refused, not left out. `mode` is the agent's setting
-    `caller_tools`."""
+    `caller_tools`; `extras` is what `extras_of` found."""
     if request.n is not None and request.n != 1:
         raise Refused(f"`n` is {request.n}: one answer is given per request; send 1 or leave it out.", param="n")
+    if is_given(request.audio) or "audio" in (request.modalities or ()):
+        param = "audio" if is_given(request.audio) else "modalities"
+        raise Refused("Answers are text; leave out `audio` and the modality of that name.", param=param)
+    if is_given(request.web_search_options):
+        raise Refused(
+            "An agent searches the web with tools of its own; leave `web_search_options` out.",
+            param="web_search_options",
+        )
+    if request.top_logprobs and not request.logprobs:
+        raise Refused("`top_logprobs` needs `logprobs` to be true.", param="top_logprobs")
     tools = caller_tools(request, mode)
     return Call(
         temperature=request.temperature,
         top_p=request.top_p,
-        max_tokens=request.max_completion_tokens or request.max_tokens,
+        max_tokens=_most_tokens(request),
         reasoning=_reasoning(request.reasoning_effort),
         stop=_stops(request.stop),
-        user=request.user,
+        user=None if request.user is None else str(request.user),
         metadata=_metadata(request.metadata),
+        seed=request.seed,
+        frequency_penalty=request.frequency_penalty,
+        presence_penalty=request.presence_penalty,
+        logit_bias=_biases(request.logit_bias),
+        top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        parallel_tool_calls=request.parallel_tool_calls,
+        service_tier=request.service_tier,
+        verbosity=request.verbosity,
+        prompt_cache_key=request.prompt_cache_key,
+        extras=extras,
         caller_tools=tools,
         tool_choice=_choice(request) if tools is not None else b"",
         response_format=_response_format(request),
@@ -142,10 +195,44 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
     return stops
 
 
-def _metadata(metadata: dict[str, str] | None) -> dict[str, Any] | None:
-    if metadata is not None and len(metadata) > MAX_METADATA:
+def _most_tokens(request: ChatRequest) -> int | None:
+    """The newer name of the limit goes first."""
+    for param in ("max_completion_tokens", "max_tokens"):
+        given: int | None = getattr(request, param)
+        if given == 0:
+            raise Refused(f"`{param}` must be at least 1, or -1 for no limit.", param=param)
+        if given is not None:
+            return None if given < 0 else given
+    return None
+
+
+def _biases(given: dict[str, float] | None) -> dict[str, float] | None:
+    if given is not None and len(given) > MAX_BIASES:
+        raise Refused(f"`logit_bias` has {len(given)} entries; at most {MAX_BIASES} are taken.", param="logit_bias")
+    return given or None
+
+
+def _metadata(metadata: dict[str, Any] | None) -> dict[str, str] | None:
+    """As texts, which is what providers take: other values as JSON."""
+    if not metadata:
+        return None
+    if len(metadata) > MAX_METADATA:
         raise Refused(f"`metadata` has {len(metadata)} entries; at most {MAX_METADATA} are taken.", param="metadata")
-    return dict(metadata) if metadata else None
+    texts = {
+        key: value if isinstance(value, str) else msgspec.json.encode(value).decode() for key, value in metadata.items()
+    }
+    for key, text in texts.items():
+        if len(text) > MAX_METADATA_CHARACTERS:
+            raise Refused(
+                f"`metadata.{key}` is longer than {MAX_METADATA_CHARACTERS} characters.", param=f"metadata.{key}"
+            )
+    return texts
+
+
+def extras_of(body: bytes) -> bytes:
+    """The fields of a request that only some providers know, a JSON object; empty without any."""
+    found = {name: value for name, value in _decode_fields(body).items() if name in EXTRAS}
+    return msgspec.json.encode(found) if found else b""
 
 
 # -- tools and the shape of the answer --------------------------------------------------------------------------------
@@ -279,10 +366,16 @@ def new_message(messages: Sequence[ChatMessage], limit: int) -> Understood:
         text, more = _said(messages[index], index, len(results), limit)
         texts.append(text)
         brought += more
-    if not texts and not results:
-        raise _no_user_message(messages)
+    if last == len(messages) - 1:
+        raise Refused(
+            f"`messages[{last}]` is the assistant's: a named session has no answer to be continued; send a user "
+            "message, or leave out X-Session-Id.",
+            param=f"messages[{last}].role",
+        )
     found = results
-    if texts:
+    if not texts and not results:
+        found = [Message(role="user", aside=SYSTEM_ALONE)]
+    elif texts:
         text = "\n\n".join(filter(str.strip, texts))
         _bound(text, len(messages) - 1, limit)
         found = [*results, Message(role="user", text=text)]
@@ -330,9 +423,10 @@ def conversation(messages: Sequence[ChatMessage], limit: int) -> Understood:
             found.append(_assistant(message, index, open_calls, taken))
     if open_calls:
         raise _unanswered(len(messages), open_calls)
-    said = [message.role for message in found if message.role != "system"]
-    if "user" not in said or said[-1] == "assistant":
-        raise _no_user_message(messages)
+    if not found:
+        if not prompts:
+            raise Refused("`messages` is empty of text.", param="messages")
+        found.append(Message(role="system", text=prompts.pop()))  # it alone is what there is to answer
     return _understood(tuple(found), "\n\n".join(prompts), brought)
 
 
@@ -358,8 +452,6 @@ def _assistant(message: ChatMessage, index: int, open_calls: dict[str, str], tak
     if message.function_call is not None:
         old = message.function_call
         calls.append(ToolCall(id=f"call_{index}", name=old.name, arguments=old.arguments))
-    if not text and not calls:
-        raise Refused(f"`messages[{index}].content` is empty.", param=f"messages[{index}].content")
     if len({call.id for call in calls}) != len(calls):
         raise Refused(f"`messages[{index}].tool_calls` has an id twice.", param=f"messages[{index}].tool_calls")
     named: list[ToolCall] = []
@@ -392,12 +484,6 @@ def _unanswered(index: int, open_calls: dict[str, str]) -> Refused:
         f"The tool call {next(iter(open_calls))[:100]!r} before `messages[{index}]` has no result.",
         param=f"messages[{index - 1}]",
     )
-
-
-def _no_user_message(messages: Sequence[ChatMessage]) -> Refused:
-    if any(message.role == "user" for message in messages):
-        return Refused("`messages` has no user message after the last assistant message.", param="messages")
-    return Refused("`messages` has no user message.", param="messages")
 
 
 def _said(message: ChatMessage, index: int, number: int, limit: int) -> tuple[str, list[Brought]]:

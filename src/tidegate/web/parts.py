@@ -34,7 +34,7 @@ class Part(msgspec.Struct):
     text: str | None = None
     refusal: str | None = None
     input_audio: InputAudio | None = None
-    image_url: ImageUrl | None = None
+    image_url: ImageUrl | str | None = None
 
 
 def brought_by(part: Part, where: str, message: int) -> Brought:
@@ -63,18 +63,19 @@ def _sound(given: InputAudio | None, where: str) -> bytes:
     return data
 
 
-def _picture(given: ImageUrl | None, where: str) -> bytes:
+def _picture(given: ImageUrl | str | None, where: str) -> bytes:
     if given is None:
         raise Refused(f"`{where}` is missing.", param=where)
-    where = f"{where}.url"
-    found = _DATA_URL.match(given.url)
+    if isinstance(given, ImageUrl):
+        given, where = given.url, f"{where}.url"
+    found = _DATA_URL.match(given)
     if found is None:
         raise Refused(
             f"`{where}` must be a data URL (data:image/png;base64,…) of a PNG, JPEG, GIF or WebP picture: nothing is "
             "fetched from addresses.",
             param=where,
         )
-    data = _decoded(given.url[found.end() :], where)
+    data = _decoded(given[found.end() :], where)
     kind = "jpeg" if found[1].lower() == "jpg" else found[1].lower()
     if media_type_of(data) != f"image/{kind}":
         raise Refused(f"`{where}` is no {kind.upper()}, as it says that it is.", param=where)

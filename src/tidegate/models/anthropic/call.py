@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from tidegate.models.caller_tools import brought_choice, brought_shape, invalid
+from tidegate.models.caller_tools import brought_choice, brought_shape, invalid, refuse_extras, refuse_fields
 from tidegate.models.effort import word_for
 from tidegate.models.facts import Facts
 from tidegate.values import Call
@@ -24,6 +24,8 @@ _USER_CHARACTERS = 256
 # The other formats' scale goes to 2.
 _MOST_TEMPERATURE = 1.0
 _OFF = ("off", "none")
+# OpenAI's words for how a request is queued; others do not change the answer, and have no word here.
+_TIERS = {"auto": "auto", "default": "standard_only"}
 
 _encode = msgspec.json.Encoder().encode
 
@@ -46,6 +48,7 @@ class _OutputConfig(msgspec.Struct, omit_defaults=True):
 class _Choice(msgspec.Struct, omit_defaults=True):
     type: str
     name: str = ""
+    disable_parallel_tool_use: bool = False
 
 
 class _Metadata(msgspec.Struct):
@@ -62,6 +65,8 @@ class _Parameters(msgspec.Struct, omit_defaults=True):
     thinking: _Thinking | None = None
     output_config: _OutputConfig | None = None
     tool_choice: _Choice | None = None
+    service_tier: str | None = None
+    top_k: msgspec.Raw | None = None
     metadata: _Metadata | None = None
 
 
@@ -77,7 +82,15 @@ def parameters(call: Call, facts: Facts, *, sampling: bool, tools: bool, thought
     most = call.max_tokens or facts.output
     if facts.known:
         most = min(most, facts.output)
+    refuse_fields(call, "seed", "frequency_penalty", "presence_penalty", "logit_bias")
+    top_k = refuse_extras(call, "top_k").get("top_k")
+    if call.top_logprobs is not None:
+        raise invalid("This model tells no log probabilities; leave `logprobs` out.", "logprobs")
+    if call.verbosity not in (None, "medium"):
+        raise invalid("This model takes no `verbosity`; leave it out, or say in words how long to be.", "verbosity")
     choice = _choice(call.tool_choice) if tools and call.tool_choice else None
+    if tools and call.parallel_tool_calls is False:
+        choice = _alone(choice or _Choice("auto"))
     forced = choice is not None and choice.type in ("any", "tool")
     thinking, effort = _reasoning(call.reasoning, facts, most)
     if thinking is not None and thinking.type == "enabled" and (forced or thoughtless()):
@@ -95,6 +108,8 @@ def parameters(call: Call, facts: Facts, *, sampling: bool, tools: bool, thought
             thinking=thinking,
             output_config=_OutputConfig(effort, shape) if effort or shape else None,
             tool_choice=choice,
+            service_tier=_TIERS.get(call.service_tier or ""),
+            top_k=top_k if chance else None,
             metadata=_Metadata(_user(call.user)) if call.user else None,
         )
     )
@@ -121,10 +136,16 @@ def _budget(reasoning: str, most: int) -> _Thinking | None:
         return None
     asked = BUDGETS.get(reasoning)
     if asked is None:
-        raise invalid(f"The reasoning effort {reasoning!r} is not known; use one of off, {', '.join(BUDGETS)}.")
+        known = f"use one of off, {', '.join(BUDGETS)}"
+        raise invalid(f"The reasoning effort {reasoning!r} is not known; {known}.", "reasoning_effort")
     # Thinking is taken from the same limit as the answer, of which half is left for words.
     tokens = min(asked, most // 2)
     return _Thinking("enabled", tokens) if tokens >= LEAST_BUDGET else None
+
+
+def _alone(choice: _Choice) -> _Choice:
+    """The same choice of at most one call at a time; of none there is nothing to say."""
+    return choice if choice.type == "none" else _Choice(choice.type, choice.name, disable_parallel_tool_use=True)
 
 
 def _choice(tool_choice: bytes) -> _Choice:
@@ -138,7 +159,8 @@ def _shape(response_format: bytes) -> _Format | None:
     shape = brought_shape(response_format)
     if shape.kind == "json_object":
         raise invalid(
-            "This model answers in JSON only by a schema; send response_format of type json_schema, not json_object."
+            "This model answers in JSON only by a schema; send response_format of type json_schema, not json_object.",
+            "response_format",
         )
     return _Format(shape.schema) if shape.kind == "json_schema" else None
 

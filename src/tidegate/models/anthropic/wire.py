@@ -106,6 +106,8 @@ class AnthropicWire:
     """`cache_ttl` is how long the provider keeps what it was marked to keep; the longer time costs more to write."""
 
     version = 3001
+    has_stops = True
+    continues_answers = False
 
     def __init__(self, model: str, facts: Facts, *, cache_ttl: CacheTtl = "5m") -> None:
         self._facts = facts
@@ -246,9 +248,9 @@ def _schema(parameters: msgspec.Raw) -> msgspec.Raw:
     try:
         schema = _decode(raw)
     except (msgspec.DecodeError, RecursionError):
-        raise invalid("The parameters of a tool are not JSON; send them as a JSON schema.") from None
+        raise invalid("The parameters of a tool are not JSON; send them as a JSON schema.", "tools") from None
     if not isinstance(schema, dict):
-        raise invalid("The parameters of a tool are no object; send them as a JSON schema.")
+        raise invalid("The parameters of a tool are no object; send them as a JSON schema.", "tools")
     return parameters if "type" in schema else msgspec.Raw(_encode({"type": "object", **schema}))
 
 

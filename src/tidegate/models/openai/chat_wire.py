@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from tidegate.models import effort, telling
+from tidegate.models.caller_tools import refuse_extras, refuse_fields
 from tidegate.models.facts import Facts
 from tidegate.models.interface import Encoded
 from tidegate.models.naming import call_id, call_name, short_id
@@ -101,7 +102,16 @@ class _Parameters(msgspec.Struct, omit_defaults=True):
     reasoning_effort: str | None = None
     stop: tuple[str, ...] = ()
     user: str | None = None
-    metadata: dict[str, object] | None = None
+    metadata: dict[str, str] | None = None
+    seed: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = None
+    service_tier: str | None = None
+    verbosity: str | None = None
+    prompt_cache_key: str | None = None
 
 
 class Wanted(msgspec.Struct, omit_defaults=True):
@@ -113,6 +123,7 @@ class Wanted(msgspec.Struct, omit_defaults=True):
 
 
 _NO_CALL = Call()
+_ONE_AT_A_TIME = b',"parallel_tool_calls":false'
 _wanted = msgspec.json.Decoder(Wanted).decode
 
 
@@ -123,6 +134,8 @@ class OpenAIWire:
     the first call of an answer that another model gave. `short_ids` says that calls are known by nine characters."""
 
     version = 1002
+    has_stops = True
+    continues_answers = True
 
     def __init__(
         self,
@@ -181,6 +194,8 @@ class OpenAIWire:
             pieces.append(self._parameters(call))
             if tools and call.tool_choice:
                 pieces += (b',"tool_choice":', call.tool_choice)
+            if tools and call.parallel_tool_calls is not None:
+                pieces.append(b',"parallel_tool_calls":true' if call.parallel_tool_calls else _ONE_AT_A_TIME)
         if tools:
             pieces += (b',"tools":', tools)
         return pieces + telling.in_a_list(b',"messages":[', prefix.system, history)
@@ -226,6 +241,10 @@ class OpenAIWire:
         word = effort.asked_of(facts, call.reasoning)
         thinks = facts.thinking != "none" and word != "none" and not (facts.supposed and word is None)
         sampled = not newer or not thinks
+        if newer:
+            refuse_extras(call)
+        if not sampled:
+            refuse_fields(call, "frequency_penalty", "presence_penalty", "logit_bias")
         encoded = self._encode(
             _Parameters(
                 temperature=call.temperature if sampled else None,
@@ -236,9 +255,20 @@ class OpenAIWire:
                 stop=call.stop,
                 user=call.user,
                 metadata=call.metadata,
+                seed=call.seed,
+                frequency_penalty=call.frequency_penalty if sampled else None,
+                presence_penalty=call.presence_penalty if sampled else None,
+                logit_bias=call.logit_bias or None,
+                logprobs=call.top_logprobs is not None,
+                top_logprobs=call.top_logprobs or None,
+                service_tier=call.service_tier,
+                verbosity=call.verbosity,
+                prompt_cache_key=call.prompt_cache_key,
             )
         )
         parts = b"," + encoded[1:-1] if len(encoded) > 2 else b""
+        if call.extras:
+            parts += b"," + call.extras[1:-1]
         shape = call.response_format
         return parts + b',"response_format":' + shape if shape else parts
 

@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from tidegate.models import effort, telling
-from tidegate.models.caller_tools import brought_choice, brought_shape, invalid
+from tidegate.models.caller_tools import brought_choice, brought_shape, invalid, refuse_extras, refuse_fields
 from tidegate.models.facts import Facts
 from tidegate.models.interface import Encoded
 from tidegate.models.naming import call_id, call_name
@@ -29,8 +29,7 @@ CALL_ID_CHARACTERS = 64
 """The longest id of a call that the service takes; other models' may be longer."""
 
 IDENTIFIER_CHARACTERS = 128
-METADATA_PAIRS, METADATA_KEY_CHARACTERS, METADATA_VALUE_CHARACTERS = 16, 64, 512
-"""As the service documents them."""
+"""As the service documents it."""
 
 _PICTURES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 
@@ -104,6 +103,7 @@ class _Parameters(msgspec.Struct, omit_defaults=True):
     reasoning: _Effort | None = None
     safety_identifier: str | None = None
     metadata: dict[str, str] | None = None
+    service_tier: str | None = None
 
 
 class Kept(msgspec.Struct, omit_defaults=True):
@@ -124,6 +124,8 @@ _Part = _Text | _Image
 
 class ResponsesWire:
     version = 2001
+    has_stops = False
+    continues_answers = True
 
     def __init__(self, model: str, facts: Facts) -> None:
         self._model = model
@@ -164,7 +166,10 @@ class ResponsesWire:
             pieces.append(self._parameters(call))
             if tools and call.tool_choice:
                 pieces += (b',"tool_choice":', self._encode(_choice(call.tool_choice)))
-        pieces += (b',"prompt_cache_key":"', _cache_key(prefix), b'"')
+            if tools and call.parallel_tool_calls is not None:
+                pieces += (b',"parallel_tool_calls":', self._encode(call.parallel_tool_calls))
+        key = self._encode(call.prompt_cache_key) if call.prompt_cache_key else b'"%b"' % _cache_key(prefix)
+        pieces += (b',"prompt_cache_key":', key)
         if tools:
             pieces += (b',"tools":', tools)
         return pieces + telling.in_a_list(b',"input":[', prefix.system, history)
@@ -213,8 +218,10 @@ class ResponsesWire:
         ]
 
     def _parameters(self, call: Call) -> bytes:
-        if call.stop:
-            raise invalid("This model can be given no stop sequences; leave `stop` out, or choose another model.")
+        refuse_fields(call, "seed", "frequency_penalty", "presence_penalty", "logit_bias")
+        refuse_extras(call)
+        if call.top_logprobs is not None:
+            raise invalid("This model tells no log probabilities here; leave `logprobs` out.", "logprobs")
         facts = self._facts
         word = effort.asked_of(facts, call.reasoning)
         # A model that thinks refuses to have the chance in its answers set.
@@ -226,14 +233,18 @@ class ResponsesWire:
                 max_output_tokens=call.max_tokens,
                 reasoning=None if word is None else _Effort(word),
                 safety_identifier=None if call.user is None else _identifier(call.user),
-                metadata=None if call.metadata is None else _metadata(call.metadata),
+                metadata=call.metadata,
+                service_tier=call.service_tier,
             )
         )
         parts = b"," + encoded[1:-1] if len(encoded) > 2 else b""
         if facts.supposed and word is not None:
             parts += _THOUGHTS
         shape = call.response_format
-        return parts + b',"text":{"format":' + self._encode(_shape(shape)) + b"}" if shape else parts
+        text = [b'"format":' + self._encode(_shape(shape))] if shape else []
+        if call.verbosity:
+            text.append(b'"verbosity":' + self._encode(call.verbosity))
+        return parts + b',"text":{' + b",".join(text) + b"}" if text else parts
 
 
 def _choice(given: bytes) -> str | _ChosenFunction:
@@ -262,17 +273,3 @@ def _id(given: str) -> str:
 def _identifier(user: str) -> str:
     """One that is too long is digested, as the service itself advises for all of them."""
     return user if len(user) <= IDENTIFIER_CHARACTERS else hashlib.blake2b(user.encode(), digest_size=32).hexdigest()
-
-
-def _metadata(given: dict[str, object]) -> dict[str, str]:
-    fitting = {
-        key: value
-        for key, value in given.items()
-        if isinstance(value, str) and len(key) <= METADATA_KEY_CHARACTERS and len(value) <= METADATA_VALUE_CHARACTERS
-    }
-    if len(fitting) != len(given) or len(given) > METADATA_PAIRS:
-        raise invalid(
-            f"`metadata` may hold at most {METADATA_PAIRS} pairs, whose keys have at most {METADATA_KEY_CHARACTERS} "
-            f"characters and whose values are texts of at most {METADATA_VALUE_CHARACTERS}; shorten it."
-        )
-    return fitting

@@ -1,0 +1,54 @@
+"""Stop sequences, cut from an answer by us where a provider's format has no place for them.
+
+Text is shown as it arrives, except an end that could still become a stop sequence; from the first stop sequence on
+nothing is shown. Each attempt of a model step has a cutter of its own.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+
+from tidegate.values import Message
+
+
+class StopCutter:
+    __slots__ = ("_held", "_is_cut", "_on_text", "_stops")
+
+    def __init__(self, stops: tuple[str, ...], on_text: Callable[[str], None]) -> None:
+        self._stops = stops
+        self._on_text = on_text
+        self._held = ""
+        self._is_cut = False
+
+    def __call__(self, text: str) -> None:
+        """Takes the next piece of the answer's text."""
+        if self._is_cut:
+            return
+        text = self._held + text
+        end = _first(text, self._stops)
+        self._is_cut = end is not None
+        held = 0 if end is not None else _possible_beginning(text, self._stops)
+        shown = text[:end] if end is not None else text[: len(text) - held]
+        self._held = text[len(text) - held :]
+        if shown:
+            self._on_text(shown)
+
+    def finish(self, answer: Message) -> Message:
+        """The answer as it counts: it ends before the first stop sequence, and so do its calls."""
+        end = _first(answer.text, self._stops)
+        if end is not None:
+            return msgspec.structs.replace(answer, text=answer.text[:end], calls=(), carried=(), finish="stop")
+        if self._held:
+            self._on_text(self._held)
+        return answer
+
+
+def _first(text: str, stops: tuple[str, ...]) -> int | None:
+    return min((at for stop in stops if (at := text.find(stop)) >= 0), default=None)
+
+
+def _possible_beginning(text: str, stops: tuple[str, ...]) -> int:
+    """How many characters at the end of the text are the beginning of a stop sequence."""
+    longest = min(len(text), max(map(len, stops)) - 1)
+    tails = (text[len(text) - size :] for size in range(longest, 0, -1))
+    return next((len(tail) for tail in tails if any(stop.startswith(tail) for stop in stops)), 0)

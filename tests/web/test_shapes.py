@@ -1,0 +1,142 @@
+"""Messages and fields as OpenAI's clients send them, with models of every format behind the agent."""
+
+import base64
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.house import House, house
+from tests.moody import FORMATS, KEY, Moody, toml
+from tests.spool.pictures import plain, saved
+from tests.web.asking import chat
+
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("api", FORMATS)]
+
+ANSWER = "The tide comes in, the gate keeps the level."
+USER = {"role": "user", "content": "hello"}
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Moody]:
+    async with Moody() as server:
+        yield server
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path, server: Moody, api: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
+    monkeypatch.setenv(KEY, "sesame")
+    formats = (api, *(other for other in FORMATS if other != api))
+    async with house(tmp_path / "home", toml=toml(server.base_url, formats=formats)) as h:
+        yield h
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [USER, {"role": "assistant", "content": ""}, USER],
+        [USER, {"role": "assistant", "content": None}, USER],
+        [USER, {"role": "assistant", "content": []}, USER],
+        [USER, {"role": "assistant", "content": "The tide"}],
+        [USER, {"role": "assistant", "content": "The tide \n"}],
+        [{"role": "assistant", "content": "The tide"}],
+        [{"role": "system", "content": "Say something."}],
+        [{"role": "developer", "content": "Say something."}],
+        [{"role": "system", "content": "One."}, {"role": "system", "content": "Two."}],
+        [USER, {"role": "system", "content": "Now be brief."}],
+        [USER, USER],
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_openai_takes_is_taken_and_answered(
+    gateway: House, server: Moody, messages: list[Any], stream: bool
+) -> None:
+    """H04, H20: empty and trailing assistant messages, a system message alone; no model refuses what becomes of it."""
+    reply = await chat(gateway, messages=messages, stream=stream)
+    assert reply.status == 200, reply.body
+    assert (reply.streamed if stream else reply.text) == ANSWER
+    assert server.asked == ["first"]
+    assert server.stats()["refusals"] == []
+
+
+async def test_our_own_empty_answer_can_be_sent_back(gateway: House, server: Moody) -> None:
+    """H04: it used to break every later call."""
+    empty = await chat(gateway, "hello [say]")
+    assert (empty.status, empty.text) == (200, "")
+    again = await chat(gateway, messages=[USER, empty.json["choices"][0]["message"], USER])
+    assert (again.status, again.text) == (200, ANSWER)
+    assert server.stats()["refusals"] == []
+
+
+async def test_a_named_session_has_no_answer_to_go_on_with_and_takes_a_system_message_alone(
+    gateway: House, server: Moody
+) -> None:
+    """H05, H20: the history is ours."""
+    trailing = await chat(gateway, messages=[USER, {"role": "assistant", "content": "The"}], session="n")
+    assert (trailing.status, trailing.error["param"]) == (400, "messages[1].role")
+    alone = await chat(gateway, messages=[{"role": "system", "content": "Say something."}], session="n")
+    assert (alone.status, alone.text) == (200, ANSWER)
+    assert server.stats()["refusals"] == []
+
+
+@pytest.mark.parametrize("text", ["", None])
+@pytest.mark.parametrize("bare", [False, True])
+async def test_a_picture_needs_no_text_and_its_address_may_be_a_string(
+    gateway: House, server: Moody, text: str | None, bare: bool
+) -> None:
+    """H04: as compatible servers take it."""
+    url = "data:image/png;base64," + base64.b64encode(saved(plain(4, 4), "PNG")).decode()
+    parts: list[Any] = [] if text is None else [{"type": "text", "text": text}]
+    parts.append({"type": "image_url", "image_url": url if bare else {"url": url}})
+    reply = await chat(gateway, messages=[{"role": "user", "content": parts}])
+    assert reply.status == 200, reply.body
+    assert server.stats()["refusals"] == []
+
+
+async def test_loose_values_that_other_servers_take_are_taken(gateway: House, server: Moody) -> None:
+    """H08: no limit as -1, a number as the user, metadata that is no text."""
+    reply = await chat(gateway, max_tokens=-1, user=17, metadata={"n": 1, "deep": {"a": [True]}})
+    assert reply.status == 200, reply.body
+    assert server.stats()["refusals"] == []
+
+
+async def test_a_stop_sequence_is_honoured_by_every_format(gateway: House, server: Moody, api: str) -> None:
+    """H08: where the provider has no place for it, the answer is cut here."""
+    for stream in (False, True):
+        reply = await chat(gateway, stop=["keeps", "gate"], stream=stream)
+        assert reply.status == 200, reply.body
+        if api == "openai-responses":
+            assert (reply.streamed if stream else reply.text) == "The tide comes in, the "
+    assert server.stats()["refusals"] == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "refused_by"),
+    [
+        ("seed", 7, ("openai-responses", "anthropic")),
+        ("frequency_penalty", 0.5, ("openai-responses", "anthropic")),
+        ("presence_penalty", 0.5, ("openai-responses", "anthropic")),
+        ("logit_bias", {"17": -100}, ("openai-responses", "anthropic")),
+        ("logprobs", True, ("openai-responses", "anthropic")),
+        ("top_k", 40, ("openai-responses",)),
+        ("min_p", 0.1, ("openai-responses", "anthropic")),
+        ("verbosity", "low", ("anthropic",)),
+        ("service_tier", "auto", ()),
+        ("prompt_cache_key", "mine", ()),
+        ("frequency_penalty", 0, ()),
+    ],
+)
+async def test_a_field_is_honoured_or_refused_by_name(
+    gateway: House, server: Moody, api: str, field: str, value: Any, refused_by: tuple[str, ...]
+) -> None:
+    """H08, H20: a caller's mistake is 400 with `param`, and is not tried again or elsewhere."""
+    reply = await chat(gateway, **{field: value})
+    if api in refused_by:
+        assert reply.status == 400, reply.body
+        assert (reply.error["param"], reply.error["code"]) == (field, "unsupported_parameter")
+        assert server.asked == []
+    else:
+        assert reply.status == 200, reply.body
+        assert server.asked == ["first"]
+    assert server.stats()["refusals"] == []
