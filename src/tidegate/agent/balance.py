@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 
 from tidegate.values import Message
 
-
 _MODEL = "model-"
 
 
