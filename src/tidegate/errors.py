@@ -144,6 +144,8 @@ class ModelFailed(TidegateError):
         self.thoughts = thoughts
         self.large = large
         self.param = param
+        self.retried = False
+        """Whether the same was asked again before it was given up."""
 
     def add(self, sentence: str) -> None:
         """Something more that people should know of it."""

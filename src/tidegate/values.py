@@ -407,6 +407,8 @@ class Failure(Frozen, frozen=True):
     param: str | None = None
     """The field of the request that is at fault, where one is."""
     retry: bool = False
+    final: bool = False
+    """Whether a client that tries again by itself should not: it would be of no use, or the gateway has done so."""
     retry_after: float | None = None
     """Seconds after which trying again makes sense, where the model's side said so."""
 

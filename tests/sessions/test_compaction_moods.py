@@ -622,14 +622,14 @@ async def test_undoing_what_is_summarised_shows_what_it_covered(
     assert server.stats()["refusals"] == []
 
 
-async def test_a_one_shot_call_that_is_too_long_is_shortened_too(
+async def test_a_one_shot_call_that_is_too_long_is_refused_with_openais_code(
     home: Path, server: ScriptedModel, clock: Clock
 ) -> None:
     said = [Message(role="user" if n % 2 == 0 else "assistant", text=line(n)) for n in range(41)]
     async with long(home, server, clock) as house:
         outcome, _ = await told(house, "", None, messages=tuple(said))
-        assert outcome.state == "answered", outcome.error
-    assert max(one.tokens for one in server.trace) <= WINDOW
+        assert outcome.error is not None and outcome.error.code == "context_length_exceeded"
+    assert all(one.tokens <= WINDOW for one in server.trace)
 
 
 # -- words that pretend --

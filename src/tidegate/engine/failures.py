@@ -8,8 +8,8 @@ from tidegate.errors import BudgetSpent, ModelFailed, Refused, StoreFailed, Stor
 from tidegate.values import Failure, new_id
 
 _MODEL_STATUS = {
-    "rate": 503,
-    "quota": 503,
+    "rate": 429,
+    "quota": 429,
     "overloaded": 503,
     "network": 502,
     "timeout": 504,
@@ -17,6 +17,14 @@ _MODEL_STATUS = {
     "content": 400,
 }
 """By kind; any other kind is the model's own fault and answers 502."""
+
+_OPENAI_CODES = {
+    "rate": ("rate_limit_error", "rate_limit_exceeded"),
+    "quota": ("rate_limit_error", "insufficient_quota"),
+    "context": ("invalid_request_error", "context_length_exceeded"),
+    "content": ("invalid_request_error", "content_policy_violation"),
+}
+"""Type and code, where OpenAI has words for what its own service refuses: clients know them."""
 
 
 def describe(error: BaseException) -> Failure:
@@ -30,16 +38,18 @@ def describe(error: BaseException) -> Failure:
                 param=error.param,
             )
         case ModelFailed():
+            type, code = _OPENAI_CODES.get(error.kind, ("model_error", f"model_{error.kind}"))
             return Failure(
                 message=error.message,
-                type="model_error",
-                code=f"model_{error.kind}",
+                type=type,
+                code=code,
                 status=_MODEL_STATUS.get(error.kind, 502),
                 retry=error.retryable,
                 retry_after=error.retry_after,
+                final=error.retried or not error.retryable,
             )
         case TurnFailed():
-            return Failure(message=error.message, type="turn_error", code=error.code, status=502)
+            return Failure(message=error.message, type="turn_error", code=error.code, status=502, final=True)
         case BudgetSpent():
             return Failure(
                 message=error.message,
@@ -75,4 +85,4 @@ def describe(error: BaseException) -> Failure:
 def stopped(by: str, *, abandoned: bool = False) -> Failure:
     """`abandoned`: only because nobody was there any more; whoever comes back is right to try again."""
     message = f"The turn was stopped {by}."
-    return Failure(message=message, type="turn_error", code="stopped", status=409, retry=abandoned)
+    return Failure(message=message, type="turn_error", code="stopped", status=409, retry=abandoned, final=not abandoned)

@@ -161,6 +161,7 @@ class HttpModel:
                 rotates = self.keys.failed(key, failure) and rotations < len(self.keys.keys) - 1
                 pause = 0.0 if rotates else self._patience.pause(failure, attempt)
                 if pause is None or not (rotates or attempt < self._retries) or (restarted and answer.shown):
+                    failure.retried = attempt > 0
                     raise
                 restarted = restarted or answer.shown
                 if answer.heard:

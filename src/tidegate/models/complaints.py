@@ -16,6 +16,9 @@ import msgspec
 MARKS_CHARACTERS = 2000
 """Of what is judged by: several times what any provider sends, so that a body cannot make the judging slow."""
 
+LISTED = 8
+"""Faults of one request that are quoted, and steps of the path to each."""
+
 LONGEST_WAIT = 31 * 24 * 3600.0
 """Seconds: until a quota of a month is there again. Who asks for more does not mean it."""
 
@@ -50,7 +53,7 @@ def read(body: bytes) -> Complaint:
         return Complaint(inner, _marks(whole), _said_wait(inner))
     if not isinstance(inner, dict):
         return Complaint("", _marks(whole))
-    said = next((inner[key] for key in _WORDING if isinstance(inner.get(key), str)), "")
+    said = next((inner[key] for key in _WORDING if isinstance(inner.get(key), str)), "") or _listed(inner.get("detail"))
     marks = [_marks(inner)] if inner is whole else [_marks(inner), _marks(whole)]
     behind = inner.get("innererror")
     if isinstance(behind, dict):
@@ -64,6 +67,17 @@ def read(body: bytes) -> Complaint:
             after = _delay(detail.get("retryDelay")) or after
             marks += (str(detail.get(key) or "") for key in ("reason", "violations"))
     return Complaint(said, " ".join(filter(None, marks))[:MARKS_CHARACTERS], after)
+
+
+def _listed(details: object) -> str:
+    """FastAPI's validation errors: where each is, and what is wrong there."""
+    found = []
+    for detail in details[:LISTED] if isinstance(details, list) else ():
+        if isinstance(detail, dict) and isinstance(detail.get("msg"), str):
+            place = detail.get("loc")
+            where = ".".join(map(str, place[:LISTED])) if isinstance(place, list) else ""
+            found.append(f"{where}: {detail['msg']}" if where else detail["msg"])
+    return "; ".join(found)
 
 
 def wait_of(headers: Mapping[str, str], now: float) -> float | None:

@@ -121,6 +121,10 @@ class Fitting:
             conversation.recast(view.messages(), view.mark)
         marks = self._house.marks(conversation.model)
         tokens = conversation.tokens
+        if self._is_callers:
+            if tokens > marks.window:
+                raise self._too_long(conversation, tokens)
+            return
         if self._wanted:
             self._wanted = False
             self._cools = conversation.cools = None
@@ -138,6 +142,8 @@ class Fitting:
             return await self._forget_thoughts(conversation)
         if remedy == "size" and await self._hide_media(conversation):
             return True
+        if self._is_callers:
+            return False
         before, fixed = conversation.tokens, conversation.prefix_tokens
         log.info("a model takes less than was thought", model=conversation.model.name, tokens=before)
         try:
@@ -159,6 +165,21 @@ class Fitting:
             now = self._house.clock()
             await self._house.store.write(settings.put, session.id, ERA, conversation.era, "refused", now, None)
         return True
+
+    @property
+    def _is_callers(self) -> bool:
+        """Whether the request holds just what the caller of a one-shot call sent: whoever keeps a conversation is told
+        when it is too long, and shortens it."""
+        one_shot = self._taken.session.kind == "ephemeral" and self._taken.turn.within is None
+        return one_shot and self._journal.steps == 0
+
+    def _too_long(self, conversation: Conversation, tokens: int) -> ModelFailed:
+        return ModelFailed(
+            f"The messages have about {tokens} tokens, and the model {conversation.model.name!r} takes "
+            f"{conversation.model.facts.window}: shorten them, or name a session and let the gateway keep the history.",
+            kind="context",
+            retryable=False,
+        )
 
     # -- beside the turn --
 

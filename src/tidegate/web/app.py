@@ -6,6 +6,7 @@ owns no task; `background` is what its server must run.
 """
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -76,8 +77,7 @@ class _Watched:
 
     async def __call__(self, message: Any) -> None:
         if message["type"] == "http.response.start":
-            if self._headers:
-                message = {**message, "headers": [*message["headers"], *self._headers]}
+            message = {**message, "headers": [*message["headers"], *self._headers, (b"x-request-id", _request_id())]}
             self.status = message["status"]
         elif not message.get("more_body"):
             self.done = True
@@ -157,8 +157,14 @@ class App:
 
     async def _route(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         route = self._routes.find(scope["path"])
+        if route is None and scope["path"].startswith("/v1/"):
+            raise NotFound(
+                f"This gateway does not offer {scope['method'][:20]} {scope['path'][:200]}; of OpenAI's API it has "
+                "POST /v1/chat/completions and GET /v1/models.",
+                code="unknown_url",
+            )
         if route is None:
-            raise NotFound(f"There is nothing at {scope['path'][:200]!r}; see /openapi.json.")
+            raise NotFound(f"There is nothing at {scope['path'][:200]!r}; see /openapi.json.", code="unknown_url")
         scope[_ROUTE] = route.path
         if scope["method"] not in route.app.methods:
             raise _NoMethod(scope["method"], ", ".join(route.app.methods))
@@ -288,6 +294,10 @@ def _routes(endpoints: list[Endpoint], keyring: Keyring, bodies: Bodies) -> Rout
     for endpoint in endpoints:
         by_path.setdefault(endpoint.path, []).append(endpoint)
     return Routes({path: PathApp(group, keyring, bodies) for path, group in by_path.items()})
+
+
+def _request_id() -> bytes:
+    return b"req_" + os.urandom(12).hex().encode()
 
 
 def _nothing() -> None:

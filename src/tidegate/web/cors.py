@@ -4,21 +4,23 @@ Guarantee: without listed origins nothing here has an effect, and a browser lets
 listed page may call with a key of its own; the cookie of the gateway's page is never offered to it.
 """
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
 from tidegate.web.errors import Answer, Headers
 
+_ALLOWED = (
+    b"Authorization, Content-Type, Idempotency-Key, Last-Event-ID, X-Busy, X-Events, X-On-Disconnect, X-Session-Id"
+)
+"""What a browser that does not say which headers it wants to send may send."""
 _PREFLIGHT = [
     (b"access-control-allow-methods", b"GET, POST, PUT, DELETE"),
-    (
-        b"access-control-allow-headers",
-        b"Authorization, Content-Type, Idempotency-Key, Last-Event-ID, X-Busy, X-Events, X-On-Disconnect, "
-        b"X-Session-Id, X-Stainless-Arch, X-Stainless-Lang, X-Stainless-OS, X-Stainless-Package-Version, "
-        b"X-Stainless-Retry-Count, X-Stainless-Runtime, X-Stainless-Runtime-Version, X-Stainless-Timeout",
-    ),
     (b"access-control-max-age", b"600"),
 ]
+_NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+(?:[ \t]*,[ \t]*[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")
+_NAMES_BYTES = 4096
+"""Of a list of header names: more than any client has."""
 
 
 class Cors:
@@ -42,4 +44,7 @@ class Cors:
         """The answer to a browser that asks beforehand; None if that is not what this is, or it may not."""
         if scope["method"] != "OPTIONS" or len(headers) < 2:
             return None
-        return Answer(204, _PREFLIGHT, b"")
+        wanted = next((value for name, value in scope["headers"] if name == b"access-control-request-headers"), b"")
+        is_list = len(wanted) <= _NAMES_BYTES and _NAMES.fullmatch(wanted) is not None
+        allowed = (b"access-control-allow-headers", wanted if is_list else _ALLOWED)
+        return Answer(204, [*_PREFLIGHT, allowed], b"")

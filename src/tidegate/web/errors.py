@@ -21,6 +21,8 @@ Send = Callable[[Any], Any]
 Headers = list[tuple[bytes, bytes]]
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_NO_RETRY = (b"x-should-retry", b"false")
+"""Official clients try again by themselves after 408, 409, 429 and 5xx, unless they are told not to."""
 RETRY_SECONDS = 1
 """What a caller is told to wait when a failure may pass and nothing says when."""
 
@@ -69,7 +71,10 @@ class Errors:
         retry_after = failure.retry_after
         if retry_after is None and failure.retry:
             retry_after = RETRY_SECONDS
-        return self._answer(failure.status, failure.message, failure.type, failure.param, failure.code, retry_after)
+        answer = self._answer(failure.status, failure.message, failure.type, failure.param, failure.code, retry_after)
+        if failure.final and failure.status >= 409 and _NO_RETRY not in answer.headers:
+            answer.headers.append(_NO_RETRY)
+        return answer
 
     def event(self, failure: Failure) -> bytes:
         """The same error inside a stream that has already begun."""
@@ -87,7 +92,7 @@ class Errors:
         if retry_after is not None:
             headers.append((b"retry-after", str(max(1, math.ceil(retry_after))).encode()))
         elif status == 429:
-            headers.append((b"x-should-retry", b"false"))  # official clients would try again by themselves
+            headers.append(_NO_RETRY)
         if status == 401:
             headers.append((b"www-authenticate", b'Bearer realm="tidegate"'))
         return json_answer(ErrorAnswer(error=body), status=status, headers=headers)
