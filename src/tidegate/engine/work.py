@@ -44,7 +44,6 @@ def ending_of(live: Live, work: Work, taken: Taken, tallied: tuple[Usage, int]) 
         ephemeral=taken.session.kind == "ephemeral",
         accepted=taken.turn.accepted,
         tail=tail,
-        unanswered="Not run: " + (failure.message if failure is not None else ""),
         error=failure,
         usage=usage,
         steps=steps,

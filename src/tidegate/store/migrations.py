@@ -73,6 +73,13 @@ def v6_what_is_remembered(db: apsw.Connection) -> None:
         db.execute(statement)
 
 
+def v7_intents_say_what_a_tool_may_do(db: apsw.Connection) -> None:
+    """An intent says whether its tool only reads and may be run again. One of an older format counts as having effects;
+    whether it may be run again is then decided by the tool."""
+    for statement in _V7:
+        db.execute(statement)
+
+
 def _prefix_that_ends_with(db: apsw.Connection, prefix: bytes | None, extra: str) -> bytes:
     """The session's own prefix, as it was ever made; one that was lost, or has another end, is made to end so."""
     body = None if prefix is None else db.execute("SELECT body FROM prefixes WHERE id = ?", (prefix,)).get
@@ -94,6 +101,7 @@ MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (
     v4_whose_process_it_is,
     v5_what_it_costs,
     v6_what_is_remembered,
+    v7_intents_say_what_a_tool_may_do,
 )
 CURRENT = len(MIGRATIONS)
 
@@ -316,4 +324,9 @@ _V6 = (
         WITHOUT ROWID""",
     "INSERT INTO messages_text(messages_text) VALUES('delete-all')",
     "UPDATE meta SET value = 0 WHERE key = 'indexed'",
+)
+
+_V7 = (
+    "ALTER TABLE intents ADD COLUMN read_only INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE intents ADD COLUMN repeatable INTEGER",
 )
