@@ -39,8 +39,8 @@ class Fault:
 async def test_a_write_that_fails_anywhere_in_a_turn_leaves_the_session_usable(
     home: Path, model: ScriptedModel, number: int
 ) -> None:
-    """L23, B7, P02, P05: whichever write of a turn is refused, what was accepted is answered or told, rows stay in balance,
-    and the next message is taken."""
+    """L23, B7, P02, P05: whichever write of a turn is refused, what was accepted is answered or told, rows stay in
+    balance, what was done is not told as not run, and the next message is taken."""
     fault = Fault(number)
     deeds = Deeds()
     async with asking(home, model, deeds, config=configured(model, mode="autonomous"), fault=fault) as house:

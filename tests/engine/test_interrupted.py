@@ -202,6 +202,24 @@ async def test_whichever_way_a_turn_is_stopped_a_call_that_began_is_never_called
     assert world.effects == set(expected) - {"guarded", "later"}
 
 
+async def test_whoever_follows_a_one_shot_call_that_is_stopped_is_told_what_was_under_way(
+    tmp_path: Path, model: ScriptedModel
+) -> None:
+    """P05, V18: nothing of it is kept, so that its readers are told now or never."""
+    world = World(tmp_path / "world")
+    async with core(tmp_path / "home", **world.options(model)) as house:
+        accepted = await house.accept(script(EXPECTED), name=None)
+        log = house.door.live(accepted.turn)
+        assert log is not None
+        await until(lambda: world.effects == set(EXPECTED) - {"later"})
+        await house.door.abandon(accepted.turn)
+        with anyio.fail_after(WAIT):
+            await log.ended()
+        told = {event.name: event.excerpt for event in log.events if isinstance(event, ToolEnded)}
+        assert all(told[kind].startswith(text) for kind, (_, _, text) in KINDS.items())
+        assert await house.store.read(sessions.get, accepted.session) is None
+
+
 async def test_when_a_turns_time_is_over_a_call_that_began_is_never_called_not_run(
     tmp_path: Path, model: ScriptedModel
 ) -> None:

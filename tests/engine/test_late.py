@@ -21,7 +21,7 @@ from tidegate.values import Accepted, Event, MessageAdded, Notice, TurnEnded
 
 pytestmark = pytest.mark.anyio
 
-TOLD = "2 messages were not answered, because the conversation ended first; send them again in a new one."
+TOLD = "2 messages are not answered, because the conversation ended first; send them again in a new one."
 
 
 class Held:
@@ -165,9 +165,8 @@ async def test_a_turn_that_answers_although_its_session_ended_leaves_what_it_did
         await house.store.write(sessions.end, accepted.session, reason="new", hooks=(), now=house.door.clock())
         model.release("gate")
         outcome = await house.answered(accepted.turn)
-        assert outcome.state == "answered" and outcome.notices == (
-            TOLD.replace("2 messages were", "1 message was").replace("them", "it"),
-        )
+        assert outcome.state == "answered"
+        assert outcome.notices == (TOLD.replace("2 messages are", "1 message is").replace("them", "it"),)
         rows = (await house.door.transcript(accepted.session, ANNA)).rows
         assert [(row.message.role, row.message.unanswered) for row in rows] == [
             ("user", False),
@@ -227,8 +226,8 @@ async def test_in_a_session_that_goes_on_the_next_turn_answers_and_the_first_say
 
 async def check_spilled(house: Core, accepted: Accepted, notices: tuple[str, ...]) -> None:
     [notice] = notices
-    turn = notice.split("; turn ")[1].split()[0]
-    assert notice == f"1 message came too late for this turn; turn {turn} answers it."
+    turn = notice.removesuffix(".").split()[-1]
+    assert notice == f"1 message came too late for this turn and is answered next, by turn {turn}."
     assert (await house.door.outcome(accepted.turn, ANNA)).notices == notices
     assert (await house.answered(turn)).text == "to you too"
     rows = (await house.door.transcript(accepted.session, ANNA)).rows
@@ -265,7 +264,7 @@ async def test_what_was_steered_too_late_into_a_one_shot_call_is_told_with_its_a
         assert (late.how, late.turn) == ("steered", accepted.turn)
         model.release("gate")
         outcome = await house.answered(accepted.turn)
-        assert outcome.text == "once" and outcome.notices[0].startswith("1 message was not answered")
+        assert outcome.text == "once" and outcome.notices[0].startswith("1 message is not answered")
         assert await house.store.read(sessions.get, accepted.session) is None
         assert len(house.requests()) == 1
 

@@ -104,7 +104,8 @@ async def _delete(house: Core, session: str) -> None:
 async def test_stopped_at_any_point_it_leaves_nothing(
     home: Path, model: ScriptedModel, way: Callable[[Core, str], Awaitable[None]], places: int, stride: int
 ) -> None:
-    """L04, L08, B3, F5, P05: a task that has done something is not told as not run; the census is back at its baseline, and no row is there that was not before."""
+    """L04, L08, B3, F5, P05: a task that has done something is not told as not run; the census is back at its baseline,
+    and no row is there that was not before."""
     deeds = Deeds()
     toml = TOML.format(places=places)
     async with delegating(home, model, toml=toml, toolsets=deeds.toolsets()) as house:

@@ -143,12 +143,11 @@ def _told_of_late(late: int, spilled: str | None) -> Iterator[str]:
     """What the turn's user is told of messages that were steered into it and that it did not read."""
     if not late:
         return
-    came, it = ("1 message", "it") if late == 1 else (f"{late} messages", "them")
+    some, be, it = ("1 message", "is", "it") if late == 1 else (f"{late} messages", "are", "them")
     if spilled is not None:
-        yield f"{came} came too late for this turn; turn {spilled} answers {it}."
+        yield f"{some} came too late for this turn and {be} answered next, by turn {spilled}."
     else:
-        was = "was" if late == 1 else "were"
-        yield f"{came} {was} not answered, because the conversation ended first; send {it} again in a new one."
+        yield f"{some} {be} not answered, because the conversation ended first; send {it} again in a new one."
 
 
 def _spill(db: Db, ending: Ending, now: float) -> str:
