@@ -1,9 +1,10 @@
 """The tool calls of a turn: permitted, run, bounded, told.
 
 Guarantee: a call runs only after it was permitted, this exact call and no other, and after its intent was committed. It
-runs inside the turn: when the turn is stopped, so is the tool, and its deadline is kept here. Whatever it does, its
-result is one message within the bounds: what is longer lies in the spool, and the message says where. Neighbours that
-allow it run side by side; the results stand in the order of the calls.
+runs inside the turn: when the turn is stopped, so is the tool, and its deadline is kept here. A call that did not come
+to its own end is recorded as interrupted, and unless it only reads its effect is unknown. Whatever it does, its result
+is one message within the bounds: what is longer lies in the spool, and the message says where. Neighbours that allow it
+run side by side; the results stand in the order of the calls.
 """
 
 import asyncio

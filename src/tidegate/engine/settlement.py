@@ -86,7 +86,7 @@ def settle(db: Db, ending: Ending, now: float) -> Settled:
     late = 0 if ending.withdrawn else messages.untaken(db, ending.turn)
     goes_on = not ending.ephemeral and sessions.is_live(db, ending.session)
     spilled = _spill(db, ending, now) if late and goes_on else None
-    notices = (*ending.notices, *_told_of_late(late, spilled))
+    notices = (*ending.notices, *_late_notices(late, spilled))
     if notices:
         turns.tell(db, ending.turn, notices)
     outcome = _outcome(ending, notices, now)
@@ -139,7 +139,7 @@ def _outcome(ending: Ending, notices: tuple[str, ...], now: float) -> Outcome:
     )
 
 
-def _told_of_late(late: int, spilled: str | None) -> Iterator[str]:
+def _late_notices(late: int, spilled: str | None) -> Iterator[str]:
     """What the turn's user is told of messages that were steered into it and that it did not read."""
     if not late:
         return
