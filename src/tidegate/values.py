@@ -124,6 +124,8 @@ class Message(Frozen, frozen=True):
     `finish` and `usage` are set on what a model answered: finish is stop | length | tool_calls | content_filter |
     stopped (a person stopped it) | error. `media` stands on user messages and on tools' results. `carried` are things
     that go back only to the same `model` in the same format, `carrier`, and after the same frozen prefix, `bound`.
+    `interrupted` marks the result of a tool call that began and did not come to its end; its text says whether its
+    effect is unknown. `unanswered` marks a user message that entered the transcript only because the session ended.
     """
 
     role: Role
@@ -140,6 +142,8 @@ class Message(Frozen, frozen=True):
     carrier: str = ""
     bound: str = ""
     carried: tuple[Carried, ...] = ()
+    interrupted: bool = False
+    unanswered: bool = False
 
 
 class ToolDefinition(Frozen, frozen=True):
@@ -363,6 +367,8 @@ class ToolEnded(Frozen, frozen=True, tag="tool_ended"):
     failed: bool = False
     media: tuple[str, ...] = ()
     """Pictures and sounds that came with the result, in words."""
+    interrupted: bool = False
+    """Whether the call began and did not come to its end."""
 
 
 class Notice(Frozen, frozen=True, tag="notice"):

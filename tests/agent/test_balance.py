@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.agent import is_balanced, missing
+from tidegate.agent import is_balanced, missing, not_run
 from tidegate.agent.balance import model_step, tool_step
 from tidegate.values import Message, ToolCall
 
@@ -31,10 +31,10 @@ def test_what_a_cut_off_turn_still_owes_makes_it_whole(rounds: list[int], last: 
     if last:
         rows.append(asking(len(rounds), last))
         rows += [result(len(rounds), index) for index in sorted(answered) if index < last]
-    owed = missing(rows, "Not run.")
+    owed = [(step, not_run(call, "It was stopped.")) for step, call in missing(rows)]
     assert {step for step, _ in owed}.isdisjoint(step for step, _ in rows)
     assert is_balanced([message for _, message in [*rows, *owed]])
-    assert missing([*rows, *owed], "Not run.") == []
+    assert missing([*rows, *owed]) == []
 
 
 def test_a_result_nobody_asked_for_is_no_balance() -> None:

@@ -9,9 +9,11 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, core
+from tests.deeds import Deeds, asking, configured
 from tidegate.agent import is_balanced
 from tidegate.errors import StoreFull, TidegateError
 from tidegate.store import messages
+from tidegate.values import Message
 
 pytestmark = pytest.mark.anyio
 
@@ -37,15 +39,16 @@ class Fault:
 async def test_a_write_that_fails_anywhere_in_a_turn_leaves_the_session_usable(
     home: Path, model: ScriptedModel, number: int
 ) -> None:
-    """L23, B7, P02: whichever write of a turn is refused, what was accepted is answered or told, rows stay in balance,
-    and the next message is taken."""
+    """L23, B7, P02, P05: whichever write of a turn is refused, what was accepted is answered or told, rows stay in
+    balance, what was done is not told as not run, and the next message is taken."""
     fault = Fault(number)
-    async with core(home, model=model, fault=fault) as house:
+    deeds = Deeds()
+    async with asking(home, model, deeds, config=configured(model, mode="autonomous"), fault=fault) as house:
         await house.say("first")
         fault.armed = True
         with anyio.fail_after(WAIT):
             try:
-                accepted = await house.accept("[tool clock {}] second")
+                accepted = await house.accept('[tool push {"what": "it"}] second')
                 await house.door.wait(accepted.turn)
             except TidegateError:
                 accepted = None
@@ -58,8 +61,17 @@ async def test_a_write_that_fails_anywhere_in_a_turn_leaves_the_session_usable(
         assert outcome.text == "third"
         history = await house.store.read(lambda db: messages.history(db, outcome.session))
         assert is_balanced(history)
+        check_deed(deeds, history)
         assert model.stats()["refusals"] == []
         assert house.door.census()["turns_running"] == 0
+
+
+def check_deed(deeds: Deeds, history: list[Message]) -> None:
+    """What was done is never told as not run, nor done twice."""
+    assert len(deeds.done) <= 1
+    for said in history:
+        if said.role == "tool" and deeds.done:
+            assert said.text == "pushed it" or (said.interrupted and "effect is unknown" in said.text), said.text
 
 
 def at_every_step(task: "asyncio.Task[object]", after: int) -> Callable[[], None]:
@@ -80,10 +92,11 @@ def at_every_step(task: "asyncio.Task[object]", after: int) -> Callable[[], None
 
 @pytest.mark.parametrize("after", [1, 2, 3, 5, 8, 12, 17, 23, 30, 40, 60, 90, 140, 200])
 async def test_a_stop_at_any_moment_leaves_the_session_usable(home: Path, model: ScriptedModel, after: int) -> None:
-    """L23, B7, L31: the turn is stopped after n rounds of the loop, wherever that is."""
-    async with core(home, model=model) as house:
+    """L23, B7, L31, P05: the turn is stopped after n rounds of the loop, wherever that is."""
+    deeds = Deeds()
+    async with asking(home, model, deeds, config=configured(model, mode="autonomous")) as house:
         first = await house.say("first")
-        accepted = await house.accept("[tool clock {}] second")
+        accepted = await house.accept('[tool push {"what": "it"}] second')
         for _ in range(after):
             await asyncio.sleep(0)
         await house.door.stop(first.session, ANNA)
@@ -93,6 +106,7 @@ async def test_a_stop_at_any_moment_leaves_the_session_usable(home: Path, model:
         assert third.text == "third"
         history = await house.store.read(lambda db: messages.history(db, first.session))
         assert is_balanced(history)
+        check_deed(deeds, history)
         assert model.stats()["refusals"] == []
         assert not [task for task in asyncio.all_tasks() if accepted.turn in task.get_name()]
 

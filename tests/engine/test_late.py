@@ -1,31 +1,285 @@
-"""What comes in while a session is being ended."""
+"""Messages that their turn did not read: each ends in an answer, or in the transcript with a notice that says why."""
 
+import json
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.core import ANNA, WAIT, core
-from tidegate.store import sessions
+from tests.core import ANNA, WAIT, Core, core
+from tests.deeds import until
+from tidegate.agent import is_balanced
+from tidegate.commands import build
+from tidegate.sessions import changes
+from tidegate.sessions.ending import NotYet, Write
+from tidegate.store import SessionRow, messages, search, sessions
+from tidegate.tools import ToolContext, Toolset, tool
+from tidegate.values import Accepted, Event, MessageAdded, Notice, TurnEnded
 
 pytestmark = pytest.mark.anyio
 
+TOLD = "2 messages are not answered, because the conversation ended first; send them again in a new one."
 
-async def test_steering_that_an_end_overtakes_does_not_keep_the_turn_from_ending(
+
+class Held:
+    """A turn that runs a tool which does not come back, two messages that were steered into it, and two behind it."""
+
+    def __init__(self) -> None:
+        self.runs = anyio.Event()
+        self.goes_on = anyio.Event()
+
+    def options(self, model: ScriptedModel) -> dict[str, Any]:
+        @tool(effect="write", timeout=None)
+        async def wait(ctx: ToolContext) -> str:
+            """Waits."""
+            self.runs.set()
+            await self.goes_on.wait()
+            return "waited"
+
+        return {"model": model, "tools": '"wait"', "toolsets": {"wait": Toolset((wait,))}}
+
+    async def begin(self, house: Core) -> tuple[Accepted, list[Accepted]]:
+        """The turn that runs, and the two that wait."""
+        running = await house.accept("[tool wait {}] [say done]")
+        with anyio.fail_after(WAIT):
+            await self.runs.wait()
+        queued = []
+        for number in (1, 2):
+            assert (await house.accept(f"steered {number}", busy="steer")).turn == running.turn
+            queued.append(await house.accept(f"queued {number}"))
+        return running, queued
+
+
+LATE = ["steered 1", "queued 1", "steered 2", "queued 2"]
+"""In the order in which they were accepted."""
+
+
+async def _new(house: Core, session: str) -> None:
+    await build(house.door).run("/new", principal=ANNA, channel="page", session=session, agent="main")
+
+
+async def _end(house: Core, session: str) -> None:
+    await house.door.end(session, ANNA, "api")
+
+
+async def _delete(house: Core, session: str) -> None:
+    assert not await house.door.delete(session, ANNA), "a hook keeps the rows"
+
+
+async def unready(session: SessionRow) -> Write | None:
+    raise NotYet
+
+
+async def check(house: Core, running: Accepted, queued: list[Accepted]) -> None:
+    """Wherever the senders look."""
+    outcome = await house.door.outcome(running.turn, ANNA)
+    assert outcome.notices == (TOLD,)
+    for accepted in queued:
+        refused = await house.door.outcome(accepted.turn, ANNA)
+        assert refused.state == "refused" and refused.error is not None
+        assert refused.error.code == "session_ended" and "send it again" in refused.error.message
+    rows = (await house.door.transcript(running.session, ANNA)).rows
+    late = [row for row in rows if row.message.unanswered]
+    assert [row.message.text for row in late] == LATE
+    assert list(rows[-4:]) == late and all("not answered" in row.message.aside for row in late)
+    assert [row.turn for row in late] == [running.turn, queued[0].turn, running.turn, queued[1].turn]
+    assert is_balanced([row.message for row in rows])
+    exported = [json.loads(line) async for line in house.door.export(running.session, ANNA)]
+    told = [row["message"]["text"] for row in exported[1:] if row["message"].get("unanswered")]
+    assert told == LATE
+    assert await search.search(house.store, "steered 2", principal=ANNA.id, ended=True) == [running.session]
+
+
+@pytest.mark.parametrize("way", [_new, _end, _delete])
+async def test_what_an_end_leaves_unanswered_is_shown_wherever_its_sender_looks(
+    home: Path, model: ScriptedModel, way: Callable[[Core, str], Awaitable[None]]
+) -> None:
+    """S14, V05, V19, B3: in the turn whose id the sender got, in the transcript, in an export, on the streams, now and
+    after a restart; steered and queued messages alike."""
+    held = Held()
+    told: list[Event] = []
+    async with core(home, hooks={"unready": unready}, **held.options(model)) as house:
+        running, queued = await held.begin(house)
+        log = house.door.live(running.turn)
+        assert log is not None
+
+        async def watch() -> None:
+            async for _, event in house.door.watch(running.session, ANNA):
+                told.append(event)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(watch)
+            await until(lambda: len(told) > 1)
+            await way(house, running.session)
+        added = [event for event in told if isinstance(event, MessageAdded)]
+        assert [event.seq for event in added] == list(range(1, len(added) + 1))
+        assert [event.message.text for event in added if event.message.unanswered] == LATE
+        assert Notice(text=TOLD) in told and Notice(text=TOLD) in log.events
+        last = log.events[-1]
+        assert isinstance(last, TurnEnded) and last.outcome == await house.door.outcome(running.turn, ANNA)
+        await check(house, running, queued)
+    async with core(home, hooks={"unready": unready}, **held.options(model)) as house:
+        if way is not _delete:
+            await check(house, running, queued)
+
+
+async def test_what_waited_without_a_running_turn_is_shown_too(home: Path, model: ScriptedModel) -> None:
+    """S14, V05: nothing ran in the session; its end places what waited at once."""
+    async with core(home, "[limits]\nturns = 1", model=model) as house:
+        running = await house.accept("[hold gate]", name="other")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        waiting = await house.accept("hello")
+        await house.door.end(waiting.session, ANNA, "new")
+        assert (await house.answered(waiting.turn)).state == "refused"
+        [row] = (await house.door.transcript(waiting.session, ANNA)).rows
+        assert (row.message.text, row.message.unanswered, row.turn) == ("hello", True, waiting.turn)
+        model.release("gate")
+        await house.answered(running.turn)
+
+
+async def test_a_crash_between_the_end_and_its_turn_keeps_what_was_said(home: Path, model: ScriptedModel) -> None:
+    """S14, F4, V05: the next start settles the turn, and then the messages stand behind it."""
+    held = Held()
+    async with core(home, drain=None, **held.options(model)) as house:
+        running, queued = await held.begin(house)
+        await house.store.write(sessions.end, running.session, reason="new", hooks=(), now=house.door.clock())
+        rows = (await house.door.transcript(running.session, ANNA)).rows
+        assert not any(row.message.unanswered for row in rows), "the rows of the turn come first"
+    async with core(home, **held.options(model)) as house:
+        await check(house, running, queued)
+
+
+async def test_a_turn_that_answers_although_its_session_ended_leaves_what_it_did_not_read(
     home: Path, model: ScriptedModel
 ) -> None:
-    """S02, S14, B7: the steered message stays untaken in the ended session, and the turn is settled all the same."""
+    """S02, S14, B7: the turn is settled with its answer; the steered message stands behind that."""
     async with core(home, model=model) as house:
         accepted = await house.accept("[hold gate]")
         with anyio.fail_after(WAIT):
             await model.held("gate")
         await house.accept("steered", busy="steer")
-        await house.store.write(
-            lambda db: sessions.end(db, accepted.session, reason="new", hooks=(), now=house.door.clock())
-        )
+        await house.store.write(sessions.end, accepted.session, reason="new", hooks=(), now=house.door.clock())
         model.release("gate")
-        assert (await house.answered(accepted.turn)).state == "answered"
+        outcome = await house.answered(accepted.turn)
+        assert outcome.state == "answered"
+        assert outcome.notices == (TOLD.replace("2 messages are", "1 message is").replace("them", "it"),)
         rows = (await house.door.transcript(accepted.session, ANNA)).rows
-        assert [row.message.text for row in rows if row.message.role == "user"] == ["[hold gate]"]
+        assert [(row.message.role, row.message.unanswered) for row in rows] == [
+            ("user", False),
+            ("assistant", False),
+            ("user", True),
+        ]
         assert house.door.census()["turns_running"] == 0
+
+
+async def test_a_conversation_that_begins_with_such_a_transcript_is_legal_and_its_model_knows(
+    home: Path, model: ScriptedModel
+) -> None:
+    """S14, V16, P02: /resume of the ended session; the provider accepts every request, and the model reads what was
+    not answered."""
+    held = Held()
+    async with core(home, **held.options(model)) as house:
+        running, _ = await held.begin(house)
+        await house.door.end(running.session, ANNA, "new")
+        again, is_new = await changes.resume(house.door, running.session, ANNA)
+        assert is_new
+        outcome = await house.say("[say welcome back]", name=None, session=again)
+        assert outcome.text == "welcome back"
+        said = json.dumps(house.requests()[-1]["messages"])
+        assert all(text in said for text in LATE) and said.count(messages.ENDED_FIRST) == len(LATE)
+        assert model.stats()["refusals"] == []
+
+
+async def _stop(house: Core, accepted: Accepted, held: Held) -> None:
+    await house.door.stop(accepted.session, ANNA)
+
+
+async def _interrupt(house: Core, accepted: Accepted, held: Held) -> None:
+    await house.accept("[say newer]", busy="interrupt")
+
+
+async def _time_over(house: Core, accepted: Accepted, held: Held) -> None:
+    live = house.door.engine.running(accepted.session)
+    assert live is not None
+    live.expire()
+
+
+@pytest.mark.parametrize("way", [_stop, _interrupt, _time_over])
+async def test_in_a_session_that_goes_on_the_next_turn_answers_and_the_first_says_which(
+    home: Path, model: ScriptedModel, way: Callable[[Core, Accepted, Held], Awaitable[None]]
+) -> None:
+    """S14, S13, B7: whoever asks for the turn that it was steered into learns where its answer is."""
+    held = Held()
+    async with core(home, **held.options(model)) as house:
+        accepted = await house.accept("[tool wait {}] [say done]")
+        with anyio.fail_after(WAIT):
+            await held.runs.wait()
+        await house.accept("[say to you too] steered", busy="steer")
+        await way(house, accepted, held)
+        outcome = await house.answered(accepted.turn)
+        await check_spilled(house, accepted, outcome.notices)
+
+
+async def check_spilled(house: Core, accepted: Accepted, notices: tuple[str, ...]) -> None:
+    [notice] = notices
+    turn = notice.removesuffix(".").split()[-1]
+    assert notice == f"1 message came too late for this turn and is answered next, by turn {turn}."
+    assert (await house.door.outcome(accepted.turn, ANNA)).notices == notices
+    assert (await house.answered(turn)).text == "to you too"
+    rows = (await house.door.transcript(accepted.session, ANNA)).rows
+    said = [row for row in rows if row.message.text.endswith("steered")]
+    assert [row.turn for row in said] == [turn] and not any(row.message.unanswered for row in rows)
+
+
+async def test_what_was_steered_into_a_turn_that_is_given_up_is_answered_at_once(
+    home: Path, model: ScriptedModel
+) -> None:
+    """S14, S17, F4: the start that gives the turn up begins the next one, without waiting for a timer."""
+    held = Held()
+    options = held.options(model)
+    async with core(home, "[limits]\nresumes = 0", drain=None, **options) as house:
+        accepted = await house.accept("[tool wait {}] [say done]")
+        with anyio.fail_after(WAIT):
+            await held.runs.wait()
+        await house.accept("[say to you too] steered", busy="steer")
+    async with core(home, "[limits]\nresumes = 0", **options) as house:
+        outcome = await house.door.outcome(accepted.turn, ANNA)
+        assert outcome.state == "failed"
+        await check_spilled(house, accepted, outcome.notices)
+
+
+async def test_what_was_steered_too_late_into_a_one_shot_call_is_told_with_its_answer(
+    home: Path, model: ScriptedModel
+) -> None:
+    """S14, V18: such a session is over with its turn; its caller is told, and nothing else is worked there."""
+    async with core(home, model=model) as house:
+        accepted = await house.accept("[hold gate] [say once]", name=None)
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        late = await house.accept("and?", name=None, session=accepted.session, busy="steer")
+        assert (late.how, late.turn) == ("steered", accepted.turn)
+        model.release("gate")
+        outcome = await house.answered(accepted.turn)
+        assert outcome.text == "once" and outcome.notices[0].startswith("1 message is not answered")
+        assert await house.store.read(sessions.get, accepted.session) is None
+        assert len(house.requests()) == 1
+
+
+async def test_a_message_that_its_sender_withdrew_stays_out_of_the_transcript(home: Path, model: ScriptedModel) -> None:
+    """S13, L21: also when the session ends later."""
+    async with core(home, model=model) as house:
+        running = await house.accept("[hold gate] one")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        gone = await house.accept("two")
+        house.door.engine.interrupt(gone.turn, "because its caller went away", abandoned=True)
+        assert (await house.answered(gone.turn)).state == "stopped"
+        model.release("gate")
+        await house.answered(running.turn)
+        await house.door.end(running.session, ANNA, "new")
+        rows = (await house.door.transcript(running.session, ANNA)).rows
+        assert [row.message.text for row in rows if row.message.role == "user"] == ["[hold gate] one"]

@@ -178,6 +178,24 @@ def test_a_message_can_join_the_answer(page: Page) -> None:
     assert mine(page) == ["slow one two three four five six", "say joined"]
 
 
+def test_an_ended_conversation_shows_what_was_interrupted_and_what_was_not_answered(page: Page) -> None:
+    """P05, S14: a tool that was under way, and a message that came too late, each say so."""
+    send(page, "run sleep 100000")
+    expect(page.locator(".tool-state")).to_have_text("running")
+    address_of_conversation(page)
+    conversation = page.url
+    page.locator("#busy").select_option("steer")
+    send(page, "say joined")
+    expect(page.locator(".pending .ack")).to_contain_text("Joins the running answer")
+    send(page, "/new")
+    expect(page.locator(".mine")).to_have_count(0)
+    page.goto(conversation)
+    expect(page.locator(".mine .plain")).to_have_text(["run sleep 100000", "say joined"])
+    expect(page.locator(".tool-state")).to_have_text("interrupted")
+    expect(page.locator(".mine .finish")).to_contain_text("Not answered: the conversation ended first.")
+    expect(page.locator(".pending")).to_have_count(0)
+
+
 def test_what_goes_on_in_the_second_column_of_a_reply_stays_there(page: Page, visit: Visit) -> None:
     """A line that begins with spaces belongs under the one before it."""
     say(page, "say a thing")

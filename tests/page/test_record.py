@@ -73,6 +73,14 @@ def test_a_failed_turn_leaves_its_unfinished_text_and_one_sentence(page_of_recor
     assert record["running"] is None
 
 
+def test_a_tool_that_was_interrupted_is_not_told_as_failed(page_of_record: Page) -> None:
+    """P05: its effect is unknown, which is another thing."""
+    started = {"type": "tool_started", "call_id": "c", "name": "clock", "arguments": "{}"}
+    ended = {"type": "tool_ended", "call_id": "c", "name": "clock", "excerpt": "no", "failed": True}
+    for more, state in (({}, "failed"), ({"interrupted": True}, "interrupted")):
+        assert walk(page_of_record, [STARTED, started, {**ended, **more}])["live"]["c"]["state"] == state
+
+
 def test_an_unknown_event_changes_nothing(page_of_record: Page) -> None:
     """A newer gateway may tell more."""
     assert walk(page_of_record, [*TURN, {"type": "later"}]) == walk(page_of_record, TURN)

@@ -157,7 +157,7 @@ async def test_in_mid_turn_the_turn_is_over_before_the_hook_looks(home: Path, mo
             await go(house, running.session)
         assert told == {running.turn: "stopped", waiting.turn: "refused"}
         roles = [role for _, role, _ in await diary_of(house, running.session)]
-        assert roles == ["user", "assistant", "tool", "assistant"]
+        assert roles == ["user", "assistant", "tool", "assistant", "user"]
         assert not any(house.door.census().values())
         if way == "delete":
             with pytest.raises(NotFound):

@@ -104,7 +104,8 @@ async def _delete(house: Core, session: str) -> None:
 async def test_stopped_at_any_point_it_leaves_nothing(
     home: Path, model: ScriptedModel, way: Callable[[Core, str], Awaitable[None]], places: int, stride: int
 ) -> None:
-    """L04, L08, B3, F5: the census is back at its baseline, and no row is there that was not before."""
+    """L04, L08, B3, F5, P05: a task that has done something is not told as not run; the census is back at its baseline,
+    and no row is there that was not before."""
     deeds = Deeds()
     toml = TOML.format(places=places)
     async with delegating(home, model, toml=toml, toolsets=deeds.toolsets()) as house:
@@ -120,6 +121,10 @@ async def test_stopped_at_any_point_it_leaves_nothing(
             assert deeds.open == 0
             if outcome is not None:
                 assert outcome.state in ("stopped", "answered")
+                told = {row.step: row.message.text for row in await house.store.read(messages.journal, accepted.turn)}
+                for number, what in enumerate("ab"):
+                    assert not deeds.done[what] or not told[f"tool-0-{number}"].startswith("Not run"), count
+                deeds.done.clear()
                 await house.door.delete(accepted.session, ANNA)
             await still(house)
             assert house.door.census() == baseline, count

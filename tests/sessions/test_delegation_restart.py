@@ -163,7 +163,8 @@ async def test_a_task_that_failed_before_a_crash_is_not_tried_again(home: Path, 
         await house.store.write(lambda db: db.execute("DELETE FROM messages WHERE step = 'tool-0-0'"))
         await house.store.write(
             lambda db: db.execute(
-                "INSERT OR IGNORE INTO intents VALUES(?, 'tool-0-0', 'delegate', 1)", (accepted.turn,)
+                "INSERT OR IGNORE INTO intents(turn, step, tool, at) VALUES(?, 'tool-0-0', 'delegate', 1)",
+                (accepted.turn,),
             )
         )
         asked = model.counts["requests"]

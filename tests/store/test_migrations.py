@@ -12,8 +12,10 @@ from tests.store.making import OWNER, count
 from tidegate.errors import StoreFailed
 from tidegate.store import (
     Db,
+    IntentRow,
     Store,
     approvals,
+    intents,
     messages,
     migrations,
     principals,
@@ -220,3 +222,18 @@ async def test_what_was_used_before_there_were_prices_is_still_known(tmp_path: P
         assert turn is not None and (turn.job, turn.usage) == ("", Usage(input=7, cached=3, output=2))
         await store.write(turns.take, "t_2", 2.0)
         assert await store.integrity() == []
+
+
+def as_of_six(path: Path) -> None:
+    """A file of the sixth format, with a call that had begun."""
+    with contextlib.closing(apsw.Connection(str(path))) as db:
+        make_old(db, 6)
+        db.execute("INSERT INTO intents(turn, step, tool, at) VALUES('t_1', 'tool-0-0', 'clock', 1)")
+
+
+async def test_a_call_that_had_begun_before_intents_said_more_counts_as_one_with_effects(tmp_path: Path) -> None:
+    """P05, L18: whether it may be run again, its tool decides."""
+    path = tmp_path / "tidegate.db"
+    await anyio.to_thread.run_sync(as_of_six, path)
+    async with Store.open(path) as store:
+        assert await store.read(intents.open_of, "t_1") == {"tool-0-0": IntentRow("clock", False, None)}

@@ -4,7 +4,7 @@ import pytest
 
 from tests.store.making import OWNER, count, new_session, new_turn
 from tidegate.errors import Conflict
-from tidegate.store import Store, intents, outbox, principals, receipts, settings
+from tidegate.store import IntentRow, Store, intents, outbox, principals, receipts, settings
 from tidegate.values import Outcome, Receipt
 
 pytestmark = pytest.mark.anyio
@@ -126,8 +126,12 @@ async def test_an_intent_stays_open_until_its_result_and_cannot_begin_twice(stor
     await store.write(intents.begin, "t_1", "tool-0-0", "write_file", 1.0)
     with pytest.raises(Conflict):
         await store.write(intents.begin, "t_1", "tool-0-0", "write_file", 2.0)
-    assert await store.read(intents.open_of, "t_1") == {"tool-0-0": "write_file"}
+    await store.write(intents.begin, "t_1", "tool-0-1", "clock", 1.0, read_only=True, repeatable=True)
+    writing, reading = IntentRow("write_file", False, False), IntentRow("clock", True, True)
+    assert await store.read(intents.open_of, "t_1") == {"tool-0-0": writing, "tool-0-1": reading}
     await store.write(intents.clear, "t_1", "tool-0-0")
+    assert await store.read(intents.open_of, "t_1") == {"tool-0-1": reading}
+    await store.write(intents.clear_turn, "t_1")
     assert await store.read(intents.open_of, "t_1") == {}
 
 

@@ -198,7 +198,7 @@ async def test_what_a_model_does_not_see_leaves_the_version_alone(store: Store) 
 
 async def test_an_end_happens_once_with_everything_that_dies_with_the_session(store: Store) -> None:
     """B3, B5, B6, S01, S02: settings gone, questions cancelled, waiting turns refused, hooks owed; the transcript
-    stays."""
+    stays, and what waited stands at its end as unanswered."""
     await store.write(new_session, "s_1", name="work")
     await store.write(whole_turn, "s_1", "t_1", "hello")
     await store.write(furnish, "s_1", "t_1")
@@ -213,8 +213,9 @@ async def test_an_end_happens_once_with_everything_that_dies_with_the_session(st
     refused = await store.read(turns.get, "t_2")
     assert refused is not None and refused.state == "refused"
     assert refused.error is not None and refused.error.code == "session_ended"
-    assert await store.read(messages.untaken, "t_2") == 1
-    assert len(await store.read(messages.page, "s_1")) == 2
+    *_, last = await store.read(messages.page, "s_1")
+    assert (last.turn, last.seq, last.message.text, last.message.unanswered) == ("t_2", 3, "too late", True)
+    assert await store.read(messages.untaken, "t_2") == 0
     assert await store.read(endings.pending) == [("s_1", "memory"), ("s_1", "trash")]
     assert await store.write(endings.done, "s_1", "memory", 7.0)
     assert not await store.write(endings.done, "s_1", "memory", 8.0)

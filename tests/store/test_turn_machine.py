@@ -39,6 +39,8 @@ class Turns(RuleBasedStateMachine):
         self.made = 0
         self.accepted: dict[str, str] = {}
         self.placed: set[str] = set()
+        self.withdrawn: set[str] = set()
+        self.unanswered: set[str] = set()
         self.states: dict[str, str] = {}
         self.session_of: dict[str, str] = {}
         self.ended: set[str] = set()
@@ -151,7 +153,11 @@ class Turns(RuleBasedStateMachine):
             self.accepted |= dict.fromkeys(late, successor)
         assert turns.settle(self.db, turn, state=state, now=self.tick())
         assert not turns.settle(self.db, turn, state="failed", now=self.tick())
+        self.withdrawn |= set(late) if self.states[turn] == "queued" else set()
         self.states[turn] = state
+        if session in self.ended:
+            messages.close_inbox(self.db, session)
+            self.close(session)
 
     @precondition(lambda self: len(self.ended) < len(SESSIONS))
     @rule(data=st.data())
@@ -163,13 +169,28 @@ class Turns(RuleBasedStateMachine):
         for turn, state in self.states.items():
             if self.session_of[turn] == session and state == "queued":
                 self.states[turn] = "refused"
+        self.close(session)
+
+    def close(self, session: str) -> None:
+        """An ended session in which nothing runs any more has no message left that waits, unless it was withdrawn."""
+        mine = {turn for turn, its in self.session_of.items() if its == session}
+        if any(self.states[turn] == "running" for turn in mine):
+            return
+        waiting = {text for text, turn in self.accepted.items() if turn in mine} - self.placed - self.withdrawn
+        self.placed |= waiting
+        self.unanswered |= waiting
 
     @invariant()
     def every_accepted_message_is_in_exactly_one_place(self) -> None:
         rows = list(self.db.execute("SELECT turn, seq, body, packed FROM messages WHERE role = 'user'"))
-        found = {unpack(body, packed).text: (turn, seq is not None) for turn, seq, body, packed in rows}
+        found = {
+            message.text: (turn, seq is not None, message.unanswered)
+            for turn, seq, message in ((turn, seq, unpack(body, packed)) for turn, seq, body, packed in rows)
+        }
         assert len(rows) == len(found)
-        assert found == {text: (turn, text in self.placed) for text, turn in self.accepted.items()}
+        assert found == {
+            text: (turn, text in self.placed, text in self.unanswered) for text, turn in self.accepted.items()
+        }
 
     @invariant()
     def places_are_whole_and_turns_agree(self) -> None:
@@ -188,7 +209,8 @@ class Turns(RuleBasedStateMachine):
 
 
 def test_every_accepted_message_appears_exactly_once_whatever_happens() -> None:
-    """F4, S14, S02: each is waiting, taken by one turn, or refused with it; an ended session takes nothing more."""
+    """F4, S14, S02: each is waiting, taken by one turn, withdrawn, or in the transcript as unanswered; an ended session
+    takes nothing more."""
     run_state_machine_as_test(Turns, settings=settings(max_examples=25, stateful_step_count=40, deadline=None))
 
 

@@ -4,10 +4,10 @@ Everything here is written against `Turn`, so that the same loop runs in this pr
 """
 
 from tidegate.agent.asking import Budget, Payer, Purse
-from tidegate.agent.balance import in_call_order, is_balanced, missing
+from tidegate.agent.balance import in_call_order, interrupted, is_balanced, missing, not_run
 from tidegate.agent.conversation import Conversation, weigh
 from tidegate.agent.errand import Errand, run_errand
-from tidegate.agent.hands import Equipment, Hands, Permits
+from tidegate.agent.hands import Equipment, Hands, Permits, tool_ended
 from tidegate.agent.loop import Bounds, run
 from tidegate.agent.mind import Care, Mind, Remedy
 from tidegate.agent.prompt import EXTRA, PROMPT, freeze, part_of
@@ -34,10 +34,13 @@ __all__ = [
     "Turn",
     "freeze",
     "in_call_order",
+    "interrupted",
     "is_balanced",
     "missing",
+    "not_run",
     "part_of",
     "run",
     "run_errand",
+    "tool_ended",
     "weigh",
 ]

@@ -1,12 +1,13 @@
-"""Tool calls and results in balance, whatever happened.
+"""Tool calls and their results in balance, whichever way a turn ends.
 
-Guarantee: `missing` names exactly the results that a turn's rows still owe, so that an engine which ends a turn early
-(stop, error, exhausted resume budget) can commit them with its end and no provider ever sees an orphan.
+`missing` names exactly the calls of a turn that have no result yet, so that an engine which ends the turn early can
+commit a result for each of them and no provider ever sees an orphan. Such a result says what is known: `not_run` when
+the call never began, `interrupted` when it did.
 """
 
 from collections.abc import Iterable, Sequence
 
-from tidegate.values import Message
+from tidegate.values import Message, ToolCall
 
 _MODEL = "model-"
 
@@ -20,8 +21,8 @@ def tool_step(number: int, index: int) -> str:
     return f"tool-{number}-{index}"
 
 
-def missing(rows: Iterable[tuple[str, Message]], text: str) -> list[tuple[str, Message]]:
-    """(step, message) for every call of these rows that has no result, in order; `text` tells the model why."""
+def missing(rows: Iterable[tuple[str, Message]]) -> list[tuple[str, ToolCall]]:
+    """(step, call) for every call of these rows that has no result, in order."""
     recorded: set[str] = set()
     asked: list[tuple[int, Message]] = []
     for step, message in rows:
@@ -29,11 +30,25 @@ def missing(rows: Iterable[tuple[str, Message]], text: str) -> list[tuple[str, M
         if step.startswith(_MODEL) and message.calls:  # calls in messages that the caller gave are answered there
             asked.append((int(step.removeprefix(_MODEL)), message))
     return [
-        (tool_step(number, index), Message(role="tool", call_id=call.id, name=call.name, text=text, failed=True))
+        (tool_step(number, index), call)
         for number, message in asked
         for index, call in enumerate(message.calls)
         if tool_step(number, index) not in recorded
     ]
+
+
+def not_run(call: ToolCall, why: str) -> Message:
+    """The result of a call that did not begin. `why` is a sentence."""
+    return Message(role="tool", call_id=call.id, name=call.name, text=f"Not run: {why}", failed=True)
+
+
+def interrupted(call: ToolCall, why: str, *, read_only: bool) -> Message:
+    """The result of a call that began and did not come to its end. `why` is a sentence."""
+    if read_only:
+        text = f"Interrupted before it finished. {why}"
+    else:
+        text = f"Interrupted: its effect is unknown, and it was not run again. {why}"
+    return Message(role="tool", call_id=call.id, name=call.name, text=text, failed=True, interrupted=True)
 
 
 def in_call_order(messages: Iterable[Message]) -> list[Message]:

@@ -1,9 +1,10 @@
 """The tool calls of a turn: permitted, run, bounded, told.
 
 Guarantee: a call runs only after it was permitted, this exact call and no other, and after its intent was committed. It
-runs inside the turn: when the turn is stopped, so is the tool, and its deadline is kept here. Whatever it does, its
-result is one message within the bounds: what is longer lies in the spool, and the message says where. Neighbours that
-allow it run side by side; the results stand in the order of the calls.
+runs inside the turn: when the turn is stopped, so is the tool, and its deadline is kept here. A call that did not come
+to its own end is recorded as interrupted, and unless it only reads its effect is unknown. Whatever it does, its result
+is one message within the bounds: what is longer lies in the spool, and the message says where. Neighbours that allow it
+run side by side; the results stand in the order of the calls.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from typing import NamedTuple, Protocol
 import anyio
 import msgspec
 
-from tidegate.agent.balance import tool_step
+from tidegate.agent.balance import interrupted, tool_step
 from tidegate.agent.progress import Progress
 from tidegate.agent.turn import EXCERPT_CHARACTERS, Effect, Parked, Turn
 from tidegate.errors import ToolFailed, TurnFailed
@@ -25,7 +26,7 @@ from tidegate.values import Message, ToolCall, ToolEnded, ToolStarted
 
 log = Log(__name__)
 
-LOST = "Interrupted: the gateway stopped while this ran, so its effect is unknown. It was not run again."
+GATEWAY_STOPPED = "The gateway stopped while it ran."
 
 
 class Permits(Protocol):
@@ -94,31 +95,33 @@ class Hands:
     async def _use(self, step: str, call: ToolCall) -> Message:
         tool = self._tools.get(call.name)
         self._turn.emit(ToolStarted(call_id=call.id, name=call.name, arguments=call.arguments[:EXCERPT_CHARACTERS]))
-        if tool is None:
-            message = await self._turn.step(step, lambda: _unknown(call))
-        else:
-            message = await self._turn.step(
-                step, lambda: self._run(step, tool, call), effect=self._effect(step, tool, call)
-            )
-            await self._permits.withdraw(self._turn, step, lost=message.text == LOST)
-        excerpt = message.text[:EXCERPT_CHARACTERS]
-        media = tuple(each.words for each in message.media)
-        self._turn.emit(ToolEnded(call_id=call.id, name=call.name, excerpt=excerpt, failed=message.failed, media=media))
+        message = await self._turn.step(
+            step, lambda: self._run(step, tool, call), effect=self._effect(step, tool, call)
+        )
+        await self._permits.withdraw(self._turn, step, lost=message.interrupted)
+        self._turn.emit(tool_ended(message))
         return message
 
-    def _effect(self, step: str, tool: Tool, call: ToolCall) -> Effect:
+    def _effect(self, step: str, tool: Tool | None, call: ToolCall) -> Effect:
+        """A tool that is not here is refused; if it began in an earlier process that had it, it was interrupted."""
+
         async def refused() -> Message | None:
-            why = await self._permits.permit(self._turn, step, tool, call)
+            if tool is None:
+                why: str | None = f"There is no tool named {call.name!r} here."
+            else:
+                why = await self._permits.permit(self._turn, step, tool, call)
             return None if why is None else _result(call, Result(text=why, failed=True))
 
         return Effect(
-            tool=tool.name,
-            repeatable=tool.repeatable,
-            lost=_result(call, Result(text=LOST, failed=True)),
+            tool=call.name,
+            read_only=tool is not None and tool.read_only,
+            repeatable=tool is not None and tool.repeatable,
+            interrupted=lambda read_only: interrupted(call, GATEWAY_STOPPED, read_only=read_only),
             refused=refused,
         )
 
-    async def _run(self, step: str, tool: Tool, call: ToolCall) -> Message:
+    async def _run(self, step: str, tool: Tool | None, call: ToolCall) -> Message:
+        assert tool is not None, "a tool that is not here is refused before it is run"
         with Progress(self._turn, call) as progress:
             context = msgspec.structs.replace(
                 self._context,
@@ -128,16 +131,18 @@ class Hands:
                 ask=partial(self._permits.ask, self._turn, step),
             )
             result = await self._outcome(tool, context, call)
+        if isinstance(result, Message):
+            return result
         text = await context.spool.text(tool.name, result.text, max_bytes=tool.output_bytes)
         return _result(call, msgspec.structs.replace(result, text=text))
 
-    async def _outcome(self, tool: Tool, context: ToolContext, call: ToolCall) -> Result:
+    async def _outcome(self, tool: Tool, context: ToolContext, call: ToolCall) -> Result | Message:
+        """What the tool said; or the message that says how it was cut short, if it did not come to its own end."""
         try:
-            with anyio.fail_after(tool.timeout):
+            with anyio.move_on_after(tool.timeout):
                 given = await tool.run(context, call.arguments)
-            return given if isinstance(given, Result) else Result(text=given)
-        except TimeoutError:
-            return Result(text=f"{call.name} did not finish within {tool.timeout:g} s and was stopped.", failed=True)
+                return given if isinstance(given, Result) else Result(text=given)
+            return _cut_short(tool, call, f"{call.name} did not finish within {tool.timeout:g} s and was stopped.")
         except ToolFailed as error:
             return Result(text=error.message, failed=True)
         except (TurnFailed, Parked):
@@ -147,11 +152,26 @@ class Hands:
                 raise  # the turn is being stopped; otherwise something that the tool waited for was cancelled
             log.exception("a tool broke", tool=call.name, session=self._turn.session, turn=self._turn.id)
             broke = f"{call.name} broke ({type(error).__name__}); the operator's log says more."
-            return Result(text=broke, failed=True)
+            return _cut_short(tool, call, broke)
 
 
-async def _unknown(call: ToolCall) -> Message:
-    return _result(call, Result(text=f"There is no tool named {call.name!r} here.", failed=True))
+def tool_ended(result: Message) -> ToolEnded:
+    """The event that tells of this result."""
+    return ToolEnded(
+        call_id=result.call_id,
+        name=result.name,
+        excerpt=result.text[:EXCERPT_CHARACTERS],
+        failed=result.failed,
+        media=tuple(each.words for each in result.media),
+        interrupted=result.interrupted,
+    )
+
+
+def _cut_short(tool: Tool, call: ToolCall, why: str) -> Message:
+    """A tool that only reads has failed; of any other the effect is unknown."""
+    if tool.read_only:
+        return _result(call, Result(text=why, failed=True))
+    return interrupted(call, why, read_only=False)
 
 
 def _result(call: ToolCall, result: Result) -> Message:

@@ -27,14 +27,16 @@ class Effect(Frozen, frozen=True):
     """What a step does to the world, declared before it is done.
 
     The intent is committed before the step runs. If a crash leaves an intent without a result, a `repeatable` step is
-    run again and any other gets `lost` as its result, never a second run. `refused` is asked before the intent is
-    committed, and may take days: what it gives is the result, and the step is not run.
+    run again; any other is never run twice, and its result is what `interrupted` gives, which is told whether the step
+    was read-only when it began. `refused` is asked before the intent is committed, and may take days: what it gives is
+    the result, and the step is not run.
     """
 
     tool: str
+    read_only: bool
     repeatable: bool
-    lost: Message
-    refused: Callable[[], Awaitable[Message | None]] | None = None
+    interrupted: Callable[[bool], Message]
+    refused: Callable[[], Awaitable[Message | None]]
 
 
 class Turn(Protocol):

@@ -110,6 +110,8 @@ def _said(message: dict[str, Any]) -> str:
         lines.append(plain(message["text"]))
     lines += [plain(msgspec.convert(media, Media).words) for media in message.get("media", ())]
     lines += [f"→ {plain(call['name'])} {plain(call['arguments'])}" for call in message.get("calls", ())]
+    if message.get("unanswered"):
+        lines.append("(not answered: the conversation ended first)")
     return "\n".join(lines)
 
 

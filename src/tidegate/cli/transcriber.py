@@ -114,7 +114,7 @@ class Follower:
         elif kind == "tool_ended":
             self._put_out.pop(event["call_id"], None)
             if event.get("failed"):
-                self._note(f"{event['name']} failed: {event['excerpt']}")
+                self._note(_failure(event, event["excerpt"]))
             for words in event.get("media", ()):
                 self._note(words)
         elif kind == "notice":
@@ -164,7 +164,7 @@ class Follower:
             for call in message.get("calls", ()):
                 self._note(f"{call['name']} {call['arguments'][:_EXCERPT_CHARACTERS]}")
             if message["role"] == "tool" and message.get("failed"):
-                self._note(f"{message['name']} failed: {message['text'][:_EXCERPT_CHARACTERS]}")
+                self._note(_failure(message, message["text"][:_EXCERPT_CHARACTERS]))
 
     def _ended(self, outcome: dict[str, Any]) -> bool:
         text, state = outcome.get("text", ""), outcome["state"]
@@ -182,3 +182,8 @@ class Follower:
         elif error:
             print(plain(f"tidegate: {error['message']}"), file=sys.stderr)
         return state in ("answered", "stopped")
+
+
+def _failure(told: dict[str, Any], text: str) -> str:
+    """One line about a call that failed; the text of an interrupted one says itself what happened."""
+    return f"{told['name']}: {text}" if told.get("interrupted") else f"{told['name']} failed: {text}"

@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 import anyio
 
-from tidegate.agent import Parked
+from tidegate.agent import Parked, tool_ended
 from tidegate.engine import held
 from tidegate.engine.failures import describe
 from tidegate.engine.interface import Engine
@@ -34,8 +34,6 @@ from tidegate.values import Event, Failure, Frozen, MessageAdded, Notice, Outcom
 
 log = Log(__name__)
 
-
-ENDED = "the session has ended; send them to a new one."
 
 TASK_OF_NONE = "because the turn that gave it its task has ended"
 
@@ -368,10 +366,14 @@ class EmbeddedEngine(Engine):
             self.submit(live.session, settled.spilled)
         if live.log.closed:
             return  # its readers were told that it could not be stored
+        running = live.log.running_calls() if outcome.state != "answered" else frozenset()
         for row in settled.rows:
             live.log.append(MessageAdded(seq=row.seq or 0, message=slim(row.message)))
-        if settled.refused:
-            live.log.append(Notice(text=f"{settled.refused} of the messages said into it came too late: {ENDED}"))
+            if row.message.call_id in running:
+                live.log.append(tool_ended(row.message))
+        for text in outcome.notices:
+            if text not in live.notices:
+                live.log.append(Notice(text=text))
         live.log.append(TurnEnded(outcome=outcome))
 
     async def _work(self, record: Present, live: Live) -> None:
@@ -467,7 +469,7 @@ class EmbeddedEngine(Engine):
             bill_to(begun.taken.turn, begun.taken.session),
             incoming=tuple(message for _, message in begun.incoming),
             recorded=begun.recorded,
-            lost=begun.lost,
+            begun=begun.intents,
             parking=lambda: self.parking,
             away=lambda: self._absent(live),
             clock=self._clock,
@@ -513,9 +515,14 @@ class EmbeddedEngine(Engine):
 
     async def give_up(self, turn: TurnRow, session: SessionRow, failure: Failure) -> bool:
         """Settle a turn that will not be resumed; False when it has ended meanwhile."""
+
+        def then(settled: Settled) -> None:
+            if settled.spilled is not None:
+                self.submit(session.id, settled.spilled)
+
         ending = given_up(turn, session, failure, await self._store.read(turns.tally, turn.id))
         try:
-            await self._store.write(settle, ending, self._clock())
+            await self._store.write_then(then, settle, ending, self._clock())
         except Conflict:
             return False
         return True

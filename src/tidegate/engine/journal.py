@@ -5,7 +5,7 @@ of a step with an effect is committed before it runs, and an intent without a ro
 repeatable. The row that ends the turn is kept back and committed together with the end (`tail`).
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
@@ -14,7 +14,7 @@ import msgspec
 from tidegate.agent import EXCERPT_CHARACTERS, Effect, Parked
 from tidegate.engine.live import Live
 from tidegate.errors import StoreFailed
-from tidegate.store import Db, MessageRow, Store, intents, messages, turns, usage
+from tidegate.store import Db, IntentRow, MessageRow, Store, intents, messages, turns, usage
 from tidegate.values import Event, Frozen, Message, MessageAdded, ToolCall, Usage
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ class Journal:
         *,
         incoming: tuple[Message, ...],
         recorded: Sequence[MessageRow],
-        lost: frozenset[str],
+        begun: Mapping[str, IntentRow],
         parking: Callable[[], bool],
         away: Callable[[], AbstractContextManager[None]],
         clock: Callable[[], float],
@@ -108,7 +108,7 @@ class Journal:
         self._store = store
         self._billing = billing
         self._recorded = {row.step: row.message for row in recorded if row.step}
-        self._lost = lost
+        self._begun = begun
         self._parking = parking
         self._away = away
         self._clock = clock
@@ -159,15 +159,25 @@ class Journal:
         return message
 
     async def _make(self, name: str, make: Callable[[], Awaitable[Message]], effect: Effect | None) -> Message:
-        """The step itself, its intent before it. What had begun and was lost is not asked about again."""
+        """The step itself, its intent before it. A step that an earlier process began is not asked about again; it is
+        run again only if both that process and this one call it repeatable."""
         if effect is None:
             return await make()
-        if name not in self._lost:
-            if effect.refused is not None and (refusal := await effect.refused()) is not None:
+        intent = self._begun.get(name)
+        if intent is None:
+            if (refusal := await effect.refused()) is not None:
                 return refusal
-            await self._store.write(intents.begin, self.id, name, effect.tool, self._clock())
-        elif not effect.repeatable:
-            return effect.lost
+            await self._store.write(
+                intents.begin,
+                self.id,
+                name,
+                effect.tool,
+                self._clock(),
+                read_only=effect.read_only,
+                repeatable=effect.repeatable,
+            )
+        elif not effect.repeatable or intent.repeatable is False:
+            return effect.interrupted(intent.read_only)
         return await make()
 
     def conclude(self, answer: Message, calls: tuple[ToolCall, ...]) -> Message:

@@ -10,7 +10,17 @@ import asyncio
 from collections.abc import AsyncGenerator
 from sys import getsizeof
 
-from tidegate.values import Asked, Event, MessageAdded, Notice, TextDelta, ToolProgress, TurnEnded
+from tidegate.values import (
+    Asked,
+    Event,
+    MessageAdded,
+    Notice,
+    TextDelta,
+    ToolEnded,
+    ToolProgress,
+    ToolStarted,
+    TurnEnded,
+)
 
 FOLD_FROM = 512
 """Events before the first folding: most answers never reach it, and below it folding would save nothing."""
@@ -106,6 +116,16 @@ class TurnLog:
             elif not isinstance(event, Notice):
                 break
         return "".join(reversed(pieces))
+
+    def running_calls(self) -> frozenset[str]:
+        """The ids of the tool calls that were told to start and not to end."""
+        running: set[str] = set()
+        for event in self.events:
+            if isinstance(event, ToolStarted):
+                running.add(event.call_id)
+            elif isinstance(event, ToolEnded):
+                running.discard(event.call_id)
+        return frozenset(running)
 
     def _wake(self) -> None:
         for reader in self._readers:

@@ -1,12 +1,16 @@
 """The end of a turn, in one transaction.
 
-Guarantee: when it commits, the turn has its final state and its answer, every tool call in its rows has a result, what
-was steered into it too late has become a turn of its own, and an ephemeral session is gone but for its usage and the
-outcome kept under its receipts. Of the tasks that it gave nothing is left but what they used, which is counted to it,
-and to whoever gave it its own task. When it does not commit, the turn is still running and goes on at the next start.
+When it commits, the turn has its final state and its answer, and every tool call in its rows has a result: a call that
+began and left none was interrupted, whatever ended the turn; only a call without an intent was not run. A message that
+was steered into it too late has become a turn of its own; in a session that is over it stands in the transcript, marked
+as unanswered, and the turn's notices say so. An ephemeral session is gone but for its usage and the outcome kept under
+its receipts. Tasks that the turn gave leave only their usage, which is counted to it and to the turns it is within.
+When it does not commit, the turn is still running and goes on at the next start.
 """
 
-from tidegate.agent import missing
+from collections.abc import Iterator
+
+from tidegate.agent import interrupted, missing, not_run
 from tidegate.engine.journal import Billing, bill, commit_row
 from tidegate.errors import Conflict
 from tidegate.store import Db, MessageRow, approvals, intents, messages, receipts, sessions, turns
@@ -28,7 +32,6 @@ class Ending(Frozen, frozen=True):
     tail: tuple[tuple[str, Message], ...] = ()
     concluded: Message | None = None
     """The answer, where it is committed already: its calls are those that are left to the caller."""
-    unanswered: str = "Not run: the turn ended first."
     error: Failure | None = None
     usage: Usage = Usage()
     steps: int = 0
@@ -48,19 +51,16 @@ class Settled(Frozen, frozen=True):
     rows: tuple[MessageRow, ...] = ()
     spilled: str | None = None
     """The turn that late steering became."""
-    refused: int = 0
-    """Messages steered into it that nobody will take, because the session has ended."""
     version: int = -1
     """The session's version now, by which a resident knows whether it is up to date; -1 when there is none."""
 
 
 def settle(db: Db, ending: Ending, now: float) -> Settled:
-    outcome = _outcome(ending, now)
     first = turns.settle(
         db,
         ending.turn,
         state=ending.state,
-        finish=outcome.finish,
+        finish=_finish(ending),
         error=ending.error,
         usage=ending.usage,
         steps=ending.steps,
@@ -69,19 +69,14 @@ def settle(db: Db, ending: Ending, now: float) -> Settled:
     if not first:
         raise Conflict(f"Turn {ending.turn} has ended already.", code="turn_ended")
 
-    if ending.notices:
-        turns.tell(db, ending.turn, ending.notices)
-
     def commit(step: str, message: Message) -> MessageRow:
         return commit_row(db, ending.turn, ending.session, step, message, ending.billing, now, settling=True)
 
     rows = [commit(step, message) for step, message in ending.tail]
     if ending.state != "answered":
         approvals.cancel_turn(db, ending.turn, now)
-        journal = [(row.step or "", row.message) for row in messages.journal(db, ending.turn)]
-        for step, message in missing(journal, ending.unanswered):
-            intents.clear(db, ending.turn, step)
-            rows.append(commit(step, message))
+        rows += [commit(step, message) for step, message in _owed(db, ending)]
+        intents.clear_turn(db, ending.turn)
     for model, tokens in ending.cut_calls:
         bill(db, ending.turn, model, tokens, ending.billing, now)
     if ending.within is not None:
@@ -90,23 +85,46 @@ def settle(db: Db, ending: Ending, now: float) -> Settled:
         receipts.forget_tasks(db, ending.billing.principal, ending.turn)
     if now - ending.accepted > LONG_TURN:
         sessions.touch(db, ending.session, now)
-    spilled, refused = _spill(db, ending, now)
-    if ending.ephemeral and spilled is None:
+    late = 0 if ending.withdrawn else messages.untaken(db, ending.turn)
+    goes_on = not ending.ephemeral and sessions.is_live(db, ending.session)
+    spilled = _spill(db, ending, now) if late and goes_on else None
+    notices = (*ending.notices, *_late_notices(late, spilled))
+    if notices:
+        turns.tell(db, ending.turn, notices)
+    outcome = _outcome(ending, notices, now)
+    if ending.ephemeral:
         receipts.finish(db, ending.turn, outcome)
         sessions.delete(db, ending.session)
         return Settled(outcome=outcome, rows=tuple(rows))
-    return Settled(
-        outcome=outcome,
-        rows=tuple(rows),
-        spilled=spilled,
-        refused=refused,
-        version=sessions.version(db, ending.session),
-    )
+    if not goes_on:
+        rows += messages.close_inbox(db, ending.session)
+    return Settled(outcome=outcome, rows=tuple(rows), spilled=spilled, version=sessions.version(db, ending.session))
 
 
-def _outcome(ending: Ending, now: float) -> Outcome:
+def _owed(db: Db, ending: Ending) -> Iterator[tuple[str, Message]]:
+    """The results that the turn's calls still lack."""
+    begun = intents.open_of(db, ending.turn)
+    why = ending.error.message if ending.error is not None else "The turn ended first."
+    for step, call in missing([(row.step or "", row.message) for row in messages.journal(db, ending.turn)]):
+        intent = begun.get(step)
+        if intent is None:
+            yield step, not_run(call, why)
+        else:
+            yield step, interrupted(call, why, read_only=intent.read_only)
+
+
+def _answer(ending: Ending) -> Message | None:
     said = (message for _, message in reversed(ending.tail) if message.role == "assistant")
-    answer = ending.concluded or next(said, None)
+    return ending.concluded or next(said, None)
+
+
+def _finish(ending: Ending) -> str:
+    answer = _answer(ending)
+    return (answer.finish if answer else "") or ("error" if ending.error else "")
+
+
+def _outcome(ending: Ending, notices: tuple[str, ...], now: float) -> Outcome:
+    answer = _answer(ending)
     return Outcome(
         turn=ending.turn,
         session=ending.session,
@@ -114,28 +132,29 @@ def _outcome(ending: Ending, now: float) -> Outcome:
         agent=ending.billing.agent,
         text=answer.text if answer else "",
         calls=answer.calls if answer else (),
-        finish=(answer.finish if answer else "") or ("error" if ending.error else ""),
+        finish=_finish(ending),
         usage=ending.usage,
         steps=ending.steps,
         error=ending.error,
         accepted=ending.accepted,
         finished=now,
-        notices=ending.notices,
+        notices=notices,
     )
 
 
-def _spill(db: Db, ending: Ending, now: float) -> tuple[str | None, int]:
-    """What was accepted into this turn and not drained becomes the next turn, so that it is taken exactly once; in a
-    session that has ended it stays where it is, refused like everything that waited there. The new turn, or how many
-    were refused."""
-    if ending.withdrawn:
-        return None, 0
-    untaken = messages.untaken(db, ending.turn)
-    if not untaken:
-        return None, 0
-    session = sessions.get(db, ending.session)
-    if session is None or session.ended is not None:
-        return None, untaken
+def _late_notices(late: int, spilled: str | None) -> Iterator[str]:
+    """What the turn's user is told of messages that were steered into it and that it did not read."""
+    if not late:
+        return
+    some, be, it = ("1 message", "is", "it") if late == 1 else (f"{late} messages", "are", "them")
+    if spilled is not None:
+        yield f"{some} came too late for this turn and {be} answered next, by turn {spilled}."
+    else:
+        yield f"{some} {be} not answered, because the conversation ended first; send {it} again in a new one."
+
+
+def _spill(db: Db, ending: Ending, now: float) -> str:
+    """What was accepted into this turn and not drained becomes the next turn, so that it is taken exactly once."""
     turn = new_id("t")
     turns.insert(
         db,
@@ -148,4 +167,4 @@ def _spill(db: Db, ending: Ending, now: float) -> tuple[str | None, int]:
         job=ending.billing.job,
     )
     messages.move(db, ending.turn, turn)
-    return turn, 0
+    return turn

@@ -11,6 +11,7 @@ import msgspec
 from tidegate.errors import StoreFailed
 from tidegate.store import (
     Db,
+    IntentRow,
     MessageRow,
     SessionRow,
     Setting,
@@ -51,8 +52,8 @@ class Begun(Frozen, frozen=True):
     taken: Taken
     incoming: tuple[tuple[int, Message], ...]
     recorded: tuple[MessageRow, ...] = ()
-    lost: frozenset[str] = frozenset()
-    """Steps that had begun and left no row."""
+    intents: dict[str, IntentRow] = msgspec.field(default_factory=dict)
+    """Of the steps that began in an earlier attempt and left no row."""
 
 
 def begin(db: Db, turn: str, now: float) -> Begun:
@@ -71,7 +72,7 @@ def begin(db: Db, turn: str, now: float) -> Begun:
         ),
         incoming=tuple((each.seq or 0, each.message) for each in recorded if is_incoming(each)),
         recorded=tuple(recorded),
-        lost=frozenset(intents.open_of(db, turn)),
+        intents=intents.open_of(db, turn),
     )
 
 

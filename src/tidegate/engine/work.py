@@ -46,7 +46,6 @@ def ending_of(live: Live, work: Work, taken: Taken, tallied: tuple[Usage, int]) 
         accepted=taken.turn.accepted,
         tail=tail,
         concluded=concluded,
-        unanswered="Not run: " + (failure.message if failure is not None else ""),
         error=failure,
         usage=usage,
         steps=steps,

@@ -173,4 +173,6 @@ def told(agent: str, outcome: Outcome) -> str:
     why = outcome.error.message if outcome.error is not None else "It says nothing of why."
     said = f"\n\nIt had said until then:\n\n{outcome.text}" if outcome.text else ""
     did = "was stopped" if outcome.state == "stopped" else "failed"
-    raise ToolFailed(f"The agent {agent!r} {did} before it had an answer. {why}{said}")
+    raise ToolFailed(
+        f"The agent {agent!r} {did} before it had an answer. {why} What it had done until then is not undone.{said}"
+    )

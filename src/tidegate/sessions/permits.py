@@ -129,17 +129,19 @@ class TurnPermits:
             await self._questions.withdraw(turn, step)
 
     def _refusal(self, row: ApprovalRow) -> str:
+        """Why there is no leave, or no answer. A call that asks a question has begun, and may have done something."""
+        so = "" if row.kind == "question" else ", so nothing was done"
         if row.state == "denied":
             return f"Not run: the person denied it{f', and said: {row.answer}' if row.answer else '.'}"
         if row.state != "expired":
-            return "The question was withdrawn, so nothing was done."
+            return f"The question was withdrawn{so}."
         if self._policy.unanswered == "end":
             raise TurnFailed(
                 "Nobody answered what the agent asked within limits.answer_within, so its turn was ended; say 'go on' "
                 "when you are there to answer.",
                 code="unanswered",
             )
-        return "Nobody answered in time (limits.answer_within), so nothing was done."
+        return f"Nobody answered in time (limits.answer_within){so}."
 
 
 # -- what a person is shown ------------------------------------------------------------------------------------------

@@ -44,6 +44,8 @@ class Relay:
                 self._note(f"{event.name} {event.arguments}")
             case ToolProgress() if event.name == DELEGATE:
                 self._say(event.text)  # what a task of the task's says; the output of other tools is its result
+            case ToolEnded() if event.interrupted:
+                self._note(f"{event.name}: {event.excerpt}")
             case ToolEnded() if event.failed:
                 self._note(f"{event.name} failed: {event.excerpt}")
             case Notice():

@@ -1,21 +1,35 @@
-"""Intents: that a tool with effects is about to run, written down before it runs.
+"""Intents: that a tool is about to run, written down before it runs.
 
-Guarantee: after a crash, an intent without a committed step of the same name means "started, effect unknown". The
-engine that begins an intent clears it in the transaction that commits the result.
+An intent without a committed step of the same name means that the tool began and left no result. Whether it could have
+had an effect, and whether it may be run again, is stored with it: the process that asks may have other tools. Whoever
+commits the result clears the intent in the same transaction.
 """
 
-from tidegate.store.rows import Db
+from tidegate.store.rows import Db, IntentRow
 
 
-def begin(db: Db, turn: str, step: str, tool: str, now: float) -> None:
+def begin(
+    db: Db, turn: str, step: str, tool: str, now: float, *, read_only: bool = False, repeatable: bool = False
+) -> None:
     """Conflict when that step has begun already: it must not be run a second time."""
-    db.execute("INSERT INTO intents(turn, step, tool, at) VALUES(?, ?, ?, ?)", (turn, step, tool, now))
+    db.execute(
+        "INSERT INTO intents(turn, step, tool, at, read_only, repeatable) VALUES(?, ?, ?, ?, ?, ?)",
+        (turn, step, tool, now, read_only, repeatable),
+    )
 
 
 def clear(db: Db, turn: str, step: str) -> None:
     db.execute("DELETE FROM intents WHERE turn = ? AND step = ?", (turn, step))
 
 
-def open_of(db: Db, turn: str) -> dict[str, str]:
-    """Steps of the turn that began and left no result, with the tool's name."""
-    return {step: tool for step, tool in db.execute("SELECT step, tool FROM intents WHERE turn = ?", (turn,))}
+def clear_turn(db: Db, turn: str) -> None:
+    db.execute("DELETE FROM intents WHERE turn = ?", (turn,))
+
+
+def open_of(db: Db, turn: str) -> dict[str, IntentRow]:
+    """The turn's intents without a result, by step."""
+    rows = db.execute("SELECT step, tool, read_only, repeatable FROM intents WHERE turn = ?", (turn,))
+    return {
+        step: IntentRow(tool, bool(read_only), None if repeatable is None else bool(repeatable))
+        for step, tool, read_only, repeatable in rows
+    }

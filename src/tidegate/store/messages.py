@@ -1,8 +1,9 @@
 """Messages: the transcript, append-only, and what waits to enter it.
 
-Guarantee: an accepted message has one row for ever and at most one place (`seq`) in its session; places only grow; a
-named step of a turn is committed at most once; nothing enters the transcript of an ended session. `version` of the
-session rises with every change here, so that who holds a copy can tell whether it is stale.
+An accepted message has one row for ever and at most one place (`seq`) in its session; places only grow; a named step of
+a turn is committed at most once. An ended session gets only the last rows of the turn that ran in it, and then what had
+been accepted before the end (`close_inbox`). `version` of the session rises with every change here, so that whoever
+holds a copy can tell whether it is stale.
 """
 
 from collections.abc import Iterable
@@ -10,10 +11,11 @@ from itertools import islice
 from typing import Any
 
 import apsw
+import msgspec
 
 from tidegate.errors import Conflict, NotFound
 from tidegate.store.rows import Db, MessageRow, decode_message, pack, unpack, unsqueeze
-from tidegate.store.turns import INCOMING, place_waiting, refusal
+from tidegate.store.turns import INCOMING, is_idle, place_waiting, refusal
 from tidegate.values import Message, Role, ToolCall
 
 _COLUMNS = "id, session, turn, seq, step, at, undone, body, packed"
@@ -21,6 +23,10 @@ _LAST = 2**62
 """A place after every row."""
 NO_RESULT = "No result: the caller did not return one."
 """The result of a call that its caller left open."""
+UNANSWERED = "unanswered-"
+"""How the steps are named that `close_inbox` places."""
+ENDED_FIRST = "This message was not answered: the conversation ended first."
+"""What a model is told of such a message, when a later conversation begins with this transcript."""
 PAGE_BYTES = 2 * 1024 * 1024
 """Of messages in one page, if nothing else is asked for: hundreds of ordinary ones."""
 
@@ -80,6 +86,37 @@ def steered(db: Db, turn: str, prefix: str, now: float) -> list[MessageRow]:
     _advance(db, session, now)
     ids = place_waiting(db, session, turn, prefix)
     return [_row(db.execute(f"SELECT {_COLUMNS} FROM messages WHERE id = ?", (id,)).get) for id in ids]
+
+
+def close_inbox(db: Db, session: str) -> list[MessageRow]:
+    """What was accepted before the session ended and will not be answered (what waited in its queue, and what was
+    steered too late) enters the transcript in the order of its acceptance, marked as unanswered. Nothing does while a
+    turn still runs there, whose rows come first, nor what was withdrawn by its sender."""
+    if not is_idle(db, session):
+        return []
+    waiting = db.execute(
+        f"SELECT {', '.join(f'messages.{column}' for column in _COLUMNS.split(', '))} FROM messages"
+        " JOIN turns ON turns.id = messages.turn WHERE messages.session = ? AND seq IS NULL"
+        " AND (turns.state = 'refused' OR turns.started IS NOT NULL) ORDER BY messages.id",
+        (session,),
+    )
+    found = [_row(row) for row in waiting.fetchall()]
+    if found:
+        given = frozenset(row.message.call_id for row in found)
+        close_calls(db, session, found[0].at, but=given, settling=True)
+        _advance(db, session, None, even_ended=True)
+    placed: list[MessageRow] = []
+    for number, row in enumerate(found):
+        aside = "\n".join(filter(None, (row.message.aside, ENDED_FIRST)))
+        message = msgspec.structs.replace(row.message, aside=aside, unanswered=True)
+        step = f"{UNANSWERED}{number}"
+        seq = db.execute(
+            "UPDATE messages SET body = ?, packed = ?, step = ?,"
+            " seq = (SELECT coalesce(max(seq), 0) + 1 FROM messages WHERE session = ?) WHERE id = ? RETURNING seq",
+            (*pack(message), step, session, row.id),
+        ).get
+        placed.append(msgspec.structs.replace(row, seq=seq, step=step, message=message))
+    return placed
 
 
 def untaken(db: Db, turn: str) -> int:
@@ -162,13 +199,21 @@ def open_calls(db: Db, session: str) -> tuple[ToolCall, ...]:
     return ()
 
 
-def close_calls(db: Db, session: str, now: float, *, but: frozenset[str] = frozenset(), turn: str | None = None) -> int:
+def close_calls(
+    db: Db,
+    session: str,
+    now: float,
+    *,
+    but: frozenset[str] = frozenset(),
+    turn: str | None = None,
+    settling: bool = False,
+) -> int:
     """Gives the session's open calls a result that says there is none, except those that are answered now; how many."""
     left = [call for call in open_calls(db, session) if call.id not in but]
     for place, call in enumerate(left):
         message = Message(role="tool", call_id=call.id, name=call.name, text=NO_RESULT, failed=True)
         step = None if turn is None else f"{INCOMING}call-{place}"
-        append(db, session=session, turn=turn, step=step, message=message, now=now)
+        append(db, session=session, turn=turn, step=step, message=message, now=now, settling=settling)
     return len(left)
 
 

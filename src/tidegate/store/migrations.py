@@ -73,7 +73,14 @@ def v6_what_is_remembered(db: apsw.Connection) -> None:
         db.execute(statement)
 
 
-def v7_caller_tools(db: apsw.Connection) -> None:
+def v7_intents_say_what_a_tool_may_do(db: apsw.Connection) -> None:
+    """An intent says whether its tool only reads and may be run again. One of an older format counts as having effects;
+    whether it may be run again is then decided by the tool."""
+    for statement in _V7:
+        db.execute(statement)
+
+
+def v8_caller_tools(db: apsw.Connection) -> None:
     """A session's prefix may be frozen with tools that its caller runs."""
     db.execute("ALTER TABLE sessions ADD COLUMN caller_tools BLOB NOT NULL DEFAULT x''")
 
@@ -99,7 +106,8 @@ MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (
     v4_whose_process_it_is,
     v5_what_it_costs,
     v6_what_is_remembered,
-    v7_caller_tools,
+    v7_intents_say_what_a_tool_may_do,
+    v8_caller_tools,
 )
 CURRENT = len(MIGRATIONS)
 
@@ -322,4 +330,9 @@ _V6 = (
         WITHOUT ROWID""",
     "INSERT INTO messages_text(messages_text) VALUES('delete-all')",
     "UPDATE meta SET value = 0 WHERE key = 'indexed'",
+)
+
+_V7 = (
+    "ALTER TABLE intents ADD COLUMN read_only INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE intents ADD COLUMN repeatable INTEGER",
 )

@@ -126,6 +126,14 @@ class MessageRow(Row, frozen=True):
     message: Message
 
 
+class IntentRow(Row, frozen=True):
+    """`repeatable` is None in a row of an older format: then the tool of today decides."""
+
+    tool: str
+    read_only: bool
+    repeatable: bool | None
+
+
 class ReceiptRow(Row, frozen=True):
     principal: str
     source: str

@@ -13,7 +13,7 @@ import apsw
 import msgspec
 
 from tidegate.errors import Conflict, NotFound, StoreFailed
-from tidegate.store import approvals, endings, search, usage, workspaces
+from tidegate.store import approvals, endings, messages, search, usage, workspaces
 from tidegate.store.rows import Db, Row, SessionKind, SessionRow, decode_prefix, encode, encode_ids, squeeze, unsqueeze
 from tidegate.values import Failure, Prefix
 
@@ -25,7 +25,7 @@ _NO_WORK = "NOT EXISTS(SELECT 1 FROM turns WHERE turns.session = sessions.id AND
 _IS_TASK = "EXISTS(SELECT 1 FROM turns WHERE turns.session = sessions.id AND turns.within IS NOT NULL)"
 _SESSION_ENDED = encode(
     Failure(
-        message="The session ended before this message was taken; send it to a new one.",
+        message="The conversation ended before this message was answered; send it again in a new one.",
         type="invalid_request_error",
         code="session_ended",
         status=409,
@@ -96,6 +96,11 @@ def create(
 def get(db: Db, id: str) -> SessionRow | None:
     row = db.execute(f"SELECT {_COLUMNS} FROM sessions WHERE id = ?", (id,)).get
     return None if row is None else SessionRow(*row)
+
+
+def is_live(db: Db, id: str) -> bool:
+    """Whether it is there and has not ended."""
+    return db.execute("SELECT 1 FROM sessions WHERE id = ? AND ended IS NULL", (id,)).get is not None
 
 
 def existing(db: Db, ids: Sequence[str]) -> set[str]:
@@ -236,8 +241,8 @@ def end(
     `only_idle_since`, when it is no longer one that `idle` would name.
 
     With it, in the caller's transaction: settings and the saved shell go, open approvals are cancelled, the workspace
-    is trash, queued turns are refused (their messages stay, never taken), and each hook gets a row that says it is
-    still to run.
+    is trash, queued turns are refused, their messages enter the transcript as unanswered (now, or at the end of the
+    turn that runs), and each hook gets a row that says it is still to run.
     """
     ended = db.execute(
         "UPDATE sessions SET ended = ?1, end_reason = ?2, version = version + 1 WHERE id = ?3 AND ended IS NULL"
@@ -255,6 +260,7 @@ def end(
         " WHERE session = ? AND state IN ('queued', 'running') AND state = 'queued' RETURNING id",
         (now, _SESSION_ENDED, id),
     ).fetchall()
+    messages.close_inbox(db, id)
     for hook in hooks:
         endings.owe(db, id, hook)
     return Ended(tuple(turn for (turn,) in refused))

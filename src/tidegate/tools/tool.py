@@ -108,6 +108,12 @@ class Tool(Frozen, frozen=True):
     def name(self) -> str:
         return self.definition.name
 
+    @property
+    def read_only(self) -> bool:
+        """Whether a call that was interrupted has certainly changed nothing. A tool that reads but must not be run
+        again has its reason, and does not count."""
+        return self.effect == "read" and self.repeatable
+
     def same_as(self, other: "Tool") -> bool:
         """Whether both are the same tool, whoever contributes it."""
         return self == (other if other.owner == self.owner else msgspec.structs.replace(other, owner=self.owner))

@@ -101,7 +101,7 @@ class Telling:
             case ToolStarted():
                 return self._progress("tool_started", event, f"tool {event.name} started")
             case ToolEnded():
-                ended = "failed" if event.failed else "ended"
+                ended = "interrupted" if event.interrupted else "failed" if event.failed else "ended"
                 return self._progress("tool_ended", event, f"tool {event.name} {ended}")
             case ToolProgress():
                 return self._named("tool_progress", event) if self._full else b""

@@ -130,6 +130,12 @@ function turnEnded(record, outcome) {
   return withNote(next, { id: `${turn}:end`, kind, text: error.message, retry: state === "failed", turn });
 }
 
+/** How a tool's call ended, by its result or by the event that told of it. */
+export function stateOf({ failed, interrupted }) {
+  if (interrupted) return "interrupted";
+  return failed ? "failed" : "done";
+}
+
 /** The record after one event of the session's stream. An event of a kind that is not known changes nothing. */
 export function apply(record, event) {
   switch (event.type) {
@@ -162,7 +168,7 @@ export function apply(record, event) {
       return withoutAsked(record, (question) => question.id === event.id);
     case "tool_ended": {
       const before = record.live[event.call_id] ?? { name: event.name, arguments: "" };
-      const tool = { ...before, state: event.failed ? "failed" : "done", excerpt: event.excerpt };
+      const tool = { ...before, state: stateOf(event), excerpt: event.excerpt };
       return { ...record, live: { ...record.live, [event.call_id]: tool } };
     }
     case "notice": {

@@ -5,7 +5,7 @@
 import { Markdown } from "./markdown.js";
 import { MediaOf } from "./media.js";
 import { Question } from "./questions.js";
-import { acknowledgement } from "./record.js";
+import { acknowledgement, stateOf } from "./record.js";
 import { html, memo, useEffect, useLayoutEffect, useRef, useState } from "./ui.js";
 
 const LONGEST_DRAWN = 60_000; // characters of one text; the rest is one press away
@@ -46,7 +46,7 @@ function pretty(text) {
   return text ?? "";
 }
 
-const STATES = { running: "running", done: "done", failed: "failed", none: "no result" };
+const STATES = { running: "running", done: "done", failed: "failed", interrupted: "interrupted", none: "no result" };
 
 /** What a running tool puts out, its newest lines in sight. */
 function Progress({ text }) {
@@ -59,7 +59,7 @@ function Progress({ text }) {
 
 const Tool = memo(({ call, row, session, live, waits }) => {
   const result = row?.message;
-  const state = result ? (result.failed ? "failed" : "done") : (live?.state ?? "none");
+  const state = result ? stateOf(result) : (live?.state ?? "none");
   const excerpt = result?.text ?? live?.excerpt ?? "";
   return html`<details class="tool" data-state=${state}>
     <summary><span class="dot" aria-hidden="true"></span><span class="tool-name">${call.name}</span>
@@ -80,11 +80,14 @@ const FINISHES = {
   stopped: "Stopped here.",
 };
 
+const UNANSWERED = "Not answered: the conversation ended first. Send it again in a new one.";
+
 const UserRow = memo(({ seq, message, session }) => {
   if (!message.text && !message.media?.length) return message.aside ? html`<p class="note">${message.aside}</p>` : null;
   return html`<article class="mine"><h3 class="unseen">You</h3>
     ${message.text && html`<${Long} text=${message.text} draw=${asWritten} />`}
     <${MediaOf} session=${session} seq=${seq} media=${message.media} />
+    ${message.unanswered && html`<p class="finish">${UNANSWERED}</p>`}
   </article>`;
 });
 

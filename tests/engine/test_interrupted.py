@@ -1,0 +1,419 @@
+"""What is recorded of tool calls that were under way when their turn ended: every way out, every kind of tool."""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.core import ANNA, WAIT, Core, core, settings
+from tests.deeds import asked, until
+from tidegate.agent import is_balanced
+from tidegate.commands import build
+from tidegate.errors import StoreFull
+from tidegate.sessions import changes
+from tidegate.sessions.ending import NotYet, Write
+from tidegate.store import Db, SessionRow, intents, messages, sessions
+from tidegate.tools import Tool, ToolContext, Toolset, tool
+from tidegate.tools.tool import Effect
+from tidegate.values import Message, ToolEnded, ToolStarted
+
+pytestmark = pytest.mark.anyio
+
+UNKNOWN = "Interrupted: its effect is unknown, and it was not run again."
+HARMLESS = "Interrupted before it finished."
+NOT_RUN = "Not run: "
+
+KINDS: dict[str, tuple[Effect, bool | None, str]] = {
+    "look": ("read", None, HARMLESS),
+    "look_once": ("read", False, UNKNOWN),
+    "fetch": ("network", True, UNKNOWN),
+    "post": ("network", None, UNKNOWN),
+    "note": ("write", None, UNKNOWN),
+    "hand_over": ("write", True, UNKNOWN),
+    "launch": ("execute", None, UNKNOWN),
+}
+"""Tools that have their effect and then do not come back: effect, whether they may be run again, what is recorded."""
+
+EXPECTED = {kind: text for kind, (_, _, text) in KINDS.items()} | {"quick": "quick is done", "later": NOT_RUN}
+ASKING = {"wonder": UNKNOWN, "guarded": NOT_RUN}
+"""One asks a person in the middle of its work, the other needs an approval before it."""
+
+
+class World:
+    """The effects that tools have had, as files: they outlive a core, as the world does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.runs: Counter[str] = Counter()
+        self.may_finish = anyio.Event()
+        folder.mkdir(exist_ok=True)
+
+    def act(self, name: str) -> None:
+        self.runs[name] += 1
+        (self.folder / name).touch()
+
+    @property
+    def effects(self) -> set[str]:
+        return {path.name for path in self.folder.iterdir()}
+
+    def lasting(self, name: str, effect: Effect, repeatable: bool | None) -> Tool:
+        async def run(ctx: ToolContext) -> str:
+            """Has its effect, and does not come back."""
+            self.act(name)
+            await self.may_finish.wait()
+            return f"{name} is done"
+
+        return tool(effect=effect, repeatable=repeatable, parallel=True, timeout=None, name=name)(run)
+
+    def toolset(self) -> Toolset:
+        @tool(effect="write", parallel=True)
+        async def quick(ctx: ToolContext) -> str:
+            """Is done at once."""
+            self.act("quick")
+            return "quick is done"
+
+        @tool(effect="execute", parallel=True, timeout=None)
+        async def wonder(ctx: ToolContext) -> str:
+            """Does something, then asks."""
+            self.act("wonder")
+            return await ctx.ask("And now?", ())
+
+        @tool(effect="execute", parallel=True)
+        async def guarded(ctx: ToolContext) -> str:
+            """Needs an approval."""
+            self.act("guarded")
+            return "guarded is done"
+
+        @tool(effect="write")
+        async def later(ctx: ToolContext) -> str:
+            """Runs alone."""
+            self.act("later")
+            return "later is done"
+
+        lasting = [self.lasting(name, effect, repeatable) for name, (effect, repeatable, _) in KINDS.items()]
+        return Toolset((*lasting, quick, wonder, guarded, later))
+
+    def options(self, model: ScriptedModel, limits: str = "") -> dict[str, Any]:
+        toml = settings(model, f"[limits]\ntools_parallel = 20\n{limits}", tools='"world"')
+        return {
+            "model": model,
+            "toml": toml.replace('"autonomous"', '"autonomous"\nrules = ["ask guarded"]'),
+            "toolsets": {"world": self.toolset()},
+        }
+
+
+def script(expected: Mapping[str, str]) -> str:
+    calls = [name for name in expected if name != "later"]
+    return f"[together {' '.join(f'{name} {{}}' for name in (*calls, 'later'))}] [say well]"
+
+
+async def under_way(house: Core, world: World, expected: Mapping[str, str]) -> str:
+    """A turn that has called everything: what lasts has had its effect, what asks waits, what is quick is committed."""
+    accepted = await house.accept(script(expected), channel="page")
+    if "wonder" in expected:
+        await asked(house, accepted.turn, 2)
+    await until(lambda: world.effects == set(expected) - {"guarded", "later"})
+    with anyio.fail_after(WAIT):
+        while not any(row.message.role == "tool" for row in await house.store.read(messages.journal, accepted.turn)):
+            await anyio.sleep(0.001)
+    return accepted.turn
+
+
+async def recorded(house: Core, turn: str) -> dict[str, Message]:
+    """The tool results of the turn, by tool."""
+    rows = await house.store.read(messages.journal, turn)
+    return {row.message.name: row.message for row in rows if row.message.role == "tool"}
+
+
+def check(found: Mapping[str, Message], expected: Mapping[str, str], why: str) -> None:
+    assert set(found) == set(expected)
+    for name, message in found.items():
+        begun = expected[name] in (UNKNOWN, HARMLESS)
+        assert message.text.startswith(expected[name]), (name, message.text)
+        assert message.interrupted is begun and message.failed is (name != "quick")
+        assert name == "quick" or why in message.text
+
+
+async def _stop(house: Core, session: str, turn: str) -> None:
+    assert await house.door.stop(session, ANNA) == turn
+
+
+async def _interrupt(house: Core, session: str, turn: str) -> None:
+    assert (await house.accept("[say newer]", busy="interrupt")).how == "interrupting"
+
+
+async def _new(house: Core, session: str, turn: str) -> None:
+    await build(house.door).run("/new", principal=ANNA, channel="page", session=session, agent="main")
+
+
+async def _end(house: Core, session: str, turn: str) -> None:
+    assert await house.door.end(session, ANNA, "api")
+
+
+async def _delete(house: Core, session: str, turn: str) -> None:
+    assert not await house.door.delete(session, ANNA), "a hook keeps the rows"
+
+
+async def _caller_gone(house: Core, session: str, turn: str) -> None:
+    assert house.door.engine.interrupt(turn, "because its caller went away", abandoned=True)
+
+
+WAYS: dict[str, tuple[Callable[[Core, str, str], Awaitable[None]], str]] = {
+    "stop": (_stop, "stopped by its user"),
+    "interrupt": (_interrupt, "stopped by a newer message"),
+    "/new": (_new, "its session ended"),
+    "end": (_end, "its session ended"),
+    "delete": (_delete, "its session ended"),
+    "caller gone": (_caller_gone, "its caller went away"),
+}
+
+
+async def unready(session: SessionRow) -> Write | None:
+    raise NotYet
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_whichever_way_a_turn_is_stopped_a_call_that_began_is_never_called_not_run(
+    tmp_path: Path, model: ScriptedModel, way: str
+) -> None:
+    """P05, F4, L04: the effect of a call that was under way is unknown, and the row says so; only a call without an
+    intent was not run. Live readers are told of each the same."""
+    go, why = WAYS[way]
+    world, expected = World(tmp_path / "world"), EXPECTED | ASKING
+    async with core(tmp_path / "home", hooks={"unready": unready}, **world.options(model)) as house:
+        turn = await under_way(house, world, expected)
+        log = house.door.live(turn)
+        assert log is not None
+        await go(house, log.session, turn)
+        assert (await house.answered(turn)).state == "stopped"
+        check(await recorded(house, turn), expected, why)
+        assert await house.store.read(intents.open_of, turn) == {}
+        assert is_balanced(await house.store.read(messages.history, log.session))
+        started = [event.name for event in log.events if isinstance(event, ToolStarted)]
+        ended = {event.name: event for event in log.events if isinstance(event, ToolEnded)}
+        assert set(started) == set(ended) == set(expected) - {"later"}
+        for name, event in ended.items():
+            assert event.excerpt.startswith(expected[name])
+            assert event.interrupted is (expected[name] in (UNKNOWN, HARMLESS))
+    assert world.effects == set(expected) - {"guarded", "later"}
+
+
+async def test_whoever_follows_a_one_shot_call_that_is_stopped_is_told_what_was_under_way(
+    tmp_path: Path, model: ScriptedModel
+) -> None:
+    """P05, V18: nothing of it is kept, so that its readers are told now or never."""
+    world = World(tmp_path / "world")
+    async with core(tmp_path / "home", **world.options(model)) as house:
+        accepted = await house.accept(script(EXPECTED), name=None)
+        log = house.door.live(accepted.turn)
+        assert log is not None
+        await until(lambda: world.effects == set(EXPECTED) - {"later"})
+        await house.door.abandon(accepted.turn)
+        with anyio.fail_after(WAIT):
+            await log.ended()
+        told = {event.name: event.excerpt for event in log.events if isinstance(event, ToolEnded)}
+        assert all(told[kind].startswith(text) for kind, (_, _, text) in KINDS.items())
+        assert await house.store.read(sessions.get, accepted.session) is None
+
+
+async def test_when_a_turns_time_is_over_a_call_that_began_is_never_called_not_run(
+    tmp_path: Path, model: ScriptedModel
+) -> None:
+    """P05, L23: the same for limits.turn_seconds."""
+    world = World(tmp_path / "world")
+    async with core(tmp_path / "home", **world.options(model)) as house:
+        turn = await under_way(house, world, EXPECTED)
+        live = house.door.engine.running((await house.door.outcome(turn)).session)
+        assert live is not None
+        live.expire()
+        assert (await house.answered(turn)).state == "failed"
+        check(await recorded(house, turn), EXPECTED, "The turn took longer than limits.turn_seconds")
+
+
+@pytest.mark.parametrize("ended", [False, True])
+async def test_a_turn_that_is_given_up_after_a_crash_does_not_call_what_began_not_run(
+    tmp_path: Path, model: ScriptedModel, ended: bool
+) -> None:
+    """P05, S17, F4: the process that gives it up has other tools than the one that began the calls; what they may have
+    done stands in the store. The same in a session that had ended when the process died."""
+    world, expected = World(tmp_path / "world"), EXPECTED | ASKING
+    options = world.options(model, "resumes = 0")
+    async with core(tmp_path / "home", drain=None, **options) as house:
+        turn = await under_way(house, world, expected)
+        if ended:
+            session = (await house.door.outcome(turn)).session
+            await house.store.write(sessions.end, session, reason="new", hooks=(), now=house.door.clock())
+    options["toml"] = settings(model, "[limits]\nresumes = 0", tools='"clock"')
+    async with core(tmp_path / "home", **options) as house:
+        outcome = await house.door.outcome(turn, ANNA)
+        assert outcome.state == ("stopped" if ended else "failed")
+        check(await recorded(house, turn), expected, "its session ended" if ended else "was given up")
+        assert is_balanced(await house.store.read(messages.history, outcome.session))
+    assert all(times == 1 for times in world.runs.values())
+
+
+async def test_a_resumed_turn_whose_tools_are_gone_says_that_they_were_interrupted(
+    tmp_path: Path, model: ScriptedModel
+) -> None:
+    """P05, F4: "there is no such tool" is said only of a call that did not begin."""
+    world, expected = World(tmp_path / "world"), EXPECTED | ASKING
+    async with core(tmp_path / "home", drain=None, **world.options(model)) as house:
+        turn = await under_way(house, world, expected)
+    async with core(tmp_path / "home", model=model, tools='"clock"') as house:
+        assert (await house.answered(turn)).text == "well"
+        found = await recorded(house, turn)
+        for name in ("guarded", "later"):
+            assert found.pop(name).text == f"There is no tool named {name!r} here."
+        check(found, {name: text for name, text in expected.items() if name in found}, "The gateway stopped")
+        assert await house.store.read(intents.open_of, turn) == {}
+
+
+async def test_a_call_whose_tool_has_become_read_only_since_is_not_run_again(
+    tmp_path: Path, model: ScriptedModel
+) -> None:
+    """P05, F4: what counts is what the tool was when it began."""
+    world = World(tmp_path / "world")
+    options: dict[str, Any] = {"model": model, "tools": '"one"'}
+    for effect, drain in (("write", None), ("read", 5)):
+        toolset = Toolset((world.lasting("deed", effect, None),))  # type: ignore[arg-type]
+        async with core(tmp_path / "home", toolsets={"one": toolset}, drain=drain, **options) as house:
+            if drain is None:
+                turn = (await house.accept("[tool deed {}] [say well]")).turn
+                await until(lambda: bool(world.effects))
+            else:
+                assert (await house.answered(turn)).text == "well"
+                assert (await recorded(house, turn))["deed"].text.startswith(UNKNOWN)
+        world.may_finish.set()
+    assert world.runs == {"deed": 1}
+
+
+async def test_an_intent_of_an_older_format_counts_as_one_with_effects(tmp_path: Path, model: ScriptedModel) -> None:
+    """P05, L18: when its turn is given up; when the turn goes on, the tool decides whether it runs again."""
+    world = World(tmp_path / "world")
+
+    def age(db: Db) -> None:
+        db.execute("UPDATE intents SET read_only = 0, repeatable = NULL")
+
+    for name, limits in (("given up", "resumes = 0"), ("goes on", "")):
+        world.may_finish = anyio.Event()
+        options = world.options(model, limits)
+        async with core(tmp_path / name, drain=None, **options) as house:
+            turn = (await house.accept("[together look {} note {}] [say well]")).turn
+            await until(lambda: world.effects == {"look", "note"})
+            await house.store.write(age)
+        world.may_finish.set()
+        async with core(tmp_path / name, **options) as house:
+            await house.answered(turn)
+            found = await recorded(house, turn)
+            assert found["note"].text.startswith(UNKNOWN)
+            assert found["look"].text.startswith(UNKNOWN if limits else "look is done")
+        for effect in world.folder.iterdir():
+            effect.unlink()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_result_that_the_store_refused_leaves_the_effect_unknown(
+    tmp_path: Path, model: ScriptedModel, kind: str
+) -> None:
+    """P05, P02: the tool has finished and its row was refused; the turn fails, and does not say that nothing ran."""
+    world, refusing = World(tmp_path / "world"), False
+
+    def fault(point: str, names: tuple[str, ...]) -> None:
+        if refusing and point == "before-commit" and "settle" not in names:
+            raise StoreFull("There is no room on the disk.")
+
+    async with core(tmp_path / "home", fault=fault, **world.options(model)) as house:
+        accepted = await house.accept(f"[tool {kind} {{}}] [say well]")
+        await until(lambda: bool(world.effects))
+        refusing = True
+        world.may_finish.set()
+        assert (await house.answered(accepted.turn)).state == "failed"
+        refusing = False
+        await house.door.engine.idle(accepted.session)
+        check(await recorded(house, accepted.turn), {kind: EXPECTED[kind]}, "There is no room on the disk.")
+        assert (await house.say("[say free]")).text == "free"
+
+
+@pytest.mark.parametrize("kind", ["read", "write", "execute", "network"])
+@pytest.mark.parametrize("how", ["slow", "broken", "patient"])
+async def test_a_tool_that_is_cut_short_by_itself_leaves_its_effect_unknown(
+    home: Path, model: ScriptedModel, kind: Effect, how: str
+) -> None:
+    """P05, L23: it took too long, broke, or what it waited for did; the turn goes on, and the model is told."""
+
+    @tool(effect=kind, timeout=0.02)
+    async def slow(ctx: ToolContext) -> str:
+        """Never comes back."""
+        await anyio.sleep_forever()
+        return ""
+
+    @tool(effect=kind)
+    async def broken(ctx: ToolContext) -> str:
+        """Breaks."""
+        raise RuntimeError(ctx.session)
+
+    @tool(effect=kind, timeout=None)
+    async def patient(ctx: ToolContext) -> str:
+        """Keeps its own time."""
+        raise TimeoutError
+
+    options = {"tools": '"cut"', "toolsets": {"cut": Toolset((slow, broken, patient))}}
+    async with core(home, model=model, **options) as house:
+        outcome = await house.say(f"[tool {how} {{}}] [say went on]")
+        assert outcome.text == "went on"
+        result = (await recorded(house, outcome.turn))[how]
+        why = {"slow": "did not finish within 0.02 s", "broken": "RuntimeError", "patient": "TimeoutError"}[how]
+        assert why in result.text and result.failed
+        assert (result.text.startswith(UNKNOWN), result.interrupted) == ((kind != "read"),) * 2
+
+
+async def test_a_question_in_mid_run_that_nobody_answers_does_not_claim_that_nothing_was_done(
+    tmp_path: Path, model: ScriptedModel
+) -> None:
+    """P05, S29: the call that asks has begun; where the turn ends with the question, its effect is unknown."""
+    world = World(tmp_path / "world")
+    options = world.options(model)
+    for number, unanswered in enumerate(("go_on", "end")):
+        toml = options["toml"].replace("rules =", f'unanswered = "{unanswered}"\nrules =')
+        async with core(tmp_path / f"home {number}", **{**options, "toml": toml}) as house:
+            accepted = await house.accept("[tool wonder {}] [say well]", channel="page")
+            await asked(house, accepted.turn)
+            await house.store.write(lambda db: db.execute("UPDATE approvals SET expires = 1"))
+            await house.door.questions.expire()
+            outcome = await house.answered(accepted.turn)
+            text = (await recorded(house, accepted.turn))["wonder"].text
+            if unanswered == "end":
+                assert outcome.state == "failed" and text.startswith(UNKNOWN)
+            else:
+                assert outcome.text == "well" and text == "Nobody answered in time (limits.answer_within)."
+
+
+async def test_the_model_is_told_next_time_and_undo_and_retry_work_on_such_a_turn(
+    tmp_path: Path, model: ScriptedModel
+) -> None:
+    """P05, P02, S32: what was interrupted stays in the conversation until the person takes it back; a retry asks the
+    model anew and repeats nothing by itself."""
+    world = World(tmp_path / "world")
+    async with core(tmp_path / "home", **world.options(model)) as house:
+        turn = await under_way(house, world, EXPECTED)
+        session = (await house.door.outcome(turn)).session
+        await house.door.stop(session, ANNA)
+        await house.answered(turn)
+        await house.say("[say go on]")
+        shown = [said["content"] for said in house.requests()[-1]["messages"] if said["role"] == "tool"]
+        assert sum(text.startswith(UNKNOWN) for text in shown) == list(EXPECTED.values()).count(UNKNOWN)
+        await changes.undo(house.door, session, ANNA)
+        world.may_finish.set()
+        again = await changes.retry(house.door, session, ANNA)
+        assert (await house.answered(again.turn)).text == "well"
+        assert all(text.endswith(" is done") for text in map(str, await texts(house, again.turn)))
+        assert is_balanced(await house.store.read(messages.history, session))
+    assert model.stats()["refusals"] == []
+
+
+async def texts(house: Core, turn: str) -> list[str]:
+    return [message.text for message in (await recorded(house, turn)).values()]

@@ -1,0 +1,168 @@
+"""A real gateway, a real sandbox and a tool of one's own: what had its effect is never told as not run."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.cli.terminal import CTRL_C, at_terminal
+from tests.gateway.running import WAIT, Gateway, gateway, tidegate
+
+SETTINGS = """
+[models.main]
+api = "demo"
+[agents.main]
+model = "main"
+approvals = "autonomous"
+tools = ["terminal", "own"]
+[workspaces]
+backend = "bubblewrap"
+[limits]
+resumes = {resumes}
+"""
+
+OWN = '''
+import asyncio
+from pathlib import Path
+
+from tidegate.tools import ToolContext, tool
+
+
+@tool(effect="network", timeout=None, owner="own")
+async def transfer(ctx: ToolContext, *, to: str) -> str:
+    """Transfers something."""
+    Path(to).touch()
+    await asyncio.Event().wait()
+    return "transferred"
+'''
+
+UNKNOWN = "Interrupted: its effect is unknown, and it was not run again."
+
+
+class Deed(NamedTuple):
+    """A call that has had its effect and is still under way."""
+
+    session: str
+    turn: str
+    effect: Path
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    folder = tmp_path / "home"
+    (folder / "tools").mkdir(parents=True)
+    (folder / "tools" / "own.py").write_text(OWN)
+    configure(folder, resumes=0)
+    return folder
+
+
+def configure(home: Path, *, resumes: int) -> None:
+    (home / "tidegate.toml").write_text(SETTINGS.format(resumes=resumes))
+
+
+def begin(running: Gateway) -> list[Deed]:
+    """One command in a sandbox, and one call of a tool of one's own."""
+    marks = running.home.parent / "marks"
+    marks.mkdir(exist_ok=True)
+    deeds = []
+    for number, text in enumerate(("run echo x >> done; sleep 100000", 'call transfer {{"to": "{}"}}')):
+        mark = marks / str(time.monotonic_ns())
+        accepted = running.call("POST", "/api/messages", {"text": text.format(mark)})
+        effect = mark if number else running.home / "workspaces" / accepted["session"] / "done"
+        deeds.append(Deed(accepted["session"], accepted["turn"], effect))
+    deadline = time.monotonic() + WAIT
+    while not all(deed.effect.exists() for deed in deeds):
+        assert time.monotonic() < deadline, "the tools did not start"
+        time.sleep(0.005)
+    return deeds
+
+
+def ended(running: Gateway, turn: str) -> dict[str, Any]:
+    deadline = time.monotonic() + WAIT
+    while (outcome := running.call("GET", f"/api/turns/{turn}"))["state"] in ("queued", "running"):
+        assert time.monotonic() < deadline, outcome
+        time.sleep(0.005)
+    return dict(outcome)
+
+
+def check(running: Gateway, deed: Deed) -> None:
+    rows = running.call("GET", f"/api/sessions/{deed.session}/messages?after=0")["messages"]
+    [result] = [row["message"] for row in rows if row["message"]["role"] == "tool"]
+    assert result["text"].startswith(UNKNOWN) and result["interrupted"] and result["failed"]
+
+
+def _stop(running: Gateway, session: str) -> None:
+    running.call("POST", f"/api/sessions/{session}/stop")
+
+
+def _interrupt(running: Gateway, session: str) -> None:
+    running.call("POST", "/api/messages", {"text": "say hello", "session": session, "busy": "interrupt"})
+
+
+def _new(running: Gateway, session: str) -> None:
+    running.call("POST", "/api/messages", {"text": "/new", "session": session})
+
+
+def _end(running: Gateway, session: str) -> None:
+    running.call("POST", f"/api/sessions/{session}/end")
+
+
+WAYS: tuple[Callable[[Gateway, str], None], ...] = (_stop, _interrupt, _new, _end)
+
+
+def test_a_command_and_a_tool_of_ones_own_that_were_stopped_are_told_as_interrupted(home: Path) -> None:
+    """P05, B2: stopped, interrupted, left with /new, ended: the effect is on disk, and the row says unknown. What was
+    said into an ended conversation stands in its transcript."""
+    with gateway(home) as running:
+        for way in WAYS:
+            for deed in begin(running):
+                late = {"text": "say and?", "session": deed.session, "busy": "steer"}
+                assert running.call("POST", "/api/messages", late)["turn"] == deed.turn
+                way(running, deed.session)
+                outcome = ended(running, deed.turn)
+                assert outcome["state"] == "stopped"
+                check(running, deed)
+                [notice] = outcome["notices"]
+                rows = running.call("GET", f"/api/sessions/{deed.session}/messages?after=0")["messages"]
+                unanswered = [row["message"]["text"] for row in rows if row["message"].get("unanswered")]
+                if way in (_new, _end):
+                    assert "not answered" in notice and unanswered == ["say and?"]
+                else:
+                    assert "came too late" in notice and unanswered == []
+
+
+@pytest.mark.parametrize("resumes", [0, 3])
+def test_a_command_and_a_tool_of_ones_own_that_a_kill_cut_off_are_told_as_interrupted(home: Path, resumes: int) -> None:
+    """P05, S17, F4: given up, or gone on with; never run again, and never told as not run."""
+    configure(home, resumes=resumes)
+    with gateway(home) as running:
+        deeds = begin(running)
+        running.process.kill()
+        running.wait()
+    with gateway(home) as running:
+        for deed in deeds:
+            outcome = ended(running, deed.turn)
+            assert outcome["state"] == ("answered" if resumes else "failed")
+            check(running, deed)
+        assert deeds[0].effect.read_text() == "x\n"
+
+
+def test_at_a_terminal_a_stopped_command_is_told_as_interrupted(home: Path) -> None:
+    """P05, S14, A12: with its unknown effect, as it is stopped; `sessions show` has it later too, and what was said
+    into an ended conversation."""
+    with gateway(home) as running:
+        with at_terminal(home, "--new") as (terminal, process):
+            terminal.until("> ")
+            terminal.type("run echo begun; sleep 100000\r")
+            terminal.until(r'100000"}[^>]*begun')
+            terminal.type(CTRL_C)
+            assert "terminal failed" not in terminal.until(r"terminal: Interrupted: its effect is unknown")
+            terminal.until("> ")
+            assert terminal.leave(process) == 0
+        deed, _ = begin(running)
+        running.call("POST", "/api/messages", {"text": "say and?", "session": deed.session, "busy": "steer"})
+        _end(running, deed.session)
+        shown = tidegate("sessions", "show", deed.session, home=home).stdout
+        assert UNKNOWN in shown and "say and?\n(not answered: the conversation ended first)" in shown
