@@ -588,7 +588,6 @@ def test_an_answer_by_a_schema_is_asked_for_as_one() -> None:
     [
         Call(tool_choice=b'"some"'),
         Call(tool_choice=b'{"type":"function"}'),
-        Call(response_format=b'{"type":"json_object"}'),
         Call(response_format=b'{"type":"json_schema"}'),
         Call(response_format=b'{"type":"grammar"}'),
         Call(response_format=b"nonsense"),

@@ -2,7 +2,9 @@
 bounded memory, and leaves the pool as it was."""
 
 import asyncio
+import gzip
 import tracemalloc
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -246,3 +248,21 @@ async def test_a_hundred_cancelled_at_any_moment_leave_a_clean_pool(server: Scri
 async def _cancelled(model: Model, text: str, after: float) -> None:
     with anyio.move_on_after(after):
         await ask(model, text)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "nonsense"])
+async def test_a_compressed_error_is_judged_by_its_status(api: str, encoding: str) -> None:
+    """H22: what cannot be read is not quoted, and is no other failure for it; a bomb is read no further than any."""
+    plain = b'{"error":{"message":"slow down, please"}}' + b" " * 10_000_000
+    body = (
+        gzip.compress(plain) if encoding == "gzip" else zlib.compress(plain) if encoding == "deflate" else b"\x8b\xff"
+    )
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        head = f"HTTP/1.1 429 Too Many Requests\r\nContent-Encoding: {encoding}\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+
+    async with answering(answer) as base_url, asking(base_url, api) as (model, _):
+        failure = await fails(model, "x")
+        assert (failure.kind, failure.upstream_status) == ("rate", 429)
+        assert ("slow down" in failure.said) is (encoding in ("gzip", "deflate"))

@@ -219,11 +219,21 @@ def test_any_error_body_becomes_a_failure_in_one_short_line(status: int, body: b
         b'{"message":"the words"}',
         b'{"detail":"the words"}',
         b'[{"error":{"message":"the words","code":400}}]',
+        b'{"detail":[{"msg":"the words","type":"t"}]}',
         b"the words",
     ],
 )
 def test_what_the_endpoint_says_is_quoted_whatever_its_shape(body: bytes) -> None:
     assert COMPLAIN.of_status(400, body, {}, NOW).message.endswith("It said: the words")
+
+
+def test_what_a_server_lists_as_wrong_is_quoted_with_its_place() -> None:
+    """H22: FastAPI's shape, as many compatible servers have it; bounded, whatever the list holds."""
+    detail = [{"loc": ["body", "messages", 0], "msg": "Input should be a string"}, {"msg": "another"}, 7, {"msg": 1}]
+    said = COMPLAIN.of_status(422, json.dumps({"detail": detail}).encode(), {}, NOW).message
+    assert said.endswith("It said: body.messages.0: Input should be a string; another")
+    many = [{"loc": list(range(1000)), "msg": "x" * 1000}] * 1000
+    assert len(COMPLAIN.of_status(422, json.dumps({"detail": many}).encode(), {}, NOW).message) < 1000
 
 
 @pytest.mark.parametrize(("status", "body", "kind", "retryable", "word"), BODIES)

@@ -466,16 +466,14 @@ async def test_a_one_shot_call_that_is_too_long_is_refused(home: Path, model: Sc
         outcome = await h.say("BEGIN " + "filling " * 20_000, None)
         assert outcome.state == "failed" and outcome.error is not None
         assert (outcome.error.status, outcome.error.code) == (400, "context_length_exceeded")
-        assert "takes" in outcome.error.message
+        assert "maximum context length" in outcome.error.message
     assert not model.recorded
 
 
 async def test_a_one_shot_call_that_grows_by_its_tools_is_fitted(home: Path, model: ScriptedModel) -> None:
     """H22: what the agent itself adds is made to fit."""
-    (home / "long.txt").parent.mkdir(parents=True, exist_ok=True)
-    steps = "[tool clock {}] " * 3
     async with house(home, model) as h:
-        outcome = await h.say(steps + "filling " * 3_000, None)
+        outcome = await h.say("[tool clock {}] " * 3 + "filling " * 1_700, None)
         assert outcome.state == "answered", outcome.error
     assert unfit(model) == 0
 

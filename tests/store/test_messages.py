@@ -124,7 +124,7 @@ async def test_a_turn_taken_again_keeps_its_places_and_counts_its_attempts(store
 
 
 async def test_a_turn_gives_its_parameters_and_numbers_back(store: Store) -> None:
-    call = Call(temperature=0.5, stop=("end",), metadata={"a": [1, None]})
+    call = Call(temperature=0.5, stop=("end",), metadata={"a": "[1, null]"})
     await store.write(new_session, "s_1")
     await store.write(turns.insert, id="t_1", session="s_1", channel="http", call=call, on_disconnect="cancel", now=1.0)
     assert (await store.write(new_turn, "s_1", "t_2")).number == 2

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import openai
 import pytest
 
 from bench.scripted_model import ScriptedModel
@@ -16,11 +17,11 @@ pytestmark = pytest.mark.anyio
     ("script", "status", "code"),
     [
         ("[status 400]", 502, "model_invalid"),
-        ("[status 400 code=context_length_exceeded]", 400, "model_context"),
-        ("[status 400 code=content_filter]", 400, "model_content"),
+        ("[status 400 code=context_length_exceeded]", 400, "context_length_exceeded"),
+        ("[status 400 code=content_filter]", 400, "content_policy_violation"),
         ("[status 401]", 502, "model_authorisation"),
         ("[status 404]", 502, "model_invalid"),
-        ("[status 429 retry-after=7]", 503, "model_rate"),
+        ("[status 429 retry-after=7]", 429, "rate_limit_exceeded"),
         ("[status 500]", 503, "model_overloaded"),
         ("[status 503]", 503, "model_overloaded"),
         ("[close]", 502, "model_network"),
@@ -32,15 +33,21 @@ pytestmark = pytest.mark.anyio
 async def test_a_failing_model_has_its_status_and_says_what_happened(
     gateway: House, script: str, status: int, code: str, stream: bool
 ) -> None:
-    """H22: 502, 503 or 504 (400 for what the caller can change); the session takes the next message."""
+    """H22: 502, 503 or 504 (400 for what the caller can change, 429 as the endpoint says); OpenAI's own codes; whether
+    a retry is of use; the session takes the next message."""
     reply = await chat(gateway, f"x {script}", session="n", stream=stream)
     assert reply.status == status, reply.body
     assert reply.error["code"] == code
-    assert reply.error["type"] == "model_error"
+    kind = {400: "invalid_request_error", 429: "rate_limit_error"}.get(status, "model_error")
+    assert reply.error["type"] == kind
     assert len(reply.error["message"]) > 20
     assert reply.headers["X-Turn-Id"].startswith("t_")
-    if status == 503:
+    if status in (429, 503):
         assert int(reply.headers["Retry-After"]) == (7 if "retry-after=7" in script else 1)
+        assert "x-should-retry" not in reply.headers, "nothing was tried again here"
+    elif status == 502 and "close" not in script:
+        assert reply.headers["x-should-retry"] == "false"
+    assert reply.headers["x-request-id"].startswith("req_")
     assert (await chat(gateway, "and now", session="n")).status == 200
 
 
@@ -89,3 +96,17 @@ async def test_a_credential_that_a_provider_echoes_does_not_reach_the_caller(
             reply = await chat(h, "x [status 401 echo]")
             assert reply.status == 502
             assert "verysecret" not in reply.body.decode()
+
+
+async def test_our_retries_and_the_clients_do_not_multiply(home: Path, model: ScriptedModel) -> None:
+    """H22: what the gateway has tried again itself, a client is told not to."""
+    toml = core.settings(model).replace("retries = 0", "retries = 2")
+    async with house(home, toml=toml) as h, openai.AsyncOpenAI(base_url=f"{h.url}/v1", api_key=h.key) as client:
+        for script, kind in (("[status 503]", openai.InternalServerError), ("[status 429]", openai.RateLimitError)):
+            before = len(model.recorded)
+            with pytest.raises(kind) as caught:
+                await client.chat.completions.create(
+                    model="main", messages=[{"role": "user", "content": f"x {script}"}]
+                )
+            assert len(model.recorded) - before == 3
+            assert caught.value.response.headers["x-should-retry"] == "false"

@@ -16,6 +16,7 @@ import msgspec
 
 from tidegate.errors import ModelFailed, ModelKind
 from tidegate.models.answer import Answer, AnswerBroken, AnswerError, distinct_calls
+from tidegate.models.complaints import uncompressed
 from tidegate.models.facts import Facts
 from tidegate.models.failures import ERROR_BODY_BYTES, Complainer
 from tidegate.models.gauge import Gauge
@@ -189,6 +190,7 @@ class HttpModel:
         try:
             if response.status != 200:
                 complaint = await _read_bounded(response, ERROR_BODY_BYTES)
+                complaint = uncompressed(complaint, response.headers.get("content-encoding", ""), ERROR_BODY_BYTES)
                 raise self._complain.of_status(response.status, complaint, response.headers, self._patience.clock())
             if response.content_type == "application/json":
                 answer.whole(await self._read_whole(response))

@@ -7,6 +7,7 @@ nothing is held.
 
 import math
 import re
+import zlib
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ LISTED = 8
 LONGEST_WAIT = 31 * 24 * 3600.0
 """Seconds: until a quota of a month is there again. Who asks for more does not mean it."""
 
+_ANY_HEADER = zlib.MAX_WBITS | 32  # gzip or zlib, whichever it is
 _MARKING = ("type", "code", "status", "param")
 _WORDING = ("message", "detail", "msg", "error_description")
 _WAIT = re.compile(r"(?i)\b(?:try again|retry) (?:in|after) (\d{1,9}(?:\.\d{1,9})?) ?(ms|s|m|seconds?|minutes?)\b")
@@ -78,6 +80,21 @@ def _listed(details: object) -> str:
             where = ".".join(map(str, place[:LISTED])) if isinstance(place, list) else ""
             found.append(f"{where}: {detail['msg']}" if where else detail["msg"])
     return "; ".join(found)
+
+
+def uncompressed(body: bytes, encoding: str, most: int) -> bytes:
+    """The first bytes of an error's body that came compressed, though nobody asked for that; nothing if it cannot be
+    read. The status says what is wrong in any case."""
+    match encoding.strip().lower():
+        case "" | "identity":
+            return body
+        case "gzip" | "x-gzip" | "deflate":
+            try:
+                return zlib.decompressobj(_ANY_HEADER).decompress(body, most)
+            except zlib.error:
+                return b""
+        case _:
+            return b""
 
 
 def wait_of(headers: Mapping[str, str], now: float) -> float | None:

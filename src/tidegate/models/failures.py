@@ -202,7 +202,11 @@ def _judge_marks(status: int, marks: str) -> tuple[ModelKind, bool, str] | None:
     if status in (401, 403) or _KEY.search(marks):
         return "authorisation", False, "the endpoint refused the key{status}; check the model's `key` setting."
     if status != 429 and _CONTEXT.search(marks):
-        return "context", False, "the conversation is too long for the model{status}; start a new one or shorten it."
+        return (
+            "context",
+            False,
+            "the conversation is too long for the model's context length{status}; start a new one or shorten it.",
+        )
     if _is_large(status, marks):
         return (
             "invalid",

@@ -175,8 +175,9 @@ class Fitting:
 
     def _too_long(self, conversation: Conversation, tokens: int) -> ModelFailed:
         return ModelFailed(
-            f"The messages have about {tokens} tokens, and the model {conversation.model.name!r} takes "
-            f"{conversation.model.facts.window}: shorten them, or name a session and let the gateway keep the history.",
+            f"The maximum context length of the model {conversation.model.name!r} is {conversation.model.facts.window} "
+            f"tokens, and the messages have about {tokens}: shorten them, or name a session, whose history is kept for "
+            "you.",
             kind="context",
             retryable=False,
         )

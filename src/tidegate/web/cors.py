@@ -36,7 +36,10 @@ class Cors:
             return [(b"vary", b"Origin")]
         return [
             (b"access-control-allow-origin", origin),
-            (b"access-control-expose-headers", b"X-Turn-Id, X-Turn-State, X-Caller-Tools, X-Request-Id, Retry-After"),
+            (
+                b"access-control-expose-headers",
+                b"X-Turn-Id, X-Turn-State, X-Caller-Tools, X-Request-Id, X-Should-Retry, Retry-After",
+            ),
             (b"vary", b"Origin"),
         ]
 

@@ -16,7 +16,7 @@ from msgspec import Meta, Raw
 from tidegate.errors import Refused, TooLarge
 from tidegate.values import Brought, Call, CallerTools, Frozen, Message, ToolCall, ToolDefinition
 from tidegate.web.decoding import refuse
-from tidegate.web.parts import MEDIA_PARTS, Part, brought_by
+from tidegate.web.parts import MEDIA_PARTS, Part, brought_by, text_of_file
 
 REASONING = {
     "none": "off",
@@ -353,15 +353,24 @@ def new_message(messages: Sequence[ChatMessage], limit: int) -> Understood:
     prompts: list[str] = []
     results: list[Message] = []
     said: list[int] = []
+    brought: list[Brought] = []
     for index, message in enumerate(messages):
         if message.role in ("system", "developer"):
             prompts.append(_text(message, index))
         elif index > last and message.role == "user":
             said.append(index)
         elif index > last:
-            results.append(_result_for_session(message, index, limit, after_user=bool(said)))
+            where = f"messages[{index}]"
+            if said:
+                raise Refused(
+                    f"`{where}` is a tool's result after a user message; send results first.", param=f"{where}.role"
+                )
+            if message.tool_call_id is None:
+                raise Refused(f"`{where}.tool_call_id` is missing.", param=f"{where}.tool_call_id")
+            text, more = _content(message, index, len(results), limit)
+            results.append(Message(role="tool", text=text, call_id=message.tool_call_id))
+            brought += more
     texts: list[str] = []
-    brought: list[Brought] = []
     for index in said:
         text, more = _said(messages[index], index, len(results), limit)
         texts.append(text)
@@ -382,18 +391,6 @@ def new_message(messages: Sequence[ChatMessage], limit: int) -> Understood:
     return _understood(tuple(found), "\n\n".join(filter(None, prompts)), brought)
 
 
-def _result_for_session(message: ChatMessage, index: int, limit: int, *, after_user: bool) -> Message:
-    """A tool's result; whether its call is open, only the session knows."""
-    where = f"messages[{index}]"
-    if after_user:
-        raise Refused(f"`{where}` is a tool's result after a user message; send results first.", param=f"{where}.role")
-    if message.tool_call_id is None:
-        raise Refused(f"`{where}.tool_call_id` is missing.", param=f"{where}.tool_call_id")
-    text = _text(message, index)
-    _bound(text, index, limit)
-    return Message(role="tool", text=text, call_id=message.tool_call_id)
-
-
 def conversation(messages: Sequence[ChatMessage], limit: int) -> Understood:
     """For an ephemeral session: the whole conversation."""
     prompts: list[str] = []
@@ -403,7 +400,9 @@ def conversation(messages: Sequence[ChatMessage], limit: int) -> Understood:
     taken: set[str] = set()
     for index, message in enumerate(messages):
         if message.role in ("tool", "function"):
-            found.append(_result(message, index, open_calls, limit))
+            text, more = _content(message, index, len(found), limit)
+            found.append(Message(role="tool", text=text, call_id=_call_id(message, index, open_calls)))
+            brought += more
             continue
         if open_calls:
             raise _unanswered(index, open_calls)
@@ -465,7 +464,8 @@ def _assistant(message: ChatMessage, index: int, open_calls: dict[str, str], tak
     return Message(role="assistant", text=text, calls=tuple(named), finish="tool_calls" if calls else "stop")
 
 
-def _result(message: ChatMessage, index: int, open_calls: dict[str, str], limit: int) -> Message:
+def _call_id(message: ChatMessage, index: int, open_calls: dict[str, str]) -> str:
+    """The call that a tool's result answers, by the name that it has in our conversation."""
     call_id = message.tool_call_id
     if message.role == "function" and call_id is None and open_calls:
         call_id = next(iter(open_calls))
@@ -474,9 +474,7 @@ def _result(message: ChatMessage, index: int, open_calls: dict[str, str], limit:
             f"`messages[{index}].tool_call_id` names no tool call of the assistant message before it.",
             param=f"messages[{index}].tool_call_id",
         )
-    text = _text(message, index)
-    _bound(text, index, limit)
-    return Message(role="tool", text=text, call_id=open_calls.pop(call_id))
+    return open_calls.pop(call_id)
 
 
 def _unanswered(index: int, open_calls: dict[str, str]) -> Refused:
@@ -488,13 +486,19 @@ def _unanswered(index: int, open_calls: dict[str, str]) -> Refused:
 
 def _said(message: ChatMessage, index: int, number: int, limit: int) -> tuple[str, list[Brought]]:
     """What a user's message says, and what it brings; it will be the one of this number."""
-    brought: list[Brought] = []
-    for place, part in enumerate(message.content if isinstance(message.content, list) else ()):
-        if part.type in MEDIA_PARTS:
-            brought.append(brought_by(part, f"messages[{index}].content[{place}]", number))
-    text = _text(message, index)
+    text, brought = _content(message, index, number, limit)
     if not text.strip() and not brought:
         raise Refused(f"`messages[{index}].content` is empty.", param=f"messages[{index}].content")
+    return text, brought
+
+
+def _content(message: ChatMessage, index: int, number: int, limit: int) -> tuple[str, list[Brought]]:
+    """The text of a user's message or a tool's result, and the media that it brings."""
+    brought: list[Brought] = []
+    for place, part in enumerate(message.content if isinstance(message.content, list) else ()):
+        if part.type in MEDIA_PARTS and (media := brought_by(part, f"messages[{index}].content[{place}]", number)):
+            brought.append(media)
+    text = _text(message, index)
     _bound(text, index, limit)
     return text, brought
 
@@ -504,10 +508,12 @@ def _text(message: ChatMessage, index: int) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     pieces: list[str] = []
-    media = MEDIA_PARTS if message.role == "user" else ()
+    media = MEDIA_PARTS if message.role in ("user", "tool") else ()
     for place, part in enumerate(content):
         if part.type == "refusal" and message.role == "assistant":
             pieces.append(part.refusal or "")
+        elif part.type == "file" and part.type in media:
+            pieces.append(text_of_file(part, f"messages[{index}].content[{place}]"))
         elif part.type in media:
             continue
         elif part.type != "text":

@@ -1,7 +1,7 @@
-"""The parts of a message: text, and of a user's message also pictures and sounds, as OpenAI's clients send them.
+"""The parts of a message: text, and of a user's message or a tool's result also pictures, sounds and files.
 
-Guarantee: what is taken is what it says it is, by its first bytes; everything else is refused with the path of the
-part. Nothing is fetched that a caller names: a picture comes as a data URL.
+A part is what its first bytes say it is; everything else is refused with the path of the part. A file of text becomes
+text, a picture or a sound is one however it is sent. Nothing is fetched from an address that a caller names.
 """
 
 import binascii
@@ -14,7 +14,9 @@ from tidegate.errors import Refused, TooLarge
 from tidegate.spool import SOUND_BYTES, media_type_of
 from tidegate.values import Brought
 
-MEDIA_PARTS = ("image_url", "input_audio")
+MEDIA_PARTS = ("image_url", "input_audio", "file")
+NAME_CHARACTERS = 200
+"""Of a file's name that is told."""
 FORMATS = {"wav": "audio/wav", "mp3": "audio/mpeg"}
 
 _DATA_URL = re.compile(r"data:image/(png|jpe?g|gif|webp);base64,", re.IGNORECASE)
@@ -29,21 +31,61 @@ class ImageUrl(msgspec.Struct):
     url: str
 
 
+class File(msgspec.Struct):
+    file_data: str | None = None
+    filename: str | None = None
+    file_id: str | None = None
+
+
 class Part(msgspec.Struct):
     type: str
     text: str | None = None
     refusal: str | None = None
     input_audio: InputAudio | None = None
     image_url: ImageUrl | str | None = None
+    file: File | None = None
 
 
-def brought_by(part: Part, where: str, message: int) -> Brought:
-    """The picture or sound of a part, of one of `MEDIA_PARTS`, of a user's message."""
+def brought_by(part: Part, where: str, message: int) -> Brought | None:
+    """The picture or sound of a part of one of `MEDIA_PARTS`; none of a file that is text."""
     if part.type == "input_audio":
         data = _sound(part.input_audio, f"{where}.input_audio")
-    else:
+    elif part.type == "image_url":
         data = _picture(part.image_url, f"{where}.image_url")
+    else:
+        data = _file(part.file, f"{where}.file")
+        if not media_type_of(data):
+            return None
     return Brought(message=message, name=where, data=data)
+
+
+def text_of_file(part: Part, where: str) -> str:
+    """The text of a file with its name above it; empty for a picture or a sound."""
+    data = _file(part.file, f"{where}.file")
+    if media_type_of(data):
+        return ""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise Refused(
+            f"`{where}.file` is no text in UTF-8, no picture and no sound, which are the files that are taken.",
+            param=f"{where}.file.file_data",
+        ) from None
+    name = (part.file.filename if part.file is not None else None) or "without a name"
+    return f"File {name[:NAME_CHARACTERS]!r}:\n{text}\n"
+
+
+def _file(given: File | None, where: str) -> bytes:
+    if given is None:
+        raise Refused(f"`{where}` is missing.", param=where)
+    if given.file_data is None:
+        raise Refused(
+            f"`{where}.file_data` is missing: files come with their message, none are kept under an id.",
+            param=f"{where}.file_data",
+        )
+    # Some clients send the bytes alone, others a data URL.
+    encoded = given.file_data.partition(";base64,")[2] if given.file_data.startswith("data:") else given.file_data
+    return _decoded(encoded, f"{where}.file_data")
 
 
 def _sound(given: InputAudio | None, where: str) -> bytes:

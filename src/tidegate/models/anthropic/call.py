@@ -2,7 +2,7 @@
 
 Guarantee: no combination of settings goes out that the model is known to refuse. What a model does not take is left out
 where the answer is still what was asked for, only less steered (temperature beside thinking); it is refused with one
-sentence where it would not be (an answer in JSON of no schema). Pure functions.
+sentence where it would not be. Pure functions.
 """
 
 import hashlib
@@ -156,13 +156,13 @@ def _choice(tool_choice: bytes) -> _Choice:
 
 
 def _shape(response_format: bytes) -> _Format | None:
+    """Only a schema has a place in this format; JSON of any shape is asked for in words (`wants_json`)."""
     shape = brought_shape(response_format)
-    if shape.kind == "json_object":
-        raise invalid(
-            "This model answers in JSON only by a schema; send response_format of type json_schema, not json_object.",
-            "response_format",
-        )
     return _Format(shape.schema) if shape.kind == "json_schema" else None
+
+
+def wants_json(call: Call) -> bool:
+    return bool(call.response_format) and brought_shape(call.response_format).kind == "json_object"
 
 
 def _user(user: str) -> str:

@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from tidegate.models.anthropic.call import parameters, sampled
+from tidegate.models.anthropic.call import parameters, sampled, wants_json
 from tidegate.models.caller_tools import invalid
 from tidegate.models.facts import Facts
 from tidegate.models.interface import Encoded
@@ -32,6 +32,7 @@ PICTURES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
 NO_MESSAGE = "The message was empty."
 NO_OUTPUT = "[no output]"
 NO_BEGINNING = "What was said before this is not known."
+JSON_ONLY = "Answer with one JSON object and nothing else."
 UNREADABLE = "unreadable_arguments"
 
 PLACE = msgspec.Raw(b"null")
@@ -99,6 +100,7 @@ class _Tool(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
+_JSON_ONLY = _encode(_Message("user", [_Text(aside(JSON_ONLY))]))
 _BEGINNING = _encode(_Message("user", [_Text(aside(NO_BEGINNING))])) + b","
 
 
@@ -178,6 +180,8 @@ class AnthropicWire:
                 pieces += (piece[: -len(_END)], mark, _END)
             else:
                 pieces.append(piece)
+        if wants_json(call):
+            pieces += (b",", _JSON_ONLY)
         pieces.append(b"]}")
         return pieces
 

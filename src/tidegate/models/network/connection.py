@@ -282,7 +282,7 @@ class Connection(asyncio.Protocol):
         if status < 200:  # something to read before the answer, as `100 Continue`
             response.headers.clear()
             return
-        if response.headers.get("content-encoding", "identity").lower() != "identity":
+        if status == 200 and response.headers.get("content-encoding", "identity").lower() != "identity":
             self._break(LinkFailed("foreign", "the answer is compressed, which was not asked for"))
             return
         if response.headers.get("transfer-encoding", "chunked").lower() != "chunked":
