@@ -4,6 +4,7 @@ Guarantee: a conversation's request is encoded once and grows only at its end; w
 Message or a ModelFailed; no credential is taken that the configuration does not name, and none is ever told.
 """
 
+from tidegate.models.counts import believed
 from tidegate.models.facts import Facts
 from tidegate.models.interface import Encoded, Model, Wire
 from tidegate.models.network.clients import Clients, ClientStats, Lease
@@ -26,4 +27,5 @@ __all__ = [
     "Patience",
     "Traffic",
     "Wire",
+    "believed",
 ]
