@@ -10,6 +10,7 @@ from tidegate.models.interface import Encoded, Model, Wire
 from tidegate.models.network.clients import Clients, ClientStats, Lease
 from tidegate.models.network.traffic import Traffic
 from tidegate.models.registry import Models, ModelState
+from tidegate.models.repair import repaired
 from tidegate.models.retry import Patience
 from tidegate.models.telling import NOTES_TASK, SUMMARY_TASK
 
@@ -28,4 +29,5 @@ __all__ = [
     "Traffic",
     "Wire",
     "believed",
+    "repaired",
 ]
