@@ -35,8 +35,8 @@ async def test_a_garbled_answer_is_told_stored_and_asked_on(home: Path, model: S
         assert after.text.startswith("The tide")
         (session,) = (await call(h, "GET", "/api/sessions")).json["sessions"]
         said = (await call(h, "GET", f"/api/sessions/{session['id']}/messages")).json["messages"]
-        assert [each["text"] for each in said if each["role"] == "tool"] == ["half ?"] * 2
-        assert "l\ufffdw" in [each["text"] for each in said]
+        assert [each["message"]["text"] for each in said if each["message"]["role"] == "tool"] == ["half ?"] * 2
+        assert "l\ufffdw" in [each["message"]["text"] for each in said]
 
 
 @pytest.mark.parametrize("text", [rb"\ud800", rb"a\ude00b", rb"\ud83d and more", b"\xed\xa0\x80"])

@@ -17,11 +17,11 @@ import msgspec
 from tidegate.agent.balance import tool_step
 from tidegate.agent.progress import Progress
 from tidegate.agent.turn import EXCERPT_CHARACTERS, Effect, Parked, Turn
-from tidegate.errors import ToolFailed, TurnFailed
+from tidegate.errors import MediaLeftOut, ToolFailed, TurnFailed
 from tidegate.lifetimes import gather, is_cancelled
 from tidegate.log import Log
 from tidegate.tools import Result, Tool, ToolContext, Toolset
-from tidegate.values import Message, ToolCall, ToolEnded, ToolStarted
+from tidegate.values import Message, Notice, ToolCall, ToolEnded, ToolStarted
 
 log = Log(__name__)
 
@@ -136,6 +136,8 @@ class Hands:
         except TimeoutError:
             return Result(text=f"{call.name} did not finish within {tool.timeout:g} s and was stopped.", failed=True)
         except ToolFailed as error:
+            if isinstance(error, MediaLeftOut):
+                self._turn.emit(Notice(text=error.message))
             return Result(text=error.message, failed=True)
         except (TurnFailed, Parked):
             raise
