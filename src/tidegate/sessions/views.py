@@ -6,10 +6,10 @@ import msgspec
 
 from tidegate.sessions.compaction import COOLDOWN, ERA, WANTED
 from tidegate.sessions.substitutes import KEY, Fallen
-from tidegate.store import ApprovalRow, SessionRow, Setting
+from tidegate.store import ApprovalRow, SessionRow, Setting, switches
 from tidegate.values import Frozen
 
-UNCHOSEN = (KEY, COOLDOWN, WANTED, ERA)
+UNCHOSEN = (KEY, COOLDOWN, WANTED, ERA, switches.KEY)
 """Settings that nobody chose, or that are over with the next turn."""
 
 
