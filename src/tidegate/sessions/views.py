@@ -4,12 +4,13 @@ from typing import Any, Literal
 
 import msgspec
 
+from tidegate.sessions import drift
 from tidegate.sessions.compaction import COOLDOWN, ERA, WANTED
 from tidegate.sessions.substitutes import KEY, Fallen
 from tidegate.store import ApprovalRow, SessionRow, Setting, switches
 from tidegate.values import Frozen
 
-UNCHOSEN = (KEY, COOLDOWN, WANTED, ERA, switches.KEY)
+UNCHOSEN = (KEY, COOLDOWN, WANTED, ERA, drift.KEY, switches.KEY)
 """Settings that nobody chose, or that are over with the next turn."""
 
 
