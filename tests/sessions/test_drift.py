@@ -107,6 +107,7 @@ async def test_it_costs_a_usual_turn_nothing(home: Path, model: ScriptedModel) -
     """L20: neither a read nor a write beside what a turn needs; the turn that tells has one write more."""
 
     async def cost(house: Core, name: str) -> tuple[int, int]:
+        await house.say("hello", name="another")  # what a start reads and writes is over by then
         before = house.store.stats()
         accepted = await house.accept("hello", name)
         await house.answered(accepted.turn)

@@ -7,11 +7,11 @@ resident is built, from what is read for that anyway, so a turn without drift co
 import hashlib
 
 from tidegate.agent import PROMPT, part_of
-from tidegate.store import Setting
+from tidegate.store import Setting, settings
 from tidegate.tools import Toolset
 from tidegate.values import Frozen, Prefix
 
-KEY = "drift"
+KEY = f"{settings.OWN}drift"
 """Of the setting that says what the user was told of, and in which turn."""
 
 

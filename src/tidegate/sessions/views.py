@@ -4,13 +4,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from tidegate.sessions import drift
 from tidegate.sessions.compaction import COOLDOWN, ERA, WANTED
 from tidegate.sessions.substitutes import KEY, Fallen
-from tidegate.store import ApprovalRow, SessionRow, Setting, switches
+from tidegate.store import ApprovalRow, SessionRow, Setting
+from tidegate.store.settings import OWN
 from tidegate.values import Frozen
 
-UNCHOSEN = (KEY, COOLDOWN, WANTED, ERA, drift.KEY, switches.KEY)
+UNCHOSEN = (KEY, COOLDOWN, WANTED, ERA)
 """Settings that nobody chose, or that are over with the next turn."""
 
 
@@ -119,7 +119,7 @@ def view(
         settings={
             setting.key: SettingView(value=setting.value, source=setting.source, expires=setting.expires)
             for setting in settings
-            if setting.key not in UNCHOSEN
+            if setting.key not in UNCHOSEN and not setting.key.startswith(OWN)
         },
         fallback=fallback,
     )

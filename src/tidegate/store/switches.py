@@ -12,7 +12,7 @@ import msgspec
 from tidegate.store import messages, settings
 from tidegate.store.rows import Db, Setting
 
-KEY = "switch"
+KEY = f"{settings.OWN}switch"
 """Of the setting."""
 
 TOLD = "The user switched this conversation from model {before} to model {after}; earlier answers are {before}'s."
