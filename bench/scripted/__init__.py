@@ -22,6 +22,10 @@ The last user message may direct it; each directive takes `times=N` (only the fi
     [slow ms=N] [hold NAME after=N]     a pause between pieces; wait for POST /release/NAME, perhaps after N pieces
     [hang after=N] [cut after=N] [badjson after=N] [error after=N code=C quote nested failed]   stop, hang up, spoil,
                                 complain after N pieces
+    [garbled chunk=N]           `<xFF>` in the answer is that byte, `<ud800>` that JSON escape; sent N bytes at a time
+    [usage input=X output=X cached=X written=X reasoning=X total=X all=X]   counts, or the whole object, are reported
+                                as X, whatever that is, percent-encoded
+    [whole]                     one body instead of the stream that was asked for
     [hugeline bytes=N] [nodone] [close] [html]     a line without end; no end mark; hang up at once; a web page
 
 A piece is what grows the answer: the opening is the first, then each part of thinking, text and arguments, whatever

@@ -19,7 +19,12 @@ OBEY = "[obey]"
 """In a note: it directs all the same, since a test has put it there."""
 
 STEPS = frozenset({"tool", "together", "badargs", "unknowntool"})
-FAULTS = frozenset({"status", "slow", "hold", "hang", "cut", "badjson", "error", "hugeline", "nodone", "close", "html"})
+FAULTS = frozenset(
+    {
+        *("status", "slow", "hold", "hang", "cut", "badjson", "error", "hugeline", "nodone", "close", "html"),
+        *("garbled", "usage", "whole"),
+    }
+)
 _OPENING = re.compile(r"\[([a-z]+)")
 _json = json.JSONDecoder()
 

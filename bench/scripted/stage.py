@@ -7,6 +7,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from bench.scripted.connection import LONGEST_WAIT, Connection
+from bench.scripted.damage import damaged
 from bench.scripted.interface import Asked, Format
 from bench.scripted.script import Directive, Plan
 from bench.scripted.wire import END, credential_of, framed, reply_of
@@ -35,10 +36,10 @@ async def perform(
     if "html" in faults:
         connection.write(reply_of(200, WEB_PAGE, kind="text/html"))
         return
-    if not asked.stream:
+    if not asked.stream or "whole" in faults:
         if pause := faults.get("slow"):
             await asyncio.sleep(pause.number("ms", 20) / 1000)
-        connection.write(reply_of(200, form.whole(asked, plan), extra=form.identified))
+        connection.write(reply_of(200, damaged(form.whole(asked, plan), faults), extra=form.identified))
         return
     if "hang" in faults and "after" not in faults["hang"].options:
         await asyncio.sleep(LONGEST_WAIT)
@@ -46,7 +47,7 @@ async def perform(
     if await _stream(server, connection, form, asked, plan):
         return
     last = form.end(asked, plan, marked="nodone" not in faults)
-    connection.write(framed(last) + END if last else END)
+    connection.write(_chunks(last, faults) + END)
 
 
 async def _stream(server: "ScriptedModel", connection: Connection, form: Format, asked: Asked, plan: Plan) -> bool:
@@ -80,10 +81,17 @@ async def _stream(server: "ScriptedModel", connection: Connection, form: Format,
         if after.get("hugeline") == place:
             await _huge_line(connection, form, int(faults["hugeline"].number("bytes", 4 * 1024 * 1024)))
         if beat:  # an empty chunk would be the end of the answer
-            batch.append(framed(beat))
+            batch.append(_chunks(beat, faults))
     connection.write(b"".join(batch))
     await connection.writable()
     return False
+
+
+def _chunks(said: bytes, faults: dict[str, Directive]) -> bytes:
+    said = damaged(said, faults)
+    size = int(faults["garbled"].number("chunk", 0)) if "garbled" in faults else 0
+    size = size or len(said)
+    return b"".join(framed(said[at : at + size]) for at in range(0, len(said), size or 1))
 
 
 def _quoted(directive: Directive, form: Format, asked: Asked) -> str:

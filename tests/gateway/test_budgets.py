@@ -151,3 +151,35 @@ def test_a_budget_of_money_needs_the_price_of_every_model(tmp_path: Path) -> Non
     assert tidegate("config", "check", home=home).returncode == 0
     (home / "tidegate.toml").write_text(MONEY)
     assert tidegate("config", "check", home=home).returncode == 0  # the demo model costs nothing
+
+
+FORMATS = ("openai-chat", "openai-responses", "anthropic")
+
+
+def test_absurd_counts_are_replaced_by_estimates_and_block_nobody(tmp_path: Path, model: ScriptedModel) -> None:
+    """X22, A2: in every format the next message is answered, `usage` shows a sane figure that is marked, and the log
+    has one line for each of them."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    (home / "tidegate.toml").write_text(
+        "".join(
+            f'[models.{api}]\napi = "{api}"\nbase_url = "{model.url}/v1"\nmodel = "{api}"\nkey = "env:KEY"\n{PRICE}'
+            f'[agents.{api}]\nmodel = "{api}"\ntools = []\n'
+            for api in FORMATS
+        )
+        + '[budgets.all]\nper = "gateway"\neach = "total"\nmoney = 100\n'
+    )
+    with gateway(home, KEY="any") as running:
+        for api in FORMATS:
+            for text in (f"[usage input={2**63 - 1}]", f"[usage output={2**63 - 1}]", "hello"):
+                body = {"model": api, "messages": [{"role": "user", "content": text}]}
+                answer = running.call("POST", "/v1/chat/completions", body)
+                assert answer["choices"][0]["message"]["content"].startswith("The tide")
+                assert answer["usage"].get("estimated", False) == (text != "hello")
+        shown = json.loads(tidegate("usage", "--json", home=home).stdout)["total"]
+        assert (shown["calls"], shown["estimated"]) == (9, 6)
+        assert 0 < shown["input"] + shown["output"] < 10_000
+        assert "Of 6 of 9 calls the provider did not count the tokens" in tidegate("usage", home=home).stdout
+    lines = [line for line in running.log.read_text().splitlines() if "cannot be right" in line]
+    assert len(lines) == 6
+    assert all(api in "".join(lines) for api in FORMATS)

@@ -235,7 +235,6 @@ def test_an_error_of_any_shape_is_one(data: bytes) -> None:
         [start(), *text(1, "x"), *text(0, "y")],
         [start(), begin(0, type="text", text=5)],
         [start(), begin(0, type="text", text=""), delta(0, type="text_delta", text=5)],
-        [start(usage={"input_tokens": "many"})],
     ],
 )
 def test_a_stream_out_of_order_or_shape_is_no_answer(events: list[dict[str, Any]]) -> None:

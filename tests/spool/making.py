@@ -48,3 +48,8 @@ def in_child(*arguments: str, namespace: bool = False) -> dict[str, str]:
     assert done.returncode == 0, done.stderr
     found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def can_mount() -> bool:
+    tried = ["unshare", "--user", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]
+    return subprocess.run(tried, capture_output=True, timeout=WAIT).returncode == 0

@@ -13,7 +13,10 @@ from pathlib import Path
 import anyio
 
 from tests.spool.making import ID, SESSION, files, recorded, spool_of
+from tests.spool.sounds import wav
 from tests.store.making import new_session
+from tidegate.errors import MediaLeftOut
+from tidegate.spool.entry import UNSPOOLED_BYTES
 from tidegate.store import Store
 
 SMALL = 192 * 1024
@@ -65,6 +68,40 @@ async def refused(how: str, folder: Path) -> dict[str, str]:
         }
 
 
+async def media(how: str, folder: Path, *, pillow: bool) -> dict[str, str]:
+    """Pictures and sounds that the spool refuses."""
+    from tests.spool.pictures import noise, saved
+
+    root = folder / "spool"
+    root.mkdir()
+    if how == "full":
+        mount(root, "-o", f"size={SMALL}")
+    elif how == "read-only":
+        mount(root, "-o", "ro")
+    picture, large, sound = saved(noise(500, 500), "PNG"), saved(noise(1000, 1000), "PNG"), wav(30)
+    if not pillow:
+        sys.modules["PIL"] = None  # type: ignore[assignment]  # it cannot be imported any more
+    async with Store.open(folder / "db") as store:
+        await store.write(new_session, SESSION)
+        spool = spool_of(root, store, **({"quota": 100_000} if how == "quota" else {}))
+        mine = spool.of(SESSION, None)
+        await recorded(mine.record("warm"), [b""])
+        before, inline = descriptors(), 0
+        found: dict[str, str] = {}
+        given = {"sound": sound, "picture": picture, "large picture": large, "second sound": wav(60)}
+        for name, data in given.items():
+            try:
+                made = await mine.media(name, data)
+            except MediaLeftOut as error:
+                found[name] = error.message
+                continue
+            inline += len(made.data)
+            found[name] = "the same bytes" if made.data == data else made.note
+            found[f"{name} note"] = made.note
+        found["inline"] = "within the limit" if inline <= UNSPOOLED_BYTES else f"{inline} bytes"
+        return {**found, "files": str(len(files(spool))), "descriptors": str(descriptors() - before)}
+
+
 async def much(folder: Path, megabytes: int) -> dict[str, str]:
     piece = b"a line of output that a command prints\n" * 1681
     piece = piece[: 64 * 1024]
@@ -114,6 +151,9 @@ def main() -> None:
         found = anyio.run(much, folder, int(sys.argv[3]))
     elif how == "picture":
         found = anyio.run(picture, folder)
+    elif how.startswith("media-"):
+        pillow = sys.argv[3] == "pillow"
+        found = anyio.run(lambda: media(how.removeprefix("media-"), folder, pillow=pillow))
     else:
         found = anyio.run(refused, how, folder)
     print(json.dumps(found))

@@ -11,10 +11,11 @@ import pytest
 from anyio import to_thread
 from PIL import Image
 
-from tests.spool.making import ID, SESSION, WAIT, files, in_child, spool_of
+from tests.spool.making import ID, SESSION, WAIT, can_mount, files, in_child, spool_of
 from tests.spool.pictures import bomb, noise, plain, saved
 from tidegate.errors import ToolFailed
 from tidegate.spool import SessionSpool, Spool
+from tidegate.spool.entry import UNSPOOLED_BYTES
 from tidegate.store import Store, spooled
 from tidegate.values import Media
 
@@ -174,19 +175,50 @@ async def test_a_local_file_and_bytes_from_a_server_obey_the_same_limits(
         await mine.media("x", fd)
 
 
-async def test_over_the_quota_a_picture_is_shown_small(store: Store, tmp_path: Path) -> None:
-    """D4, D5: it goes with its message, and says why it is small; so too when the disk refuses."""
-    data = saved(noise(900, 900), "PNG")
-    full = spool_of(tmp_path / "spool", store, quota=100_000)
-    media = await full.of(SESSION, None).media("noise", data)
-    assert 0 < len(media.data) <= INLINE_BYTES and not media.spooled
-    assert media.note.endswith("small, since this conversation has used up its limits.spool_bytes")
-    await decoded(full, media)
+async def test_over_the_quota_a_picture_goes_with_its_message(store: Store, tmp_path: Path) -> None:
+    """D4, D5: as it is, and when it is too large for that, made smaller; a note says why. So too when the disk
+    refuses."""
+    data, large = saved(noise(600, 600), "PNG"), saved(noise(1000, 1000), "PNG")
+    assert INLINE_BYTES < len(data) < UNSPOOLED_BYTES < len(large)
     (tmp_path / "file").write_text("in the way")
-    refusing = spool_of(tmp_path / "file", store)
-    media = await refusing.of(SESSION, None).media("noise", data)
-    assert 0 < len(media.data) <= INLINE_BYTES and "small, since the disk refused it" in media.note
-    assert files(full) == {}
+    for spool, why in (
+        (spool_of(tmp_path / "spool", store, quota=100_000), "this conversation has used up its limits.spool_bytes"),
+        (spool_of(tmp_path / "file", store), "the disk refused it (File exists)"),
+    ):
+        mine = spool.of(SESSION, None)
+        media = await mine.media("noise", data)
+        assert (media.data, media.spooled, media.note) == (data, "", f"kept in its message, since {why}")
+        media = await mine.media("noise", large)
+        assert len(media.data) <= UNSPOOLED_BYTES - len(data) and media.note.endswith(f"small, since {why}")
+        await decoded(spool, media)
+        for _ in range(3):  # however little room is left, a small one goes with its message
+            media = await mine.media("noise", large)
+        assert 0 < len(media.data) <= INLINE_BYTES
+    assert not [path for path in (tmp_path / "spool").rglob("*") if path.is_file()]
+
+
+CASES = [("full", "No space left on device"), ("read-only", "Read-only file system"), ("quota", "limits.spool_bytes")]
+
+
+@pytest.mark.parametrize("pillow", [True, False], ids=["with Pillow", "without"])
+@pytest.mark.parametrize(("how", "why"), CASES)
+async def test_media_that_the_spool_refuses_goes_inline_up_to_a_limit(
+    tmp_path: Path, how: str, why: str, pillow: bool
+) -> None:
+    """D5, D7: on a real file system that is full or read-only, pictures and sounds; beyond the limit it is said what
+    was left out, why, and what the limit is."""
+    if not await to_thread.run_sync(can_mount):
+        pytest.skip("this machine allows no mounts of one's own")
+    arguments = (f"media-{how}", str(tmp_path), "pillow" if pillow else "none")
+    found = await to_thread.run_sync(lambda: in_child(*arguments, namespace=True))
+    assert found["sound"] == found["picture"] == "the same bytes"
+    assert why in found["sound note"] and why in found["picture note"]
+    for left_out in [found["second sound"], *([] if pillow else [found["large picture"]])]:
+        assert why in left_out and f"({UNSPOOLED_BYTES} bytes in all)" in left_out and left_out.endswith("make room.")
+    if pillow:
+        assert "small, since" in found["large picture"] and why in found["large picture"]
+    assert found["inline"] == "within the limit"
+    assert (found["files"], found["descriptors"]) == ("0", "0")
 
 
 async def test_without_pillow_what_fits_goes_as_it_is_and_the_rest_says_what_to_do(

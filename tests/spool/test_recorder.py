@@ -2,7 +2,6 @@
 
 import asyncio
 import stat
-import subprocess
 import time
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from anyio import to_thread
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.spool.making import BYTES, ID, LINES, QUOTA, SESSION, WAIT, files, in_child, recorded, spool_of
+from tests.spool.making import BYTES, ID, LINES, QUOTA, SESSION, WAIT, can_mount, files, in_child, recorded, spool_of
 from tidegate.errors import Conflict, StoreFull
 from tidegate.spool import SessionSpool, Spool
 from tidegate.spool.recorder import BUFFER_BYTES
@@ -247,11 +246,6 @@ async def test_a_store_without_room_costs_only_the_whole(mine: SessionSpool, spo
     assert len(files(spool)) == spool.stats().kept
     with pytest.raises(StoreFull):
         await store.write(lambda db: db.execute("CREATE TABLE filler AS SELECT randomblob(100000)").fetchall())
-
-
-def can_mount() -> bool:
-    tried = ["unshare", "--user", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]
-    return subprocess.run(tried, capture_output=True, timeout=WAIT).returncode == 0
 
 
 async def test_a_full_disk_costs_only_the_whole(tmp_path: Path) -> None:

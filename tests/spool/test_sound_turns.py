@@ -15,6 +15,7 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, Core, core, settings
 from tests.spool.sounds import mp3, wav
+from tidegate.agent import Conversation
 from tidegate.tools import Result, ToolContext, Toolset, extensions, tool
 from tidegate.values import Media
 
@@ -143,3 +144,27 @@ async def test_a_sound_that_is_gone_is_told_in_words_and_can_be_fetched_no_more(
         shutil.rmtree(house.door.spool.root / outcome.session)
         assert (await house.say("two")).state == "answered"
         assert "Sound 1 is no longer there." in told(house)
+
+
+async def test_what_the_spool_refuses_is_heard_and_what_is_left_out_is_told(
+    home: Path, model: ScriptedModel, project: Path
+) -> None:
+    """D5: to the model and to the user, with the limit; the turn goes on, and all of it survives a restart."""
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "spool").write_text("in the way")
+    (project / "long.wav").write_bytes(wav(70))
+    async with running(home, model, project) as house:
+        outcome = await house.say('[together read_file {"path":"speech.txt"} read_file {"path":"long.wav"}] one')
+        assert outcome.state == "answered"
+        assert heard(house) == [LARGE]
+        assert "kept in its message, since the disk refused it" in told(house)
+        (notice,) = outcome.notices
+        assert notice.startswith('The sound "long.wav" cannot be heard: the disk refused it') and "2097152" in notice
+        assert msgspec.json.encode(notice).decode()[1:-1] in told(house)
+        record = house.door.presence.get(outcome.session)
+        assert record is not None and isinstance(record.resident, Conversation)
+        assert record.resident.weight > len(LARGE), "what is inline is weighed"
+    async with running(home, model, project) as house:
+        await house.say("two")
+        assert heard(house) == [LARGE]
+        grows(model)

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from tests.spool.making import SESSION, files, spool_of
 from tests.spool.pictures import plain, saved
 from tests.spool.sounds import RATE, chunk, form, frame, mp3, riff, tag, vbri, wav, xing
-from tidegate.errors import ToolFailed
+from tidegate.errors import MediaLeftOut, ToolFailed
 from tidegate.spool import SessionSpool, Spool
+from tidegate.spool.entry import UNSPOOLED_BYTES
 from tidegate.spool.media import seems_media
 from tidegate.spool.sounds import Sound, Strange, kind, sniff
 from tidegate.store import Store, spooled
@@ -274,7 +275,9 @@ async def test_other_sounds_are_named_and_how_to_convert_them(mine: SessionSpool
 async def test_a_large_sound_that_cannot_be_kept_is_refused_with_the_reason(store: Store, tmp_path: Path) -> None:
     """D4, D5: it cannot be made smaller, and nothing is left behind."""
     full = spool_of(tmp_path / "spool", store, quota=100_000)
-    with pytest.raises(ToolFailed, match=r"limits\.spool_bytes; one of at most 262144 bytes"):
-        await full.of(SESSION, None).media("x", wav(20))
+    with pytest.raises(
+        MediaLeftOut, match=rf"limits\.spool_bytes, and its \d+ bytes .* \({UNSPOOLED_BYTES} bytes in all"
+    ):
+        await full.of(SESSION, None).media("x", wav(80))
     assert files(full) == {}
-    assert (await full.of(SESSION, None).media("x", wav(1))).data
+    assert (await full.of(SESSION, None).media("x", wav(20))).data == wav(20)

@@ -11,8 +11,8 @@ import pytest
 
 from tests.store.making import OWNER, count, new_session
 from tidegate.config.rules import DEAREST
+from tidegate.models.counts import TOKENS
 from tidegate.models.facts import Prices
-from tidegate.models.streamed import TOKENS
 from tidegate.store import Db, Spent, Store, migrations, principals, sessions, usage
 from tidegate.store._connections import connect
 from tidegate.values import Usage

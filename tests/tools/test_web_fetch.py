@@ -129,6 +129,21 @@ async def test_a_sound_is_given_as_one_and_another_kind_is_only_saved(tmp_path: 
         assert "audio/ogg" in message and "save" in message
 
 
+async def test_media_that_the_spool_refuses_comes_with_the_result_up_to_a_limit(tmp_path: Path) -> None:
+    """D5: the same as for any other tool."""
+    sound = wav(20)
+    async with site(answering(sound, "audio/wav")) as found, agent(tmp_path) as mine:
+        (home,) = tmp_path.iterdir()
+        (home / "spool").write_text("in the way")
+        (media,) = (await mine.fetch(found.url)).media
+        assert (media.data, media.spooled) == (sound, "")
+        assert "the disk refused it" in media.note
+        for _ in range(2):
+            await mine.fetch(found.url)
+        message = await refusal(mine, found.url)
+        assert "cannot be heard: the disk refused it" in message and "2097152 bytes in all" in message
+
+
 async def test_another_file_is_only_saved(tmp_path: Path) -> None:
     body = bytes(range(256)) * 100
     async with site(answering(body, "application/zip")) as found, agent(tmp_path) as mine:

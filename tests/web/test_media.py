@@ -61,9 +61,9 @@ def grows(model: ScriptedModel) -> None:
         assert later.startswith(earlier.removesuffix(b"]}"))
 
 
-async def post(gateway: House, body: dict[str, Any]) -> Reply:
+async def post(gateway: House, body: dict[str, Any], **options: Any) -> Reply:
     """A large body."""
-    return await call(gateway, "POST", CHAT, data=io.BytesIO(msgspec.json.encode(body)))
+    return await call(gateway, "POST", CHAT, data=io.BytesIO(msgspec.json.encode(body)), **options)
 
 
 def spooled(gateway_home: Path) -> list[Path]:
@@ -183,11 +183,11 @@ async def test_what_is_too_large_or_too_much_is_413(home: Path, model: ScriptedM
         assert (answer.status, answer.error["param"]) == (413, "messages[0].content[0].input_audio.data")
         answer = await post(gateway, said(*[sound(SMALL)] * 51))
         assert (answer.status, answer.error["param"]) == (413, "messages")
-        answer = await post(gateway, said(sound(LARGE), sound(wav(60))))
+        answer = await post(gateway, said(sound(LARGE), sound(wav(70))))
         assert (answer.status, answer.error["param"]) == (413, "messages[0].content[1]")
         assert "limits.spool_bytes" in answer.error["message"]
-        answer = await post(gateway, said(*[sound(LARGE)] * 4))
-        assert (answer.status, answer.error["param"]) == (413, "messages")
+        answer = await post(gateway, said(*[sound(LARGE)] * 10))  # three are spooled, and six go with the message
+        assert (answer.status, answer.error["param"]) == (413, "messages[0].content[9]")
         assert not model.recorded and spooled(home) == []
 
 
@@ -257,3 +257,39 @@ def test_any_range_is_a_part_the_whole_or_refused(header: bytes, size: int) -> N
         assert refused.status == 416
     else:
         assert part is None or 0 <= part.start < part.end <= size
+
+
+# -- when the spool refuses --------------------------------------------------------------------------------------------
+
+
+async def test_what_the_spool_refuses_comes_with_its_message_and_is_heard_after_a_restart(
+    home: Path, model: ScriptedModel
+) -> None:
+    """D5: up to a limit; beyond it the caller is told what was left out, why, and what the limit is."""
+    home.mkdir(parents=True)
+    (home / "spool").write_text("in the way")
+    named = {"X-Session-Id": "talk"}
+    photograph = saved(noise(500, 500), "PNG")
+    async with house(home, model=model) as h:
+        reply = await post(h, said(sound(LARGE), picture(photograph), "look"), headers=named)
+        assert reply.status == 200, reply.body
+        assert given_to(model) == [LARGE, photograph]
+        asked = len(model.recorded)
+        reply = await post(h, said(sound(wav(70)), "listen"), headers=named)
+        assert reply.status == 507, reply.body
+        assert "the disk refused it" in reply.error["message"] and "2097152 bytes" in reply.error["message"]
+        assert len(model.recorded) == asked, "nothing of it was taken in"
+    async with house(home, model=model) as h:
+        assert (await post(h, said("again"), headers=named)).status == 200
+        assert given_to(model) == [LARGE, photograph]
+        grows(model)
+
+
+async def test_over_the_quota_several_of_one_message_go_as_far_as_there_is_room(
+    home: Path, model: ScriptedModel
+) -> None:
+    """D4, D5: the first lies in the spool, the second in its message; neither is refused for the other."""
+    async with house(home, "[limits]\nspool_bytes = 1_048_576\n", model=model) as h:
+        reply = await post(h, said(sound(wav(25)), sound(wav(26)), "listen"))
+        assert reply.status == 200, reply.body
+        assert given_to(model) == [wav(25), wav(26)]

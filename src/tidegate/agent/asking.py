@@ -15,6 +15,7 @@ import msgspec
 from tidegate.agent.conversation import Conversation
 from tidegate.agent.turn import Turn
 from tidegate.errors import ModelFailed
+from tidegate.models import believed
 from tidegate.values import Call, Event, Frozen, Message, TextDelta, TextReset, Usage
 
 
@@ -95,17 +96,23 @@ async def ask(turn: Turn, conversation: Conversation, call: Call, purse: Purse) 
         if isinstance(error, asyncio.CancelledError) or heard:
             purse.cut(turn, _estimate(conversation, heard))
         raise
-    if answer.usage is not None and not answer.usage.estimated:
-        conversation.count(answer.usage.input)
-    usage = answer.usage or _estimate(conversation, shown + sum(_size(made.arguments) for made in answer.calls))
+    usage = believed(conversation.model, answer.usage, asked=conversation.estimated_bytes, received=received(answer))
+    if not usage.estimated:
+        conversation.count(usage.input)
     purse.spend(turn, usage)
-    return answer if answer.usage is not None else msgspec.structs.replace(answer, usage=usage)
+    return msgspec.structs.replace(answer, usage=usage)
 
 
 def _estimate(conversation: Conversation, said: int) -> Usage:
     model = conversation.model
     tokens = model.gauge.tokens
     return model.facts.priced(Usage(input=tokens(conversation.estimated_bytes), output=tokens(said), estimated=True))
+
+
+def received(answer: Message) -> int:
+    """Bytes of what a model said, thought and called."""
+    called = sum(_size(call.arguments) for call in answer.calls)
+    return _size(answer.text) + called + sum(len(bytes(one.item)) for one in answer.carried)
 
 
 def _size(text: str) -> int:

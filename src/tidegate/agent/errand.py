@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import anyio
 
-from tidegate.agent.asking import Purse
+from tidegate.agent.asking import Purse, received
 from tidegate.errors import ModelFailed
-from tidegate.models import Model
+from tidegate.models import Model, believed
 from tidegate.values import Call, Event, Message, Prefix, Usage
 
 NOTHING = Usage()
@@ -73,11 +73,9 @@ async def run_errand(
         if failure.heard:
             broke(failure.heard)
         raise
-    usage = answer.usage or model.facts.priced(
-        Usage(input=model.gauge.tokens(asked), output=model.gauge.tokens(len(answer.text.encode())), estimated=True)
-    )
-    if answer.usage is not None and not answer.usage.estimated:
-        model.gauge.learn(asked, answer.usage.input)
+    usage = believed(model, answer.usage, asked=asked, received=received(answer))
+    if not usage.estimated:
+        model.gauge.learn(asked, usage.input)
     purse.spend(errand, usage)
     errand.pay(purse.model, usage)
     return answer

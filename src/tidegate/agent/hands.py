@@ -18,11 +18,11 @@ import msgspec
 from tidegate.agent.balance import interrupted, tool_step
 from tidegate.agent.progress import Progress
 from tidegate.agent.turn import EXCERPT_CHARACTERS, Effect, Parked, Turn
-from tidegate.errors import ToolFailed, TurnFailed
+from tidegate.errors import MediaLeftOut, ToolFailed, TurnFailed
 from tidegate.lifetimes import gather, is_cancelled
 from tidegate.log import Log
 from tidegate.tools import Result, Tool, ToolContext, Toolset
-from tidegate.values import Message, ToolCall, ToolEnded, ToolStarted
+from tidegate.values import Message, Notice, ToolCall, ToolEnded, ToolStarted
 
 log = Log(__name__)
 
@@ -144,6 +144,8 @@ class Hands:
                 return given if isinstance(given, Result) else Result(text=given)
             return _cut_short(tool, call, f"{call.name} did not finish within {tool.timeout:g} s and was stopped.")
         except ToolFailed as error:
+            if isinstance(error, MediaLeftOut):
+                self._turn.emit(Notice(text=error.message))
             return Result(text=error.message, failed=True)
         except (TurnFailed, Parked):
             raise

@@ -34,7 +34,8 @@ async def model(context: Context, words: str) -> Reply:
         return Reply(text=f"The agent's own model again, {when}.", session=session)
     if name not in names:
         raise Refused(f"There is no model {name[:100]!r}{nearest(name, names)}", code="model_not_found")
-    when = await _choose(context, session, "model", name, lasts)
+    ends = await changes.choose_model(context.door, session, context.principal, name, lasts=lasts)
+    when = _from_when(context, ends)
     again = "" if lasts is None else ", and again when it ends"
     return Reply(text=f"{name}, {when}. The cached prefix is rebuilt once{again}.", session=session)
 
@@ -52,15 +53,16 @@ async def reasoning(context: Context, words: str) -> Reply:
         return Reply(text=f"{_whose(context, view).capitalize()} default again, {_when(context)}.", session=session)
     if effort not in EFFORTS:
         raise Refused(f"Reasoning is one of {', '.join(EFFORTS)} or default.", code="bad_argument")
-    when = await _choose(context, session, "reasoning", effort, lasts)
+    ends = await changes.set_setting(
+        context.door, session, context.principal, "reasoning", effort, source=SOURCE, lasts=lasts
+    )
+    when = _from_when(context, ends)
     return Reply(text=f"Reasoning {effort}, {when}. Nothing is rebuilt.", session=session)
 
 
-async def _choose(context: Context, session: str, key: str, value: str, lasts: float | None) -> str:
-    """Set it; from when until when it holds."""
-    door = context.door
-    ends = await changes.set_setting(door, session, context.principal, key, value, source=SOURCE, lasts=lasts)
-    return _when(context) if ends is None else f"{_when(context)} {until(ends, door.clock())}"
+def _from_when(context: Context, ends: float | None) -> str:
+    """From when until when a setting holds."""
+    return _when(context) if ends is None else f"{_when(context)} {until(ends, context.door.clock())}"
 
 
 def _when(context: Context) -> str:

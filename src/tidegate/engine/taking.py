@@ -23,6 +23,7 @@ from tidegate.store import (
     notices,
     sessions,
     settings,
+    switches,
     turns,
 )
 from tidegate.values import Call, Frozen, Message, OnDisconnect
@@ -64,12 +65,11 @@ def begin(db: Db, turn: str, now: float) -> Begun:
     if session is None:
         raise StoreFailed(f"The session of turn {turn} is gone.")
     recorded = messages.journal(db, turn)
+    held = tuple(settings.get_all(db, row.session, now))
     if all(is_incoming(each) and each.step != NOTICE for each in recorded):
-        recorded += _tell(db, session, turn, now)
+        recorded += _tell(db, session, turn, held, now)
     return Begun(
-        taken=Taken(
-            turn=row, session=session, settings=tuple(settings.get_all(db, row.session, now)), tools_changed=changed
-        ),
+        taken=Taken(turn=row, session=session, settings=held, tools_changed=changed),
         incoming=tuple((each.seq or 0, each.message) for each in recorded if is_incoming(each)),
         recorded=tuple(recorded),
         intents=intents.open_of(db, turn),
@@ -109,26 +109,24 @@ def begin_at_once(
         messages.append(db, session=session.id, turn=turn, step=f"{turns.INCOMING}{number}", message=message, now=now)
         for number, message in enumerate(incoming)
     ]
-    placed += _tell(db, session, turn, now)
+    held = tuple(settings.get_all(db, session.id, now))
+    placed += _tell(db, session, turn, held, now)
     session = msgspec.structs.replace(session, version=session.version + len(placed) + closed, active=now)
     if closed:
         placed = messages.journal(db, turn)
+    changed = session.caller_tools != before.caller_tools
     return Begun(
-        taken=Taken(
-            turn=row,
-            session=session,
-            settings=tuple(settings.get_all(db, session.id, now)),
-            tools_changed=session.caller_tools != before.caller_tools,
-        ),
+        taken=Taken(turn=row, session=session, settings=held, tools_changed=changed),
         incoming=tuple((each.seq or 0, each.message) for each in placed),
     )
 
 
-def _tell(db: Db, session: SessionRow, turn: str, now: float) -> list[MessageRow]:
+def _tell(db: Db, session: SessionRow, turn: str, held: tuple[Setting, ...], now: float) -> list[MessageRow]:
     """What happened meanwhile joins the turn as a message of its own, behind what was said."""
-    text = notices.take(db, session.id)
-    if session.memory_seen and (changed := notes.tell(db, session, turn, now)):
-        text = f"{text}\n{changed}" if text else changed
+    texts = [notices.take(db, session.id), switches.take(db, session.id, held, now)]
+    if session.memory_seen:
+        texts.append(notes.tell(db, session, turn, now))
+    text = "\n".join(filter(None, texts))
     if not text:
         return []
     told = Message(role="user", aside=text)

@@ -4,11 +4,13 @@ Guarantee: a conversation's request is encoded once and grows only at its end; w
 Message or a ModelFailed; no credential is taken that the configuration does not name, and none is ever told.
 """
 
+from tidegate.models.counts import believed
 from tidegate.models.facts import Facts
 from tidegate.models.interface import Encoded, Model, Wire
 from tidegate.models.network.clients import Clients, ClientStats, Lease
 from tidegate.models.network.traffic import Traffic
 from tidegate.models.registry import Models, ModelState
+from tidegate.models.repair import repaired
 from tidegate.models.retry import Patience
 from tidegate.models.telling import NOTES_TASK, SUMMARY_TASK
 
@@ -26,4 +28,6 @@ __all__ = [
     "Patience",
     "Traffic",
     "Wire",
+    "believed",
+    "repaired",
 ]

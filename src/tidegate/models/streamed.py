@@ -2,13 +2,16 @@
 
 Guarantee: what comes out is bounded (bytes of text and arguments, number of calls, size of an event, bytes on the wire
 for each of them), or an AnswerBroken says why not. Text is handed on once per read from the network, in order. It
-belongs to one attempt of one model step.
+belongs to one attempt of one model step. A format is given JSON of which every string is valid Unicode.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+import msgspec
+
 from tidegate.models.answer import AnswerBroken
+from tidegate.models.repair import repaired, repaired_text
 from tidegate.models.sse import EVENT_BYTES, Events, EventTooLarge
 from tidegate.values import ToolCall
 
@@ -16,9 +19,6 @@ from tidegate.values import ToolCall
 CALLS = 128
 # Wire bytes for each byte of answer that a stream may cost: about 60 for the smallest pieces in use, doubled.
 WIRE_FACTOR = 128
-# More tokens than any request or answer will ever have; a larger number is a mistake, and the store could not add up
-# many of them.
-TOKENS = 10**9
 
 
 class GrowingCall:
@@ -117,7 +117,7 @@ class StreamedAnswer(ABC):
         """An answer that came in one piece, from an endpoint that does not stream."""
         fresh = len(self.text)
         try:
-            self.one_piece(body)
+            self.one_piece(repaired(body))
             self.done = True
         finally:
             self._hand_on(fresh)
@@ -126,7 +126,7 @@ class StreamedAnswer(ABC):
         fresh = len(self.text)
         try:
             for event in events:
-                self.event(event)
+                self.event(repaired(event))
                 if self.done:
                     break
         finally:
@@ -155,9 +155,19 @@ class StreamedAnswer(ABC):
 
     def made_calls(self) -> tuple[ToolCall, ...]:
         return tuple(
-            ToolCall(id=call.id or f"call_{place}", name=call.name, arguments="".join(call.arguments) or "{}")
+            ToolCall(
+                id=call.id or f"call_{place}",
+                name=call.name,
+                arguments=repaired_text("".join(call.arguments)) or "{}",
+            )
             for place, call in enumerate(self.calls)
         )
+
+
+def given(raw: msgspec.Raw) -> bytes:
+    """A copy, since the value itself is a part of its event; empty for one that is missing or null."""
+    copied = bytes(raw)
+    return b"" if copied == b"null" else copied
 
 
 def finish_of(finish: str, *, calls: bool, refused: bool = False) -> str:
@@ -167,8 +177,3 @@ def finish_of(finish: str, *, calls: bool, refused: bool = False) -> str:
     if calls and finish == "stop":
         return "tool_calls"
     return "stop" if finish == "tool_calls" and not calls else finish
-
-
-def tokens(counted: float | None) -> int:
-    """What an endpoint says that it counted, as a number that can be kept and paid for."""
-    return int(min(max(counted or 0, 0), TOKENS))

@@ -14,8 +14,11 @@ from tidegate.errors import Conflict
 from tidegate.sessions import titles
 from tidegate.sessions.admission import Fresh
 from tidegate.sessions.compaction import COOLDOWN, WANTED
-from tidegate.store import Db, SessionRow, messages, sessions, settings, spooled, summaries, turns
+from tidegate.store import Db, SessionRow, messages, sessions, settings, spooled, summaries, switches, turns
 from tidegate.values import Accepted, new_id
+
+MODEL = "model"
+"""Key of the setting that /model makes."""
 
 if TYPE_CHECKING:
     from tidegate.security import Principal
@@ -42,8 +45,39 @@ async def set_setting(
 
 
 async def clear_setting(door: "Sessions", session: str, principal: "Principal", key: str) -> bool:
-    await door.row(session, principal)
+    row = await door.row(session, principal)
+    if key == MODEL:
+        return await _choose_model(door, row, None, None)
     return bool(await door.store.write(settings.clear, session, key))
+
+
+async def choose_model(
+    door: "Sessions", session: str, principal: "Principal", name: str, *, lasts: float | None = None
+) -> float | None:
+    """The model of this session, to its end or for `lasts` seconds. The next model is told of it once. When it ends."""
+    row = await _owned(door, session, principal)
+    ends = None if lasts is None else door.clock() + lasts
+    await _choose_model(door, row, name, ends)
+    return ends
+
+
+async def _choose_model(door: "Sessions", row: SessionRow, name: str | None, ends: float | None) -> bool:
+    """None for the agent's own; whether anything was chosen before, or is now."""
+    now = door.clock()
+    agent = door.config.agents.get(row.agent)
+    own = "" if agent is None else agent.model
+
+    def write(db: Db) -> bool:
+        held = next((each.value for each in settings.get_all(db, row.id, now) if each.key == MODEL), None)
+        if name is not None:
+            settings.put(db, row.id, MODEL, name, "command", now, ends)
+        else:
+            settings.clear(db, row.id, MODEL)
+        if row.ended is None:
+            switches.note(db, row.id, before=held or own, after=name or own, own=own, ends=ends, now=now)
+        return name is not None or held is not None
+
+    return await door.store.write(write)
 
 
 async def ask_to_compact(door: "Sessions", session: str, principal: "Principal") -> None:

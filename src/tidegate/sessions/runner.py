@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,10 +23,12 @@ from tidegate.log import Log
 from tidegate.models import Encoded, Model, Models
 from tidegate.sessions.budgets import Budgets
 from tidegate.sessions.compaction import COOLDOWN, ERA, Compaction, Fitting, read_view
+from tidegate.sessions.drift import KEY as DRIFT
+from tidegate.sessions.drift import Drift, drift_of, told_of
 from tidegate.sessions.filling import Filling, fill
 from tidegate.sessions.substitutes import Substitutes
 from tidegate.sessions.workshop import Workshop
-from tidegate.store import SessionRow, Setting, Store, sessions
+from tidegate.store import SessionRow, Setting, Store, sessions, settings
 from tidegate.tools import ToolRegistry, Toolset
 from tidegate.values import Call, Message, Notice, Outcome
 
@@ -48,6 +51,17 @@ TOOLS_CHANGED = (
     "The caller's tools differ from those of the request before, so the conversation's prefix was rebuilt: the "
     "provider counts all of it as new once."
 )
+
+
+class Beginning(NamedTuple):
+    """A frozen prefix as it is sent, and how it differs from the agent's configuration."""
+
+    encoded: Encoded
+    drift: Drift | None
+
+    @property
+    def bytes(self) -> int:
+        return prefix_bytes(self.encoded)
 
 
 class Runner:
@@ -73,8 +87,8 @@ class Runner:
         self._clock = clock
         self._workshop = workshop
         self.compaction = compaction
-        self.prefixes: BoundedCache[tuple[bytes, bytes], Encoded] = BoundedCache(
-            "prefixes", cap=PREFIXES_KEPT, max_bytes=PREFIX_BYTES, weigh=prefix_bytes
+        self.prefixes: BoundedCache[tuple[bytes, bytes, str], Beginning] = BoundedCache(
+            "prefixes", cap=PREFIXES_KEPT, max_bytes=PREFIX_BYTES, weigh=lambda beginning: beginning.bytes
         )
         presence.ledger.view("model request", self._measure_requests)
         presence.ledger.view("prefix", self._measure_prefixes)
@@ -115,6 +129,7 @@ class Runner:
         hands = Hands(journal, conversation.tools, equip, parallel=self._config.limits.tools_parallel)
         goes_on = False
         try:
+            await self._tell_drift(journal, taken, model)
             await run(journal, mind, hands, self.call(taken, agent), self._bounds)
             await standing.answered()
         except (Parked, asyncio.CancelledError):
@@ -197,7 +212,7 @@ class Runner:
 
     def _measure_prefixes(self) -> Iterator[tuple[str, Holding]]:
         """Prefixes that conversations hold and the cache does not; one that several share is on the first's account."""
-        seen = {id(prefix) for prefix in self.prefixes.values()}
+        seen = {id(beginning.encoded) for beginning in self.prefixes.values()}
         for owner, conversation in self._conversations():
             prefix = conversation.prefix
             if id(prefix) not in seen:
@@ -234,14 +249,14 @@ class Runner:
         return await self._presence.resident(taken.session.id, signature, build)
 
     async def _build(self, taken: Taken, model: Model, tools: Toolset, signature: bytes, resumed: bool) -> Conversation:
-        prefix = await self._encoded(taken, model)
+        beginning = await self._beginning(taken, model)
         is_first = taken.turn.number == 1 and taken.session.parent is None
         past = View() if is_first and not resumed else await self.compaction.view(taken, past=True)
         conversation = Conversation(
             model=model,
             messages=past.messages(),
             lease=model.lease(),
-            prefix=prefix,
+            prefix=beginning.encoded,
             tools=tools,
             signature=signature,
             load=partial(self._workshop.spool.load, taken.session.id),
@@ -252,15 +267,31 @@ class Runner:
         conversation.behind = past.inside
         return conversation
 
-    async def _encoded(self, taken: Taken, model: Model) -> Encoded:
-        identity = _frozen(taken.session)
+    async def _beginning(self, taken: Taken, model: Model) -> Beginning:
+        session = taken.session
 
-        async def make() -> Encoded:
-            prefix = await self._store.read(sessions.prefix, identity)
-            encoded = model.wire.encode_prefix(prefix)
-            return msgspec.structs.replace(encoded, caller_tools=prefix.run_by_caller)
+        async def make() -> Beginning:
+            prefix = await self._store.read(sessions.prefix, _frozen(session))
+            agent = self.agent(session.agent)
+            encoded = msgspec.structs.replace(model.wire.encode_prefix(prefix), caller_tools=prefix.run_by_caller)
+            return Beginning(encoded, drift_of(prefix, agent.prompt, self._toolset(agent)))
 
-        return await self.prefixes.get_or_make((identity, model.signature), make)
+        return await self.prefixes.get_or_make(_beginning_key(session, model), make)
+
+    async def _tell_drift(self, journal: Journal, taken: Taken, model: Model) -> None:
+        """Once for each change of the configuration. The conversation is there, so its beginning is known."""
+        session = taken.session
+        beginning = self.prefixes.get(_beginning_key(session, model))
+        if session.kind == "ephemeral" or beginning is None:
+            return
+        drift = beginning.drift
+        if drift is None:
+            if told_of(taken.settings) is not None:
+                await self._store.write(settings.clear, session.id, DRIFT)
+        elif not drift.is_told(taken.settings, journal.id):
+            journal.emit(Notice(text=drift.text))
+            told = [drift.mark, journal.id]
+            await self._store.write(settings.put, session.id, DRIFT, told, "configuration", self._clock())
 
     def _toolset(self, agent: AgentSettings) -> Toolset:
         return self.tools.resolve(agent.tools)
@@ -272,6 +303,10 @@ def prefix_bytes(prefix: Encoded) -> int:
 
 def _is_spooled(messages: Iterable[Message]) -> bool:
     return any(media.spooled for message in messages for media in message.media)
+
+
+def _beginning_key(session: SessionRow, model: Model) -> tuple[bytes, bytes, str]:
+    return _frozen(session), model.signature, session.agent
 
 
 def _frozen(session: SessionRow) -> bytes:

@@ -7,6 +7,7 @@ import msgspec
 from tidegate.sessions.compaction import COOLDOWN, ERA, WANTED
 from tidegate.sessions.substitutes import KEY, Fallen
 from tidegate.store import ApprovalRow, SessionRow, Setting
+from tidegate.store.settings import OWN
 from tidegate.values import Frozen
 
 UNCHOSEN = (KEY, COOLDOWN, WANTED, ERA)
@@ -118,7 +119,7 @@ def view(
         settings={
             setting.key: SettingView(value=setting.value, source=setting.source, expires=setting.expires)
             for setting in settings
-            if setting.key not in UNCHOSEN
+            if setting.key not in UNCHOSEN and not setting.key.startswith(OWN)
         },
         fallback=fallback,
     )

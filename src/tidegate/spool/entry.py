@@ -18,9 +18,31 @@ log = Log(__name__)
 
 QUOTA = "this conversation has used up its limits.spool_bytes"
 
+UNSPOOLED_BYTES = 2 * 1024 * 1024
+"""Of media that the spool refuses and that goes into messages instead, in one turn or with one message of a caller: a
+photograph at the size of a screen, or two minutes of speech. It is held in memory with its conversation, so all turns
+at once (limits.turns) hold 128 MiB of it at most."""
+
+
+class Unspooled:
+    """How much of that is left to one turn or message."""
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = UNSPOOLED_BYTES
+
+    def take(self, size: int) -> bool:
+        if size > self.left:
+            return False
+        self.left -= size
+        return True
+
 
 class Place(Protocol):
     """Where an entry goes: the session's folder, and what is left of its quota."""
+
+    unspooled: Unspooled
 
     async def begin(self) -> tuple[str, Sink, int]:
         """A new id, its file, and the bytes that it may take. From now on the sweep leaves it alone."""

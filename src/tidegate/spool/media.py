@@ -3,7 +3,8 @@
 Guarantee: whoever brings one, a local file, a server or a caller, it obeys the same bounds, and what it is, its first
 bytes say and never its name. The gateway never decodes one and never holds more of it than a piece: a child reads it
 from a descriptor and leaves what a model may be given in memory that is the kernel's. Pictures may be made smaller;
-sounds go as they are or not at all. What is refused is a sentence for the model.
+sounds go as they are or not at all. What the spool refuses goes into its message up to UNSPOOLED_BYTES in one turn, and
+says so. What is refused is a sentence for the model.
 """
 
 import contextlib
@@ -16,9 +17,9 @@ from typing import Any
 import msgspec
 from anyio import lowlevel, to_thread
 
-from tidegate.errors import ToolFailed
+from tidegate.errors import MediaLeftOut, ToolFailed
 from tidegate.spool import images, sounds
-from tidegate.spool.entry import Entry, Place
+from tidegate.spool.entry import UNSPOOLED_BYTES, Entry, Place
 from tidegate.spool.workers import Workers
 from tidegate.values import Media
 
@@ -99,21 +100,28 @@ class Presenter:
         with _anonymous() as output:
             made = await self._scaled(input, output, SHOWN_BYTES, shown)
             kept, lost = await _kept(made, output, place)
+            size = os.fstat(output).st_size
         if not lost:
             return kept
+        if not await to_thread.run_sync(_pillow):
+            raise _left_out(shown, lost, size)
         # What cannot be kept on disk can still be shown, if it is made small enough to go with its message.
+        room = max(place.unspooled.left, INLINE_BYTES)
         with _anonymous() as output:
-            made = await self._scaled(input, output, INLINE_BYTES, f"{shown} ({lost})")
-            note = f"{made.note}; small, since {lost}".removeprefix("; ")
-            return msgspec.structs.replace(made, note=note, data=os.pread(output, INLINE_BYTES, 0))
+            made = await self._scaled(input, output, room, f"{shown} ({lost})")
+            size = os.fstat(output).st_size
+            if size > INLINE_BYTES and not place.unspooled.take(size):
+                raise _left_out(shown, lost, size)  # others have taken the room meanwhile
+            return _inline(made, output, size, f"small, since {lost}")
 
     async def _sound(self, input: int, heard: str, place: Place) -> Media:
         order = {"bytes": SOUND_BYTES, "seconds": SOUND_SECONDS}
         with _anonymous() as output:
             made = await self._made("listening", order, input, output, heard, f"; {CONVERT}")
             kept, lost = await _kept(made, output, place)
+            size = os.fstat(output).st_size
         if lost:
-            raise ToolFailed(f"{heard}: {lost}; one of at most {INLINE_BYTES} bytes goes with its message.")
+            raise _left_out(heard, lost, size)
         return kept
 
     async def _scaled(self, input: int, output: int, most: int, shown: str) -> Media:
@@ -140,9 +148,23 @@ async def _kept(made: Media, output: int, place: Place) -> tuple[Media, str]:
     """With its bytes, or with the name that they have in the spool; or why they could not be kept."""
     size = os.fstat(output).st_size
     if size <= INLINE_BYTES:
-        return msgspec.structs.replace(made, data=os.pread(output, size, 0)), ""
+        return _inline(made, output, size), ""
     entry = await _spooled(output, size, made.media_type, place)
+    if entry.lost and place.unspooled.take(size):
+        return _inline(made, output, size, f"kept in its message, since {entry.lost}"), ""
     return msgspec.structs.replace(made, spooled=entry.id), entry.lost
+
+
+def _inline(made: Media, output: int, size: int, note: str = "") -> Media:
+    note = "; ".join(filter(None, (made.note, note)))
+    return msgspec.structs.replace(made, data=os.pread(output, size, 0), note=note)
+
+
+def _left_out(what: str, lost: str, size: int) -> MediaLeftOut:
+    return MediaLeftOut(
+        f"{what}: {lost}, and its {size} bytes are more than may go with the messages of one turn instead "
+        f"({UNSPOOLED_BYTES} bytes in all); make it smaller, or make room."
+    )
 
 
 async def _spooled(output: int, size: int, media_type: str, place: Place) -> Entry:

@@ -12,7 +12,7 @@ from anyio import CancelScope, to_thread
 
 from tidegate.errors import Busy, Refused, StoreFull, TooLarge, ToolFailed
 from tidegate.log import Log
-from tidegate.spool.entry import QUOTA
+from tidegate.spool.entry import QUOTA, Unspooled
 from tidegate.spool.sink import Sink
 from tidegate.store import Db, spooled
 from tidegate.values import Media, new_id
@@ -26,11 +26,12 @@ log = Log(__name__)
 class SessionPlace:
     """Where one result of a session goes."""
 
-    def __init__(self, spool: "Spool", session: str, turn: str | None, name: str) -> None:
+    def __init__(self, spool: "Spool", session: str, turn: str | None, name: str, unspooled: Unspooled) -> None:
         self._spool = spool
         self.session = session
         self._turn = turn
         self._name = name
+        self.unspooled = unspooled
 
     async def begin(self) -> tuple[str, Sink, int]:
         used: int = await self._spool.store.read(spooled.total, self.session)
@@ -86,7 +87,7 @@ class Arrivals(SessionPlace):
     """What comes with one message. Its owner ends it with `close`."""
 
     def __init__(self, spool: "Spool", session: str, *, is_new: bool) -> None:
-        super().__init__(spool, session, None, "message")
+        super().__init__(spool, session, None, "message", Unspooled())
         self.is_new = is_new
         """Whether the session is to be made with the message, under this id."""
         self._arrived: list[_Arrived] = []  # house: allow a message's parts are bounded by its bytes
@@ -104,6 +105,11 @@ class Arrivals(SessionPlace):
             if self._refused:
                 raise StoreFull(error.message) from error
             raise Refused(error.message, param=name) from error
+
+    async def begin(self) -> tuple[str, Sink, int]:
+        """What came with the same message counts towards the quota, although it has no row yet."""
+        id, sink, room = await super().begin()
+        return id, sink, room - sum(arrived.bytes for arrived in self._arrived)
 
     async def keep(self, id: str, bytes: int, lines: int, media_type: str) -> str:
         self._arrived.append(_Arrived(id, bytes, media_type))

@@ -17,6 +17,7 @@ from anyio import to_thread
 
 from tidegate.errors import ToolFailed
 from tidegate.spool import sweeping
+from tidegate.spool.entry import Unspooled
 from tidegate.spool.excerpts import count_lines
 from tidegate.spool.media import LOADED_BYTES, Presenter
 from tidegate.spool.paging import Wanted, read_page
@@ -151,12 +152,13 @@ class Spool:
 
 
 class SessionSpool:
-    """One session's part of it, for one turn: a handle that owns nothing."""
+    """One session's part of it, for one turn. It owns nothing, and counts the media that it could not keep."""
 
     def __init__(self, spool: Spool, session: str, turn: str | None) -> None:
         self._spool = spool
         self.session = session
         self.turn = turn
+        self._unspooled = Unspooled()
 
     # -- in --
 
@@ -166,7 +168,7 @@ class SessionSpool:
         limit = max_bytes or self._spool.excerpt_bytes
         lines = self._spool.excerpt_lines
         return Recorder(
-            SessionPlace(self._spool, self.session, self.turn, name),
+            self._place(name),
             max_bytes=max(limit - reserve, limit // 2),
             max_lines=max(lines - RESERVED_LINES, lines // 2),
         )
@@ -177,8 +179,7 @@ class SessionSpool:
         data = text.encode("utf-8", "replace")
         if len(data) <= limit and count_lines(data) <= self._spool.excerpt_lines:
             return data.decode()
-        place = SessionPlace(self._spool, self.session, self.turn, name)
-        async with Recorder(place, max_bytes=limit, max_lines=self._spool.excerpt_lines) as recorder:
+        async with Recorder(self._place(name), max_bytes=limit, max_lines=self._spool.excerpt_lines) as recorder:
             await recorder.write(data)
             return await recorder.finish()
 
@@ -186,8 +187,10 @@ class SessionSpool:
         """A picture as a model may be shown it, or a sound (WAV, MP3) as it is: its first bytes say which it is.
         `source` is all of it, or a descriptor of its file, which stays the caller's. ToolFailed says why it cannot be
         given."""
-        place = SessionPlace(self._spool, self.session, self.turn, name)
-        return await self._spool.presenter.media(name, source, place)
+        return await self._spool.presenter.media(name, source, self._place(name))
+
+    def _place(self, name: str) -> SessionPlace:
+        return SessionPlace(self._spool, self.session, self.turn, name, self._unspooled)
 
     # -- out --
 

@@ -1,7 +1,8 @@
 """Settings of a session (model, reasoning, …): what a person chose for it, with source and expiry.
 
 Guarantee: a setting lives exactly as long as its session, or until its expiry or `clear`; an ended session has none and
-gets none. It is over at its time to the moment, whenever its row is removed. The operator can see all of them.
+gets none. It is over at its time to the moment, whenever its row is removed. The operator can see all of them, but
+those that the gateway keeps for itself.
 """
 
 from typing import Any
@@ -10,6 +11,9 @@ import msgspec
 
 from tidegate.store.rows import Db, Setting, encode
 from tidegate.store.turns import refusal
+
+OWN = "_"
+"""Begins the keys of what the gateway keeps for itself: nobody chose it, so nobody is shown it."""
 
 _decode = msgspec.json.Decoder().decode
 _COLUMNS = "session, key, value, source, at, expires"
@@ -48,6 +52,7 @@ def list_all(db: Db, now: float, limit: int = 200, before: tuple[float, str, str
     one seen."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM settings WHERE (expires IS NULL OR expires > ?1)"
+        f" AND substr(key, 1, 1) <> '{OWN}'"
         " AND (?2 IS NULL OR (at, session, key) < (?2, ?3, ?4)) ORDER BY at DESC, session DESC, key DESC LIMIT ?5",
         (now, *(before or (None, None, None)), limit),
     )

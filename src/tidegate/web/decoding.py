@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tidegate.errors import Busy, Refused, TooLarge
+from tidegate.models import repaired
 
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[Any]]
@@ -119,6 +120,8 @@ def decode(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
         raise refuse(str(error), decoder.type) from None
     except msgspec.DecodeError as error:
         text = str(error)
+        if repaired(body) != body:  # what the decoder says of it depends on what follows
+            text = "it holds a lone surrogate or bytes that are not UTF-8; send valid Unicode"
         raise Refused(f"The body is not valid JSON: {text[:1].lower()}{text[1:]}.", code="invalid_json") from None
     except UnicodeDecodeError:
         raise Refused("The body is not valid JSON: it is not UTF-8.", code="invalid_json") from None

@@ -12,7 +12,9 @@ import msgspec
 
 from tidegate.models.answer import AnswerBroken, AnswerError
 from tidegate.models.anthropic.wire import API, PLACE
-from tidegate.models.streamed import GrowingCall, StreamedAnswer, finish_of, tokens
+from tidegate.models.counts import Counted
+from tidegate.models.repair import decoded
+from tidegate.models.streamed import GrowingCall, StreamedAnswer, finish_of, given
 from tidegate.values import Carried, Message, Usage
 
 _FINISHES = {
@@ -69,20 +71,8 @@ class _Delta(msgspec.Struct, gc=False):
     stop_reason: str | None = None
 
 
-class _OutputDetails(msgspec.Struct, gc=False):
-    thinking_tokens: float | None = None
-
-
-class _Usage(msgspec.Struct, gc=False):
-    input_tokens: float | None = None
-    cache_creation_input_tokens: float | None = None
-    cache_read_input_tokens: float | None = None
-    output_tokens: float | None = None
-    output_tokens_details: _OutputDetails | None = None
-
-
 class _Start(msgspec.Struct, gc=False):
-    usage: _Usage | None = None
+    usage: msgspec.Raw = msgspec.Raw()
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -91,7 +81,7 @@ class _Event(msgspec.Struct, gc=False):
     delta: _Delta | None = None
     content_block: _Block | None = None
     message: _Start | None = None
-    usage: _Usage | None = None
+    usage: msgspec.Raw = msgspec.Raw()
     error: msgspec.Raw = msgspec.Raw()
 
 
@@ -112,7 +102,7 @@ class _Whole(msgspec.Struct, gc=False):
     type: str = ""
     content: list[msgspec.Raw] | None = None
     stop_reason: str | None = None
-    usage: _Usage | None = None
+    usage: msgspec.Raw = msgspec.Raw()
     error: msgspec.Raw = msgspec.Raw()
 
 
@@ -141,7 +131,7 @@ class AnthropicAnswer(StreamedAnswer):
         super().__init__(limit, on_text)
         self._begun = False
         self._stop: str | None = None
-        self._usage: _Usage | None = None
+        self._usage: Counted | None = None
         self._open = ""
         self._place = -1
         self._characters = 0
@@ -158,7 +148,7 @@ class AnthropicAnswer(StreamedAnswer):
 
     def event(self, data: bytes) -> None:
         try:
-            event = _decode_event(data)
+            event = decoded(_decode_event, data)
         except msgspec.ValidationError:
             self._pass_over(data)
             return
@@ -187,15 +177,15 @@ class AnthropicAnswer(StreamedAnswer):
             if self._stop is None:
                 raise AnswerBroken("the answer ended without saying why")
             self.done = True
-        elif kind == "error" or (not kind and _given(event.error)):
-            raise AnswerError(_given(event.error) or b"{}")
+        elif kind == "error" or (not kind and given(event.error)):
+            raise AnswerError(given(event.error) or b"{}")
 
     def one_piece(self, body: bytes) -> None:
         try:
-            whole = _decode_whole(body)
+            whole = decoded(_decode_whole, body)
         except _UNREADABLE:
             raise AnswerBroken("the endpoint's answer is not the JSON it should be") from None
-        if complaint := _given(whole.error):
+        if complaint := given(whole.error):
             raise AnswerError(complaint)
         if whole.type != "message" or not whole.stop_reason:
             raise AnswerBroken("the endpoint's answer holds none")
@@ -235,7 +225,7 @@ class AnthropicAnswer(StreamedAnswer):
             self._call = call = self.new_call(place)
             call.id, call.name = block.id or "", block.name or ""
             self.weigh(call.id + call.name)
-            self._argue(call, _given(block.input).decode())
+            self._argue(call, given(block.input).decode())
             self._standing_in = True
         elif kind == "thinking":
             self.weigh(_FRAME)
@@ -325,32 +315,27 @@ class AnthropicAnswer(StreamedAnswer):
 
     # -- what it cost --
 
-    def _count(self, usage: _Usage | None) -> None:
+    def _count(self, usage: msgspec.Raw) -> None:
         """Counts are totals: a later one replaces an earlier one, and one that is missing does not."""
-        if usage is None:
-            return
-        known = self._usage
-        if known is None:
-            self._usage = usage
-            return
-        for field in _Usage.__struct_fields__:
-            value = getattr(usage, field)
-            if value is not None:
-                setattr(known, field, value)
+        if raw := given(usage):
+            counted = Counted(raw)
+            if self._usage is None:
+                self._usage = counted
+            else:
+                self._usage.update(counted)
 
     def _usage_value(self) -> Usage | None:
         usage = self._usage
         if usage is None:
             return None
-        cached = tokens(usage.cache_read_input_tokens)
-        written = tokens(usage.cache_creation_input_tokens)
-        details = usage.output_tokens_details
+        cached = usage.tokens("cache_read_input_tokens")
+        written = usage.tokens("cache_creation_input_tokens")
         return Usage(
-            input=tokens(usage.input_tokens) + cached + written,
+            input=usage.tokens("input_tokens") + cached + written,
             cached=cached,
             written=written,
-            output=tokens(usage.output_tokens),
-            reasoning=tokens(details.thinking_tokens) if details is not None else 0,
+            output=usage.tokens("output_tokens"),
+            reasoning=usage.tokens("output_tokens_details", "thinking_tokens"),
         )
 
 
@@ -366,8 +351,3 @@ def _read_block(raw: msgspec.Raw) -> _Block:
         raise AnswerBroken("the endpoint's answer is not the JSON it should be") from None
     except _UNREADABLE:
         raise AnswerBroken("the endpoint's answer is not the JSON it should be") from None
-
-
-def _given(raw: msgspec.Raw) -> bytes:
-    given = bytes(raw)
-    return b"" if given == b"null" else given

@@ -11,10 +11,11 @@ from typing import Any
 import msgspec
 
 from tidegate.models.answer import AnswerBroken, AnswerError
+from tidegate.models.counts import TOKENS, Counted
 from tidegate.models.openai.chat_wire import API, Wanted
-from tidegate.models.openai.counted import InputDetails, OutputDetails
 from tidegate.models.openai.thoughts import Thoughts, checked
-from tidegate.models.streamed import GrowingCall, StreamedAnswer, finish_of, tokens
+from tidegate.models.repair import decoded
+from tidegate.models.streamed import GrowingCall, StreamedAnswer, finish_of, given
 from tidegate.values import Carried, Message, Usage
 
 _DONE = b"[DONE]"
@@ -56,29 +57,17 @@ class _Delta(msgspec.Struct, gc=False):
     extra_content: msgspec.Raw = msgspec.Raw()
 
 
-class _Usage(msgspec.Struct, gc=False):
-    """Cached tokens stand in the details, or beside the others by one of two names."""
-
-    prompt_tokens: float | None = None
-    completion_tokens: float | None = None
-    total_tokens: float | None = None
-    prompt_tokens_details: InputDetails | None = None
-    completion_tokens_details: OutputDetails | None = None
-    prompt_cache_hit_tokens: float | None = None
-    cached_tokens: float | None = None
-
-
 class _Choice(msgspec.Struct, gc=False):
     index: int | None = 0
     delta: _Delta | None = None
     message: _Delta | None = None
     finish_reason: str | None = None
-    usage: _Usage | None = None
+    usage: msgspec.Raw = msgspec.Raw()
 
 
 class _Chunk(msgspec.Struct, gc=False):
     choices: list[_Choice] | None = None
-    usage: _Usage | None = None
+    usage: msgspec.Raw = msgspec.Raw()
     error: msgspec.Raw = msgspec.Raw()
 
 
@@ -93,7 +82,7 @@ class ChatAnswer(StreamedAnswer):
         super().__init__(limit, on_text)
         self._begun = False
         self._finish: str | None = None
-        self._usage: _Usage | None = None
+        self._usage = b""
         self._thoughts: Thoughts | None = None
         self._marks: dict[int, bytes] = {}  # house: allow one for each of the bounded calls
         """What stood beside a call, by its place."""
@@ -107,7 +96,7 @@ class ChatAnswer(StreamedAnswer):
             self.done = True
             return
         try:
-            self._take_chunk(_decode_chunk(data))
+            self._take_chunk(decoded(_decode_chunk, data))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise AnswerBroken("a piece of the stream is not the JSON it should be") from None
 
@@ -117,10 +106,9 @@ class ChatAnswer(StreamedAnswer):
             raise AnswerBroken("the endpoint's answer holds none")
 
     def _take_chunk(self, chunk: _Chunk) -> None:
-        if (complaint := bytes(chunk.error)) and complaint != b"null":
+        if complaint := given(chunk.error):
             raise AnswerError(complaint)
-        if chunk.usage is not None:
-            self._usage = chunk.usage
+        self._usage = given(chunk.usage) or self._usage
         if chunk.choices:
             choice = chunk.choices[0]
             if not choice.index:
@@ -132,8 +120,7 @@ class ChatAnswer(StreamedAnswer):
             if choice.finish_reason == _ERROR:
                 raise AnswerError(b'{"message":"The answer ended with an error."}')
             self._finish = choice.finish_reason
-        if choice.usage is not None:
-            self._usage = choice.usage
+        self._usage = given(choice.usage) or self._usage
         delta = choice.delta or choice.message
         if delta is None:
             return
@@ -218,7 +205,7 @@ class ChatAnswer(StreamedAnswer):
             text="".join(self.text),
             calls=calls,
             finish=finish_of(_FINISHES.get(self._finish or "", "stop"), calls=bool(calls), refused=self.refused),
-            usage=None if self._usage is None else _usage_of(self._usage),
+            usage=_usage_of(Counted(self._usage)) if self._usage else None,
             model=model,
             carrier=API if carried else "",
             carried=carried,
@@ -229,16 +216,18 @@ def _item(wanted: Wanted) -> msgspec.Raw:
     return msgspec.Raw(_encode(wanted))
 
 
-def _usage_of(usage: _Usage) -> Usage:
-    """Some do not count thoughts into the completion, only into the total; all of them charge for thoughts."""
-    given = usage.prompt_tokens_details or InputDetails()
-    spent = usage.completion_tokens_details or OutputDetails()
-    prompt, completion = tokens(usage.prompt_tokens), tokens(usage.completion_tokens)
-    output = max(completion, tokens(usage.total_tokens) - prompt)
+def _usage_of(usage: Counted) -> Usage:
+    """Cached tokens stand in the details, or beside the others under one of two names. Some providers leave thoughts
+    out of the completion and count them only into the total; all of them charge for thoughts."""
+    prompt, completion = usage.tokens("prompt_tokens"), usage.tokens("completion_tokens")
+    total = usage.tokens("total_tokens")
+    output = max(completion, total - prompt) if total < TOKENS else completion
     return Usage(
         input=prompt,
-        cached=tokens(given.cached_tokens or usage.prompt_cache_hit_tokens or usage.cached_tokens),
+        cached=usage.tokens("prompt_tokens_details", "cached_tokens")
+        or usage.tokens("prompt_cache_hit_tokens")
+        or usage.tokens("cached_tokens"),
         output=output,
-        written=tokens(given.cache_write_tokens),
-        reasoning=tokens(spent.reasoning_tokens) or output - completion,
+        written=usage.tokens("prompt_tokens_details", "cache_write_tokens"),
+        reasoning=usage.tokens("completion_tokens_details", "reasoning_tokens") or output - completion,
     )

@@ -11,10 +11,11 @@ from typing import Any
 import msgspec
 
 from tidegate.models.answer import AnswerBroken, AnswerError, check_depth
-from tidegate.models.openai.counted import InputDetails, OutputDetails
+from tidegate.models.counts import Counted
 from tidegate.models.openai.responses_wire import API, Kept
+from tidegate.models.repair import REPLACEMENT, decoded
 from tidegate.models.sse import EVENT_BYTES
-from tidegate.models.streamed import GrowingCall, StreamedAnswer, finish_of, tokens
+from tidegate.models.streamed import GrowingCall, StreamedAnswer, finish_of, given
 from tidegate.values import Carried, Message, Usage
 
 BETWEEN_MESSAGES = "\n\n"
@@ -50,13 +51,6 @@ class _Item(msgspec.Struct, gc=False):
     encrypted_content: str | None = None
 
 
-class _Usage(msgspec.Struct, gc=False):
-    input_tokens: float | None = None
-    output_tokens: float | None = None
-    input_tokens_details: InputDetails | None = None
-    output_tokens_details: OutputDetails | None = None
-
-
 class _Incomplete(msgspec.Struct, gc=False):
     reason: str | None = None
 
@@ -64,7 +58,7 @@ class _Incomplete(msgspec.Struct, gc=False):
 class _Response(msgspec.Struct, gc=False):
     status: str | None = None
     output: list[msgspec.Raw] | None = None
-    usage: _Usage | None = None
+    usage: msgspec.Raw = msgspec.Raw()
     error: msgspec.Raw = msgspec.Raw()
     incomplete_details: _Incomplete | None = None
 
@@ -116,7 +110,7 @@ class ResponsesAnswer(StreamedAnswer):
         self._length = 0
         """Characters of the text so far."""
         self._finish = "stop"
-        self._usage: _Usage | None = None
+        self._usage = b""
 
     @property
     def complete(self) -> bool:
@@ -126,14 +120,14 @@ class ResponsesAnswer(StreamedAnswer):
         if data == b"[DONE]":  # some servers end every stream alike
             return
         try:
-            self._take_event(_decode_event(data), data)
+            self._take_event(decoded(_decode_event, data), data)
         except _UNREADABLE:
             raise AnswerBroken("a piece of the stream is not the JSON it should be") from None
 
     def one_piece(self, body: bytes) -> None:
         try:
-            response = _decode_response(body)
-            if response.output is None and not _given(response.error):
+            response = decoded(_decode_response, body)
+            if response.output is None and not given(response.error):
                 raise AnswerBroken("the endpoint's answer holds none")
             self._end(response, response.status or "completed")
         except _UNREADABLE:
@@ -161,14 +155,14 @@ class ResponsesAnswer(StreamedAnswer):
             case "response.completed" | "response.incomplete" | "response.failed" | "response.cancelled":
                 self._end(_decode_response(event.response), event.type.removeprefix("response."))
             case "error":
-                raise AnswerError(bytes(event.error) if _given(event.error) else data)
-            case "" if _given(event.error):  # a relay's own, in the shape of the other format
-                raise AnswerError(bytes(event.error))
+                raise AnswerError(given(event.error) or data)
+            case "" if complaint := given(event.error):  # a relay's own, in the shape of the other format
+                raise AnswerError(complaint)
 
     def _end(self, response: _Response, status: str) -> None:
-        if _given(response.error) or status in ("failed", "cancelled"):
-            said = b'{"message":"The response was %b."}' % status.encode()
-            raise AnswerError(bytes(response.error) if _given(response.error) else said)
+        complaint = given(response.error)
+        if complaint or status in ("failed", "cancelled"):
+            raise AnswerError(complaint or b'{"message":"The response was %b."}' % status.encode())
         if not self._items:
             for place, item in enumerate(response.output or ()):
                 self._finish_item(place, item)
@@ -179,7 +173,7 @@ class ResponsesAnswer(StreamedAnswer):
             raise AnswerBroken("the endpoint's answer is not finished")
         elif any(not item.done for item in self._items):
             raise AnswerBroken("a part of the answer was begun and never finished")
-        self._usage = response.usage
+        self._usage = given(response.usage)
         self.done = True
 
     # -- items --
@@ -254,10 +248,11 @@ class ResponsesAnswer(StreamedAnswer):
         if not whole:
             return
         said = "".join(self.text)[item.start : item.start + item.characters]
-        if not whole.startswith(said):
+        if whole.startswith(said):
+            if rest := whole[len(said) :]:
+                self._say(item, rest)
+        elif not _same_but_for_damage(said, whole):
             raise AnswerBroken("the answer ends with another text than it began with")
-        if rest := whole[len(said) :]:
-            self._say(item, rest)
 
     def _add_arguments(self, item: _Growing, piece: str) -> None:
         if piece and item.call is not None:
@@ -268,9 +263,12 @@ class ResponsesAnswer(StreamedAnswer):
         if item.call is None or not whole:
             return
         begun = "".join(item.call.arguments)
-        if not whole.startswith(begun):
+        if whole.startswith(begun):
+            self._add_arguments(item, whole[len(begun) :])
+        elif not _same_but_for_damage(begun, whole):
             raise AnswerBroken("a tool call ends with other arguments than it began with")
-        self._add_arguments(item, whole[len(begun) :])
+        elif REPLACEMENT in begun:
+            item.call.arguments[:] = (whole,)
 
     # -- the message --
 
@@ -282,7 +280,7 @@ class ResponsesAnswer(StreamedAnswer):
             text="".join(self.text),
             calls=calls,
             finish=finish_of(self._finish, calls=bool(calls), refused=self.refused),
-            usage=None if self._usage is None else _usage_of(self._usage),
+            usage=_usage_of(Counted(self._usage)) if self._usage else None,
             model=model,
             carrier=API if carried else "",
             carried=carried,
@@ -309,17 +307,19 @@ def _decode_item(raw: msgspec.Raw) -> _Item:
     return _decode_known(raw) if kind in (_MESSAGE, _CALL, _THOUGHT) else _Item(type=kind)
 
 
-def _given(raw: msgspec.Raw) -> bool:
-    return bytes(raw) not in (b"", b"null")
+def _same_but_for_damage(said: str, whole: str) -> bool:
+    """Whether two texts may differ in replaced characters alone. A character that is cut in two is replaced in the
+    pieces of a stream and intact in the whole."""
+    damaged, other = (said, whole) if REPLACEMENT in said else (whole, said)
+    parts = damaged.split(REPLACEMENT)
+    return len(parts) > 1 and other.startswith(parts[0]) and other.endswith(parts[-1])
 
 
-def _usage_of(usage: _Usage) -> Usage:
-    given = usage.input_tokens_details or InputDetails()
-    spent = usage.output_tokens_details or OutputDetails()
+def _usage_of(usage: Counted) -> Usage:
     return Usage(
-        input=tokens(usage.input_tokens),
-        cached=tokens(given.cached_tokens),
-        output=tokens(usage.output_tokens),
-        written=tokens(given.cache_write_tokens),
-        reasoning=tokens(spent.reasoning_tokens),
+        input=usage.tokens("input_tokens"),
+        cached=usage.tokens("input_tokens_details", "cached_tokens"),
+        output=usage.tokens("output_tokens"),
+        written=usage.tokens("input_tokens_details", "cache_write_tokens"),
+        reasoning=usage.tokens("output_tokens_details", "reasoning_tokens"),
     )

@@ -1,0 +1,101 @@
+"""Token counts as providers report them, and which of them are believed.
+
+A count that is missing is estimated. So is a count that cannot be right: one that is no number, or that exceeds both
+the model's window and the bytes that were counted (sent for input, received for output). Parts of a count (cached,
+written, reasoning) that do not fit into the whole are dropped. Whatever was estimated is marked, and a count that
+cannot be right is logged, so one wrong figure neither fails an answer nor uses up a budget.
+"""
+
+import json
+from typing import Any
+
+from tidegate.log import Log
+from tidegate.models.interface import Model
+from tidegate.values import Usage
+
+TOKENS = 10**9
+"""More tokens than any request or answer has. Larger numbers, and values that are no numbers, are read as this one,
+which is never believed; the store can still add up many of them."""
+
+USAGE_BYTES = 16 * 1024
+"""Of a provider's usage object: ten times the longest in use."""
+
+log = Log(__name__)
+
+
+class Counted:
+    """A provider's usage object, as it came. Reading it never fails."""
+
+    __slots__ = ("_fields",)
+
+    def __init__(self, raw: bytes) -> None:
+        self._fields: Any = _decode(raw)
+
+    def update(self, other: "Counted") -> None:
+        """Take over the counts of a later report. A count that it leaves out stays."""
+        if isinstance(self._fields, dict) and isinstance(other._fields, dict):
+            self._fields.update({name: value for name, value in other._fields.items() if value is not None})
+        else:
+            self._fields = other._fields
+
+    def tokens(self, *path: str) -> int:
+        """The count under this path: 0 if it is missing, `TOKENS` if it is no count."""
+        value = self._fields
+        for name in path:
+            if value is None:
+                return 0
+            if not isinstance(value, dict):
+                return TOKENS
+            value = value.get(name)
+        if value is None:
+            return 0
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < TOKENS:
+            return TOKENS
+        return int(value)
+
+
+def _decode(raw: bytes) -> Any:
+    """`json` reads what msgspec refuses: numbers that are out of range."""
+    try:
+        return json.loads(raw) if len(raw) <= USAGE_BYTES else ""
+    except (ValueError, RecursionError):
+        return ""
+
+
+def believed(model: Model, reported: Usage | None, *, asked: int, received: int) -> Usage:
+    """What an answer is charged with. `asked` and `received` are the bytes of the request and of the answer."""
+    given = reported or Usage()
+    wrong: list[str] = []
+
+    def whole(name: str, size: int) -> int:
+        count: int = getattr(given, name)
+        if count > max(model.facts.window, size):
+            wrong.append(name)
+        elif count or not size:
+            return count
+        return model.gauge.tokens(size)
+
+    def part(name: str, room: int) -> int:
+        count: int = getattr(given, name)
+        if count <= room:
+            return count
+        wrong.append(name)
+        return 0
+
+    input, output = whole("input", asked), whole("output", received)
+    cached = part("cached", input)
+    written = part("written", input - cached)
+    reasoning = part("reasoning", output)
+    if not wrong and (input, output) == (given.input, given.output):
+        return given
+    if wrong:
+        log.warning(
+            "a model reported token counts that cannot be right; they are estimated instead",
+            model=model.name,
+            counts=", ".join(wrong),
+            input=input,
+            output=output,
+        )
+    return model.facts.priced(
+        Usage(input=input, output=output, cached=cached, written=written, reasoning=reasoning, estimated=True)
+    )

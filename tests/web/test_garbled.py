@@ -1,0 +1,52 @@
+"""What is no text, from a model, a tool or a caller: it reaches every client as valid JSON, or is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.house import House, house
+from tests.web.asking import CHAT, asked, call, chat
+from tidegate.tools import ToolContext, Toolset, tool
+
+pytestmark = pytest.mark.anyio
+
+GARBLED = "[saying l<xff>w] [tool odd {}] [say t<ud83d>de] [garbled chunk=3]"
+
+
+@tool(effect="read")
+async def odd(ctx: ToolContext) -> str:
+    """Say half a character."""
+    return "half \ud800"
+
+
+async def test_a_garbled_answer_is_told_stored_and_asked_on(home: Path, model: ScriptedModel) -> None:
+    """A2, S33, H10: streamed and whole, over a restart, with a tool whose result is garbled too."""
+    tools = '[agents.odd]\nmodel = "main"\ntools = ["odd"]\n'
+    toolsets = {"odd": Toolset((odd,))}
+    named = {"X-Session-Id": "talk"}
+    async with house(home, tools, model=model, toolsets=toolsets) as h:
+        streamed = await call(h, "POST", CHAT, json={**asked(GARBLED, stream=True), "model": "odd"}, headers=named)
+        assert streamed.streamed == "l\ufffdw\n\nt\ufffdde"
+        whole = await call(h, "POST", CHAT, json={**asked(GARBLED), "model": "odd"}, headers=named)
+        assert whole.text == "t\ufffdde"
+    async with house(home, tools, model=model, toolsets=toolsets) as h:
+        after = await call(h, "POST", CHAT, json={**asked("and now?"), "model": "odd"}, headers=named)
+        assert after.text.startswith("The tide")
+        (session,) = (await call(h, "GET", "/api/sessions")).json["sessions"]
+        said = (await call(h, "GET", f"/api/sessions/{session['id']}/messages")).json["messages"]
+        assert [each["message"]["text"] for each in said if each["message"]["role"] == "tool"] == ["half ?"] * 2
+        assert "l\ufffdw" in [each["message"]["text"] for each in said]
+
+
+@pytest.mark.parametrize("text", [rb"\ud800", rb"a\ude00b", rb"\ud83d and more", b"\xed\xa0\x80"])
+async def test_a_caller_is_told_that_the_text_holds_half_a_character(gateway: House, text: bytes) -> None:
+    """H20: what a caller sends is not changed; 400 says what is wrong with it, and nothing is taken in."""
+    for path, body in (
+        (CHAT, b'{"model":"main","messages":[{"role":"user","content":"%b"}]}'),
+        ("/api/messages", b'{"agent":"main","text":"%b"}'),
+    ):
+        reply = await call(gateway, "POST", path, data=body % text, headers={"Content-Type": "application/json"})
+        assert reply.status == 400, path
+        assert "valid Unicode" in reply.error["message"] or "not UTF-8" in reply.error["message"], reply.error
+    assert (await chat(gateway)).status == 200
