@@ -124,6 +124,7 @@ class Message(Frozen, frozen=True):
     `finish` and `usage` are set on what a model answered: finish is stop | length | tool_calls | content_filter |
     stopped (a person stopped it) | error. `media` stands on user messages and on tools' results. `carried` are things
     that go back only to the same `model` in the same format, `carrier`, and after the same frozen prefix, `bound`.
+    `logprobs` is a JSON list with an entry for each token of an answer, where the caller asked for it.
     `interrupted` marks the result of a tool call that began and did not come to its end; its text says whether its
     effect is unknown. `unanswered` marks a user message that entered the transcript only because the session ended.
     """
@@ -142,6 +143,7 @@ class Message(Frozen, frozen=True):
     carrier: str = ""
     bound: str = ""
     carried: tuple[Carried, ...] = ()
+    logprobs: msgspec.Raw = msgspec.Raw()
     interrupted: bool = False
     unanswered: bool = False
 
@@ -428,6 +430,7 @@ class Outcome(Frozen, frozen=True):
     agent: str = ""
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
+    logprobs: msgspec.Raw = msgspec.Raw()
     finish: str = ""
     usage: Usage = Usage()
     steps: int = 0

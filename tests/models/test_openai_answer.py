@@ -430,3 +430,18 @@ def test_a_broken_stream_ends_as_a_message_or_as_a_foreseen_failure(stream: byte
 def test_garbage_is_never_an_answer(garbage: bytes) -> None:
     """A2"""
     assert not isinstance(outcome(new_answer, garbage), Message)
+
+
+def test_log_probabilities_are_kept_as_they_came_and_weighed() -> None:
+    """H08: of every piece, in order; what has another shape is passed over; the answer's bound holds for them too."""
+    said = [{"token": "a", "logprob": -0.5, "top_logprobs": []}, {"token": "b", "logprob": -1.5, "top_logprobs": []}]
+    pieces = [
+        event(choices=[{"index": 0, "delta": {"content": one["token"]}, "logprobs": {"content": [one]}}])
+        for one in said
+    ]
+    odd = event(choices=[{"index": 0, "delta": {"content": "c"}, "logprobs": {"content": "none"}}])
+    message, _ = read(*pieces, odd, delta("stop"))
+    assert (message.text, msgspec.json.decode(message.logprobs)) == ("abc", said)
+    huge = event(choices=[{"index": 0, "delta": {}, "logprobs": {"content": [{"token": "x" * 5000}]}}])
+    with pytest.raises(AnswerBroken):
+        read(huge)

@@ -140,3 +140,38 @@ async def test_a_field_is_honoured_or_refused_by_name(
         assert reply.status == 200, reply.body
         assert server.asked == ["first"]
     assert server.stats()["refusals"] == []
+
+
+async def test_a_picture_may_stand_in_a_tools_result(gateway: House, server: Moody) -> None:
+    """H04, D3: as LangChain sends what a tool has drawn."""
+    url = "data:image/png;base64," + base64.b64encode(saved(plain(4, 4), "PNG")).decode()
+    asked = {"id": "c1", "type": "function", "function": {"name": "draw", "arguments": "{}"}}
+    content = [{"type": "text", "text": "drawn"}, {"type": "image_url", "image_url": {"url": url}}]
+    messages = [
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [asked]},
+        {"role": "tool", "tool_call_id": "c1", "content": content},
+    ]
+    reply = await chat(gateway, messages=messages)
+    assert reply.status == 200, reply.body
+    assert server.stats()["refusals"] == []
+
+
+@pytest.mark.parametrize("prefix", ["", "data:text/markdown;base64,"])
+async def test_a_file_of_text_becomes_text(gateway: House, server: Moody, prefix: str) -> None:
+    """H04: under its name, as a data URL or as the bytes alone."""
+    file = {"filename": "tides.md", "file_data": prefix + base64.b64encode("# High tide at noön".encode()).decode()}
+    parts = [{"type": "text", "text": "Read this."}, {"type": "file", "file": file}]
+    reply = await chat(gateway, messages=[{"role": "user", "content": parts}])
+    assert reply.status == 200, reply.body
+    sent = server.recorded[-1].body.decode()
+    assert "tides.md" in sent and "High tide at noön" in sent
+    assert server.stats()["refusals"] == []
+
+
+async def test_json_without_a_schema_is_asked_of_every_format(gateway: House, server: Moody) -> None:
+    """H09: in words, where the provider has no place for it."""
+    reply = await chat(gateway, response_format={"type": "json_object"})
+    assert reply.status == 200, reply.body
+    assert "JSON" in server.recorded[-1].body.decode() or "json_object" in server.recorded[-1].body.decode()
+    assert server.stats()["refusals"] == []

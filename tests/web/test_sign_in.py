@@ -111,6 +111,12 @@ async def test_a_listed_page_may_call_with_a_key_and_no_other(home: Path, model:
                 assert "Access-Control-Allow-Credentials" not in answer.headers
                 assert answer.headers["Vary"] == "Origin"
             assert ("X-Turn-Id" in reply.headers.get("Access-Control-Expose-Headers", "")) is allowed
+        names = "authorization, x-stainless-helper-method,x-something-new"
+        wanted = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
+        echoed = await call(h, "OPTIONS", CHAT, headers={**wanted, "Access-Control-Request-Headers": names}, key="")
+        assert echoed.headers["Access-Control-Allow-Headers"] == names
+        strange = await call(h, "OPTIONS", CHAT, headers={**wanted, "Access-Control-Request-Headers": "a b;c"}, key="")
+        assert strange.headers["Access-Control-Allow-Headers"].startswith("Authorization")
 
 
 @pytest.mark.parametrize("host", [b"evil.example", b"evil.example:8420", b"127.0.0.1.evil.example", b"[", b""])

@@ -55,11 +55,16 @@ class MessageOut(msgspec.Struct, frozen=True):
     function_call: CalledFunction | msgspec.UnsetType = msgspec.UNSET
 
 
+class LogProbs(msgspec.Struct, frozen=True):
+    content: list[Any]
+    refusal: None = None
+
+
 class Choice(msgspec.Struct, frozen=True):
     message: MessageOut
     finish_reason: FinishReason
     index: int = 0
-    logprobs: None = None
+    logprobs: LogProbs | None = None
 
 
 class Completion(msgspec.Struct, frozen=True):
@@ -100,11 +105,13 @@ def completion(outcome: Outcome, model: str, *, old_functions: bool) -> Completi
     message = MessageOut(
         content=outcome.text if outcome.text or not outcome.calls else None, tool_calls=calls, function_call=function
     )
+    finish = finish_reason(outcome, old_functions=old_functions)
+    logprobs = LogProbs(msgspec.json.decode(outcome.logprobs, type=list[msgspec.Raw])) if outcome.logprobs else None
     return Completion(
         id=completion_id(outcome.turn),
         created=int(outcome.accepted),
         model=model,
-        choices=[Choice(message=message, finish_reason=finish_reason(outcome, old_functions=old_functions))],
+        choices=[Choice(message=message, finish_reason=finish, logprobs=logprobs)],
         usage=usage_out(outcome.usage),
         notices=outcome.notices or msgspec.UNSET,
     )
@@ -157,7 +164,9 @@ class Chunks:
     def ending(self, outcome: Outcome) -> bytes:
         """The chunk that says how it ended, the usage for those who asked for it, and the end mark."""
         reason = finish_reason(outcome, old_functions=self._old_functions).encode()
-        out = b'%b{"index":0,"delta":{},"logprobs":null,"finish_reason":"%b"}%b' % (self._head, reason, self._close)
+        logprobs = b'{"content":%b,"refusal":null}' % bytes(outcome.logprobs) if outcome.logprobs else b"null"
+        last = b'{"index":0,"delta":{},"logprobs":%b,"finish_reason":"%b"}' % (logprobs, reason)
+        out = self._head + last + self._close
         if self._usage:
             out += b'%b],"usage":%b}\n\n' % (self._head, msgspec.json.encode(usage_out(outcome.usage)))
         return out + b"data: [DONE]\n\n"

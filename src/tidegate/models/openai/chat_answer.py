@@ -57,11 +57,16 @@ class _Delta(msgspec.Struct, gc=False):
     extra_content: msgspec.Raw = msgspec.Raw()
 
 
+class _LogProbs(msgspec.Struct, gc=False):
+    content: list[msgspec.Raw] | None = None
+
+
 class _Choice(msgspec.Struct, gc=False):
     index: int | None = 0
     delta: _Delta | None = None
     message: _Delta | None = None
     finish_reason: str | None = None
+    logprobs: msgspec.Raw = msgspec.Raw()
     usage: msgspec.Raw = msgspec.Raw()
 
 
@@ -71,18 +76,20 @@ class _Chunk(msgspec.Struct, gc=False):
     error: msgspec.Raw = msgspec.Raw()
 
 
+_decode_logprobs = msgspec.json.Decoder(_LogProbs).decode
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 _encode = msgspec.json.Encoder().encode
 
 
 class ChatAnswer(StreamedAnswer):
-    __slots__ = ("_begun", "_finish", "_marks", "_thoughts", "_usage")
+    __slots__ = ("_begun", "_finish", "_logprobs", "_marks", "_thoughts", "_usage")
 
     def __init__(self, limit: int, on_text: Callable[[str], None]) -> None:
         super().__init__(limit, on_text)
         self._begun = False
         self._finish: str | None = None
         self._usage = b""
+        self._logprobs: list[bytes] = []  # house: allow `weigh` bounds an answer
         self._thoughts: Thoughts | None = None
         self._marks: dict[int, bytes] = {}  # house: allow one for each of the bounded calls
         """What stood beside a call, by its place."""
@@ -121,6 +128,8 @@ class ChatAnswer(StreamedAnswer):
                 raise AnswerError(b'{"message":"The answer ended with an error."}')
             self._finish = choice.finish_reason
         self._usage = given(choice.usage) or self._usage
+        if choice.logprobs and given(choice.logprobs):
+            self._keep_logprobs(choice.logprobs)
         delta = choice.delta or choice.message
         if delta is None:
             return
@@ -136,6 +145,16 @@ class ChatAnswer(StreamedAnswer):
             for piece in delta.tool_calls:
                 self._grow_call(piece)
         self._keep(delta)
+
+    def _keep_logprobs(self, raw: msgspec.Raw) -> None:
+        """Of each token; what is not the shape that it should be is passed over."""
+        try:
+            found = _decode_logprobs(raw).content or ()
+        except msgspec.DecodeError:
+            return
+        for entry in found:
+            self.weigh(str(bytes(entry), "utf-8", "replace"))
+            self._logprobs.append(bytes(entry))
 
     def _grow_call(self, piece: _Call) -> None:
         call = self._find(piece)
@@ -209,6 +228,7 @@ class ChatAnswer(StreamedAnswer):
             model=model,
             carrier=API if carried else "",
             carried=carried,
+            logprobs=msgspec.Raw(b"[%b]" % b",".join(self._logprobs)) if self._logprobs else msgspec.Raw(),
         )
 
 
