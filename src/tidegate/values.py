@@ -143,7 +143,7 @@ class Message(Frozen, frozen=True):
     carrier: str = ""
     bound: str = ""
     carried: tuple[Carried, ...] = ()
-    logprobs: msgspec.Raw = msgspec.Raw()
+    logprobs: msgspec.Raw | None = None
     interrupted: bool = False
     unanswered: bool = False
 
@@ -430,7 +430,7 @@ class Outcome(Frozen, frozen=True):
     agent: str = ""
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
-    logprobs: msgspec.Raw = msgspec.Raw()
+    logprobs: msgspec.Raw | None = None
     finish: str = ""
     usage: Usage = Usage()
     steps: int = 0

@@ -10,8 +10,6 @@ When it does not commit, the turn is still running and goes on at the next start
 
 from collections.abc import Iterator
 
-import msgspec
-
 from tidegate.agent import interrupted, missing, not_run
 from tidegate.engine.journal import Billing, bill, commit_row
 from tidegate.errors import Conflict
@@ -134,7 +132,7 @@ def _outcome(ending: Ending, notices: tuple[str, ...], now: float) -> Outcome:
         agent=ending.billing.agent,
         text=answer.text if answer else "",
         calls=answer.calls if answer else (),
-        logprobs=answer.logprobs if answer else msgspec.Raw(),
+        logprobs=answer.logprobs if answer else None,
         finish=_finish(ending),
         usage=ending.usage,
         steps=ending.steps,

@@ -370,7 +370,7 @@ def _outcome(db: Db, id: str, principal: str | None) -> Outcome | None:
         agent=found[-1],
         text="" if answer is None else answer.text,
         calls=() if answer is None else _calls_of_caller(db, id, answered_by, answer),
-        logprobs=msgspec.Raw() if answer is None else answer.logprobs,
+        logprobs=None if answer is None else answer.logprobs,
         finish=turn.finish,
         usage=msgspec.structs.replace(turn.usage, estimated=True) if estimated else turn.usage,
         steps=turn.steps,

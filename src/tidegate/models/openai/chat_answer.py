@@ -228,7 +228,7 @@ class ChatAnswer(StreamedAnswer):
             model=model,
             carrier=API if carried else "",
             carried=carried,
-            logprobs=msgspec.Raw(b"[%b]" % b",".join(self._logprobs)) if self._logprobs else msgspec.Raw(),
+            logprobs=msgspec.Raw(b"[%b]" % b",".join(self._logprobs)) if self._logprobs else None,
         )
 
 
