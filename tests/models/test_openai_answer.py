@@ -441,6 +441,7 @@ def test_log_probabilities_are_kept_as_they_came_and_weighed() -> None:
     ]
     odd = event(choices=[{"index": 0, "delta": {"content": "c"}, "logprobs": {"content": "none"}}])
     message, _ = read(*pieces, odd, delta("stop"))
+    assert message.logprobs is not None
     assert (message.text, msgspec.json.decode(message.logprobs)) == ("abc", said)
     huge = event(choices=[{"index": 0, "delta": {}, "logprobs": {"content": [{"token": "x" * 5000}]}}])
     with pytest.raises(AnswerBroken):
