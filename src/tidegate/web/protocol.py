@@ -1,10 +1,11 @@
 """One HTTP/1.1 connection: uvicorn's, with bounds and with our errors.
 
-Guarantee: a request line and headers are bounded in bytes, number and time; a connection that is not in a request is
-closed after its keep-alive time, at its beginning too; a reader whose buffers stay full is let go; what is not HTTP
-gets OpenAI's error shape as everything else; requests run as tasks of the server's scope. An answer reaches its client
-also when that client was still sending, when it has closed its own half of the connection (not over TLS, which knows no
-halves here), and when it speaks HTTP/1.0. The connection owns its transport; `abort` drops it.
+Guarantee: the request line and headers are bounded in bytes, number and time. An idle connection is closed after its
+keep-alive time, and one that never sends a request after `HEAD_SECONDS`. A reader whose buffers stay full is dropped. A
+request that is not valid HTTP, or whose host or framing is missing or ambiguous (RFC 9112), gets an error in OpenAI's
+shape, after the answers to the requests before it, and the connection is closed. Requests run as tasks of the server's
+scope. A client gets its answer even while it is still sending, after it has closed its own half of the connection
+(without TLS), and over HTTP/1.0. The connection owns its transport; `abort` drops it.
 """
 
 import asyncio
@@ -39,6 +40,10 @@ ABORT = "tidegate.abort"
 
 _TOO_LARGE = (431, f"The request line and headers are larger than {HEADER_BYTES} bytes.", "headers_too_large")
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+_HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[\w.~!$&'()*+,;=%-]+)(?::[0-9]{0,5})?", re.ASCII)
+"""A host as RFC 3986 writes it, and perhaps a port."""
+_ABSOLUTE = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
+_VERSIONS = ("1.0", "1.1")
 
 StartTask = Callable[[Any, Any], "asyncio.Task[None]"]
 
@@ -58,10 +63,16 @@ class Connection(HttpToolsProtocol):
         self._stall_timer: asyncio.TimerHandle | None = None
         self._half_closed: HalfClosed | None = None
         self._refusal = (400, "This is not a valid HTTP request.", "invalid_http")
+        self._refused = False
 
     @property
     def is_idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def _is_unanswered(self) -> bool:
+        """Whether the only request is still arriving and nothing of its answer was sent."""
+        return bool(self.cycle.more_body) and not self.cycle.response_started and not self.pipeline
 
     # -- time --
 
@@ -152,7 +163,26 @@ class Connection(HttpToolsProtocol):
         self._in_head = False
         self._corked.unread = True
         self._stop_timer()
+        self._check_head()
         super().on_headers_complete()
+
+    def _check_head(self) -> None:
+        """What the parser lets pass although RFC 9112 does not."""
+        version = self.parser.get_http_version()
+        if version not in _VERSIONS:
+            self._refuse(400, "This version of HTTP is not supported; use HTTP/1.1.", "invalid_http")
+        hosts = [value for name, value in self.headers if name == b"host"]
+        if len(hosts) > 1 or (not hosts and version != "1.0"):
+            self._refuse(400, "A request must have exactly one Host header.", "invalid_host")
+        if hosts and _HOST.fullmatch(hosts[0]) is None:
+            self._refuse(400, "The Host header must be a host name or an address, and perhaps a port.", "invalid_host")
+        if not self.url.startswith(b"/") and self.url != b"*":
+            named = _ABSOLUTE.match(self.url)
+            if named is None or (hosts and named[1].lower() != hosts[0].lower()):
+                self._refuse(400, "The request's address must be a path, or name the host of Host.", "invalid_host")
+        coding = [value for name, value in self.headers if name == b"transfer-encoding"]
+        if coding and (version == "1.0" or coding[0].strip().lower() != b"chunked"):
+            self._refuse(400, "The only Transfer-Encoding is chunked, and it needs HTTP/1.1.", "invalid_http")
 
     def on_message_complete(self) -> None:
         self._corked.unread = False
@@ -168,6 +198,9 @@ class Connection(HttpToolsProtocol):
         raise httptools.HttpParserError(message)
 
     def send_400_response(self, msg: str) -> None:
+        if not self.is_idle and not self._is_unanswered:
+            self._refused = True  # an answer that is under way comes first, or the client would take this for it
+            return
         status, message, code = self._refusal
         error = ErrorBody(message=message, type="invalid_request_error", param=None, code=code)
         body = msgspec.json.encode(ErrorAnswer(error=error))
@@ -180,6 +213,8 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self._corked.flush()
         super().on_response_complete()
+        if self._refused and self.is_idle:
+            self.send_400_response("")
 
     # -- tasks --
 
