@@ -52,7 +52,7 @@ async def rest(stream: anyio.abc.SocketStream) -> bytes:
         return data
 
 
-# -- requests that two readers could take in two ways -------------------------------------------------------------------
+# -- requests that two readers could take in two ways ------------------------------------------------------------------
 
 LOGIN = b"POST /api/login HTTP/1.1\r\nHost: x\r\n"
 CHUNKED = b"2\r\n{}\r\n0\r\n\r\n"

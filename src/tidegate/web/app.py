@@ -233,7 +233,7 @@ def create_app(
     keyring = Keyring(store, config.server, agents)
     bodies = Bodies(config.limits.body_bytes)
     pulse = Pulse(keep_alive)
-    events = Events(door, pulse)
+    events = Events(door, pulse, config.limits)
     traffic = Traffic()
     pages = Pages()
 
