@@ -5,7 +5,8 @@ JSON line of bounded length with a deadline, an answer is one JSON line; and a c
 socket belongs to the scope it was opened in and its file is removed with it. Its path may be of any length.
 
     {"do": "status", "memory": true}   what `tidegate status` shows
-    {"do": "stop"}                     orderly stop; answered at once, done when the home's lock is free
+    {"do": "stop"}                     orderly stop; answered at once, done when the home's lock is free. Asked twice,
+                                       it does not wait for turns, unless the second has "hurry": false
     {"do": "code"}                     a new one-time link to the chat page
     {"do": "check"}                    full integrity check of the database
 """

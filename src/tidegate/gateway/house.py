@@ -27,7 +27,7 @@ from tidegate.gateway.ceiling import Ceiling
 from tidegate.gateway.control import Control
 from tidegate.gateway.cores import LOOK_SECONDS, OneCore
 from tidegate.gateway.hint import hint
-from tidegate.gateway.lock import HomeLock
+from tidegate.gateway.lock import TAKEOVER_NAME, BeingTakenOver, HomeLock, holder_of
 from tidegate.gateway.maintenance import Maintenance
 from tidegate.gateway.memory import MemoryReport
 from tidegate.gateway.pressure import LOOK_SECONDS as PRESSURE_SECONDS
@@ -133,9 +133,9 @@ class House:
                 return False
         return True
 
-    def ask_to_stop(self) -> None:
-        """Stop in order; asked a second time, do not wait for turns."""
-        if self._asked.is_set():
+    def ask_to_stop(self, *, hurry: bool = True) -> None:
+        """Stop in order; asked a second time, do not wait for turns, unless `hurry` is false."""
+        if self._asked.is_set() and hurry:
             self._hurry.set()
         self._asked.set()
 
@@ -190,23 +190,20 @@ class House:
         await to_thread.run_sync(self._tape.prepare, self._ready)
 
     async def _take_lock(self) -> None:
-        self._lock = HomeLock(self.home)
+        self._lock, self._takeover = HomeLock(self.home), HomeLock(self.home, TAKEOVER_NAME)
         self._scope.on_close(self._lock.release, name="lock")
+        self._scope.on_close(self._takeover.release, name="takeover")
         if not self._replace:
+            if (other := await to_thread.run_sync(holder_of, self.home, TAKEOVER_NAME)) is not None:
+                raise BeingTakenOver(self.home, other)
             await to_thread.run_sync(self._lock.take)
             return
-        async with Scope("replace") as scope:
-            # The old gateway may take its whole budget; who is asked to stop meanwhile does not wait for it.
-            taken = scope.start(self._take_over, name="take over")
-            asked = scope.start(self._asked.wait, name="asked to stop")
-            await asyncio.wait({taken, asked}, return_when=asyncio.FIRST_COMPLETED)
-            if taken.done():
-                await taken
+        from tidegate.gateway.takeover import claim, take_over  # a plain start does not need them
 
-    async def _take_over(self) -> None:
-        from tidegate.gateway.takeover import take_over  # a plain start does not need it
-
-        await take_over(self.home, self._lock, within=self.budget + _HANDOVER_SECONDS, say=self._say)
+        await to_thread.run_sync(claim, self.home, self._takeover)
+        # The old gateway may take its whole budget; one that is asked to stop meanwhile does not wait for it.
+        within = self.budget + _HANDOVER_SECONDS
+        await take_over(self.home, self._lock, within=within, say=self._say, given_up=self._asked.is_set)
 
     async def _bind(self) -> None:
         try:
@@ -345,6 +342,7 @@ class House:
         self._memory.settle()
 
     async def _welcome(self) -> None:
+        self._takeover.release()
         for line in self._tape.lines(self._config):
             self._say(line)
         for line in welcome.lines(self._config, self.address, await self._reception.link()):

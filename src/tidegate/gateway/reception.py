@@ -43,7 +43,7 @@ class Reception:
         memory: MemoryReport,
         pressure: Pressure,
         tape: Tape,
-        stop: Callable[[], None],
+        stop: Callable[..., None],
     ) -> None:
         self._config = config
         self._address = address
@@ -97,9 +97,9 @@ class Reception:
     async def _on_status(self, request: dict[str, Any]) -> dict[str, Any]:
         return await self.status(memory=request.get("memory") is True)
 
-    async def _on_stop(self, _request: dict[str, Any]) -> dict[str, Any]:
+    async def _on_stop(self, request: dict[str, Any]) -> dict[str, Any]:
         turns = self._sessions.census()["turns_running"]
-        self._stop()
+        self._stop(hurry=request.get("hurry") is not False)
         return {
             "stopping": True,
             "pid": os.getpid(),
