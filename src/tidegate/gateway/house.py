@@ -86,6 +86,7 @@ class House:
         self._memory = MemoryReport(self._ledger, self._scope)
         self._log = Log("tidegate.gateway")
         self._undo_log: Callable[[], None] | None = None
+        self._database_connections: Callable[[], int] = lambda: 0
 
     # -- the life of a house --
 
@@ -191,7 +192,7 @@ class House:
 
     async def _take_lock(self) -> None:
         self._lock, self._takeover = HomeLock(self.home), HomeLock(self.home, TAKEOVER_NAME)
-        self._scope.on_close(self._lock.release, name="lock")
+        self._scope.on_close(self._release_lock, name="lock")
         self._scope.on_close(self._takeover.release, name="takeover")
         if not self._replace:
             if (other := await to_thread.run_sync(holder_of, self.home, TAKEOVER_NAME)) is not None:
@@ -204,6 +205,11 @@ class House:
         # The old gateway may take its whole budget; one that is asked to stop meanwhile does not wait for it.
         within = self.budget + _HANDOVER_SECONDS
         await take_over(self.home, self._lock, within=within, say=self._say, given_up=self._asked.is_set)
+
+    def _release_lock(self) -> None:
+        """Unless the database could not be closed in time: then the kernel releases the lock with the process."""
+        if not self._database_connections():
+            self._lock.release()
 
     async def _bind(self) -> None:
         try:
@@ -234,6 +240,7 @@ class House:
             )
         )
 
+        self._database_connections = lambda: self._store.stats().connections
         self._memory.watch_store(self._store)
         if self._store.note is not None:
             self._say(f"WARNING {self._store.note}")
