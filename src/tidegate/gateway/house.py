@@ -34,7 +34,7 @@ from tidegate.gateway.pressure import LOOK_SECONDS as PRESSURE_SECONDS
 from tidegate.gateway.pressure import Pressure
 from tidegate.gateway.reception import Reception
 from tidegate.gateway.tape import Tape
-from tidegate.lifetimes import Ledger, Scope
+from tidegate.lifetimes import Descriptors, Ledger, Scope
 from tidegate.log import Log
 from tidegate.models import Clients, Models
 from tidegate.security import Redactor, configure_logging
@@ -71,8 +71,10 @@ class House:
         replay: Path | None = None,
         say: Callable[[str], None],
         fault: Callable[[str], None] | None = None,
+        descriptors: Descriptors | None = None,
     ) -> None:
         self.home = home
+        self._descriptors = descriptors or Descriptors()
         self.address = ""
         self._port = port
         self._replace = replace
@@ -145,6 +147,7 @@ class House:
 
     async def close(self) -> None:
         """Stop intake, let turns finish or park them, then close every room in reverse, all in one budget."""
+        self._descriptors.lift()
         deadline = time.monotonic() + self.budget
         turns = self._sessions.census()["turns_running"]
         self._log.info("stopping", within=self.budget, turns=turns)
@@ -298,8 +301,10 @@ class House:
             health=self._health,
             status=lambda: self._reception.status(memory=True),
             gauges=lambda: self._reception.gauges(),
+            descriptors=self._descriptors,
         )
-        self._server = Server(app, self._config, self._socket)
+        self._server = Server(app, self._config, self._socket, descriptors=self._descriptors)
+        self._health.add("connections", self._server.check)
         await self._server.start(self._scope)
 
     async def _start_maintenance(self) -> None:
@@ -336,13 +341,14 @@ class House:
             store=self._store,
             clients=self._clients,
             health=self._health,
+            server=self._server,
             maintenance=self._maintenance,
             memory=self._memory,
             pressure=self._pressure,
             tape=self._tape,
             stop=self.ask_to_stop,
         )
-        await Control(self.home, self._reception.verbs()).open(self._scope.child("control"))
+        await Control(self.home, self._reception.verbs(), self._descriptors).open(self._scope.child("control"))
         # What stands now stands until the end: the collector need not look at it again.
         gc.collect()
         gc.freeze()

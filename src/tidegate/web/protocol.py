@@ -37,6 +37,10 @@ STALL_SECONDS = 60.0
 """A reader that takes nothing for so long is gone, or might as well be."""
 ABORT = "tidegate.abort"
 """Where a request finds, in its scope, the way to drop its connection."""
+EXTRA = "tidegate.extra"
+"""Where a request finds, in its scope, whether its connection is one beyond the limit."""
+EXTRA_HEAD_SECONDS = 5.0
+"""How long the head may take on such a connection, of which there are few."""
 
 _TOO_LARGE = (431, f"The request line and headers are larger than {HEADER_BYTES} bytes.", "headers_too_large")
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
@@ -51,8 +55,21 @@ StartTask = Callable[[Any, Any], "asyncio.Task[None]"]
 class Connection(HttpToolsProtocol):
     _corked: Corked
 
-    def __init__(self, config: Config, state: ServerState, start: StartTask, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        config: Config,
+        state: ServerState,
+        start: StartTask,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        extra: bool,
+        lost: Callable[["Connection"], None],
+    ) -> None:
         super().__init__(config, state, {}, loop)
+        self.extra = extra
+        self._lost = lost
+        self.since = loop.time()
+        """Since when it is open, or has answered its last request."""
         self.logger = logging.getLogger("tidegate.web")
         self.access_log = False
         self._start = start
@@ -82,7 +99,8 @@ class Connection(HttpToolsProtocol):
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._corked = Corked(transport, self.loop)
         super().connection_made(self._corked)
-        self._head_timer = self.loop.call_later(HEAD_SECONDS, self.timeout_keep_alive_handler)
+        patience = EXTRA_HEAD_SECONDS if self.extra else HEAD_SECONDS
+        self._head_timer = self.loop.call_later(patience, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -92,6 +110,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
         if exc is not None:
             self._unset_keepalive_if_required()
+        self._lost(self)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The peer sends no more. Whether the connection stays open: while there is a whole request to answer."""
@@ -148,6 +167,8 @@ class Connection(HttpToolsProtocol):
         self._unparsed = 0
         self._in_head = True
         self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]
+        if self.extra:
+            self.scope[EXTRA] = True  # type: ignore[literal-required]
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))
@@ -165,6 +186,8 @@ class Connection(HttpToolsProtocol):
         self._stop_timer()
         self._check_head()
         super().on_headers_complete()
+        if self.extra:
+            self.cycle.keep_alive = False
 
     def _check_head(self) -> None:
         """What the parser lets pass although RFC 9112 does not."""
@@ -211,6 +234,7 @@ class Connection(HttpToolsProtocol):
             self._corked.close()
 
     def on_response_complete(self) -> None:
+        self.since = self.loop.time()
         self._corked.flush()
         super().on_response_complete()
         if self._refused and self.is_idle:
