@@ -15,7 +15,7 @@ from tidegate.gateway import ask
 DESCRIPTORS = 96
 FEW = 8
 """Fewer descriptors than every gateway has open."""
-LOG_BYTES = 10_000
+LOG_BYTES = 30_000
 """Of a gateway that was short of something for a while: some lines, no tracebacks in a loop."""
 
 
@@ -105,11 +105,13 @@ def test_when_no_descriptor_is_left_the_gateway_answers_from_its_reserve_and_rec
     """L08, L21, L30: the turn that runs goes on, status and stop work, and one line of the log tells of it."""
     words = "ebb and flow " * 10
     answers: list[str] = []
-    with gateway(tmp_path / "home") as running:
+    with gateway(tmp_path / "home") as running, contextlib.ExitStack() as opened:
         caller = threading.Thread(target=lambda: answers.append(running.say(f"slow {words}", "talk")))
         caller.start()
         while not (before := ask(running.home, {"do": "status"}))["turns"]["running"]:
             pass
+        resting = opened.enter_context(line(running))
+        assert resting.ask("/healthz")[0] == 200
         limits = resource.prlimit(running.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(running.pid, resource.RLIMIT_NOFILE, (FEW, limits[1]))
         for _ in range(50):
@@ -120,6 +122,10 @@ def test_when_no_descriptor_is_left_the_gateway_answers_from_its_reserve_and_rec
             with line(running) as other:
                 status, _, refused = other.ask("/v1/models")
             assert (status, refused["error"]["code"]) == (503, "too_many_connections")
+        assert resting.ask("/readyz")[0] == 503
+        status, headers, refused = resting.ask("/")
+        assert (status, refused["error"]["code"]) == (503, "no_descriptors")
+        assert int(headers["Retry-After"]) >= 1
         after = ask(running.home, {"do": "status"})["connections"]
         assert after["not_accepted"] - before["connections"]["not_accepted"] >= 100
         assert running.log.stat().st_size < LOG_BYTES

@@ -13,6 +13,7 @@ also when no descriptor is left, from the reserve.
 """
 
 import asyncio
+import contextlib
 import os
 import socket
 import struct
@@ -85,18 +86,18 @@ class Control:
         scope.start(self._serve, connection, name="control request")
 
     async def _serve(self, connection: socket.socket) -> None:
-        reader, writer = await asyncio.open_unix_connection(sock=connection, limit=_REQUEST_BYTES)
         try:
-            line = await self._line(reader)
-            if line:
-                writer.write(msgspec.json.encode(await self._answer(line)) + b"\n")
-                with anyio.move_on_after(_REQUEST_SECONDS):
-                    await writer.drain()
+            reader, writer = await asyncio.open_unix_connection(sock=connection, limit=_REQUEST_BYTES)
+            with contextlib.closing(writer):
+                line = await self._line(reader)
+                if line:
+                    writer.write(msgspec.json.encode(await self._answer(line)) + b"\n")
+                    with anyio.move_on_after(_REQUEST_SECONDS):
+                        await writer.drain()
         except ConnectionError as error:
             self._log.debug("control client went away", error=str(error))
         finally:
             self._connections -= 1
-            writer.close()
 
     async def _line(self, reader: asyncio.StreamReader) -> bytes:
         try:
