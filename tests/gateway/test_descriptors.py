@@ -114,6 +114,10 @@ def test_when_no_descriptor_is_left_the_gateway_answers_from_its_reserve_and_rec
         assert resting.ask("/healthz")[0] == 200
         limits = resource.prlimit(running.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(running.pid, resource.RLIMIT_NOFILE, (FEW, limits[1]))
+        assert resting.ask("/readyz")[0] == 503
+        status, headers, refused = resting.ask("/")
+        assert (status, refused["error"]["code"]) == (503, "no_descriptors")
+        assert int(headers["Retry-After"]) >= 1
         for _ in range(50):
             with line(running) as operator:
                 status, _, found = operator.ask("/readyz")
@@ -122,10 +126,6 @@ def test_when_no_descriptor_is_left_the_gateway_answers_from_its_reserve_and_rec
             with line(running) as other:
                 status, _, refused = other.ask("/v1/models")
             assert (status, refused["error"]["code"]) == (503, "too_many_connections")
-        assert resting.ask("/readyz")[0] == 503
-        status, headers, refused = resting.ask("/")
-        assert (status, refused["error"]["code"]) == (503, "no_descriptors")
-        assert int(headers["Retry-After"]) >= 1
         after = ask(running.home, {"do": "status"})["connections"]
         assert after["not_accepted"] - before["connections"]["not_accepted"] >= 100
         assert running.log.stat().st_size < LOG_BYTES
