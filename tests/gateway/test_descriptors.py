@@ -111,7 +111,7 @@ def test_when_no_descriptor_is_left_the_gateway_answers_from_its_reserve_and_rec
         while not (before := ask(running.home, {"do": "status"}))["turns"]["running"]:
             pass
         resting = opened.enter_context(line(running))
-        assert resting.ask("/healthz")[0] == 200
+        assert resting.ask("/v1/models")[0] == 200  # which uses nothing of the reserve
         limits = resource.prlimit(running.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(running.pid, resource.RLIMIT_NOFILE, (FEW, limits[1]))
         assert resting.ask("/readyz")[0] == 503

@@ -22,6 +22,9 @@ class Descriptors:
     def __init__(self) -> None:
         self._reserve = 0
         self._users = 0
+        self._ordinary = 0
+        self._lifted: int | None = None
+        """The limit while the reserve may be used, and before. If it is another now, the operator has changed it."""
 
     def keep(self, wanted: int) -> None:
         """Ask for so many descriptors, of which the last are the reserve."""
@@ -30,7 +33,7 @@ class Descriptors:
         if soft != resource.RLIM_INFINITY:
             most = max(soft, most)
         self._reserve = min(RESERVE, most // RESERVE_SHARE)
-        self._set(most - self._reserve)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most - self._reserve, hard))
 
     @property
     def limit(self) -> int | None:
@@ -38,7 +41,7 @@ class Descriptors:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft == resource.RLIM_INFINITY:
             return None
-        return soft - self._reserve if self._users else soft
+        return self._ordinary if soft == self._lifted else soft
 
     @property
     def open(self) -> int:
@@ -54,19 +57,16 @@ class Descriptors:
             yield
         finally:
             self._users -= 1
-            if not self._users:
-                self._move(-self._reserve)
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            if not self._users and soft == self._lifted:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (self._ordinary, hard))
+                self._lifted = None
 
     def lift(self) -> None:
         """From now on the reserve may be used."""
         self._users += 1
-        if self._users == 1:
-            self._move(self._reserve)
-
-    def _move(self, by: int) -> None:
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if by and soft != resource.RLIM_INFINITY:
-            self._set(soft + by)
-
-    def _set(self, soft: int) -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if self._reserve and soft not in (self._lifted, resource.RLIM_INFINITY):
+            most = soft + self._reserve
+            self._ordinary, self._lifted = soft, most if hard == resource.RLIM_INFINITY else min(most, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (self._lifted, hard))
