@@ -10,6 +10,7 @@
     │   ├── Mismatch          422  the same idempotency key with another body
     │   ├── Busy              429  try again later (retry_after)
     │   ├── BudgetSpent       429  no model is asked until the budget opens again (retry_after, or never)
+    │   ├── Crowded           503  all connections are in use; try again later (retry_after)
     │   └── Stopping          503  the gateway is going down; what was accepted goes on after its next start
     ├── ModelFailed        the model's side failed; `kind` says how, `retryable` whether trying again may help
     ├── ToolFailed         tell the model in one sentence; the turn goes on
@@ -105,6 +106,11 @@ class BudgetSpent(Busy):
     def __init__(self, message: str, *, retry_after: float | None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class Crowded(Busy):
+    status = 503
+    code = "too_many_connections"
 
 
 class Stopping(Busy):

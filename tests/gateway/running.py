@@ -30,13 +30,14 @@ def environment(**more: str) -> dict[str, str]:
 class Gateway:
     """A started process and what it said on standard output."""
 
-    def __init__(self, home: Path, *arguments: str, **env: str) -> None:
+    def __init__(self, home: Path, *arguments: str, descriptors: int | None = None, **env: str) -> None:
+        bounded = () if descriptors is None else ("sh", "-c", f'ulimit -n {descriptors} && exec "$@"', "sh")
         self.home = home
         self.said: list[str] = []
         self.log = home.with_name(home.name + ".log")
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*TIDEGATE, "up", "--home", str(home), "--port", "0", *arguments],
+                [*bounded, *TIDEGATE, "up", "--home", str(home), "--port", "0", *arguments],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=environment(**env),
@@ -109,9 +110,9 @@ class Gateway:
 
 
 @contextlib.contextmanager
-def gateway(home: Path, *arguments: str, **env: str) -> Iterator[Gateway]:
-    """A gateway that is ready; whatever happens, it is gone afterwards."""
-    running = Gateway(home, *arguments, **env)
+def gateway(home: Path, *arguments: str, descriptors: int | None = None, **env: str) -> Iterator[Gateway]:
+    """A gateway that is ready, with at most so many descriptors; whatever happens, it is gone afterwards."""
+    running = Gateway(home, *arguments, descriptors=descriptors, **env)
     try:
         yield running.wait_ready()
     finally:

@@ -37,6 +37,7 @@ def command(home: Path, as_json: bool, memory: bool, link: bool) -> None:
 def _print_facts(status: dict[str, Any]) -> None:
     turns, sessions = status["turns"], status["sessions"]
     held, (day, *budgets) = status["memory"], status["budgets"]
+    connections = status["connections"]
     most = f"of {day['tokens_limit']:,} (limits.day_tokens)" if day["tokens_limit"] else "(no limit)"
     facts = [
         ("gateway", f"{status['address']}, pid {status['pid']}, version {status['version']}"),
@@ -48,6 +49,8 @@ def _print_facts(status: dict[str, Any]) -> None:
         ("tokens", f"{day['tokens']:,} {most} since midnight UTC"),
         *(("budget", f"{spent_of(budget)} ({budget['setting']}), {budget['used']:.0%}") for budget in budgets),
         ("in memory", f"{counted(sessions['residents'], 'conversation')}, {size(sessions['resident_bytes'])}"),
+        ("connections", f"{connections['open']} of {connections['limit']:,}; {connections['descriptors']} of "
+                        f"{connections['descriptors_limit']:,} descriptors"),
         ("process", f"{size(held['anonymous'] + held['swap'])} of its own, {size(held['rss'])} resident"),
     ]  # fmt: skip
     facts.append(("commands", commands(status["workspaces"])))

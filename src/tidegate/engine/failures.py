@@ -4,6 +4,8 @@ Guarantee: every error has a status, a type and a code of OpenAI's shape and one
 foresaw becomes an incident whose id stands in the operator's log.
 """
 
+import errno
+
 from tidegate.errors import BudgetSpent, ModelFailed, Refused, StoreFailed, StoreFull, TidegateError, TurnFailed
 from tidegate.values import Failure, new_id
 
@@ -49,6 +51,13 @@ def describe(error: BaseException) -> Failure:
             return Failure(message=error.message, code="store_failed", status=503, retry=True)
         case TidegateError():
             return Failure(message=error.message, code="misconfigured", status=500)
+        case OSError(errno=errno.EMFILE | errno.ENFILE):
+            return Failure(
+                message="The gateway has no file descriptor left; try again soon.",
+                code="no_descriptors",
+                status=503,
+                retry=True,
+            )
         case _:
             incident = new_id("i")
             return Failure(

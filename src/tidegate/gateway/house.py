@@ -27,14 +27,14 @@ from tidegate.gateway.ceiling import Ceiling
 from tidegate.gateway.control import Control
 from tidegate.gateway.cores import LOOK_SECONDS, OneCore
 from tidegate.gateway.hint import hint
-from tidegate.gateway.lock import HomeLock
+from tidegate.gateway.lock import TAKEOVER_NAME, BeingTakenOver, HomeLock, holder_of
 from tidegate.gateway.maintenance import Maintenance
 from tidegate.gateway.memory import MemoryReport
 from tidegate.gateway.pressure import LOOK_SECONDS as PRESSURE_SECONDS
 from tidegate.gateway.pressure import Pressure
 from tidegate.gateway.reception import Reception
 from tidegate.gateway.tape import Tape
-from tidegate.lifetimes import Ledger, Scope
+from tidegate.lifetimes import Descriptors, Ledger, Scope
 from tidegate.log import Log
 from tidegate.models import Clients, Models
 from tidegate.security import Redactor, configure_logging
@@ -71,8 +71,10 @@ class House:
         replay: Path | None = None,
         say: Callable[[str], None],
         fault: Callable[[str], None] | None = None,
+        descriptors: Descriptors | None = None,
     ) -> None:
         self.home = home
+        self._descriptors = descriptors or Descriptors()
         self.address = ""
         self._port = port
         self._replace = replace
@@ -86,6 +88,7 @@ class House:
         self._memory = MemoryReport(self._ledger, self._scope)
         self._log = Log("tidegate.gateway")
         self._undo_log: Callable[[], None] | None = None
+        self._database_connections: Callable[[], int] = lambda: 0
 
     # -- the life of a house --
 
@@ -133,9 +136,9 @@ class House:
                 return False
         return True
 
-    def ask_to_stop(self) -> None:
-        """Stop in order; asked a second time, do not wait for turns."""
-        if self._asked.is_set():
+    def ask_to_stop(self, *, hurry: bool = True) -> None:
+        """Stop in order; asked a second time, do not wait for turns, unless `hurry` is false."""
+        if self._asked.is_set() and hurry:
             self._hurry.set()
         self._asked.set()
 
@@ -144,6 +147,7 @@ class House:
 
     async def close(self) -> None:
         """Stop intake, let turns finish or park them, then close every room in reverse, all in one budget."""
+        self._descriptors.lift()
         deadline = time.monotonic() + self.budget
         turns = self._sessions.census()["turns_running"]
         self._log.info("stopping", within=self.budget, turns=turns)
@@ -190,23 +194,25 @@ class House:
         await to_thread.run_sync(self._tape.prepare, self._ready)
 
     async def _take_lock(self) -> None:
-        self._lock = HomeLock(self.home)
-        self._scope.on_close(self._lock.release, name="lock")
+        self._lock, self._takeover = HomeLock(self.home), HomeLock(self.home, TAKEOVER_NAME)
+        self._scope.on_close(self._release_lock, name="lock")
+        self._scope.on_close(self._takeover.release, name="takeover")
         if not self._replace:
+            if (other := await to_thread.run_sync(holder_of, self.home, TAKEOVER_NAME)) is not None:
+                raise BeingTakenOver(self.home, other)
             await to_thread.run_sync(self._lock.take)
             return
-        async with Scope("replace") as scope:
-            # The old gateway may take its whole budget; who is asked to stop meanwhile does not wait for it.
-            taken = scope.start(self._take_over, name="take over")
-            asked = scope.start(self._asked.wait, name="asked to stop")
-            await asyncio.wait({taken, asked}, return_when=asyncio.FIRST_COMPLETED)
-            if taken.done():
-                await taken
+        from tidegate.gateway.takeover import claim, take_over  # a plain start does not need them
 
-    async def _take_over(self) -> None:
-        from tidegate.gateway.takeover import take_over  # a plain start does not need it
+        await to_thread.run_sync(claim, self.home, self._takeover)
+        # The old gateway may take its whole budget; one that is asked to stop meanwhile does not wait for it.
+        within = self.budget + _HANDOVER_SECONDS
+        await take_over(self.home, self._lock, within=within, say=self._say, given_up=self._asked.is_set)
 
-        await take_over(self.home, self._lock, within=self.budget + _HANDOVER_SECONDS, say=self._say)
+    def _release_lock(self) -> None:
+        """Unless the database could not be closed in time: then the kernel releases the lock with the process."""
+        if not self._database_connections():
+            self._lock.release()
 
     async def _bind(self) -> None:
         try:
@@ -237,6 +243,7 @@ class House:
             )
         )
 
+        self._database_connections = lambda: self._store.stats().connections
         self._memory.watch_store(self._store)
         if self._store.note is not None:
             self._say(f"WARNING {self._store.note}")
@@ -294,8 +301,10 @@ class House:
             health=self._health,
             status=lambda: self._reception.status(memory=True),
             gauges=lambda: self._reception.gauges(),
+            descriptors=self._descriptors,
         )
-        self._server = Server(app, self._config, self._socket)
+        self._server = Server(app, self._config, self._socket, descriptors=self._descriptors)
+        self._health.add("connections", self._server.check)
         await self._server.start(self._scope)
 
     async def _start_maintenance(self) -> None:
@@ -332,19 +341,21 @@ class House:
             store=self._store,
             clients=self._clients,
             health=self._health,
+            server=self._server,
             maintenance=self._maintenance,
             memory=self._memory,
             pressure=self._pressure,
             tape=self._tape,
             stop=self.ask_to_stop,
         )
-        await Control(self.home, self._reception.verbs()).open(self._scope.child("control"))
+        await Control(self.home, self._reception.verbs(), self._descriptors).open(self._scope.child("control"))
         # What stands now stands until the end: the collector need not look at it again.
         gc.collect()
         gc.freeze()
         self._memory.settle()
 
     async def _welcome(self) -> None:
+        self._takeover.release()
         for line in self._tape.lines(self._config):
             self._say(line)
         for line in welcome.lines(self._config, self.address, await self._reception.link()):

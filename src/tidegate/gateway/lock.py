@@ -1,9 +1,10 @@
-"""One gateway per home folder.
+"""One gateway per home folder, and one at a time that takes over.
 
-Guarantee: while a `HomeLock` is held, no other gateway has the same home folder, and whoever asks is told who holds it.
-The lock is a kernel lock on the open file `lock`, so it dies with its holder, `kill -9` included; the file's text only
-says who holds it and is never taken as proof. The file is never removed, so that two gateways cannot hold two files of
-the same name. Asking for the holder takes nothing and disturbs nobody.
+Guarantee: while a `HomeLock` is held, nobody else holds the lock of that name, and whoever asks is told who does. There
+are two: `lock`, held by the gateway that has the home folder, and `takeover`, held by one that replaces it, from before
+it asks the old one to stop until it is ready. Each is a kernel lock on an open file, so it dies with its holder,
+`kill -9` included; the file's text only says who holds it and is never taken as proof. The files are never removed, so
+that two gateways cannot hold two files of the same name. Asking for the holder takes nothing and disturbs nobody.
 """
 
 import fcntl
@@ -19,6 +20,7 @@ from tidegate.gateway.hint import hint
 from tidegate.values import Frozen
 
 LOCK_NAME = "lock"
+TAKEOVER_NAME = "takeover"
 _TEXT_BYTES = 1024  # what a holder writes about itself is far smaller
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 
@@ -31,6 +33,10 @@ class Holder(Frozen, frozen=True):
     began: int = 0
     since: float = 0.0
     address: str = ""
+
+    def is_same(self, other: "Holder") -> bool:
+        """Whether both are the same process."""
+        return (self.pid, self.began) == (other.pid, other.began)
 
     def __str__(self) -> str:
         return f"pid {self.pid}, {self.address}" if self.address else f"pid {self.pid}"
@@ -47,6 +53,17 @@ class HomeHeld(Misconfigured):
         self.holder = holder
 
 
+class BeingTakenOver(Misconfigured):
+    """Another gateway is replacing the one that holds the home folder."""
+
+    def __init__(self, home: Path, holder: Holder) -> None:
+        super().__init__(
+            f"Another gateway ({holder}) is taking over this home folder, {home}: wait until it is ready, or end it "
+            f"with `kill {holder.pid}` first."
+        )
+        self.holder = holder
+
+
 def process_mark(pid: int) -> int:
     """When the kernel started this process, in ticks since boot; 0 if there is none."""
     try:
@@ -56,10 +73,10 @@ def process_mark(pid: int) -> int:
     return int(stat[stat.rindex(b")") + 2 :].split()[19])
 
 
-def holder_of(home: Path) -> Holder | None:
+def holder_of(home: Path, name: str = LOCK_NAME) -> Holder | None:
     """Who holds this home folder now, or None. The lock is looked at, not taken."""
     try:
-        descriptor = os.open(home / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(home / name, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:
@@ -80,16 +97,17 @@ def _described(text: bytes) -> Holder:
 
 
 class HomeLock:
-    """The lock of one home folder; `take` and `release` are its whole life."""
+    """A lock of one home folder; `take` and `release` are its whole life."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, name: str = LOCK_NAME) -> None:
         self._home = home
+        self._name = name
         self._descriptor: int | None = None
         self._holder = Holder(pid=os.getpid())
 
     def take(self) -> None:
         """Take the lock at once or raise `HomeHeld`."""
-        descriptor = os.open(self._home / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(self._home / self._name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
         except BlockingIOError:

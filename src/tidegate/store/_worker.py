@@ -176,8 +176,8 @@ class Worker:
             self._dead = f"The thread {self._name} has died ({type(error).__name__}: {error}); restart the gateway."
             log.error(self._dead, exc_info=error)
         finally:
-            self.connected = False
             self._close(db)
+            self.connected = False
             self.call(self._end)
 
     def _close(self, db: apsw.Connection | None) -> None:

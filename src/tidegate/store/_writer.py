@@ -109,6 +109,11 @@ class Writer:
     def alive(self) -> bool:
         return self._worker.alive and self._backlog.closed is None
 
+    @property
+    def connected(self) -> bool:
+        """Whether its connection is open, also while it is being closed."""
+        return self._worker.connected
+
     async def start(self) -> None:
         """Starts the thread and waits until the file is open and has today's shape."""
         self._loop = asyncio.get_running_loop()

@@ -182,7 +182,7 @@ class Store:
             reads_waiting=readers.waiting,
             reads_refused=readers.refused,
             reads_interrupted=readers.interrupted,
-            connections=readers.connections + (1 if self.alive else 0),
+            connections=readers.connections + self._writer.connected,
             checkpoints=writer.checkpoints,
             wal_bytes=writer.wal_bytes,
             wal_peak=writer.wal_peak,

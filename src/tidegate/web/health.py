@@ -49,6 +49,7 @@ class Health:
         self._store = store
         self._clock = clock
         self._beats: dict[str, _Beat] = {}  # house: allow timers are named in the code
+        self._looks: dict[str, Callable[[], Check]] = {}  # house: allow they are named in the code
         self._ticked: float | None = None
         self._lag = 0.0
         self._remembered: tuple[float, Readiness] | None = None
@@ -57,6 +58,10 @@ class Health:
     def expect(self, name: str, interval: float) -> None:
         """From now on this timer must beat."""
         self._beats[name] = _Beat(interval, self._clock())
+
+    def add(self, name: str, look: Callable[[], Check]) -> None:
+        """From now on this must be well, too."""
+        self._looks[name] = look
 
     def beat(self, name: str) -> None:
         known = self._beats.get(name)
@@ -82,6 +87,7 @@ class Health:
             if self._remembered is not None and self._clock() - self._remembered[0] < REMEMBERED_SECONDS:
                 return self._remembered[1]
             checks = {"loop": await self._check_loop(), "store": await self._check_store()}
+            checks.update((name, look()) for name, look in self._looks.items())
             checks.update((f"timer {name}", self._check_beat(beat)) for name, beat in self._beats.items())
             found = Readiness(ready=all(check.ok for check in checks.values()), checks=checks)
             self._remembered = (self._clock(), found)
