@@ -161,6 +161,8 @@ def _port(home: Path, holder: Holder | None) -> Finding:
         except OSError as error:
             text = f"{server.host} port {server.port} cannot be used ({error.strerror}): change [server] port."
             return Finding("port", "fail", text)
+    if server.port == 0:
+        return Finding("port", "ok", f"any free one of {server.host}.")
     return Finding("port", "ok", f"{server.host} port {server.port} is free.")
 
 
