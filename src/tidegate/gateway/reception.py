@@ -75,6 +75,7 @@ class Reception:
             "agents": _plain(answering(self._config)),
             **self._sessions.status(),
             "census": {**self._sessions.census(), "tasks": len(asyncio.all_tasks())},
+            "health": _plain(await self._health.check()),
             "store": _plain(self._store.stats()),
             "clients": _plain(self._clients.stats()),
             "tape": self._tape.status(),
@@ -111,7 +112,9 @@ class Reception:
         return {"link": await self.link()}
 
     async def _on_check(self, _request: dict[str, Any]) -> dict[str, Any]:
-        return {"problems": list(await self._store.integrity())}
+        problems = list(await self._store.integrity())
+        await self._health.check()  # which sees whether the file is in its place
+        return {"problems": problems, "standing": _plain(self._store.stats().problems)}
 
 
 def _plain(value: Any) -> Any:
