@@ -7,6 +7,7 @@ import json
 import os
 import random
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from urllib.error import HTTPError
 import apsw
 import pytest
 
-from tests.gateway.running import WAIT, Gateway, gateway, tidegate
+from tests.gateway.running import WAIT, Gateway, environment, gateway, tidegate
 from tidegate.gateway import ask, holder_of
 
 PAGE = 4096
@@ -404,6 +405,16 @@ def test_an_export_that_meets_damage_fails_visibly_and_leaves_no_half_of_a_file(
         assert "damaged: " in detail
 
 
+def test_a_row_that_cannot_be_unpacked_is_found_by_the_full_check(tmp_path: Path) -> None:
+    """L18: with and without a gateway; SQLite's own check passes such a file."""
+    home = _used(tmp_path, text="say {} " + " ".join(map(str, range(2000))))
+    _damage_packed(home)
+    assert "cannot be unpacked" in tidegate("doctor", home=home).stdout
+    with gateway(home) as running:
+        _until(running, lambda status: not status["health"]["ready"])
+        assert "cannot be unpacked" in tidegate("doctor", home=home).stdout
+
+
 def _damage_packed(home: Path) -> None:
     """Changes bytes in the middle of what a row has packed: SQLite itself sees nothing wrong with that."""
     with closing(apsw.Connection(str(home / "tidegate.db"))) as db:
@@ -455,6 +466,26 @@ def test_a_log_that_is_made_immutable_is_a_disk_that_refuses(tmp_path: Path) -> 
         assert (status, error["code"]) == (503, "disk_failed")
         assert "Operation not permitted" in error["message"]
         assert running.say("say two", "talk").strip() == "two"
+
+
+def test_a_home_folder_on_a_read_only_file_system_is_refused_by_name(tmp_path: Path) -> None:
+    """F3, L18: before anything is tried there; the doctor says the same."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    program = shlex.join([sys.executable, "-m", "tidegate"])
+    script = (
+        f"mount -t tmpfs -o ro,mode=0700 none {home} || exit 77; "
+        f"{program} doctor --home {home}; {program} up --port 0 --home {home}"
+    )
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script],
+        capture_output=True, text=True, timeout=WAIT, check=False, env=environment(),
+    )  # fmt: skip
+    if done.returncode == 77 or "unshare:" in done.stderr:
+        pytest.skip("this machine allows no mounts of one's own")
+    assert done.returncode == 1
+    assert f"fail  home folder: {home} cannot be written to" in done.stdout
+    assert done.stderr.startswith(f"tidegate: {home} cannot be written to") and done.stderr.count("\n") == 1
 
 
 def test_no_room_is_called_no_room(tmp_path: Path) -> None:

@@ -71,6 +71,9 @@ def _home(home: Path, _holder: Holder | None) -> Finding:
     found = home.stat()
     if found.st_uid != os.getuid():
         return Finding("home folder", "fail", f"{home} belongs to uid {found.st_uid}: run as that user.")
+    for path in (home, home / "tidegate.db"):
+        if path.exists() and not os.access(path, os.W_OK):
+            return Finding("home folder", "fail", f"{path} cannot be written to: is it read-only or immutable?")
     if stat.S_IMODE(found.st_mode) & 0o077:
         return Finding("home folder", "warn", f"others may look into {home}: chmod 700 {home}")
     return Finding("home folder", "ok", f"{home}, its owner's alone.")

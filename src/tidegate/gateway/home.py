@@ -5,6 +5,7 @@ never overwritten; what it holds is a key of the owner that the store knows, unl
 owner's row is committed, so that an `api-key` beside a database without an owner means that the database was lost.
 """
 
+import contextlib
 import os
 import stat
 import time
@@ -40,7 +41,13 @@ def prepare(home: Path) -> None:
             "choose another folder with --home."
         )
     if stat.S_IMODE(found.st_mode) != _FOLDER_MODE:
-        home.chmod(_FOLDER_MODE)
+        with contextlib.suppress(OSError):  # the next line says so
+            home.chmod(_FOLDER_MODE)
+    for path in (home, home / DATABASE_NAME):
+        if path.exists() and not os.access(path, os.W_OK):
+            raise Misconfigured(
+                f"{path} cannot be written to: see whether its file system is read-only, or it was made immutable."
+            )
 
 
 def lost_database(home: Path) -> str | None:
