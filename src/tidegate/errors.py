@@ -19,7 +19,9 @@
     ├── Misconfigured      the operator must change the configuration
     └── StoreFailed        the store cannot do it now
         ├── StoreFull         no room on the disk; what needs no write goes on
-        ├── StoreDamaged      the file was put aside, named, never overwritten
+        ├── DiskFailed        the disk refuses for another reason, which it names; look at the disk
+        ├── StoreLost         the database's path is no longer the open file; nothing is accepted until a restart
+        ├── StoreDamaged      a part of the database cannot be decoded; restore a backup
         └── StoreNewer        the file was written by a newer program; it is left alone
 
 Every message is one sentence that says what to do. Foreign errors are mapped to this tree at the edge of the room
@@ -179,6 +181,14 @@ class StoreFailed(TidegateError):
 
 
 class StoreFull(StoreFailed):
+    pass
+
+
+class DiskFailed(StoreFailed):
+    pass
+
+
+class StoreLost(StoreFailed):
     pass
 
 

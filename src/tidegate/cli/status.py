@@ -42,6 +42,7 @@ def _print_facts(status: dict[str, Any]) -> None:
     facts = [
         ("gateway", f"{status['address']}, pid {status['pid']}, version {status['version']}"),
         ("home", status["home"]),
+        ("health", _health(status["health"])),
         ("up", span(status["uptime"])),
         ("turns", f"{turns['running']} running, {turns['waiting']} waiting, {turns['asking']} asking a person, "
                   f"{turns['delegating']} waiting for other agents; "
@@ -58,7 +59,7 @@ def _print_facts(status: dict[str, Any]) -> None:
         facts.append(("windows", _compactions(status["context"])))
     if status["tape"] is not None:
         facts.append((status["tape"]["does"], _tape(status["tape"])))
-    facts[3:3] = [
+    facts[4:4] = [
         *((f"agent {agent['agent']}", _model(agent)) for agent in status["agents"]),
         *((f"model {name}", told) for name, state in status["model_states"].items() if (told := _state(state))),
     ]
@@ -67,9 +68,17 @@ def _print_facts(status: dict[str, Any]) -> None:
         print(f"{name:>{width}}: {value}")
     if status["workspaces"]["warning"]:
         print(f"{'warning':>{width}}: {status['workspaces']['warning']}")
+    for name, check in status["health"]["checks"].items():
+        if not check["ok"]:
+            print(f"{'warning':>{width}}: {name}: {check['detail']}")
     for chore in status["chores"]:
         if chore.get("error"):
             print(f"{'warning':>{width}}: the chore {chore['name']!r} failed last time: {chore['error']}")
+
+
+def _health(health: dict[str, Any]) -> str:
+    wrong = [name for name, check in health["checks"].items() if not check["ok"]]
+    return f"NOT READY ({', '.join(wrong)}; see the warnings below)" if wrong else "ready"
 
 
 def commands(found: dict[str, Any]) -> str:

@@ -529,7 +529,7 @@ class EmbeddedEngine(Engine):
 
         def then(settled: Settled) -> None:
             if settled.spilled is not None:
-                self.submit(session.id, settled.spilled)
+                self.submit(session.id, settled.spilled, session.principal)
 
         ending = given_up(turn, session, failure, await self._store.read(turns.tally, turn.id))
         try:

@@ -6,7 +6,18 @@ foresaw becomes an incident whose id stands in the operator's log.
 
 import errno
 
-from tidegate.errors import BudgetSpent, ModelFailed, Refused, StoreFailed, StoreFull, TidegateError, TurnFailed
+from tidegate.errors import (
+    BudgetSpent,
+    DiskFailed,
+    ModelFailed,
+    Refused,
+    StoreDamaged,
+    StoreFailed,
+    StoreFull,
+    StoreLost,
+    TidegateError,
+    TurnFailed,
+)
 from tidegate.values import Failure, new_id
 
 _MODEL_STATUS = {
@@ -47,6 +58,12 @@ def describe(error: BaseException) -> Failure:
             return Failure(message=error.message, type="invalid_request_error", code=error.code, status=error.status)
         case StoreFull():
             return Failure(message=error.message, code="store_full", status=507, retry=True)
+        case StoreDamaged():
+            return Failure(message=error.message, code="store_damaged", status=500)
+        case StoreLost():
+            return Failure(message=error.message, code="store_lost", status=503, retry=True)
+        case DiskFailed():
+            return Failure(message=error.message, code="disk_failed", status=503, retry=True)
         case StoreFailed():
             return Failure(message=error.message, code="store_failed", status=503, retry=True)
         case TidegateError():

@@ -19,7 +19,7 @@ from pathlib import Path
 from anyio import to_thread
 
 from tidegate import commands
-from tidegate.errors import Misconfigured, TidegateError
+from tidegate.errors import Misconfigured, StoreDamaged, TidegateError
 from tidegate.gateway import exposure, readiness, welcome
 from tidegate.gateway import home as home_folder
 from tidegate.gateway.allocator import trim
@@ -39,7 +39,7 @@ from tidegate.log import Log
 from tidegate.models import Clients, Models
 from tidegate.security import Redactor, configure_logging
 from tidegate.sessions import Chore, Sessions
-from tidegate.store import Store
+from tidegate.store import Store, maintenance
 from tidegate.web import Health, Server, create_app
 
 _HANDOVER_SECONDS = 5.0  # beside the old gateway's own budget, for it to close what is not turns
@@ -49,7 +49,9 @@ _PARKING_SECONDS = 1.0  # that turns have to reach their next step when their ti
 _THREADS = 16  # that work for the loop at once, on files and folders: more would only wait for the interpreter's lock
 _HALF_BUILT_SECONDS = 5.0  # for closing what was built, when the rest was not
 _LEAST_SECONDS = 1.0  # for closing rooms, however late it is; each of them is quick when nothing is stuck
-DATABASE_NAME = "tidegate.db"
+_INTEGRITY_SECONDS = 6 * 3600.0  # between two full checks of the database, which read all of it
+_INTEGRITY_WITHIN = 3600.0  # for one of them; each table has its own, shorter bound
+_FILES_SECONDS = 15.0  # between two looks at the database's files, while nothing is written
 
 Stage = Callable[[], Awaitable[None]]
 
@@ -125,6 +127,12 @@ class House:
                     self._fault(name)
             except BaseException as error:
                 await self._close_rooms()
+                if isinstance(error, StoreDamaged) and error.__cause__ is not None:
+                    path = self.home / home_folder.DATABASE_NAME
+                    raise StoreDamaged(
+                        f"The gateway cannot start, since {path} is damaged ({error.__cause__}): keep the file for "
+                        "repair, and put a backup in its place."
+                    ) from error
                 if isinstance(error, Exception) and not isinstance(error, TidegateError):
                     raise StartFailed(
                         f"The gateway could not start, at the stage {name!r} ({type(error).__name__}: {error}): "
@@ -232,10 +240,13 @@ class House:
             self._say(f"WARNING {exposed}")
 
     async def _open_store(self) -> None:
-        limits = self._config.limits
+        limits, path = self._config.limits, self.home / home_folder.DATABASE_NAME
+        if (lost := await to_thread.run_sync(home_folder.lost_database, self.home)) is not None:
+            raise StoreDamaged(lost)
+        self._fresh = not await to_thread.run_sync(path.exists)
         self._store = await self._scope.enter(
             Store.open(
-                self.home / DATABASE_NAME,
+                path,
                 durability=self._config.store.durability,
                 readers=limits.readers,
                 snapshot_seconds=limits.snapshot_seconds,
@@ -249,8 +260,9 @@ class House:
             self._say(f"WARNING {self._store.note}")
 
     async def _ensure_key(self) -> None:
-        if (warning := await home_folder.ensure_key(self._store, self.home)) is not None:
+        if (warning := await home_folder.ensure_key(self._store, self.home, fresh=self._fresh)) is not None:
             self._say(f"WARNING {warning}")
+        self._lock.mark_used()
 
     async def _open_models(self) -> None:
         limits = self._config.limits
@@ -313,14 +325,18 @@ class House:
             *self._sessions.chores(),
             Chore(name="trim", interval=_TRIM_SECONDS, run=_trim),
             Chore(name="memory", interval=PRESSURE_SECONDS, run=self._pressure.look),
+            Chore(name="files", interval=_FILES_SECONDS, run=self._look_at_files, within=_INTEGRITY_WITHIN),
+            Chore(name="integrity", interval=_INTEGRITY_SECONDS, run=self._store.integrity, within=_INTEGRITY_WITHIN),
         ]
+        self._health.watch("lock", self._lock.complaint)
         if self._config.server.one_core:
             chores.append(await self._settle_on_a_core())
         self._maintenance = Maintenance(chores, beat=self._health.beat)
         for chore in chores:
             self._health.expect(chore.name, chore.interval)
         scope = self._scope.child("maintenance")
-        scope.start(self._check_store, name="integrity check")
+        # At once too, in the background: the quick look at the opening does not read every page.
+        scope.start(self._store.integrity, name="integrity check")
         self._maintenance.start(scope)
 
     async def _settle_on_a_core(self) -> Chore:
@@ -332,6 +348,13 @@ class House:
 
         await look()
         return Chore(name="core", interval=LOOK_SECONDS, run=look)
+
+    async def _look_at_files(self) -> None:
+        """See that the database is in its place; if another program has written to it, check all of it at once."""
+        await self._store.write(maintenance.look)
+        if self._store.touched:
+            self._log.warning("another program has written to the database; checking it", path=str(self._store.path))
+            await self._store.integrity()
 
     async def _open_control(self) -> None:
         self._reception = Reception(
@@ -360,11 +383,6 @@ class House:
             self._say(line)
         for line in welcome.lines(self._config, self.address, await self._reception.link()):
             self._say(line)
-
-    async def _check_store(self) -> None:
-        """The full check, in the background, for what the quick one at the opening cannot see."""
-        for problem in await self._store.integrity():
-            self._log.error("the database is damaged: stop the gateway and keep a copy of it", problem=problem)
 
 
 async def _trim() -> None:

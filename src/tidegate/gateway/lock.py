@@ -7,6 +7,7 @@ it asks the old one to stop until it is ready. Each is a kernel lock on an open 
 that two gateways cannot hold two files of the same name. Asking for the holder takes nothing and disturbs nobody.
 """
 
+import contextlib
 import fcntl
 import os
 import struct
@@ -27,12 +28,14 @@ _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 
 class Holder(Frozen, frozen=True):
     """Who holds a home folder. `began` is the kernel's start mark of the process, by which a recycled pid is told
-    apart; `address` is empty until the gateway listens."""
+    apart; `address` is empty until the gateway listens; `used` stays once the folder has had a database with an owner,
+    also when nobody holds it (pid 0)."""
 
     pid: int
     began: int = 0
     since: float = 0.0
     address: str = ""
+    used: bool = False
 
     def is_same(self, other: "Holder") -> bool:
         """Whether both are the same process."""
@@ -89,6 +92,18 @@ def holder_of(home: Path, name: str = LOCK_NAME) -> Holder | None:
         os.close(descriptor)
 
 
+def was_used(home: Path) -> bool:
+    """Whether a gateway has had a database with an owner in this folder, as far as its `lock` file knows."""
+    try:
+        descriptor = os.open(home / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        return _described(os.pread(descriptor, _TEXT_BYTES, 0)).used
+    finally:
+        os.close(descriptor)
+
+
 def _described(text: bytes) -> Holder:
     try:
         return msgspec.json.decode(text, type=Holder)
@@ -118,8 +133,22 @@ class HomeLock:
             os.close(descriptor)
             raise
         self._descriptor = descriptor
-        self._holder = Holder(pid=os.getpid(), began=process_mark(os.getpid()), since=time.time())
+        used = _described(os.pread(descriptor, _TEXT_BYTES, 0)).used
+        self._holder = Holder(pid=os.getpid(), began=process_mark(os.getpid()), since=time.time(), used=used)
         self._tell()
+
+    def mark_used(self) -> None:
+        """The folder has a database with an owner from now on: see `was_used`."""
+        self._holder = msgspec.structs.replace(self._holder, used=True)
+        self._tell()
+
+    def complaint(self) -> str | None:
+        """What is wrong when `lock` is no longer the file that is locked: a second gateway could start then."""
+        path = self._home / LOCK_NAME
+        with contextlib.suppress(OSError):
+            if self._descriptor is not None and os.path.samestat(path.stat(), os.fstat(self._descriptor)):
+                return None
+        return f"{path} was removed or replaced, so that a second gateway could start here: restart this one."
 
     def tell_address(self, address: str) -> None:
         """Say where this gateway listens, for whoever is refused and for the command line."""
@@ -135,7 +164,8 @@ class HomeLock:
         """Give the lock up; idempotent."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
+            self._holder = Holder(pid=0, used=self._holder.used)
             try:
-                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, msgspec.json.encode(self._holder).ljust(_TEXT_BYTES), 0)
             finally:
                 os.close(descriptor)

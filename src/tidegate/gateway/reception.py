@@ -77,6 +77,7 @@ class Reception:
             "agents": _plain(answering(self._config)),
             **self._sessions.status(),
             "census": {**self._sessions.census(), "tasks": len(asyncio.all_tasks())},
+            "health": _plain(await self._health.check()),
             "store": _plain(self._store.stats()),
             "connections": self._server.report(),
             "clients": _plain(self._clients.stats()),
@@ -115,7 +116,9 @@ class Reception:
         return {"link": await self.link()}
 
     async def _on_check(self, _request: dict[str, Any]) -> dict[str, Any]:
-        return {"problems": list(await self._store.integrity())}
+        problems = list(await self._store.integrity())
+        await self._health.check()  # which sees whether the file is in its place
+        return {"problems": problems, "standing": _plain(self._store.stats().problems)}
 
 
 def _plain(value: Any) -> Any:

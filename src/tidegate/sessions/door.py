@@ -17,7 +17,7 @@ import msgspec
 
 from tidegate.config import Config
 from tidegate.engine import EmbeddedEngine, TurnLog
-from tidegate.errors import Busy, NotFound, Refused, Stopping, TooLarge
+from tidegate.errors import Busy, NotFound, Refused, Stopping, StoreLost, TooLarge
 from tidegate.lifetimes import CacheStats, Ledger, Presence, Scope
 from tidegate.log import Log
 from tidegate.models import Models
@@ -186,6 +186,8 @@ class Sessions:
         """Raises when this principal's new turn is not taken in now: of one's own, or on a task of a turn that runs."""
         if not self._open and not (within and self.engine.takes_tasks(within)):
             raise Stopping("The gateway is stopping; send this again when it is back.", retry_after=5)
+        if (lost := self.store.lost) is not None:
+            raise StoreLost(lost)
         if within and self.engine.has_room(within):
             return
         most, each = self.config.limits.waiting_total, self.config.limits.waiting_each
