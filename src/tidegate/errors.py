@@ -10,6 +10,7 @@
     │   ├── Mismatch          422  the same idempotency key with another body
     │   ├── Busy              429  try again later (retry_after)
     │   ├── BudgetSpent       429  no model is asked until the budget opens again (retry_after, or never)
+    │   ├── Crowded           503  all connections are in use; try again later (retry_after)
     │   └── Stopping          503  the gateway is going down; what was accepted goes on after its next start
     ├── ModelFailed        the model's side failed; `kind` says how, `retryable` whether trying again may help
     ├── ToolFailed         tell the model in one sentence; the turn goes on
@@ -18,7 +19,9 @@
     ├── Misconfigured      the operator must change the configuration
     └── StoreFailed        the store cannot do it now
         ├── StoreFull         no room on the disk; what needs no write goes on
-        ├── StoreDamaged      the file was put aside, named, never overwritten
+        ├── DiskFailed        the disk refuses for another reason, which it names; look at the disk
+        ├── StoreLost         the database's path is no longer the open file; nothing is accepted until a restart
+        ├── StoreDamaged      a part of the database cannot be decoded; restore a backup
         └── StoreNewer        the file was written by a newer program; it is left alone
 
 Every message is one sentence that says what to do. Foreign errors are mapped to this tree at the edge of the room
@@ -107,6 +110,11 @@ class BudgetSpent(Busy):
         self.retry_after = retry_after
 
 
+class Crowded(Busy):
+    status = 503
+    code = "too_many_connections"
+
+
 class Stopping(Busy):
     status = 503
     code = "stopping"
@@ -178,6 +186,14 @@ class StoreFailed(TidegateError):
 
 
 class StoreFull(StoreFailed):
+    pass
+
+
+class DiskFailed(StoreFailed):
+    pass
+
+
+class StoreLost(StoreFailed):
     pass
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -338,6 +339,8 @@ def test_status_and_doctor_warn_of_a_gateway_that_is_root(running: Gateway) -> N
 def test_the_doctor_looks_at_a_database_itself_when_no_gateway_runs(tmp_path: Path) -> None:
     """L18: and it leaves the folder as it found it; damage and wrong rights are found."""
     home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    (home / "tidegate.toml").write_text("[server]\nport = 0\n")  # whatever else runs on this machine
     with gateway(home) as running:
         running.say("say something", "talk")
         running.process.kill()
@@ -360,6 +363,18 @@ def test_the_doctor_looks_at_a_database_itself_when_no_gateway_runs(tmp_path: Pa
     assert run.returncode == 1
     for name in ("key", "configuration", "database"):
         assert f"fail  {name}: " in run.stdout
+
+
+def test_the_doctor_names_a_port_that_another_program_uses(nobody: Path) -> None:
+    """F3: before the start would; any free port is always fine."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        (nobody / "tidegate.toml").write_text(f"[server]\nport = {port}\n")
+        run = tidegate("doctor", home=nobody)
+        assert run.returncode == 1
+        assert f"fail  port: 127.0.0.1 port {port} cannot be used (Address already in use)" in run.stdout
+        (nobody / "tidegate.toml").write_text("[server]\nport = 0\n")
+        assert "ok    port: any free one of 127.0.0.1" in tidegate("doctor", home=nobody).stdout
 
 
 def test_the_doctor_finds_a_home_folder_that_cannot_be_made(tmp_path: Path) -> None:

@@ -30,13 +30,21 @@ def environment(**more: str) -> dict[str, str]:
 class Gateway:
     """A started process and what it said on standard output."""
 
-    def __init__(self, home: Path, *arguments: str, **env: str) -> None:
+    def __init__(
+        self,
+        home: Path,
+        *arguments: str,
+        descriptors: int | None = None,
+        program: tuple[str, ...] = TIDEGATE,
+        **env: str,
+    ) -> None:
+        bounded = () if descriptors is None else ("sh", "-c", f'ulimit -n {descriptors} && exec "$@"', "sh")
         self.home = home
         self.said: list[str] = []
         self.log = home.with_name(home.name + ".log")
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*TIDEGATE, "up", "--home", str(home), "--port", "0", *arguments],
+                [*bounded, *program, "up", "--home", str(home), "--port", "0", *arguments],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=environment(**env),
@@ -77,14 +85,19 @@ class Gateway:
         return self
 
     def call(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
-        key = (self.home / "api-key").read_text().strip()
-        request = Request(self.address + path, method=method, headers={"Authorization": f"Bearer {key}", **headers})
+        data = self.read(method, path, body, **headers)
+        return json.loads(data) if data else None
+
+    def read(self, method: str, path: str, body: Any = None, **headers: str) -> bytes:
+        """The body of an answer; with the home folder's key, unless the headers have another."""
+        if "Authorization" not in headers:
+            headers["Authorization"] = f"Bearer {(self.home / 'api-key').read_text().strip()}"
+        request = Request(self.address + path, method=method, headers=headers)
         if body is not None:
             request.data = json.dumps(body).encode()
             request.add_header("Content-Type", "application/json")
         with urlopen(request, timeout=WAIT) as response:
-            data = response.read()
-        return json.loads(data) if data else None
+            return bytes(response.read())
 
     def say(self, text: str, session: str | None = None) -> str:
         """One message over the API, and its answer."""
@@ -109,9 +122,15 @@ class Gateway:
 
 
 @contextlib.contextmanager
-def gateway(home: Path, *arguments: str, **env: str) -> Iterator[Gateway]:
-    """A gateway that is ready; whatever happens, it is gone afterwards."""
-    running = Gateway(home, *arguments, **env)
+def gateway(
+    home: Path,
+    *arguments: str,
+    descriptors: int | None = None,
+    program: tuple[str, ...] = TIDEGATE,
+    **env: str,
+) -> Iterator[Gateway]:
+    """A gateway that is ready, with at most so many descriptors; whatever happens, it is gone afterwards."""
+    running = Gateway(home, *arguments, descriptors=descriptors, program=program, **env)
     try:
         yield running.wait_ready()
     finally:

@@ -82,8 +82,9 @@ def test_a_database_of_a_newer_program_is_left_as_it_is(tmp_path: Path) -> None:
         assert _names(running) == ["talk"]
 
 
-def test_a_damaged_database_is_put_aside_by_name_and_the_next_start_works(tmp_path: Path) -> None:
-    """L18, F3: one sentence that says where it is now, nothing of it lost, and an empty one the next time."""
+def test_a_damaged_database_is_put_aside_by_name_and_no_start_begins_an_empty_one_unasked(tmp_path: Path) -> None:
+    """L18, F3: one sentence that says where it is now; a service manager's next start is refused too, until the key is
+    removed."""
     home = _used_home(tmp_path)
     database = home / "tidegate.db"
     damaged = b"\x00" * 16 + database.read_bytes()[16:]
@@ -93,6 +94,9 @@ def test_a_damaged_database_is_put_aside_by_name_and_the_next_start_works(tmp_pa
     (aside,) = home.glob("tidegate.db.*")
     assert str(aside) in told and "damaged" in told
     assert aside.read_bytes() == damaged
+    again = _refused(home)
+    assert f"{database} is missing" in again and f"{aside} is what was damaged" in again
+    (home / "api-key").unlink()
     with gateway(home) as running:
         assert _names(running) == []
         assert running.say("say hello") != ""

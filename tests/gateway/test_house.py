@@ -1,5 +1,6 @@
 """Building and closing the house. The leak fixture around every test is what sees that nothing stays open."""
 
+import contextlib
 import threading
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 from anyio import to_thread
 
 from tidegate.errors import Misconfigured, TidegateError
-from tidegate.gateway import HomeHeld, holder_of
+from tidegate.gateway import HomeHeld, HomeLock, holder_of
 from tidegate.gateway.house import House
+from tidegate.gateway.lock import LOCK_NAME
 
 pytestmark = pytest.mark.anyio
 
@@ -54,6 +56,79 @@ async def test_threads_that_work_for_the_loop_are_few_however_much_there_is_to_d
         finally:
             go.set()
             await house.close()
+
+
+def _open_database(home: Path) -> list[str]:
+    """Descriptors of this process that are the database's."""
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.append(str(descriptor.readlink()))
+    return [path for path in found if path.startswith(str(home / "tidegate.db"))]
+
+
+@pytest.mark.parametrize("way", ["stop", "hurried stop", "failed start"])
+async def test_the_folder_is_not_released_before_the_database_is_closed(
+    tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F1, F2: whoever takes the lock next finds nobody at the database, at the control socket or at the port."""
+    home = tmp_path / "home"
+    still_open: list[list[str]] = []
+
+    def release(lock: HomeLock) -> None:
+        if lock._name == LOCK_NAME and lock._descriptor is not None:
+            still_open.append(_open_database(home) + [str(path) for path in home.glob("control.sock")])
+        released(lock)
+
+    released = HomeLock.release
+    monkeypatch.setattr(HomeLock, "release", release)
+
+    def fault(name: str) -> None:
+        if way == "failed start" and name == "welcome":
+            raise RuntimeError("planted")
+
+    house = _house(home, fault=fault)
+    with anyio.fail_after(30):
+        if way == "failed start":
+            with pytest.raises(TidegateError):
+                await house.build()
+        else:
+            assert await house.build()
+            assert await to_thread.run_sync(_open_database, home)
+            house.ask_to_stop()
+            if way == "hurried stop":
+                house.ask_to_stop()
+            await house.close()
+    assert still_open == [[]]
+    assert await to_thread.run_sync(holder_of, home) is None
+
+
+async def test_a_database_that_cannot_be_closed_in_time_keeps_the_folder_until_the_process_ends(tmp_path: Path) -> None:
+    """F2, L28: a write that hangs holds the lock, so that no successor opens the database beside it."""
+    home = tmp_path / "home"
+    house = _house(home)
+    hangs, go = threading.Event(), threading.Event()
+
+    def hang(_: object) -> None:
+        hangs.set()
+        go.wait(30)
+
+    with anyio.fail_after(30):
+        assert await house.build()
+        try:
+            async with anyio.create_task_group() as writes:
+                writes.start_soon(house._store.write, hang)
+                await to_thread.run_sync(hangs.wait, 30)
+                house.ask_to_stop()
+                house.ask_to_stop()
+                await house.close()
+                assert await to_thread.run_sync(holder_of, home) is not None
+                go.set()
+            while house._store.stats().connections:
+                await anyio.lowlevel.checkpoint()
+        finally:
+            go.set()
+            house._lock.release()
 
 
 @pytest.mark.parametrize("stage", STAGES)

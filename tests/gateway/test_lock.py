@@ -25,6 +25,22 @@ sys.stdin.read()
 """
 
 
+HAND_ON = """
+import os, signal
+from tidegate.gateway.lock import Holder, process_mark
+
+def hand_on(*_):
+    if os.fork():
+        os._exit(0)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    lock._holder = Holder(pid=os.getpid(), began=process_mark(os.getpid()))
+    lock._tell()
+
+signal.signal(signal.SIGTERM, hand_on)
+""" + HOLD.replace("sys.stdin.read()", "while True: signal.pause()")
+"""Asked to end, it leaves the lock to another process, which ends when it is asked in turn."""
+
+
 class Holding:
     """Another process that holds the lock and, unless told otherwise, knows of no control socket."""
 
@@ -106,6 +122,19 @@ async def test_a_holder_that_ignores_being_asked_is_killed_after_its_budget(tmp_
         await take_over(tmp_path, lock, within=0.05, say=lambda line: None)
         lock.release()
         assert other.process.wait(30) == -signal.SIGKILL
+
+
+@pytest.mark.anyio
+async def test_whoever_gets_the_lock_meanwhile_is_asked_to_stop_too(tmp_path: Path) -> None:
+    """F2: taking over follows the lock to its holder of now, and waits for nobody who is long gone."""
+    said: list[str] = []
+    with Holding(tmp_path, HAND_ON) as first, anyio.fail_after(30):
+        lock = HomeLock(tmp_path)
+        await take_over(tmp_path, lock, within=20, say=said.append)
+        lock.release()
+        assert first.process.wait(30) == 0
+    assert [line.partition(" (")[0] for line in said] == ["Taking over from the running gateway"] * 2
+    assert f"pid {first.process.pid}" in said[0] and f"pid {first.process.pid}" not in said[1]
 
 
 def test_a_process_that_only_has_the_same_pid_is_not_signalled(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 import anyio
 import pytest
 
+from tests.logs import capture_logs
+from tidegate.errors import StoreFailed
 from tidegate.gateway.maintenance import Maintenance
 from tidegate.lifetimes import Scope
 from tidegate.sessions import Chore
@@ -39,6 +41,27 @@ async def test_a_chore_that_fails_is_run_again_and_its_failure_is_told() -> None
     assert report.error == ""
     assert report.last is not None
     assert beats[0] == "shaky"
+
+
+async def test_a_chore_that_fails_again_and_again_in_one_way_is_logged_once() -> None:
+    """L16, L30: a store that is lost does not fill the log; another failure is another line."""
+    runs = 0
+    changed = anyio.Event()
+
+    async def failing() -> None:
+        nonlocal runs
+        runs += 1
+        if runs > 50:
+            changed.set()
+        raise StoreFailed("gone" if runs <= 50 else "something else")
+
+    maintenance = Maintenance([Chore(name="failing", interval=SOON, run=failing)], beat=lambda name: None)
+    with capture_logs() as lines:
+        async with Scope("test") as scope:
+            maintenance.start(scope)
+            with anyio.fail_after(20):
+                await changed.wait()
+    assert [line["error"] for line in lines if line["event"] == "chore failed"] == ["gone", "something else"]
 
 
 async def test_a_chore_that_hangs_holds_up_no_other_and_misses_its_heartbeat() -> None:

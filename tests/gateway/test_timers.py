@@ -14,7 +14,7 @@ from tidegate.web.health import LAG_ALLOWED, LAG_EVERY
 CHORES = {
     *("sweep", "expire", "recover", "index", "questions", "tidy", "learn"),
     *("workspaces", "folders", "spool"),
-    *("trim", "memory", "core"),
+    *("trim", "memory", "core", "files", "integrity"),
 }
 """All that a gateway does by itself: one that is missing here or there is noticed."""
 

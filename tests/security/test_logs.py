@@ -13,6 +13,7 @@ import pytest
 from tidegate.config import LogSettings
 from tidegate.log import Log
 from tidegate.security import Redactor, Secret, configure_logging, make_key
+from tidegate.security.logs import KINDS, REPEAT_SECONDS, REPEATS
 
 CANARY = 'c4nary/ü"Zq7\\secret+value'
 FORMATS = ("text", "json")
@@ -23,7 +24,9 @@ class Configured:
 
     def __init__(self, **settings: Any) -> None:
         self.stream = io.StringIO()
-        self.undo = configure_logging(LogSettings(**settings), Redactor([Secret(CANARY)]), self.stream)
+        self.clock = Clock()
+        redactor = Redactor([Secret(CANARY)])
+        self.undo = configure_logging(LogSettings(**settings), redactor, self.stream, clock=self.clock)
 
     @property
     def text(self) -> str:
@@ -41,6 +44,14 @@ def logging_as(format: str) -> Iterator[Configured]:
         yield made
     finally:
         made.undo()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 def assert_clean(text: str) -> None:
@@ -232,3 +243,42 @@ def test_undoing_leaves_the_process_as_it_was() -> None:
     log.undo()
     log.undo()
     assert (list(root.handlers), root.level, own.level) == before
+
+
+def test_a_line_that_is_repeated_in_a_tight_loop_is_counted_instead_of_written() -> None:
+    """L21: whoever logs it and whatever its values; other lines are written, and the count comes when time is over."""
+    with logging_as("json") as configured:
+        for number in range(20_000):
+            Log("tidegate.test").warning("a thing broke", number=number)
+            logging.getLogger("library").error("socket %d failed\nat %s", number, CANARY, exc_info=OSError(24, "none"))
+        assert len(configured.lines()) == 2 * REPEATS
+        Log("tidegate.test").error("a thing broke")
+        Log("tidegate.test").warning("another thing broke")
+        assert [line["event"] for line in configured.lines()[-2:]] == ["a thing broke", "another thing broke"]
+        configured.clock.now += REPEAT_SECONDS
+        Log("tidegate.test").warning("a thing broke", number="last")
+        counts = {line["event"]: line["repeated"] for line in configured.lines() if "repeated" in line}
+        assert counts == {"a thing broke": 20_000 - REPEATS, "socket %d failed": 20_000 - REPEATS}
+        assert configured.lines()[-1]["number"] == "last"
+        assert_clean(configured.text)
+
+
+def test_what_was_only_counted_is_told_at_the_end() -> None:
+    """L21: a count is never lost with the process."""
+    with logging_as("text") as configured:
+        for _ in range(REPEATS + 5):
+            Log("tidegate.test").warning("a thing broke")
+    assert configured.text.splitlines()[-1].endswith("logger=tidegate.test repeated=5 seconds=0")
+
+
+def test_kinds_of_lines_that_are_told_apart_are_bounded() -> None:
+    """L04: a logger that makes its words up costs no memory, and the oldest kind is told first."""
+    with logging_as("json") as configured:
+        for _ in range(REPEATS + 5):
+            Log("tidegate.test").warning("the first")
+        for number in range(KINDS + 10):
+            Log("tidegate.test").warning(f"made up {number}")
+        told = [line for line in configured.lines() if "repeated" in line]
+        assert [(line["event"], line["repeated"]) for line in told] == [("the first", 5)]
+        [handler] = [each for each in logging.getLogger().handlers if type(each).__name__ == "_Handler"]
+        assert len(handler._repeated) == KINDS

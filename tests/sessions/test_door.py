@@ -89,6 +89,21 @@ async def test_all_queues_together_have_a_limit_too(home: Path, model: ScriptedM
             await house.answered(accepted.turn)
 
 
+async def test_one_principal_cannot_fill_the_queues_of_all(home: Path, model: ScriptedModel) -> None:
+    """L21, P15: limits.waiting_each; somebody else's message is still taken."""
+    async with core(home, "[limits]\nwaiting_each = 1\nturns = 1", model=model) as house:
+        turns = [await house.accept("[hold gate]"), await house.accept("hello", name="other")]
+        with pytest.raises(Busy, match=r"1 turns of yours .*limits\.waiting_each") as refused:
+            await house.accept("hello", name="third")
+        assert refused.value.retry_after
+        turns.append(await house.accept("hello", principal=BERT.id))
+        model.release("gate")
+        for accepted in turns:
+            await house.answered(accepted.turn)
+        turns.append(await house.accept("hello", name="third"))
+        await house.answered(turns[-1].turn)
+
+
 async def test_a_message_over_the_limit_is_refused_and_one_at_it_is_taken(home: Path, model: ScriptedModel) -> None:
     """H20, L24: counted in bytes, with the limit's name and value."""
     async with core(home, "[limits]\nmessage_bytes = 2048", model=model) as house:

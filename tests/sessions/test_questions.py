@@ -233,6 +233,22 @@ async def test_where_nobody_could_answer_to_ask_is_to_deny(
         assert await house.door.questions.open_for(ANNA) == []
 
 
+async def test_one_principal_cannot_take_every_place_to_wait_for_an_answer(home: Path, model: ScriptedModel) -> None:
+    """X11, L21: limits.questions_each; somebody else's turn may still ask."""
+    deeds = Deeds()
+    push = '[tool push {"what": "a"}] [say done]'
+    async with asking(home, model, deeds, "[limits]\nquestions_each = 1") as house:
+        own = await house.accept(push, channel="page")
+        [first] = await asked(house, own.turn)
+        assert (await house.say(push, name="other", channel="page")).text == "done"
+        assert "limits.questions_each" in results(house)[-1]
+        others = await house.accept(push, channel="page", principal=BERT.id)
+        [second] = await asked(house, others.turn)
+        for question, who, accepted in ((first, ANNA, own), (second, BERT, others)):
+            await house.door.questions.answer(question.id, who, "approved")
+            assert (await house.answered(accepted.turn)).text == "done"
+
+
 async def test_no_more_turns_wait_than_may_and_a_standing_question_is_not_refused(
     home: Path, model: ScriptedModel
 ) -> None:

@@ -11,6 +11,7 @@ from anyio import to_thread
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.logs import capture_logs
 from tests.spool.making import BYTES, ID, LINES, QUOTA, SESSION, WAIT, can_mount, files, in_child, recorded, spool_of
 from tidegate.errors import Conflict, StoreFull
 from tidegate.spool import SessionSpool, Spool
@@ -228,6 +229,27 @@ async def test_a_folder_that_cannot_be_made_costs_only_the_whole(store: Store, t
     assert shown.startswith("start\n") and shown.endswith("end") and "disk refused" in shown
     assert len(shown.encode()) <= ROOM and not ID.search(shown)
     assert (spool.stats().refused, spool.stats().writing) == (1, 0)
+
+
+async def test_a_refusal_of_the_disk_is_a_known_problem_until_a_file_can_be_kept_again(
+    store: Store, tmp_path: Path
+) -> None:
+    """D5, L21: called by its name, logged once; resolved by the next result that is kept, or else by the sweep."""
+    root = tmp_path / "spool"
+    root.write_text("in the way")
+    spool = spool_of(root, store)
+    mine = spool.of(SESSION, None)
+    with capture_logs() as lines:
+        for _ in range(5):
+            await recorded(mine.record("tool"), [b"x" * 5000])
+        (problem,) = store.stats().problems
+        assert (problem.kind, problem.count) == ("spool", 5)
+        assert "File exists" in problem.text and "room" not in problem.text
+        assert [line["event"] for line in lines] == ["the disk refuses a file of the spool"]
+    root.unlink()
+    await spool.sweep()
+    assert not store.stats().problems
+    assert ID.search(await recorded(mine.record("tool"), [b"x" * 5000]))
 
 
 async def test_a_store_without_room_costs_only_the_whole(mine: SessionSpool, spool: Spool, store: Store) -> None:

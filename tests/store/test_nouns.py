@@ -31,6 +31,17 @@ async def test_a_receipt_put_again_leads_to_the_newer_turn_without_the_old_outco
     assert await store.write(receipts.finish, "t_1", Outcome(turn="t_1", session="s", state="failed")) == 0
 
 
+async def test_one_principal_that_fills_the_receipts_costs_nobody_else_theirs(store: Store) -> None:
+    """H17, L21: beyond the bound those of the principal that has most go, also when another's expire sooner."""
+    await store.write(receipts.put, "p_quiet", Receipt(source="retry", key="k", digest=b"", keep=5.0), "t_0", 0.0)
+    for number in range(30):
+        receipt = Receipt(source="idempotency", key=str(number), digest=b"", keep=100.0)
+        await store.write(receipts.put, OWNER, receipt, f"t_{number}", 0.0)
+    assert await store.write(receipts.prune, 1.0, 10) == 21
+    assert await store.read(receipts.find, "p_quiet", "retry", "k", 1.0) is not None
+    assert await store.read(count, "receipts") == 10
+
+
 async def test_receipts_are_bounded_by_time_and_by_number(store: Store) -> None:
     """L21: what expires soonest goes first, a bounded number at a time."""
     for number in range(30):

@@ -341,6 +341,62 @@ async def test_a_wrong_event_id_is_refused(gateway: House) -> None:
         assert reply.status == 400
 
 
+@contextlib.asynccontextmanager
+async def streams(h: House, session: str, number: int, key: str | None = None) -> AsyncIterator[None]:
+    """So many event streams of a conversation, all open."""
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(number):
+            opened = await stack.enter_async_context(h.client.get(f"/api/sessions/{session}/events", headers=headers))
+            assert opened.status == 200, await opened.text()
+        yield
+
+
+async def conversation(h: House, key: str | None = None) -> str:
+    accepted = await call(h, "POST", "/api/messages", json={"text": "one"}, key=key)
+    assert accepted.status == 202
+    await ended(h, accepted.json["turn"])
+    return str(accepted.json["session"])
+
+
+STREAMS = "[limits]\nevent_streams = 6\nevent_streams_each = 2\n"
+
+
+async def test_one_principal_cannot_take_all_event_streams(home: Path, model: ScriptedModel) -> None:
+    """H20, L21: beyond their share, 429 with the limit and when to come back; with one closed there is room again."""
+    async with house(home, STREAMS, model=model) as h:
+        keys = [await h.add_key("anna"), await h.add_key("bert")]
+        rooms = [await conversation(h, key) for key in keys]
+        with anyio.fail_after(WAIT):
+            async with streams(h, rooms[0], 2, keys[0]):
+                refused = await call(h, "GET", f"/api/sessions/{rooms[0]}/events", key=keys[0])
+                assert refused.status == 429
+                assert refused.error["code"] == "too_many_streams"
+                assert "2 event streams open (limits.event_streams_each)" in refused.error["message"]
+                assert int(refused.headers["Retry-After"]) >= 1
+                async with streams(h, rooms[1], 2, keys[1]):
+                    pass
+            while "tidegate_event_streams 0.0" not in (await call(h, "GET", "/metrics")).body.decode():
+                await anyio.sleep(0.01)
+            async with streams(h, rooms[0], 2, keys[0]):
+                pass
+
+
+async def test_the_owner_can_watch_when_everybody_elses_streams_are_used_up(home: Path, model: ScriptedModel) -> None:
+    """H20, L21: the last ones are the owner's; others are told of the limit of all."""
+    async with house(home, STREAMS, model=model) as h:
+        keys = [await h.add_key(name) for name in ("anna", "bert", "cleo")]
+        rooms = [await conversation(h, key) for key in keys]
+        with anyio.fail_after(WAIT):
+            async with streams(h, rooms[0], 2, keys[0]), streams(h, rooms[1], 2, keys[1]):
+                refused = await call(h, "GET", f"/api/sessions/{rooms[2]}/events", key=keys[2])
+                assert refused.status == 429
+                assert "of 6 in all (limits.event_streams)" in refused.error["message"]
+                async with streams(h, rooms[2], 2):
+                    refused = await call(h, "GET", f"/api/sessions/{rooms[2]}/events")
+                    assert "limits.event_streams_each" in refused.error["message"]
+
+
 async def test_a_reader_that_leaves_is_let_go(gateway: House) -> None:
     """L31: no stream is held for who is gone."""
     first = await say(gateway, "one")

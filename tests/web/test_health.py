@@ -26,12 +26,12 @@ async def test_healthz_needs_no_key_and_tells_nothing(gateway: House) -> None:
 
 
 async def test_readyz_looks_end_to_end(gateway: House) -> None:
-    """S19: loop, a store write, timers; each by name."""
+    """S19: loop, a store write, known problems, timers; each by name."""
     gateway.health.expect("sweep", 60)
     reply = await call(gateway, "GET", "/readyz")
     assert reply.status == 200
     assert reply.json["ready"] is True
-    assert set(reply.json["checks"]) == {"loop", "store", "timer sweep"}
+    assert set(reply.json["checks"]) == {"loop", "store", "database", "timer sweep"}
 
 
 class Clock:

@@ -14,7 +14,7 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.house import WAIT, House, house
 from tests.web.asking import CHAT, Reply, asked, call, chat, raw
-from tidegate.web import protocol
+from tidegate.web import protocol, server
 from tidegate.web.decoding import BODIES_AT_ONCE
 from tidegate.web.protocol import HEADER_BYTES, HEADER_COUNT
 
@@ -284,16 +284,28 @@ async def test_a_request_that_comes_while_stopping_is_told_to_come_back(home: Pa
 async def test_connections_beyond_the_share_are_shed_idle_first(
     home: Path, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L11: descriptors are left for models and store."""
+    """L11, L21: the one that has been idle longest is closed for a new one; none that was used just now."""
     async with house(home, model=model) as h:
-        assert (await chat(h)).status == 200
-        assert h.server.connections >= 1
-        monkeypatch.setattr(h.server, "_most", 0)
-        h.server._shed()
+        monkeypatch.setattr(h.server, "_most", 2)
+        monkeypatch.setattr(server, "IDLE_SECONDS", 0)
+        ask = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+        port = int(h.url.rpartition(":")[2])
         with anyio.fail_after(WAIT):
-            while h.server.connections:
-                await anyio.sleep(0.01)
-        assert (await chat(h)).status == 200
+            async with (
+                await anyio.connect_tcp("127.0.0.1", port) as first,
+                await anyio.connect_tcp("127.0.0.1", port) as second,
+            ):
+                for stream in (first, second):
+                    await stream.send(ask)
+                    assert b" 200 " in await stream.receive()
+                async with await anyio.connect_tcp("127.0.0.1", port) as third:
+                    await third.send(ask)
+                    assert b" 200 " in await third.receive()
+                    with pytest.raises(anyio.EndOfStream):
+                        await first.receive()
+                    await second.send(ask)
+                    assert b" 200 " in await second.receive()
+                    assert h.server.connections == 2
 
 
 async def test_small_pieces_of_a_stream_leave_at_once(gateway: House) -> None:

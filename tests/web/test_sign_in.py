@@ -119,7 +119,7 @@ async def test_a_listed_page_may_call_with_a_key_and_no_other(home: Path, model:
         assert strange.headers["Access-Control-Allow-Headers"].startswith("Authorization")
 
 
-@pytest.mark.parametrize("host", [b"evil.example", b"evil.example:8420", b"127.0.0.1.evil.example", b"[", b""])
+@pytest.mark.parametrize("host", [b"evil.example", b"evil.example:8420", b"127.0.0.1.evil.example"])
 async def test_a_rebound_name_gets_neither_page_nor_cookie(gateway: House, host: bytes) -> None:
     """H23, X04: on loopback only the gateway's own names count; a key needs no name."""
     cookie = (await signed_in(gateway)).encode()

@@ -13,7 +13,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.house import WAIT, House, house
-from tests.web.asking import asked, call
+from tests.web.asking import asked, call, raw
 from tidegate.web import lingering
 
 pytestmark = pytest.mark.anyio
@@ -50,6 +50,88 @@ async def rest(stream: anyio.abc.SocketStream) -> bytes:
             data += await stream.receive()
     except anyio.EndOfStream:
         return data
+
+
+# -- requests that two readers could take in two ways ------------------------------------------------------------------
+
+LOGIN = b"POST /api/login HTTP/1.1\r\nHost: x\r\n"
+CHUNKED = b"2\r\n{}\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        (b"GET /healthz HTTP/1.1\r\n\r\n", "invalid_host"),
+        (b"GET /healthz HTTP/1.1\r\nHost: x\r\nhost: x\r\n\r\n", "invalid_host"),
+        (b"GET /healthz HTTP/1.0\r\nHost: x\r\nHost: y\r\n\r\n", "invalid_host"),
+        (b"GET /healthz HTTP/1.1\r\nHost: a b\r\n\r\n", "invalid_host"),
+        (b"GET /healthz HTTP/1.1\r\nHost: a/b\r\n\r\n", "invalid_host"),
+        (b"GET /healthz HTTP/1.1\r\nHost: u@a\r\n\r\n", "invalid_host"),
+        (b"GET /healthz HTTP/1.1\r\nHost: a:b\r\n\r\n", "invalid_host"),
+        (b"GET /healthz HTTP/1.1\r\nHost:\r\n\r\n", "invalid_host"),
+        (b"GET http://y/healthz HTTP/1.1\r\nHost: x\r\n\r\n", "invalid_host"),
+        (b"GET http://u@x/healthz HTTP/1.1\r\nHost: x\r\n\r\n", "invalid_host"),
+        (b"GET ftp://x/healthz HTTP/1.1\r\nHost: x\r\n\r\n", "invalid_host"),
+        (b"CONNECT x:80 HTTP/1.1\r\nHost: x:80\r\n\r\n", "invalid_host"),
+        (LOGIN + b"Content-Length: 2\r\nContent-Length: 2\r\n\r\n{}", "invalid_http"),
+        (LOGIN + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}", "invalid_http"),
+        (LOGIN + b"Content-Length: 2, 2\r\n\r\n{}", "invalid_http"),
+        (LOGIN + b"Content-Length: +2\r\n\r\n{}", "invalid_http"),
+        (LOGIN + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n" + CHUNKED, "invalid_http"),
+        (LOGIN + b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n" + CHUNKED, "invalid_http"),
+        (LOGIN + b"Transfer-Encoding: gzip, chunked\r\n\r\n" + CHUNKED, "invalid_http"),
+        (LOGIN + b"Transfer-Encoding: xchunked\r\n\r\n" + CHUNKED, "invalid_http"),
+        (LOGIN.replace(b"1.1", b"1.0") + b"Transfer-Encoding: chunked\r\n\r\n" + CHUNKED, "invalid_http"),
+        (LOGIN + b"Transfer-Encoding: chunked\r\n\r\n2\n{}\n0\n\n", "invalid_http"),
+        (b"GET /healthz HTTP/1.1\nHost: x\n\n", "invalid_http"),
+        (b"GET /healthz HTTP/1.1\r\nHost: x\nA: b\r\n\r\n", "invalid_http"),
+        (b"GET /healthz HTTP/1.1\r\nHost: x\r\nA: b\rc\r\n\r\n", "invalid_http"),
+        (b"GET /healthz HTTP/1.1\r\nHost: x\r\nA: b\r\n c\r\n\r\n", "invalid_http"),
+        (b"GET /healthz HTTP/1.1\r\nHost : x\r\n\r\n", "invalid_http"),
+        (b"GET /healthz\r\n\r\n", "invalid_http"),
+        (b"GET /healthz HTTP/2.0\r\nHost: x\r\n\r\n", "invalid_http"),
+    ],
+    ids=lambda value: repr(value)[-40:],
+)
+async def test_an_ambiguous_request_is_refused_and_its_connection_closed(
+    gateway: House, sent: bytes, code: str
+) -> None:
+    """H20: 400 in OpenAI's shape: no host, two hosts, an invalid one, two lengths, foreign line ends."""
+    head, body = await raw(gateway, sent)
+    assert head.startswith(b"HTTP/1.1 400 "), head
+    assert b"\r\nconnection: close" in head.lower()
+    error = json.loads(body)["error"]
+    assert error["code"] == code
+    assert set(error) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /healthz HTTP/1.0\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: [::1]:8420\r\nConnection: close\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nhost: my_box.example:80\r\nConnection: close\r\n\r\n",
+        b"GET http://X:1/healthz HTTP/1.1\r\nHost: x:1\r\nConnection: close\r\n\r\n",
+    ],
+)
+async def test_every_valid_form_of_a_host_is_accepted(gateway: House, sent: bytes) -> None:
+    """H20: HTTP/1.0 may go without; an absolute address must name the same host."""
+    head, body = await raw(gateway, sent)
+    assert head.startswith(b"HTTP/1.1 200 "), head
+    assert json.loads(body) == {"status": "ok"}
+
+
+async def test_a_refusal_waits_for_the_answers_to_the_requests_before_it(gateway: House, model: ScriptedModel) -> None:
+    """H20: on one connection a client takes answers in the order of its requests, so that none may overtake."""
+    with anyio.fail_after(WAIT):
+        async with await connect(gateway) as wire:
+            await wire.send(request(gateway, "one [hold there] [say whole]") + b"GET / HTTP/1.1\r\n\r\n")
+            await model.held("there")
+            model.release("there")
+            answers = await rest(wire)
+    first, _, second = answers.partition(b"HTTP/1.1 400 ")
+    assert first.startswith(b"HTTP/1.1 200 ") and b"whole" in first
+    assert b"invalid_host" in second
 
 
 # -- an answer before the request has arrived --------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from tidegate.cli.output import enumerated, print_json, size
 from tidegate.cli.status import commands
 from tidegate.config import ModelSettings, is_loopback
 from tidegate.errors import TidegateError
-from tidegate.gateway import Holder, HomeLock, Unready, ask, examine, hint, holder_of, settings
+from tidegate.gateway import Holder, HomeLock, Unready, ask, examine, hint, holder_of, lost_database, settings
 
 if TYPE_CHECKING:
     from tidegate.models.facts import Facts
@@ -71,6 +71,9 @@ def _home(home: Path, _holder: Holder | None) -> Finding:
     found = home.stat()
     if found.st_uid != os.getuid():
         return Finding("home folder", "fail", f"{home} belongs to uid {found.st_uid}: run as that user.")
+    for path in (home, home / "tidegate.db"):
+        if path.exists() and not os.access(path, os.W_OK):
+            return Finding("home folder", "fail", f"{path} cannot be written to: is it read-only or immutable?")
     if stat.S_IMODE(found.st_mode) & 0o077:
         return Finding("home folder", "warn", f"others may look into {home}: chmod 700 {home}")
     return Finding("home folder", "ok", f"{home}, its owner's alone.")
@@ -161,6 +164,8 @@ def _port(home: Path, holder: Holder | None) -> Finding:
         except OSError as error:
             text = f"{server.host} port {server.port} cannot be used ({error.strerror}): change [server] port."
             return Finding("port", "fail", text)
+    if server.port == 0:
+        return Finding("port", "ok", f"any free one of {server.host}.")
     return Finding("port", "ok", f"{server.host} port {server.port} is free.")
 
 
@@ -175,41 +180,41 @@ def _sqlite(_home: Path, _holder: Holder | None) -> Finding:
 
 def _database(home: Path, holder: Holder | None) -> Finding:
     path = home / "tidegate.db"
-    if not path.exists():
-        return Finding("database", "ok", "there is none yet.")
+    if holder is None:
+        if (lost := lost_database(home)) is not None:
+            return Finding("database", "fail", lost)
+        if not path.exists():
+            return Finding("database", "ok", "there is none yet.")
     try:
-        problems = _asked(home) if holder is not None else _looked_at(home, path)
+        problems, standing = _asked(home) if holder is not None else (_looked_at(home, path), [])
     except TidegateError as error:
-        return Finding("database", "warn", f"could not be checked: {error.message}")
+        return Finding("database", "fail" if holder is not None else "warn", f"could not be checked: {error.message}")
     if problems:
-        text = f"is damaged ({problems[0]}): stop the gateway, keep a copy of {path}, and start again."
+        text = f"is damaged ({problems[0]}): stop the gateway, keep a copy of {path}, and restore a backup."
         return Finding("database", "fail", text)
+    if standing:
+        return Finding("database", "fail", "; ".join(standing))
     by = "by the running gateway" if holder is not None else "directly, no gateway runs"
     return Finding("database", "ok", f"whole ({size(path.stat().st_size)}; checked {by}).")
 
 
-def _asked(home: Path) -> list[str]:
+def _asked(home: Path) -> tuple[list[str], list[str]]:
+    """What the full check found, and what else stands wrong with the file or its disk."""
     answer: dict[str, Any] = ask(home, {"do": "check"}, within=_CHECK_SECONDS)
-    return [str(problem) for problem in answer["problems"]]
+    standing = [str(problem["text"]) for problem in answer["standing"]]
+    return [str(problem) for problem in answer["problems"]], standing
 
 
 def _looked_at(home: Path, path: Path) -> list[str]:
     """No gateway runs; the home's lock is held meanwhile, so that none begins to."""
-    import apsw
+    from tidegate.store import check_file
 
     lock = HomeLock(home)
     lock.take()
     try:
-        connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
-        try:
-            found = [str(row[0]) for row in connection.execute("PRAGMA quick_check(5)")]
-        finally:
-            connection.close()
-    except apsw.Error as error:
-        return [str(error)]
+        return check_file(path, owned=(home / "api-key").exists())
     finally:
         lock.release()
-    return [] if found == ["ok"] else found
 
 
 def _disk(home: Path, _holder: Holder | None) -> Finding:

@@ -37,10 +37,12 @@ def command(home: Path, as_json: bool, memory: bool, link: bool) -> None:
 def _print_facts(status: dict[str, Any]) -> None:
     turns, sessions = status["turns"], status["sessions"]
     held, (day, *budgets) = status["memory"], status["budgets"]
+    connections = status["connections"]
     most = f"of {day['tokens_limit']:,} (limits.day_tokens)" if day["tokens_limit"] else "(no limit)"
     facts = [
         ("gateway", f"{status['address']}, pid {status['pid']}, version {status['version']}"),
         ("home", status["home"]),
+        ("health", _health(status["health"])),
         ("up", span(status["uptime"])),
         ("turns", f"{turns['running']} running, {turns['waiting']} waiting, {turns['asking']} asking a person, "
                   f"{turns['delegating']} waiting for other agents; "
@@ -48,6 +50,8 @@ def _print_facts(status: dict[str, Any]) -> None:
         ("tokens", f"{day['tokens']:,} {most} since midnight UTC"),
         *(("budget", f"{spent_of(budget)} ({budget['setting']}), {budget['used']:.0%}") for budget in budgets),
         ("in memory", f"{counted(sessions['residents'], 'conversation')}, {size(sessions['resident_bytes'])}"),
+        ("connections", f"{connections['open']} of {connections['limit']:,}; {connections['descriptors']} of "
+                        f"{connections['descriptors_limit']:,} descriptors"),
         ("process", f"{size(held['anonymous'] + held['swap'])} of its own, {size(held['rss'])} resident"),
     ]  # fmt: skip
     facts.append(("commands", commands(status["workspaces"])))
@@ -55,7 +59,7 @@ def _print_facts(status: dict[str, Any]) -> None:
         facts.append(("windows", _compactions(status["context"])))
     if status["tape"] is not None:
         facts.append((status["tape"]["does"], _tape(status["tape"])))
-    facts[3:3] = [
+    facts[4:4] = [
         *((f"agent {agent['agent']}", _model(agent)) for agent in status["agents"]),
         *((f"model {name}", told) for name, state in status["model_states"].items() if (told := _state(state))),
     ]
@@ -64,9 +68,17 @@ def _print_facts(status: dict[str, Any]) -> None:
         print(f"{name:>{width}}: {value}")
     if status["workspaces"]["warning"]:
         print(f"{'warning':>{width}}: {status['workspaces']['warning']}")
+    for name, check in status["health"]["checks"].items():
+        if not check["ok"]:
+            print(f"{'warning':>{width}}: {name}: {check['detail']}")
     for chore in status["chores"]:
         if chore.get("error"):
             print(f"{'warning':>{width}}: the chore {chore['name']!r} failed last time: {chore['error']}")
+
+
+def _health(health: dict[str, Any]) -> str:
+    wrong = [name for name, check in health["checks"].items() if not check["ok"]]
+    return f"NOT READY ({', '.join(wrong)}; see the warnings below)" if wrong else "ready"
 
 
 def commands(found: dict[str, Any]) -> str:

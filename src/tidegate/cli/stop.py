@@ -53,8 +53,8 @@ def command(home: Path, as_json: bool) -> None:
 
 
 def _wait(home: Path, holder: Holder, deadline: float) -> None:
-    """Until the folder is free; a deadline that passes is told."""
-    while holder_of(home) is not None:
+    """Until this gateway has released the folder, which another may have taken since, or the deadline has passed."""
+    while (found := holder_of(home)) is not None and (not found.pid or found.is_same(holder)):
         if time.monotonic() > deadline:
             raise TidegateError(
                 f"The gateway ({holder}) has not stopped within its budget: look at its log, or end it with "

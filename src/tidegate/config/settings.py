@@ -277,6 +277,7 @@ class Limits(Frozen, frozen=True):
     turns: Annotated[int, Whole(1, 10_000), "Turns that run at once; more wait."] = 64
     queue_length: Annotated[int, Whole(1, 10_000), "Turns that may wait in one conversation."] = 16
     waiting_total: Annotated[int, Whole(1), "Turns that may wait in all conversations together."] = 4096
+    waiting_each: Annotated[int, Whole(1), "Turns that may wait in all conversations of one principal."] = 1024
     day_tokens: Annotated[
         int, Whole(0), "Tokens that all models together may use in a day (UTC); then turns fail until the next. 0: any."
     ] = 20_000_000
@@ -296,6 +297,15 @@ class Limits(Frozen, frozen=True):
     tool_output_lines: Annotated[int, Whole(3), "Lines of a tool's result that the model is shown."] = 400
     spool_bytes: Annotated[int, Size(1 * MiB), "Long results that one conversation keeps on disk."] = 1024 * MiB
     questions: Annotated[int, Whole(1, 100_000), "Turns that may wait for a person's answer at once."] = 256
+    questions_each: Annotated[int, Whole(1, 100_000), "Turns of one principal that may wait for an answer at once."] = (
+        64
+    )
+    event_streams: Annotated[int, Whole(1, 100_000), "Event streams that may be open at once."] = 512
+    event_streams_each: Annotated[
+        int,
+        Whole(1, 100_000),
+        "Event streams that one principal may have open; as many, up to half of all, are kept free for the owner.",
+    ] = 64
     answer_within: Annotated[float, Duration(1), "How long a question or an approval waits for its answer."] = DAY
     tools_parallel: Annotated[int, Whole(1, 1000), "Tool calls of one turn that run at once."] = 8
     delegates: Annotated[int, Whole(1, 1000), "Tasks that one turn has other agents work on at once."] = 4

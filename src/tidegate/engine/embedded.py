@@ -100,6 +100,10 @@ class EmbeddedEngine(Engine):
         """Turns of all sessions that wait."""
         return len(self._live) - self._places.started
 
+    def waiting_of(self, principal: str) -> int:
+        """Turns of one principal that wait."""
+        return sum(live.started is None and live.principal == principal for live in self._live.values())
+
     @property
     def away(self) -> int:
         """Turns that wait for a person."""
@@ -123,14 +127,21 @@ class EmbeddedEngine(Engine):
         return self._scope.open and not (self.parking if parent is not None else self._closed)
 
     def submit(
-        self, session: str, turn: str, *, begun: Begun | None = None, resumed: bool = False, within: str | None = None
+        self,
+        session: str,
+        turn: str,
+        principal: str,
+        *,
+        begun: Begun | None = None,
+        resumed: bool = False,
+        within: str | None = None,
     ) -> TurnLog:
         """Queue an accepted turn; `begun` is given when it was taken as it was accepted, `within` is the turn that gave
         it its task, with which it ends. Idempotent: a turn that is already live keeps its place and its log."""
         live = self._live.get(turn)
         if live is None:
             parent = self._live.get(within) if within is not None else None
-            live = self._live[turn] = Live(turn, session, begun=begun, resumed=resumed, parent=parent)
+            live = self._live[turn] = Live(turn, session, principal, begun=begun, resumed=resumed, parent=parent)
             self._logs.add(live.log)
             record = self._presence.obtain(session)
             record.waiting.append(live)
@@ -363,7 +374,7 @@ class EmbeddedEngine(Engine):
             self._seconds += self._clock() - live.started
             self._handler.ended(live.session, outcome, settled.version)
         if settled.spilled is not None:
-            self.submit(live.session, settled.spilled)
+            self.submit(live.session, settled.spilled, live.principal)
         if live.log.closed:
             return  # its readers were told that it could not be stored
         running = live.log.running_calls() if outcome.state != "answered" else frozenset()
@@ -518,7 +529,7 @@ class EmbeddedEngine(Engine):
 
         def then(settled: Settled) -> None:
             if settled.spilled is not None:
-                self.submit(session.id, settled.spilled)
+                self.submit(session.id, settled.spilled, session.principal)
 
         ending = given_up(turn, session, failure, await self._store.read(turns.tally, turn.id))
         try:

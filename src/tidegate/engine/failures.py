@@ -4,7 +4,20 @@ Guarantee: every error has a status, a type and a code of OpenAI's shape and one
 foresaw becomes an incident whose id stands in the operator's log.
 """
 
-from tidegate.errors import BudgetSpent, ModelFailed, Refused, StoreFailed, StoreFull, TidegateError, TurnFailed
+import errno
+
+from tidegate.errors import (
+    BudgetSpent,
+    DiskFailed,
+    ModelFailed,
+    Refused,
+    StoreDamaged,
+    StoreFailed,
+    StoreFull,
+    StoreLost,
+    TidegateError,
+    TurnFailed,
+)
 from tidegate.values import Failure, new_id
 
 _MODEL_STATUS = {
@@ -69,10 +82,23 @@ def describe(error: BaseException) -> Failure:
             )
         case StoreFull():
             return Failure(message=error.message, code="store_full", status=507, retry=True)
+        case StoreDamaged():
+            return Failure(message=error.message, code="store_damaged", status=500)
+        case StoreLost():
+            return Failure(message=error.message, code="store_lost", status=503, retry=True)
+        case DiskFailed():
+            return Failure(message=error.message, code="disk_failed", status=503, retry=True)
         case StoreFailed():
             return Failure(message=error.message, code="store_failed", status=503, retry=True)
         case TidegateError():
             return Failure(message=error.message, code="misconfigured", status=500)
+        case OSError(errno=errno.EMFILE | errno.ENFILE):
+            return Failure(
+                message="The gateway has no file descriptor left; try again soon.",
+                code="no_descriptors",
+                status=503,
+                retry=True,
+            )
         case _:
             incident = new_id("i")
             return Failure(

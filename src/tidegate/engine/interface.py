@@ -15,7 +15,14 @@ from tidegate.values import Event, Outcome
 
 class Engine(Protocol):
     def submit(
-        self, session: str, turn: str, *, begun: Begun | None = None, resumed: bool = False, within: str | None = None
+        self,
+        session: str,
+        turn: str,
+        principal: str,
+        *,
+        begun: Begun | None = None,
+        resumed: bool = False,
+        within: str | None = None,
     ) -> TurnLog:
         """Queue an accepted turn; `begun` is given when it was taken as it was accepted, `within` is the turn that gave
         it its task: with that it ends, at the latest."""

@@ -37,6 +37,7 @@ class Live:
         "over",
         "parent",
         "placed",
+        "principal",
         "released",
         "resumed",
         "session",
@@ -52,6 +53,7 @@ class Live:
         self,
         turn: str,
         session: str,
+        principal: str = "",
         *,
         begun: Begun | None = None,
         resumed: bool = False,
@@ -59,6 +61,7 @@ class Live:
     ) -> None:
         self.turn = turn
         self.session = session
+        self.principal = principal
         self.begun = begun
         """What it was taken with, when that happened as it was accepted."""
         self.resumed = resumed

@@ -28,6 +28,7 @@ __all__ = [
     "examine",
     "hint",
     "holder_of",
+    "lost_database",
     "run",
     "settings",
 ]
@@ -50,6 +51,13 @@ def run(
     from tidegate.gateway.process import run_process
 
     run_process(home, port=port, replace=replace, record=record, replay=replay, say=say)
+
+
+def lost_database(home: Path) -> str | None:
+    """What to do when the database of a used home folder is missing or empty; None when it is there."""
+    from tidegate.gateway import home as home_folder
+
+    return home_folder.lost_database(home)
 
 
 def settings(home: Path) -> "Config":

@@ -12,6 +12,7 @@ import msgspec
 
 from tidegate.errors import TidegateError
 from tidegate.gateway.hint import hint
+from tidegate.gateway.lock import holder_of
 
 SOCKET_NAME = "control.sock"
 _ANSWER_BYTES = 4 << 20  # a status with its ledger is a few kilobytes
@@ -48,6 +49,11 @@ def ask(home: Path, request: dict[str, Any], *, within: float = 10.0) -> dict[st
             with line.makefile("rb") as stream:
                 text = stream.readline(_ANSWER_BYTES)
     except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
+        if home.is_dir() and (holder := holder_of(home)) is not None and holder.address:
+            raise ControlUnanswered(
+                f"The gateway of {home} ({holder}) runs, but its {SOCKET_NAME} is gone: replace it with"
+                f" {hint(home, 'up --replace')}."
+            ) from None
         raise ControlUnanswered(f"No gateway runs for {home}: start one with {hint(home, 'up')}.") from None
     except OSError as error:
         raise ControlUnanswered(silent) from error

@@ -2,15 +2,18 @@
 
 Guarantee: only the user who runs the gateway (and root) is answered, whatever the folder's rights say; a request is one
 JSON line of bounded length with a deadline, an answer is one JSON line; and a client that hangs holds up nobody. The
-socket belongs to the scope it was opened in and its file is removed with it. Its path may be of any length.
+socket belongs to the scope it was opened in and its file is removed with it. Its path may be of any length. It answers
+also when no descriptor is left, from the reserve.
 
     {"do": "status", "memory": true}   what `tidegate status` shows
-    {"do": "stop"}                     orderly stop; answered at once, done when the home's lock is free
+    {"do": "stop"}                     orderly stop; answered at once, done when the home's lock is free. Asked twice,
+                                       it does not wait for turns, unless the second has "hurry": false
     {"do": "code"}                     a new one-time link to the chat page
     {"do": "check"}                    full integrity check of the database
 """
 
 import asyncio
+import contextlib
 import os
 import socket
 import struct
@@ -23,13 +26,14 @@ import msgspec
 
 from tidegate.errors import TidegateError
 from tidegate.gateway.ask import SOCKET_NAME, FolderPath
-from tidegate.lifetimes import Scope
+from tidegate.lifetimes import Descriptors, Listener, Scope
 from tidegate.log import Log
 
 _REQUEST_BYTES = 4096  # the longest request is under a hundred bytes
 _REQUEST_SECONDS = 5.0  # for a client to send its line, and to take its answer
 _VERB_SECONDS = 300.0  # the longest verb is an integrity check of a large database
 _CONNECTIONS = 8  # at once; a command line needs one
+_BACKLOG = 100
 _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 Verb = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -38,9 +42,10 @@ Verb = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 class Control:
     """The gateway's side of the socket. `verbs` maps what may be asked to what answers it."""
 
-    def __init__(self, home: Path, verbs: Mapping[str, Verb]) -> None:
+    def __init__(self, home: Path, verbs: Mapping[str, Verb], descriptors: Descriptors | None = None) -> None:
         self._home = home
         self._verbs = verbs
+        self._descriptors = descriptors or Descriptors()
         self._connections = 0
         self._log = Log("tidegate.control")
 
@@ -53,40 +58,46 @@ class Control:
             with FolderPath(self._home) as folder:
                 bound.bind(f"{folder}/{SOCKET_NAME}")
             path.chmod(0o600)
-            server = await asyncio.start_unix_server(
-                lambda reader, writer: self._connected(scope, reader, writer), sock=bound, limit=_REQUEST_BYTES
+            listener = Listener(
+                bound,
+                room=lambda _: "reserve",
+                accepted=lambda connection, _: self._connected(scope, connection),
+                descriptors=self._descriptors,
             )
+            listener.start(_BACKLOG)
         except BaseException:
             bound.close()
             path.unlink(missing_ok=True)
             raise
 
         async def close() -> None:
-            server.close()
+            listener.close()
             path.unlink(missing_ok=True)
 
         scope.on_close(close, name="control socket")
 
-    def _connected(self, scope: Scope, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        peer = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-        if _PEER.unpack(peer)[1] not in (os.getuid(), 0) or self._connections >= _CONNECTIONS:
-            writer.transport.abort()
+    def _connected(self, scope: Scope, connection: socket.socket) -> None:
+        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        allowed = _PEER.unpack(peer)[1] in (os.getuid(), 0)
+        if not allowed or self._connections >= _CONNECTIONS or not scope.open:
+            connection.close()
             return
         self._connections += 1
-        scope.start(self._serve, reader, writer, name="control request")
+        scope.start(self._serve, connection, name="control request")
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, connection: socket.socket) -> None:
         try:
-            line = await self._line(reader)
-            if line:
-                writer.write(msgspec.json.encode(await self._answer(line)) + b"\n")
-                with anyio.move_on_after(_REQUEST_SECONDS):
-                    await writer.drain()
+            reader, writer = await asyncio.open_unix_connection(sock=connection, limit=_REQUEST_BYTES)
+            with contextlib.closing(writer):
+                line = await self._line(reader)
+                if line:
+                    writer.write(msgspec.json.encode(await self._answer(line)) + b"\n")
+                    with anyio.move_on_after(_REQUEST_SECONDS):
+                        await writer.drain()
         except ConnectionError as error:
             self._log.debug("control client went away", error=str(error))
         finally:
             self._connections -= 1
-            writer.close()
 
     async def _line(self, reader: asyncio.StreamReader) -> bytes:
         try:
@@ -105,7 +116,7 @@ class Control:
         if verb is None:
             return {"error": f"Unknown request; this gateway knows: {', '.join(sorted(self._verbs))}."}
         try:
-            with anyio.fail_after(_VERB_SECONDS):
+            with anyio.fail_after(_VERB_SECONDS), self._descriptors.reserve():
                 return await verb(request)
         except TidegateError as error:
             return {"error": error.message}

@@ -19,7 +19,7 @@ from pathlib import Path
 from anyio import to_thread
 
 from tidegate import commands
-from tidegate.errors import Misconfigured, TidegateError
+from tidegate.errors import Misconfigured, StoreDamaged, TidegateError
 from tidegate.gateway import exposure, readiness, welcome
 from tidegate.gateway import home as home_folder
 from tidegate.gateway.allocator import trim
@@ -27,19 +27,19 @@ from tidegate.gateway.ceiling import Ceiling
 from tidegate.gateway.control import Control
 from tidegate.gateway.cores import LOOK_SECONDS, OneCore
 from tidegate.gateway.hint import hint
-from tidegate.gateway.lock import HomeLock
+from tidegate.gateway.lock import TAKEOVER_NAME, BeingTakenOver, HomeLock, holder_of
 from tidegate.gateway.maintenance import Maintenance
 from tidegate.gateway.memory import MemoryReport
 from tidegate.gateway.pressure import LOOK_SECONDS as PRESSURE_SECONDS
 from tidegate.gateway.pressure import Pressure
 from tidegate.gateway.reception import Reception
 from tidegate.gateway.tape import Tape
-from tidegate.lifetimes import Ledger, Scope
+from tidegate.lifetimes import Descriptors, Ledger, Scope
 from tidegate.log import Log
 from tidegate.models import Clients, Models
 from tidegate.security import Redactor, configure_logging
 from tidegate.sessions import Chore, Sessions
-from tidegate.store import Store
+from tidegate.store import Store, maintenance
 from tidegate.web import Health, Server, create_app
 
 _HANDOVER_SECONDS = 5.0  # beside the old gateway's own budget, for it to close what is not turns
@@ -49,7 +49,9 @@ _PARKING_SECONDS = 1.0  # that turns have to reach their next step when their ti
 _THREADS = 16  # that work for the loop at once, on files and folders: more would only wait for the interpreter's lock
 _HALF_BUILT_SECONDS = 5.0  # for closing what was built, when the rest was not
 _LEAST_SECONDS = 1.0  # for closing rooms, however late it is; each of them is quick when nothing is stuck
-DATABASE_NAME = "tidegate.db"
+_INTEGRITY_SECONDS = 6 * 3600.0  # between two full checks of the database, which read all of it
+_INTEGRITY_WITHIN = 3600.0  # for one of them; each table has its own, shorter bound
+_FILES_SECONDS = 15.0  # between two looks at the database's files, while nothing is written
 
 Stage = Callable[[], Awaitable[None]]
 
@@ -71,8 +73,10 @@ class House:
         replay: Path | None = None,
         say: Callable[[str], None],
         fault: Callable[[str], None] | None = None,
+        descriptors: Descriptors | None = None,
     ) -> None:
         self.home = home
+        self._descriptors = descriptors or Descriptors()
         self.address = ""
         self._port = port
         self._replace = replace
@@ -86,6 +90,7 @@ class House:
         self._memory = MemoryReport(self._ledger, self._scope)
         self._log = Log("tidegate.gateway")
         self._undo_log: Callable[[], None] | None = None
+        self._database_connections: Callable[[], int] = lambda: 0
 
     # -- the life of a house --
 
@@ -122,6 +127,12 @@ class House:
                     self._fault(name)
             except BaseException as error:
                 await self._close_rooms()
+                if isinstance(error, StoreDamaged) and error.__cause__ is not None:
+                    path = self.home / home_folder.DATABASE_NAME
+                    raise StoreDamaged(
+                        f"The gateway cannot start, since {path} is damaged ({error.__cause__}): keep the file for "
+                        "repair, and put a backup in its place."
+                    ) from error
                 if isinstance(error, Exception) and not isinstance(error, TidegateError):
                     raise StartFailed(
                         f"The gateway could not start, at the stage {name!r} ({type(error).__name__}: {error}): "
@@ -133,9 +144,9 @@ class House:
                 return False
         return True
 
-    def ask_to_stop(self) -> None:
-        """Stop in order; asked a second time, do not wait for turns."""
-        if self._asked.is_set():
+    def ask_to_stop(self, *, hurry: bool = True) -> None:
+        """Stop in order; asked a second time, do not wait for turns, unless `hurry` is false."""
+        if self._asked.is_set() and hurry:
             self._hurry.set()
         self._asked.set()
 
@@ -144,6 +155,7 @@ class House:
 
     async def close(self) -> None:
         """Stop intake, let turns finish or park them, then close every room in reverse, all in one budget."""
+        self._descriptors.lift()
         deadline = time.monotonic() + self.budget
         turns = self._sessions.census()["turns_running"]
         self._log.info("stopping", within=self.budget, turns=turns)
@@ -190,23 +202,25 @@ class House:
         await to_thread.run_sync(self._tape.prepare, self._ready)
 
     async def _take_lock(self) -> None:
-        self._lock = HomeLock(self.home)
-        self._scope.on_close(self._lock.release, name="lock")
+        self._lock, self._takeover = HomeLock(self.home), HomeLock(self.home, TAKEOVER_NAME)
+        self._scope.on_close(self._release_lock, name="lock")
+        self._scope.on_close(self._takeover.release, name="takeover")
         if not self._replace:
+            if (other := await to_thread.run_sync(holder_of, self.home, TAKEOVER_NAME)) is not None:
+                raise BeingTakenOver(self.home, other)
             await to_thread.run_sync(self._lock.take)
             return
-        async with Scope("replace") as scope:
-            # The old gateway may take its whole budget; who is asked to stop meanwhile does not wait for it.
-            taken = scope.start(self._take_over, name="take over")
-            asked = scope.start(self._asked.wait, name="asked to stop")
-            await asyncio.wait({taken, asked}, return_when=asyncio.FIRST_COMPLETED)
-            if taken.done():
-                await taken
+        from tidegate.gateway.takeover import claim, take_over  # a plain start does not need them
 
-    async def _take_over(self) -> None:
-        from tidegate.gateway.takeover import take_over  # a plain start does not need it
+        await to_thread.run_sync(claim, self.home, self._takeover)
+        # The old gateway may take its whole budget; one that is asked to stop meanwhile does not wait for it.
+        within = self.budget + _HANDOVER_SECONDS
+        await take_over(self.home, self._lock, within=within, say=self._say, given_up=self._asked.is_set)
 
-        await take_over(self.home, self._lock, within=self.budget + _HANDOVER_SECONDS, say=self._say)
+    def _release_lock(self) -> None:
+        """Unless the database could not be closed in time: then the kernel releases the lock with the process."""
+        if not self._database_connections():
+            self._lock.release()
 
     async def _bind(self) -> None:
         try:
@@ -226,10 +240,13 @@ class House:
             self._say(f"WARNING {exposed}")
 
     async def _open_store(self) -> None:
-        limits = self._config.limits
+        limits, path = self._config.limits, self.home / home_folder.DATABASE_NAME
+        if (lost := await to_thread.run_sync(home_folder.lost_database, self.home)) is not None:
+            raise StoreDamaged(lost)
+        self._fresh = not await to_thread.run_sync(path.exists)
         self._store = await self._scope.enter(
             Store.open(
-                self.home / DATABASE_NAME,
+                path,
                 durability=self._config.store.durability,
                 readers=limits.readers,
                 snapshot_seconds=limits.snapshot_seconds,
@@ -237,13 +254,15 @@ class House:
             )
         )
 
+        self._database_connections = lambda: self._store.stats().connections
         self._memory.watch_store(self._store)
         if self._store.note is not None:
             self._say(f"WARNING {self._store.note}")
 
     async def _ensure_key(self) -> None:
-        if (warning := await home_folder.ensure_key(self._store, self.home)) is not None:
+        if (warning := await home_folder.ensure_key(self._store, self.home, fresh=self._fresh)) is not None:
             self._say(f"WARNING {warning}")
+        self._lock.mark_used()
 
     async def _open_models(self) -> None:
         limits = self._config.limits
@@ -294,8 +313,10 @@ class House:
             health=self._health,
             status=lambda: self._reception.status(memory=True),
             gauges=lambda: self._reception.gauges(),
+            descriptors=self._descriptors,
         )
-        self._server = Server(app, self._config, self._socket)
+        self._server = Server(app, self._config, self._socket, descriptors=self._descriptors)
+        self._health.add("connections", self._server.check)
         await self._server.start(self._scope)
 
     async def _start_maintenance(self) -> None:
@@ -304,14 +325,18 @@ class House:
             *self._sessions.chores(),
             Chore(name="trim", interval=_TRIM_SECONDS, run=_trim),
             Chore(name="memory", interval=PRESSURE_SECONDS, run=self._pressure.look),
+            Chore(name="files", interval=_FILES_SECONDS, run=self._look_at_files, within=_INTEGRITY_WITHIN),
+            Chore(name="integrity", interval=_INTEGRITY_SECONDS, run=self._store.integrity, within=_INTEGRITY_WITHIN),
         ]
+        self._health.watch("lock", self._lock.complaint)
         if self._config.server.one_core:
             chores.append(await self._settle_on_a_core())
         self._maintenance = Maintenance(chores, beat=self._health.beat)
         for chore in chores:
             self._health.expect(chore.name, chore.interval)
         scope = self._scope.child("maintenance")
-        scope.start(self._check_store, name="integrity check")
+        # At once too, in the background: the quick look at the opening does not read every page.
+        scope.start(self._store.integrity, name="integrity check")
         self._maintenance.start(scope)
 
     async def _settle_on_a_core(self) -> Chore:
@@ -324,6 +349,13 @@ class House:
         await look()
         return Chore(name="core", interval=LOOK_SECONDS, run=look)
 
+    async def _look_at_files(self) -> None:
+        """See that the database is in its place; if another program has written to it, check all of it at once."""
+        await self._store.write(maintenance.look)
+        if self._store.touched:
+            self._log.warning("another program has written to the database; checking it", path=str(self._store.path))
+            await self._store.integrity()
+
     async def _open_control(self) -> None:
         self._reception = Reception(
             config=self._config,
@@ -332,28 +364,25 @@ class House:
             store=self._store,
             clients=self._clients,
             health=self._health,
+            server=self._server,
             maintenance=self._maintenance,
             memory=self._memory,
             pressure=self._pressure,
             tape=self._tape,
             stop=self.ask_to_stop,
         )
-        await Control(self.home, self._reception.verbs()).open(self._scope.child("control"))
+        await Control(self.home, self._reception.verbs(), self._descriptors).open(self._scope.child("control"))
         # What stands now stands until the end: the collector need not look at it again.
         gc.collect()
         gc.freeze()
         self._memory.settle()
 
     async def _welcome(self) -> None:
+        self._takeover.release()
         for line in self._tape.lines(self._config):
             self._say(line)
         for line in welcome.lines(self._config, self.address, await self._reception.link()):
             self._say(line)
-
-    async def _check_store(self) -> None:
-        """The full check, in the background, for what the quick one at the opening cannot see."""
-        for problem in await self._store.integrity():
-            self._log.error("the database is damaged: stop the gateway and keep a copy of it", problem=problem)
 
 
 async def _trim() -> None:

@@ -1,9 +1,9 @@
 """Chores on timers: the gateway's level-triggered upkeep, and the proof that it is alive.
 
-Guarantee: each chore runs again and again at its interval for as long as the house stands, one run at a time, each with
-a deadline; a chore that fails or hangs is logged with its name and holds up no other; and each finished run is a
-heartbeat, so that a chore that stopped working turns `/readyz` red instead of going unnoticed. The tasks belong to the
-scope that `start` is given.
+Each chore runs again and again at its interval for as long as the gateway runs, one run at a time, with a deadline. A
+chore that fails or hangs holds up no other and is logged with its name: once, until it fails in another way. Each
+finished run is a heartbeat, so that a chore that stopped working turns `/readyz` red instead of going unnoticed. The
+tasks belong to the scope that `start` is given.
 """
 
 import random
@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 
 import anyio
 
+from tidegate.errors import TidegateError
 from tidegate.lifetimes import Scope
 from tidegate.log import Log
 from tidegate.sessions import Chore
 from tidegate.values import Frozen
 
-_RUN_SECONDS = 300.0  # a chore works in small batches; one that takes longer hangs
 _SPREAD = 0.2  # share of an interval by which first runs are spread, so that chores do not all run at once
 
 
@@ -88,12 +88,14 @@ class Maintenance:
     async def _once(self, record: _Record) -> None:
         name, began = record.chore.name, self._clock()
         try:
-            with anyio.fail_after(_RUN_SECONDS):
+            with anyio.fail_after(record.chore.within):
                 await record.chore.run()
         except Exception as error:  # the top of a loop that must go on
             record.failures += 1
-            record.error = str(error) or type(error).__name__
-            self._log.error("chore failed", chore=name, error=record.error, exc_info=error)
+            before, record.error = record.error, str(error) or type(error).__name__
+            if record.error != before:
+                foreseen = isinstance(error, TidegateError)
+                self._log.error("chore failed", chore=name, error=record.error, exc_info=None if foreseen else error)
             return
         record.runs += 1
         record.error = ""

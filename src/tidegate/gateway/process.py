@@ -7,13 +7,13 @@ standard error. What keeps it from starting is raised, as one sentence.
 
 import asyncio
 import faulthandler
-import resource
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from tidegate.gateway.house import House
+from tidegate.lifetimes import Descriptors
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SWITCH_SECONDS = (
@@ -29,16 +29,11 @@ def run_process(
     home: Path, *, port: int | None, replace: bool, record: Path | None, replay: Path | None, say: Callable[[str], None]
 ) -> None:
     sys.setswitchinterval(_SWITCH_SECONDS)
-    _allow_descriptors()
-    asyncio.run(_serve(House(home, port=port, replace=replace, record=record, replay=replay, say=say)))
-
-
-def _allow_descriptors() -> None:
-    """Most systems give a process 1,024 at first and let it ask for more."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    descriptors = Descriptors()
+    descriptors.keep(_DESCRIPTORS)  # most systems give a process 1,024 at first and let it ask for more
+    asyncio.run(
+        _serve(House(home, port=port, replace=replace, record=record, replay=replay, say=say, descriptors=descriptors))
+    )
 
 
 async def _serve(house: House) -> None:

@@ -24,7 +24,7 @@ from tidegate.gateway.tape import Tape
 from tidegate.models import Clients
 from tidegate.sessions import Sessions
 from tidegate.store import Store
-from tidegate.web import Health
+from tidegate.web import Health, Server
 
 
 class Reception:
@@ -39,11 +39,12 @@ class Reception:
         store: Store,
         clients: Clients,
         health: Health,
+        server: Server,
         maintenance: Maintenance,
         memory: MemoryReport,
         pressure: Pressure,
         tape: Tape,
-        stop: Callable[[], None],
+        stop: Callable[..., None],
     ) -> None:
         self._config = config
         self._address = address
@@ -51,6 +52,7 @@ class Reception:
         self._store = store
         self._clients = clients
         self._health = health
+        self._server = server
         self._maintenance = maintenance
         self._memory = memory
         self._pressure = pressure
@@ -75,7 +77,9 @@ class Reception:
             "agents": _plain(answering(self._config)),
             **self._sessions.status(),
             "census": {**self._sessions.census(), "tasks": len(asyncio.all_tasks())},
+            "health": _plain(await self._health.check()),
             "store": _plain(self._store.stats()),
+            "connections": self._server.report(),
             "clients": _plain(self._clients.stats()),
             "tape": self._tape.status(),
             "chores": _plain(self._maintenance.report()),
@@ -88,6 +92,7 @@ class Reception:
             "memory_private_bytes": float(private_bytes()),
             "memory_ceiling_bytes": float(self._pressure.ceiling),
             "memory_short": float(self._pressure.short),
+            **{f"connections_{name}": float(value) for name, value in self._server.report().items()},
         }
 
     async def link(self) -> str:
@@ -97,9 +102,9 @@ class Reception:
     async def _on_status(self, request: dict[str, Any]) -> dict[str, Any]:
         return await self.status(memory=request.get("memory") is True)
 
-    async def _on_stop(self, _request: dict[str, Any]) -> dict[str, Any]:
+    async def _on_stop(self, request: dict[str, Any]) -> dict[str, Any]:
         turns = self._sessions.census()["turns_running"]
-        self._stop()
+        self._stop(hurry=request.get("hurry") is not False)
         return {
             "stopping": True,
             "pid": os.getpid(),
@@ -111,7 +116,9 @@ class Reception:
         return {"link": await self.link()}
 
     async def _on_check(self, _request: dict[str, Any]) -> dict[str, Any]:
-        return {"problems": list(await self._store.integrity())}
+        problems = list(await self._store.integrity())
+        await self._health.check()  # which sees whether the file is in its place
+        return {"problems": problems, "standing": _plain(self._store.stats().problems)}
 
 
 def _plain(value: Any) -> Any:

@@ -1,11 +1,13 @@
 """Taking a home folder over from a running gateway.
 
-Guarantee: when `take_over` returns, the lock is ours and the old gateway has given it up or is dead, so its database
-connections are closed and its port is free; nobody else was signalled, and nothing that the old one accepted is lost.
+Guarantee: of several that try at once, the first to claim the folder takes over; the others are refused at once. When
+`take_over` returns with the lock, the old gateway has released it or is dead, so its database connections are closed
+and its port is free. Only the lock's holder is signalled, and nothing that it accepted is lost.
 """
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,43 +16,66 @@ from anyio import to_thread
 
 from tidegate.errors import TidegateError
 from tidegate.gateway.ask import ask
-from tidegate.gateway.lock import Holder, HomeHeld, HomeLock, holder_of, process_mark
+from tidegate.gateway.lock import BeingTakenOver, Holder, HomeHeld, HomeLock, process_mark
 
 _POLL_SECONDS = 0.02  # between two looks at a lock that is being given up
+_ASK_SECONDS = 5.0  # for the old gateway to answer that it stops; it does so at once, unless it hangs
 _KILL_GRACE_SECONDS = 5.0  # after SIGKILL the kernel releases the lock as soon as the process is gone
 
 
-async def take_over(home: Path, lock: HomeLock, *, within: float, say: Callable[[str], None]) -> None:
-    """Take the lock, ending its holder first if there is one: asked by the control socket, else by SIGTERM; one that
-    has not gone after `within` seconds is killed."""
+def claim(home: Path, takeover: HomeLock) -> None:
+    """Become the one gateway that may take over, or raise `BeingTakenOver`."""
     try:
-        await to_thread.run_sync(lock.take)
-        return
+        takeover.take()
     except HomeHeld as held:
-        holder = held.holder
-    say(f"Taking over from the running gateway ({holder}).")
+        raise BeingTakenOver(home, held.holder) from None
+
+
+async def take_over(
+    home: Path,
+    lock: HomeLock,
+    *,
+    within: float,
+    say: Callable[[str], None],
+    given_up: Callable[[], bool] = lambda: False,
+) -> None:
+    """Take the lock. Its holder, if there is one, is asked to stop, by the control socket or else by SIGTERM, and is
+    killed after `within` seconds. Should somebody else take the lock meanwhile, the same is done with them. Returns
+    without the lock once `given_up` says so."""
+    asked: Holder | None = None
+    killed = False
+    deadline = time.monotonic() + within
+    while not given_up():
+        try:
+            await to_thread.run_sync(lock.take)
+            return
+        except HomeHeld as held:
+            holder = held.holder
+        if holder.pid and (asked is None or not holder.is_same(asked)):
+            say(f"Taking over from the running gateway ({holder}).")
+            asked, killed = holder, False
+            deadline = time.monotonic() + within
+            await to_thread.run_sync(_ask_to_stop, home, holder)
+        elif time.monotonic() > deadline:
+            if asked is None or killed:
+                raise HomeHeld(home, holder)
+            say(
+                f"The old gateway ({holder}) did not stop within {within:.0f} s and is killed; nothing it accepted is "
+                "lost."
+            )
+            await to_thread.run_sync(_signal, holder, signal.SIGKILL)
+            killed = True
+            deadline = time.monotonic() + _KILL_GRACE_SECONDS
+        await anyio.sleep(_POLL_SECONDS)
+
+
+def _ask_to_stop(home: Path, holder: Holder) -> None:
+    """In an orderly way: if it is stopping already, its turns keep the time that they have."""
     try:
-        await to_thread.run_sync(ask, home, {"do": "stop"})
+        ask(home, {"do": "stop", "hurry": False}, within=_ASK_SECONDS)
     except TidegateError:
-        # It is starting, stopping or stuck, and cannot be asked.
-        await to_thread.run_sync(_signal, holder, signal.SIGTERM)
-    if await _wait_for(lock, within):
-        return
-    say(f"The old gateway ({holder}) did not stop within {within:.0f} s and is killed; nothing it accepted is lost.")
-    await to_thread.run_sync(_signal, holder, signal.SIGKILL)
-    if not await _wait_for(lock, _KILL_GRACE_SECONDS):
-        raise HomeHeld(home, holder_of(home) or holder)
-
-
-async def _wait_for(lock: HomeLock, within: float) -> bool:
-    with anyio.move_on_after(within):
-        while True:
-            try:
-                await to_thread.run_sync(lock.take)
-                return True
-            except HomeHeld:
-                await anyio.sleep(_POLL_SECONDS)
-    return False
+        # It is starting, closing or stuck, and cannot be asked.
+        _signal(holder, signal.SIGTERM)
 
 
 def _signal(holder: Holder, number: signal.Signals) -> None:

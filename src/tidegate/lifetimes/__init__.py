@@ -2,15 +2,17 @@
 
 Everything in the house belongs to exactly one lifetime: process, session, resident or turn. A `Scope` is such a
 lifetime; a `Ledger` says what each holds; `Presence` is the one map keyed by session; `BoundedCache` is the only cache;
-a `Starter` starts every process that is started.
+a `Starter` starts every process that is started; a `Listener` accepts every connection, within the `Descriptors`.
 This room imports nothing of the project.
 """
 
 from tidegate.lifetimes.cache import BoundedCache, CacheStats
 from tidegate.lifetimes.cancelled import is_cancelled
+from tidegate.lifetimes.descriptors import Descriptors
 from tidegate.lifetimes.flight import Flight
 from tidegate.lifetimes.gather import gather
 from tidegate.lifetimes.ledger import Account, Hold, Holding, Ledger
+from tidegate.lifetimes.listener import Listener, Room
 from tidegate.lifetimes.present import Dropped, Presence, PresenceStats, Present, Resident
 from tidegate.lifetimes.scope import Scope, ScopeClosed, outlast
 from tidegate.lifetimes.spawning import KILLED_SECONDS, Spawned, Starter
@@ -20,15 +22,18 @@ __all__ = [
     "Account",
     "BoundedCache",
     "CacheStats",
+    "Descriptors",
     "Dropped",
     "Flight",
     "Hold",
     "Holding",
     "Ledger",
+    "Listener",
     "Presence",
     "PresenceStats",
     "Present",
     "Resident",
+    "Room",
     "Scope",
     "ScopeClosed",
     "Spawned",

@@ -3,16 +3,21 @@
 Guarantee: every line, a library's too, passes the redactor twice: as values, where the structure is still known, and as
 the finished line. A line is one line in JSON; as text, control characters are escaped, so that nothing logged can pose
 as another line. Logging never raises, and never waits for whoever reads the log: a line that cannot be written is
-counted, and the count is reported with the next one that can. Requests' and messages' bodies are not logged.
+counted, and the count is reported with the next one that can. Requests' and messages' bodies are not logged. Of one
+kind of line at most `REPEATS` are written in `REPEAT_SECONDS`; further ones are counted, and the count is written when
+the time is over.
 
 Logging is the one thing that a process has only once; `configure_logging` sets it, and what it returns unsets it.
 """
 
 import logging
+import math
 import re
 import select
+import time
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -31,15 +36,24 @@ _WORD = re.compile(r"[^\s\"'=]+")
 PIECE_CHARACTERS = 1024
 """Written at once: a pipe that says it has room takes 4096 bytes, and a character is at most four."""
 
+REPEATS, REPEAT_SECONDS = 30, 60.0
+"""Lines of one kind that are written in that time: a fault in a tight loop must not fill the disk with its log."""
+KIND_CHARACTERS = 200
+KINDS = 1000
+"""Kinds of lines that are told apart at once: as many as the code has."""
+
 Event = dict[str, Any]
+Kind = tuple[str, int, str, type | None]
 
 
-def configure_logging(settings: LogSettings, redactor: Redactor, stream: TextIO) -> Callable[[], None]:
+def configure_logging(
+    settings: LogSettings, redactor: Redactor, stream: TextIO, *, clock: Callable[[], float] = time.monotonic
+) -> Callable[[], None]:
     """Sends everything that is logged to `stream`, redacted. Returns what undoes it."""
     level = _LEVELS[settings.level]
     render = _render_json if settings.format == "json" else _render_text
     root, own = logging.getLogger(), logging.getLogger(_OWN)
-    handler = _Handler(_Sink(stream, redactor, render))
+    handler = _Handler(_Sink(stream, redactor, render), clock)
     before = (root.level, own.level, list(root.handlers))
     root.handlers[:] = [handler]
     root.setLevel(max(level, logging.INFO))
@@ -47,6 +61,7 @@ def configure_logging(settings: LogSettings, redactor: Redactor, stream: TextIO)
 
     def undo() -> None:
         if handler in root.handlers:
+            handler.tell_repeats()
             root.handlers.remove(handler)
             root.handlers.extend(known for known in before[2] if known not in root.handlers)
             root.setLevel(before[0])
@@ -102,20 +117,75 @@ def _has_room(stream: TextIO) -> bool:
 class _Handler(logging.Handler):
     """Makes an event of what is logged: with named values where it is ours, with the logger's name where it is not."""
 
-    def __init__(self, sink: _Sink) -> None:
+    def __init__(self, sink: _Sink, clock: Callable[[], float]) -> None:
         super().__init__()
         self._sink = sink
+        self._clock = clock
+        self._repeated: dict[Kind, _Repeated] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
+        self._tell_repeats(before=self._clock() - REPEAT_SECONDS)
+        if self._admits(record):
+            self._write(_event, record)
+
+    def tell_repeats(self) -> None:
+        """Write how often each line was repeated and not written."""
+        with self.lock or nullcontext():
+            self._tell_repeats(before=math.inf)
+
+    def _admits(self, record: logging.LogRecord) -> bool:
+        kind = _kind(record)
+        known = self._repeated.get(kind)
+        if known is None:
+            if len(self._repeated) >= KINDS:
+                self._tell(next(iter(self._repeated)))
+            known = self._repeated[kind] = _Repeated(self._clock())
+        known.lines += 1
+        if known.lines > REPEATS:
+            known.last = record
+        return known.lines <= REPEATS
+
+    def _tell_repeats(self, before: float) -> None:
+        # In the order of their beginning, so that the first that is younger ends the search.
+        while self._repeated:
+            kind, oldest = next(iter(self._repeated.items()))
+            if oldest.since > before:
+                return
+            self._tell(kind)
+
+    def _tell(self, kind: Kind) -> None:
+        told = self._repeated.pop(kind)
+        if told.last is not None:
+            count = {"repeated": told.lines - REPEATS, "seconds": round(self._clock() - told.since)}
+            self._write(lambda record: {**_plain(record, kind[2]), **count}, told.last)
+
+    def _write(self, make: Callable[[logging.LogRecord], Event], record: logging.LogRecord) -> None:
         try:
-            event = _event(record)
-            self._sink.write(event)
+            self._sink.write(make(record))
         except Exception as error:  # something in it cannot be shown: then it is said that there was something
             self._sink.write(_plain(record, f"a line could not be shown ({type(error).__name__})"))
 
     def handleError(self, record: logging.LogRecord) -> None:
         # The inherited one prints the record with its arguments, unredacted.
         self._sink.lost += 1
+
+
+class _Repeated:
+    """A kind of line: since when it is counted, how often it came, and the last that was not written."""
+
+    __slots__ = ("last", "lines", "since")
+
+    def __init__(self, since: float) -> None:
+        self.since = since
+        self.lines = 0
+        self.last: logging.LogRecord | None = None
+
+
+def _kind(record: logging.LogRecord) -> Kind:
+    """What makes two lines the same, whatever their values: who logs it, its first words, and what was raised."""
+    said = record.args[0] if hasattr(record, VALUES) and isinstance(record.args, tuple) and record.args else record.msg
+    words = said.partition("\n")[0][:KIND_CHARACTERS] if isinstance(said, str) else type(said).__name__
+    return record.name, record.levelno, words, record.exc_info[0] if record.exc_info else None
 
 
 def _event(record: logging.LogRecord) -> Event:

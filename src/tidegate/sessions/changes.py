@@ -107,7 +107,7 @@ async def undo(door: "Sessions", session: str, principal: "Principal") -> str:
 
 async def retry(door: "Sessions", session: str, principal: "Principal") -> Accepted:
     """Undo the last turn and work its messages again in a new one. It is taken in on the same terms as a message."""
-    door.check_intake()
+    door.check_intake(principal.id)
     await _quiet(door, session, principal)
     turn, now = new_id("t"), door.clock()
 
@@ -133,7 +133,7 @@ async def retry(door: "Sessions", session: str, principal: "Principal") -> Accep
     def then(_: None) -> Accepted:
         # Nothing is awaited between the commit and this: the engine gets turns in the order of their commits.
         door.presence.unload(session, reason="retry")
-        door.engine.submit(session, turn)
+        door.engine.submit(session, turn, principal.id)
         return Accepted(turn=turn, session=session, how="started")
 
     return await door.store.write_then(then, write)

@@ -34,9 +34,13 @@ SPOOL_SECONDS = 600.0
 
 
 class Chore(Frozen, frozen=True):
+    """What is run every `interval` seconds. A run that takes longer than `within` hangs: chores work in small
+    batches."""
+
     name: str
     interval: float
     run: Callable[[], Awaitable[Any]]
+    within: float = 300.0
 
 
 async def drain(batch: Callable[[], Awaitable[int]], full: int, most: int = BATCHES) -> int:

@@ -17,7 +17,7 @@ import msgspec
 
 from tidegate.config import Config
 from tidegate.engine import EmbeddedEngine, TurnLog
-from tidegate.errors import Busy, NotFound, Refused, Stopping, TooLarge
+from tidegate.errors import Busy, NotFound, Refused, Stopping, StoreLost, TooLarge
 from tidegate.lifetimes import CacheStats, Ledger, Presence, Scope
 from tidegate.log import Log
 from tidegate.models import Models
@@ -184,20 +184,22 @@ class Sessions:
             "now": self.clock(),
         }
 
-    def check_intake(self, within: str = "") -> None:
-        """Raises when no new turn is taken in now: of one's own, or on a task of a turn that runs."""
+    def check_intake(self, principal: str, within: str = "") -> None:
+        """Raises when this principal's new turn is not taken in now: of one's own, or on a task of a turn that runs."""
         if not self._open and not (within and self.engine.takes_tasks(within)):
             raise Stopping("The gateway is stopping; send this again when it is back.", retry_after=5)
-        most = self.config.limits.waiting_total
-        if self.engine.waiting_total >= most and not (within and self.engine.has_room(within)):
-            raise Busy(
-                f"{most} turns are waiting already (limits.waiting_total); try again soon.",
-                retry_after=5,
-                code="overloaded",
-            )
+        if (lost := self.store.lost) is not None:
+            raise StoreLost(lost)
+        if within and self.engine.has_room(within):
+            return
+        most, each = self.config.limits.waiting_total, self.config.limits.waiting_each
+        if self.engine.waiting_total >= most:
+            raise _overloaded(f"{most} turns are waiting already (limits.waiting_total)")
+        if self.engine.waiting_total >= each and self.engine.waiting_of(principal) >= each:
+            raise _overloaded(f"{each} turns of yours are waiting already (limits.waiting_each)")
 
     def _check(self, inbound: Inbound) -> None:
-        self.check_intake(inbound.within)
+        self.check_intake(inbound.principal, inbound.within)
         if inbound.channel not in self.channels or (inbound.channel == DELEGATE) != bool(inbound.within):
             raise Refused(f"There is no channel {inbound.channel!r}.", code="unknown_channel")
         if inbound.agent not in self.config.agents:
@@ -229,11 +231,11 @@ class Sessions:
         if admission.how == "replayed":
             return Accepted(turn=turn, session=session, how="replayed")
         if admission.how == "attached":
-            self.engine.submit(session, turn, resumed=True, within=inbound.within or None)
+            self.engine.submit(session, turn, inbound.principal, resumed=True, within=inbound.within or None)
             return Accepted(turn=turn, session=session, how="attached")
         running = self.engine.running(session)
         ahead = self.engine.waiting(session) + (running is not None)
-        self.engine.submit(session, turn, begun=admission.begun, within=inbound.within or None)
+        self.engine.submit(session, turn, inbound.principal, begun=admission.begun, within=inbound.within or None)
         how: Literal["started", "queued", "interrupting"] = "queued" if ahead else "started"
         if inbound.busy == "interrupt" and running is not None:
             running.stop("by a newer message")
@@ -522,6 +524,10 @@ class Sessions:
             "model_states": self._model_states(),
             "models": {name: meter.read() for name, meter in self.budgets.meters.items()},
         }
+
+
+def _overloaded(what: str) -> Busy:
+    return Busy(f"{what}; try again soon.", retry_after=5, code="overloaded")
 
 
 def _own(principal: Principal | None) -> str | None:

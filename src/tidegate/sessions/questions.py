@@ -2,9 +2,10 @@
 
 Guarantee: a question is a row before anybody is told of it, and survives unload, restart and kill: a turn that is taken
 up again asks again and finds the row, open or answered. It is answered once, by whoever may, from any client; a stop,
-an end and its expiry close it. At most `limits.questions` turns wait. Where nobody is at the other end, to ask is to
-deny, and the model is told why; for a task that an agent has given, that is the end of the conversation that it was
-given in, and there it is asked. Nothing is held here but how many wait; the turns that asked wait by themselves.
+an end and its expiry close it. At most `limits.questions` turns wait, of one principal `limits.questions_each`. Where
+nobody is at the other end, to ask is to deny, and the model is told why; for a task that an agent has given, that is
+the end of the conversation that it was given in, and there it is asked. Nothing is held here but how many wait; the
+turns that asked wait by themselves.
 """
 
 from collections import Counter
@@ -39,11 +40,12 @@ class Questions:
     ) -> None:
         self._store = store
         self._channels = channels
-        self._limit = config.limits.questions
+        self._limits = config.limits
         self._within = config.limits.answer_within
         self._clock = clock
         self._signal = signal
-        self._asking: Counter[str] = Counter()  # turn → its questions; as many turns as limits.questions
+        # (principal, turn) → its questions; as many turns as limits.questions
+        self._asking: Counter[tuple[str, str]] = Counter()
 
     @property
     def waiting(self) -> int:
@@ -141,7 +143,7 @@ class Questions:
 
         if await find() is None and (nobody := await self._nobody(taken)) is not None:
             return nobody
-        with self._counted(turn.id):
+        with self._counted((taken.session.principal, turn.id)):
             now = self._clock()
             row: ApprovalRow = await self._store.write(
                 lambda db: approvals.ask(
@@ -181,19 +183,24 @@ class Questions:
         channel, lasting = await self._origin(taken)
         if not lasting or not self._channels.of(channel).interactive:
             return f"nobody can be asked on the channel {channel}"
-        if taken.turn.id not in self._asking and len(self._asking) >= self._limit:
-            return f"{self._limit} turns wait for an answer already (limits.questions)"
+        if (taken.session.principal, taken.turn.id) in self._asking:
+            return None
+        if len(self._asking) >= self._limits.questions:
+            return f"{self._limits.questions} turns wait for an answer already (limits.questions)"
+        own = sum(principal == taken.session.principal for principal, _ in self._asking)
+        if own >= self._limits.questions_each:
+            return f"{own} of this person's turns wait for an answer already (limits.questions_each)"
         return None
 
     @contextmanager
-    def _counted(self, turn: str) -> Iterator[None]:
-        self._asking[turn] += 1
+    def _counted(self, asker: tuple[str, str]) -> Iterator[None]:
+        self._asking[asker] += 1
         try:
             yield
         finally:
-            self._asking[turn] -= 1
-            if not self._asking[turn]:
-                del self._asking[turn]
+            self._asking[asker] -= 1
+            if not self._asking[asker]:
+                del self._asking[asker]
 
 
 _UNFIT = {

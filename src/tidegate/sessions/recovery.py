@@ -41,7 +41,9 @@ async def recover(door: "Sessions", *, older: float = 0.0) -> int:
                     await door.spool.remove(session.id)
         else:
             # One that was parked had begun too, though no attempt counts.
-            door.engine.submit(session.id, turn.id, resumed=turn.state == "running", within=turn.within)
+            door.engine.submit(
+                session.id, turn.id, session.principal, resumed=turn.state == "running", within=turn.within
+            )
             resumed += 1
     return resumed
 

@@ -52,8 +52,8 @@ class Place(Protocol):
         """Writes down that it is there; why that could not be, or nothing."""
         ...
 
-    def refuse(self) -> None:
-        """Counts one that was not kept."""
+    def refuse(self, error: OSError | None) -> None:
+        """Counts one that was not kept: because of `error`, or for want of quota."""
         ...
 
     def leave(self, id: str) -> None:
@@ -136,10 +136,9 @@ class Entry:
             raise interrupted
 
     async def _refuse(self, error: OSError) -> None:
-        log.warning("a result is not kept: the disk refuses", error=error.strerror)
-        await self._lose(f"the disk refused it ({error.strerror})")
+        await self._lose(f"the disk refused it ({error.strerror})", error)
 
-    async def _lose(self, why: str) -> None:
+    async def _lose(self, why: str, error: OSError | None = None) -> None:
         self.lost = why
-        self._place.refuse()
+        self._place.refuse(error)
         await self.drop()

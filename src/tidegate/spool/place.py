@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from anyio import CancelScope, to_thread
 
-from tidegate.errors import Busy, Refused, StoreFull, TooLarge, ToolFailed
+from tidegate.errors import Busy, DiskFailed, Refused, StoreFailed, StoreFull, TooLarge, ToolFailed
 from tidegate.log import Log
 from tidegate.spool.entry import QUOTA, Unspooled
 from tidegate.spool.sink import Sink
-from tidegate.store import Db, spooled
+from tidegate.store import Db, disk_failure, spooled
 from tidegate.values import Media, new_id
 
 if TYPE_CHECKING:
@@ -43,13 +43,15 @@ class SessionPlace:
         try:
             if not await self._spool.store.write(self._add, id, bytes, lines, media_type):
                 return QUOTA
-        except StoreFull as error:
+        except (StoreFull, DiskFailed) as error:
             return error.message
         self._count(bytes)
         return ""
 
-    def refuse(self) -> None:
+    def refuse(self, error: OSError | None) -> None:
         self._spool.refused += 1
+        if error is not None:
+            self._spool.store.problems.record("spool", _failure(error).message)
 
     def leave(self, id: str) -> None:
         self._spool.writing.discard(id)
@@ -57,6 +59,7 @@ class SessionPlace:
     def _count(self, bytes: int) -> None:
         self._spool.kept += 1
         self._spool.kept_bytes += bytes
+        self._spool.store.problems.resolve("spool")
 
     def _add(self, db: Db, id: str, bytes: int, lines: int, media_type: str) -> bool:
         """False if others have used up the quota meanwhile."""
@@ -91,7 +94,7 @@ class Arrivals(SessionPlace):
         self.is_new = is_new
         """Whether the session is to be made with the message, under this id."""
         self._arrived: list[_Arrived] = []  # house: allow a message's parts are bounded by its bytes
-        self._refused = False
+        self._refused: OSError | None = None
 
     async def media(self, name: str, data: bytes) -> Media:
         """As it goes with the message; `name` is where it stands in the request. Refused says why it cannot be
@@ -102,8 +105,8 @@ class Arrivals(SessionPlace):
             if QUOTA in error.message:
                 limit = "limits.spool_bytes"
                 raise TooLarge(error.message, limit=limit, value=self._spool.quota, param=name) from error
-            if self._refused:
-                raise StoreFull(error.message) from error
+            if self._refused is not None:
+                raise _failure(self._refused) from error
             raise Refused(error.message, param=name) from error
 
     async def begin(self) -> tuple[str, Sink, int]:
@@ -115,9 +118,9 @@ class Arrivals(SessionPlace):
         self._arrived.append(_Arrived(id, bytes, media_type))
         return ""
 
-    def refuse(self) -> None:
-        super().refuse()
-        self._refused = True
+    def refuse(self, error: OSError | None) -> None:
+        super().refuse(error)
+        self._refused = error
 
     def leave(self, id: str) -> None:
         """What waits for its row is left alone by the sweep a while longer."""
@@ -151,6 +154,10 @@ class Arrivals(SessionPlace):
                 log.warning("a file of the spool is left to the sweep", id=arrived.id, error=error.strerror)
         with contextlib.suppress(OSError):  # others lie there
             (self._spool.root / self.session).rmdir()
+
+
+def _failure(error: OSError) -> StoreFailed:
+    return disk_failure(error.errno or 0, error.strerror or str(error), "a file of the spool")
 
 
 class Elsewhere(Busy):

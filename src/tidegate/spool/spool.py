@@ -5,6 +5,8 @@ What no session owns is swept at start and on the timer. Files are the gateway's
 ids of ours. The spool owns the folder that it was given; opening it makes nothing.
 """
 
+import contextlib
+import io
 import re
 import tempfile
 import time
@@ -116,6 +118,8 @@ class Spool:
         """Removes what belongs to no session, and in the sessions' folders what has no row; how many files and folders.
         After the first time it looks only into folders in which something came or went since."""
         begun = self.clock()
+        if self.store.problems.stands("spool"):
+            await to_thread.run_sync(self._try_writing)
         since, before = self._swept_at - 2 * YOUNG_SECONDS, begun - YOUNG_SECONDS
         found = await to_thread.run_sync(sweeping.folders, self.root)
         removed = 0
@@ -129,6 +133,13 @@ class Spool:
         self._swept += removed
         self._swept_at = begun
         return removed
+
+    def _try_writing(self) -> None:
+        """The problem is resolved when the disk takes a file again, also if nobody has one to keep."""
+        with contextlib.suppress(OSError):
+            with self.nameless() as file:
+                file.write(bytes(io.DEFAULT_BUFFER_SIZE))
+            self.store.problems.resolve("spool")
 
     async def _sweep_files(self, session: str, before: float) -> int:
         """The rows are read after the files were listed and after who is writing was asked: a file that got its row

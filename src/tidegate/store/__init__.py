@@ -28,6 +28,9 @@ from tidegate.store import (
     workspaces,
 )
 from tidegate.store._connections import Durability
+from tidegate.store._errors import disk_failure
+from tidegate.store._integrity import check_file
+from tidegate.store._problems import PROBLEM_KINDS, Problem, ProblemKind, Problems
 from tidegate.store._writer import Fault
 from tidegate.store.database import Store, StoreStats
 from tidegate.store.rows import (
@@ -66,6 +69,7 @@ from tidegate.store.rows import (
 )
 
 __all__ = [
+    "PROBLEM_KINDS",
     "About",
     "Answered",
     "ApprovalKind",
@@ -85,6 +89,9 @@ __all__ = [
     "NoteRow",
     "Origin",
     "PrincipalRow",
+    "Problem",
+    "ProblemKind",
+    "Problems",
     "ProcessEnd",
     "ProcessRow",
     "ReceiptRow",
@@ -103,6 +110,8 @@ __all__ = [
     "Within",
     "WorkspaceRow",
     "approvals",
+    "check_file",
+    "disk_failure",
     "endings",
     "intents",
     "maintenance",

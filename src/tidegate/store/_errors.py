@@ -1,16 +1,24 @@
-"""The edge to SQLite: which of our errors a foreign one becomes.
+"""Maps SQLite's errors to the error tree.
 
-Guarantee: nothing that SQLite raises leaves this room under a foreign name, and an error that is ours passes unchanged.
-A programming error (a TypeError in a function that was sent in) passes unchanged too: it is no condition of the store.
+Nothing that SQLite raises leaves this package under a foreign name. A full disk is called full; any other refusal of
+the disk says what it is, with the system's own words where SQLite kept them. A programming error (a TypeError in a
+function that was sent in) passes unchanged: it is no condition of the store.
 """
 
+import errno
+import os
+import zlib
+from pathlib import Path
+
 import apsw
+import msgspec
 
-from tidegate.errors import Conflict, Refused, StoreDamaged, StoreFailed, StoreFull
+from tidegate.errors import Conflict, DiskFailed, Refused, StoreDamaged, StoreFailed, StoreFull
 
-_READ_FAULTS = frozenset(
-    {apsw.SQLITE_IOERR_READ, apsw.SQLITE_IOERR_SHORT_READ, apsw.SQLITE_IOERR_DATA, apsw.SQLITE_IOERR_CORRUPTFS}
-)
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""What the system says when there is no room: on the disk, in a quota, or for a file of this size."""
+_DAMAGE = (apsw.CorruptError, apsw.NotADBError, zlib.error, msgspec.DecodeError, UnicodeDecodeError)
+"""By a page, or by a row whose content cannot be decoded."""
 
 
 def translate_opening(error: Exception) -> BaseException:
@@ -20,22 +28,55 @@ def translate_opening(error: Exception) -> BaseException:
     return translate(error)
 
 
-def translate(error: BaseException) -> BaseException:
-    """Our name for `error`; `error` itself where it has none."""
+def translate(error: BaseException, db: apsw.Connection | None = None) -> BaseException:
+    """Our name for `error`; `error` itself where it has none. `db` is the connection that has just met it."""
     if isinstance(error, UnicodeEncodeError):
         return Refused("The text holds a lone surrogate, which no UTF-8 text can; send valid Unicode.")
+    if isinstance(error, _DAMAGE):
+        return StoreDamaged(
+            "A part of the database that this needs is damaged; other conversations may still work, so begin a new one,"
+            " and have the operator run `tidegate doctor`."
+        )
     if not isinstance(error, apsw.Error):
         return error
+    code = getattr(error, "extendedresult", 0)
     if isinstance(error, apsw.ConstraintError):
         return Conflict("This contradicts what is stored already.")
-    if isinstance(error, apsw.FullError) or (
-        isinstance(error, apsw.IOError) and getattr(error, "extendedresult", 0) not in _READ_FAULTS
-    ):
-        return StoreFull(f"The disk has no room for the store ({error}); free some space, then try again.")
-    if isinstance(error, (apsw.CorruptError, apsw.NotADBError)):
-        return StoreDamaged(f"The store's file is damaged ({error}); stop the gateway and keep a copy of the file.")
+    if isinstance(error, apsw.NoMemError) or code == apsw.SQLITE_IOERR_NOMEM:
+        return StoreFailed("The store has not enough memory for this; ask for less at a time, or try again later.")
+    if isinstance(error, (apsw.FullError, apsw.IOError, apsw.CantOpenError, apsw.ReadOnlyError, apsw.PermissionsError)):
+        return _refused_by_disk(error, db)
     if isinstance(error, apsw.InterruptError):
         return StoreFailed("The read took longer than a snapshot may live and was interrupted; ask for less at a time.")
     if isinstance(error, apsw.TooBigError):
         return Refused("The value is larger than the store can hold in one row.")
     return StoreFailed(f"The store could not do it ({type(error).__name__}: {error}).")
+
+
+def disk_failure(number: int, why: str, what: str = "the database") -> StoreFull | DiskFailed:
+    """The error for what the system refuses with this errno, in the words `why`."""
+    if number in NO_ROOM:
+        return StoreFull(f"The disk has no room for {what} ({why}); free some space, then try again.")
+    return DiskFailed(
+        f"The disk refuses {what} ({why}); what was acknowledged is kept: have the operator look at the system's log"
+        " and run `tidegate doctor`."
+    )
+
+
+def _refused_by_disk(error: apsw.Error, db: apsw.Connection | None) -> StoreFull | DiskFailed:
+    number = 0
+    if db is not None and isinstance(error, (apsw.IOError, apsw.CantOpenError)):
+        number = db.system_errno  # that of the last such error; of others SQLite keeps none
+    if isinstance(error, apsw.FullError) or (number == 0 and db is not None and _no_space(db)):
+        number = errno.ENOSPC
+    code = apsw.mapping_extended_result_codes.get(getattr(error, "extendedresult", 0), type(error).__name__)
+    return disk_failure(number, os.strerror(number) if number else f"{error}, {code}")
+
+
+def _no_space(db: apsw.Connection) -> bool:
+    """Whether the file system is full: SQLite keeps no errno of some of its own files."""
+    try:
+        found = os.statvfs(Path(db.filename).parent)
+    except OSError:
+        return False
+    return found.f_bavail == 0

@@ -5,6 +5,7 @@ damaged one is renamed together with its log, never opened for writing, never ov
 process has a connection to the file, since closing a second descriptor of it would drop SQLite's locks.
 """
 
+import fcntl
 import os
 import struct
 import time
@@ -20,6 +21,9 @@ _MAGIC = b"SQLite format 3\x00"
 _HEADER = 100
 _WAL_HEADER = 32
 _FRAME_HEADER = 24
+_INDEX_LOCK = 128
+"""The byte of the index that every process which has it open holds a lock on ("dead man switch" in SQLite's words)."""
+_FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 _WAL_MAGICS = (0x377F0682, 0x377F0683)
 SAFE_LIBRARY = (3, 51, 3)
 """Older ones can corrupt a file in WAL mode when the log is reset while another connection writes."""
@@ -52,18 +56,18 @@ def examine(path: Path) -> str | None:
 
 def quarantine(path: Path, why: str) -> str:
     """Renames the file and what belongs to it; the sentence that says so."""
-    aside = _free_name(path, "damaged")
+    aside = free_name(path, "damaged")
     for suffix in ("", "-wal", "-shm"):
         part = path.with_name(path.name + suffix)
         if part.exists():
             part.rename(aside.with_name(aside.name + suffix))
     return (
-        f"The store {path} is damaged ({why}); it was put aside as {aside}, and the next start begins an empty one:"
-        " restore a backup in its place, or keep the damaged file for repair."
+        f"The store {path} is damaged ({why}) and was put aside as {aside}: put a backup in its place, and keep the"
+        " damaged file for repair."
     )
 
 
-def _free_name(path: Path, what: str) -> Path:
+def free_name(path: Path, what: str) -> Path:
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     for number in range(1, 1000):
         name = path.with_name(f"{path.name}.{what}-{stamp}" + (f"-{number}" if number > 1 else ""))
@@ -72,7 +76,23 @@ def _free_name(path: Path, what: str) -> Path:
     raise StoreFailed(f"There are too many damaged copies beside {path}; move some away.")
 
 
+def _refuse_second(path: Path) -> None:
+    """Another process that has the database open holds a lock on a byte of its index."""
+    try:
+        descriptor = os.open(path.with_name(path.name + "-shm"), os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _INDEX_LOCK, 1, 0)
+        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, question))
+    finally:
+        os.close(descriptor)
+    if kind != fcntl.F_UNLCK:
+        raise StoreFailed(f"Another process (pid {pid}) has {path} open; end it first, then start the gateway.")
+
+
 def _examine(path: Path) -> str | None:
+    _refuse_second(path)
     size = path.stat().st_size if path.exists() else 0
     wal = wal_path(path)
     log = wal.stat().st_size if wal.exists() else 0
@@ -169,7 +189,7 @@ def _ask_sqlite(path: Path, *, logged: bool) -> int:
 def _keep_log(path: Path, wal: Path, frames: int) -> str:
     """The log's tail holds a commit that SQLite will not read (lost power, or damage in the middle): a copy is kept,
     since SQLite goes on from the last valid commit and will write over the rest."""
-    aside = _free_name(path, "damaged-log")
+    aside = free_name(path, "damaged-log")
     with wal.open("rb") as source, aside.open("xb") as target:
         while piece := source.read(1 << 20):
             target.write(piece)

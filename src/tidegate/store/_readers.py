@@ -16,6 +16,7 @@ import apsw
 from tidegate.errors import StoreFailed
 from tidegate.log import Log
 from tidegate.store._connections import connect_reader
+from tidegate.store._problems import Problems
 from tidegate.store._worker import Backlog, Job, Worker, ours
 from tidegate.values import Frozen
 
@@ -56,8 +57,9 @@ class ReaderStats(Frozen, frozen=True):
 
 
 class Readers:
-    def __init__(self, path: Path, *, readers: int, age: float, queue: int) -> None:
+    def __init__(self, path: Path, *, readers: int, age: float, queue: int, problems: Problems) -> None:
         self._path = path
+        self._problems = problems
         self._age = age
         self._backlog: Backlog[Reading] = Backlog(queue, "reads")
         self._workers = [self._worker(place) for place in range(readers)]
@@ -160,13 +162,15 @@ class Readers:
             db.execute("BEGIN")
             value = reading.fn(db, *reading.args, **reading.kwargs)
         except BaseException as failed:
-            error = ours(failed)
+            error = ours(failed, db)
             if isinstance(failed, apsw.InterruptError):
                 self._interrupted += 1
                 error = _stopped(reading)
         finally:
             self._current[place] = None
             _leave(db)
+        if error is not None:
+            self._problems.meet(error, "read", reading.fn)
         self._workers[place].call(self._resolve, reading, value, error)
 
 

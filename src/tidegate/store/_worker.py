@@ -176,8 +176,8 @@ class Worker:
             self._dead = f"The thread {self._name} has died ({type(error).__name__}: {error}); restart the gateway."
             log.error(self._dead, exc_info=error)
         finally:
-            self.connected = False
             self._close(db)
+            self.connected = False
             self.call(self._end)
 
     def _close(self, db: apsw.Connection | None) -> None:
@@ -189,11 +189,11 @@ class Worker:
             log.error("the store's file could not be closed properly", error=str(error))
 
 
-def ours(error: BaseException) -> BaseException:
+def ours(error: BaseException, db: apsw.Connection) -> BaseException:
     """What a caller is told of a function that failed. Its frames are let go of: a cursor that they hold open would
     keep the transaction from being undone."""
     traceback.clear_frames(error.__traceback__)
-    found = translate(error)
+    found = translate(error, db)
     if not isinstance(found, Exception):
         found = StoreFailed(f"It was broken off ({type(error).__name__}).")
     if found is not error:

@@ -3,21 +3,25 @@
 Guarantee: what was submitted is run once it is its turn, even when nobody waits for it any more, and its future is
 resolved only after its transaction is committed. A function that fails undoes its own writes and nothing else; when the
 whole group is lost (a full disk at the commit), each of its functions is tried again by itself. The thread outlives
-every `Exception`; should it die all the same, `alive` says so and nothing waits for ever. The thread opens and closes
-its connection itself; `start` and `stop` own the thread.
+every `Exception`; should it die all the same, `alive` says so and nothing waits for ever. While the path is not the
+open file, everything is refused, and what was committed before is copied to a file beside the path. The thread opens
+and closes its connection itself; `start` and `stop` own the thread.
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import apsw
 
-from tidegate.errors import StoreDamaged, StoreFailed, StoreFull
+from tidegate.errors import StoreDamaged, StoreFailed, StoreLost
 from tidegate.log import Log
 from tidegate.store import _files, migrations
 from tidegate.store._connections import CHECKPOINT_BYTES, Durability, connect
+from tidegate.store._open_files import Loss, OpenFiles, rescue
+from tidegate.store._problems import Problems
 from tidegate.store._worker import Backlog, Job, Worker, ours
 from tidegate.values import Frozen
 
@@ -26,6 +30,10 @@ F = TypeVar("F", bound=Callable[..., object])
 
 GROUP = 128
 """Functions in one transaction at most: bounds how long the first waits for the last, and what is tried again."""
+
+RESCUE_SECONDS = 30.0
+"""Between two attempts to copy a database whose path is lost."""
+_LOG_HEADER, _FRAME_HEADER = 32, 24
 
 log = Log("tidegate.store")
 
@@ -67,7 +75,6 @@ class WriterStats(Frozen, frozen=True):
     wal_bytes: int = 0
     wal_peak: int = 0
     wal_overruns: int = 0
-    full: bool = False
     bytes: int = 0
 
 
@@ -84,8 +91,14 @@ class Writer:
         queue: int,
         fault: Fault | None,
         cancel_readers: Callable[[], None],
+        problems: Problems,
     ) -> None:
         self._path = path
+        self._problems = problems
+        self._files = OpenFiles(path)
+        self._loss: Loss | None = None
+        self._rescued: Path | None = None
+        self._next_rescue = 0.0
         self._durability = durability
         self._wal_limit = wal_bytes
         self._fault = fault
@@ -96,9 +109,7 @@ class Writer:
         self._group: list[Writing] = []
         self._held: list[Writing | None] = []
         self._writes = self._groups = self._largest = self._failed = 0
-        self._full = False
         self._page_size = 4096
-        self._bytes = 0
         self._wal_pages = self._wal_peak = self._checkpoints = self._overruns = 0
         self._step_pages = self._next_checkpoint = 1
         self.note: str | None = None
@@ -108,6 +119,15 @@ class Writer:
     @property
     def alive(self) -> bool:
         return self._worker.alive and self._backlog.closed is None
+
+    @property
+    def connected(self) -> bool:
+        """Whether its connection is open, also while it is being closed."""
+        return self._worker.connected
+
+    @property
+    def files(self) -> OpenFiles:
+        return self._files
 
     async def start(self) -> None:
         """Starts the thread and waits until the file is open and has today's shape."""
@@ -146,8 +166,7 @@ class Writer:
             wal_bytes=self._wal_pages * self._page_size,
             wal_peak=self._wal_peak * self._page_size,
             wal_overruns=self._overruns,
-            full=self._full,
-            bytes=self._bytes,
+            bytes=self._files.bytes,
         )
 
     def _resolve(self, done: list[Done]) -> None:
@@ -171,12 +190,19 @@ class Writer:
 
     def _work(self, db: apsw.Connection) -> None:
         while self._next():
-            if getattr(self._group[0].fn, "outside_transaction", False):
+            alone = getattr(self._group[0].fn, "outside_transaction", False)
+            if (alone or self._loss is not None) and self._is_lost():
+                self._finish([(job, None, self._refusal(db)) for job in self._group])
+            elif alone:
                 self._run_outside(db, self._group[0])
             else:
                 self._commit(db, self._group)
             self._group.clear()
-            self._bound_log(db)
+            if self._loss is None:
+                self._bound_log(db)
+        if self._is_lost():
+            self._next_rescue = 0.0
+            self._refusal(db)
 
     def _open(self) -> apsw.Connection:
         _files.refuse_unsafe_library(apsw.sqlite_lib_version())
@@ -186,8 +212,8 @@ class Writer:
             migrations.migrate(db)
             self._page_size = int(db.execute("PRAGMA page_size").get)
             db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-            self._bytes = self._path.stat().st_size
             db.set_wal_hook(self._committed)
+            self._files.remember()
         except (apsw.CorruptError, apsw.NotADBError) as error:
             db.close()
             raise StoreDamaged(_files.quarantine(self._path, str(error))) from None
@@ -222,17 +248,25 @@ class Writer:
             for job in group:
                 done.append(_run_one(db, job) if len(group) > 1 else (job, job.fn(db, *job.args, **job.kwargs), None))
             self._strike("before-commit", group)
+            if self._is_lost(index=False):
+                raise StoreLost("The database is not in its place.")
             db.execute("COMMIT")
         except Exception as error:
-            found = ours(error)
+            found = ours(error, db)
             if db.in_transaction:
                 db.execute("ROLLBACK")
+            if self._loss is not None:
+                self._finish([(job, None, self._refusal(db)) for job in group])
+                return
             if len(group) > 1:
                 for job in group:
                     self._commit(db, [job])
                 return
             done = [(group[0], None, found)]
         self._strike("after-commit", group)
+        self._finish(done)
+
+    def _finish(self, done: list[Done]) -> None:
         self._account(done)
         self._worker.call(self._resolve, done)
 
@@ -240,15 +274,62 @@ class Writer:
         self._groups += 1
         self._writes += len(done)
         self._largest = max(self._largest, len(done))
-        errors = [error for _, _, error in done if error is not None]
-        self._failed += len(errors)
-        self._full = any(isinstance(error, StoreFull) for error in errors) or (self._full and len(errors) == len(done))
+        failed = [(job, error) for job, _, error in done if error is not None]
+        self._failed += len(failed)
+        if len(failed) < len(done):
+            self._problems.resolve("full", "unwritable")
+        for job, error in failed:
+            self._problems.meet(error, "write", job.fn)
+
+    def _is_lost(self, *, index: bool = True) -> bool:
+        """Whether the path is not the open file. It may become so again, when a folder is moved back."""
+        log_bytes = _LOG_HEADER + self._wal_pages * (_FRAME_HEADER + self._page_size) if self._wal_pages else 0
+        found = self._files.lost(log_bytes, index=index)
+        if found is None and self._loss is not None and self._loss.whole:
+            self._loss = self._rescued = None
+            self._problems.resolve("lost")
+        self._loss = self._loss or found
+        return self._loss is not None
+
+    def _refusal(self, db: apsw.Connection) -> StoreLost:
+        """The error while the path is lost. Copies what is committed, once; again after a while if that failed."""
+        assert self._loss is not None, "only while the path is lost"
+        text = self._problems.text("lost")
+        if not text or time.monotonic() >= self._next_rescue:
+            text = f"{self._loss.text}, so nothing more is accepted: {self._advice(db, self._loss)}"
+            self._next_rescue = time.monotonic() + RESCUE_SECONDS
+        self._problems.record("lost", text)
+        return StoreLost(text)
+
+    def _advice(self, db: apsw.Connection, loss: Loss) -> str:
+        if not loss.whole:
+            return "stop the gateway and restore a backup."
+        failed = ""
+        try:
+            if self._rescued is None:
+                self._rescued = rescue(db, self._path)
+        except (OSError, apsw.Error) as error:
+            failed = str(error)
+        if self._rescued is not None:
+            return (
+                f"what was acknowledged is saved in {self._rescued}; stop the gateway, remove what is left of"
+                f" {self._path} with its -wal and -shm, give the saved file that name, and start the gateway again."
+            )
+        if (where := self._files.whereabouts()) is not None:
+            return f"the open file is now {where}; move it back, or stop the gateway and start it on that folder."
+        return (
+            f"what was acknowledged could not be saved ({failed}) and is gone when the gateway stops; see to it that"
+            f" files can be made in {self._path.parent}, where a copy is tried again every {RESCUE_SECONDS:g} s."
+        )
 
     def _run_outside(self, db: apsw.Connection, job: Writing) -> None:
         try:
             done: Done = (job, job.fn(db, *job.args, **job.kwargs), None)
         except Exception as error:
-            done = (job, None, ours(error))
+            done = (job, None, ours(error, db))
+        if done[2] is not None:
+            self._problems.meet(done[2], "checkpoint", job.fn)
+        self._files.measure()
         self._worker.call(self._resolve, [done])
 
     def _strike(self, point: str, group: list[Writing]) -> None:
@@ -271,11 +352,13 @@ class Writer:
                 self._cancel_readers()
                 pages, moved = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         except apsw.Error as error:
-            log.warning("the store's log could not be moved into the file", error=str(error))
+            self._problems.meet(ours(error, db), "checkpoint", self._bound_log)
+            self._files.measure()
             self._next_checkpoint = self._wal_pages + self._step_pages
             return
+        self._problems.resolve("log")
         self._checkpoints += 1
-        self._bytes = self._path.stat().st_size
+        self._files.measure()
         if moved >= pages:
             self._wal_pages = 0
         self._next_checkpoint = self._wal_pages + self._step_pages
@@ -287,7 +370,7 @@ def _run_one(db: apsw.Connection, job: Writing) -> Done:
     try:
         value = job.fn(db, *job.args, **job.kwargs)
     except Exception as error:
-        found = ours(error)
+        found = ours(error, db)
         if not db.in_transaction:
             raise
         db.execute("ROLLBACK TO one")

@@ -7,17 +7,21 @@ begin nor commit, and may be run a second time when a full disk took the whole g
 and connections, and no other process may open the file while it is open.
 """
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import anyio
 import apsw
 
-from tidegate.errors import StoreDamaged, StoreFailed
+from tidegate.errors import DiskFailed, StoreDamaged, StoreFailed
 from tidegate.log import Log
 from tidegate.store._connections import Durability
+from tidegate.store._integrity import check_table, tables_of
+from tidegate.store._problems import Problem, ProblemKind, Problems
 from tidegate.store._readers import Readers
 from tidegate.store._writer import Fault, Writer
 from tidegate.store.rows import Db
@@ -32,20 +36,20 @@ CLOSE_SECONDS = 8.0
 shutdown."""
 CHECK_SECONDS = 120.0
 """How long the check of one table may hold its snapshot."""
-PROBLEMS = 20
-"""Problems that an integrity check reports per table."""
-
 log = Log("tidegate.store")
 
 
 class StoreStats(Frozen, frozen=True):
     """What the store is doing, for status and metrics. Counters count since the store was opened; `bytes` is the size
-    of the file when its log was last moved into it."""
+    of the file when its log was last moved into it. `checked` is when the last full check ended."""
 
     path: str
     alive: bool
     durability: str
     full: bool
+    problems: tuple[Problem, ...]
+    problem_counts: dict[ProblemKind, int]
+    checked: float | None
     bytes: int
     writes: int
     groups: int
@@ -80,7 +84,10 @@ class Store:
     ) -> None:
         self.path = path
         self._durability = durability
-        self._readers = Readers(path, readers=readers, age=snapshot_seconds, queue=queue)
+        self._problems = Problems()
+        self._checking = asyncio.Lock()
+        self._checked: float | None = None
+        self._readers = Readers(path, readers=readers, age=snapshot_seconds, queue=queue, problems=self._problems)
         self._writer = Writer(
             path,
             durability=durability,
@@ -88,6 +95,7 @@ class Store:
             queue=queue,
             fault=fault,
             cancel_readers=lambda: self._readers.interrupt("the write-ahead log has reached limits.wal_bytes"),
+            problems=self._problems,
         )
 
     @classmethod
@@ -141,18 +149,40 @@ class Store:
 
     async def integrity(self) -> list[str]:
         """The full check, table by table, so that no snapshot is held for long. What is wrong; empty when all is well.
-        A table that could not be checked in time is logged and left out."""
-        problems: list[str] = []
-        for table in await self.read(_tables):
+        A table that could not be checked in time is logged and left out. The result stands as a problem of the store
+        until a later check passes. Checks run one at a time, so that reads always have a connection."""
+        async with self._checking:
+            self._writer.files.touched = False
+            found, complete = await self._check()
+        self._checked = time.time()
+        for problem in found:
+            log.error("the database is damaged", problem=problem)
+        if found:
+            more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+            self._problems.record_damage(found[0] + more)
+        elif complete:
+            self._problems.resolve("damaged", "unreadable")
+        return found
+
+    async def _check(self) -> tuple[list[str], bool]:
+        """What is wrong, and whether everything could be looked at."""
+        found: list[str] = []
+        complete = True
+        try:
+            tables = await self.read(tables_of)
+        except (StoreDamaged, DiskFailed) as error:
+            return [f"the list of tables: {error.__cause__ or error}"], False
+        for table in tables:
             try:
-                found = await self._readers.read(_check, (table,), {}, age=CHECK_SECONDS)
-            except StoreDamaged as error:
-                found = [error.message]
+                problems = await self._readers.read(check_table, (table,), {}, age=CHECK_SECONDS)
+            except (StoreDamaged, DiskFailed) as error:
+                problems = [str(error.__cause__ or error)]
             except StoreFailed as error:
                 log.warning("the integrity of a table could not be checked", table=table, error=str(error))
+                complete = False
                 continue
-            problems.extend(f"{table}: {problem}" for problem in found)
-        return problems
+            found.extend(f"{table}: {problem}" for problem in problems)
+        return found, complete
 
     @property
     def alive(self) -> bool:
@@ -164,13 +194,31 @@ class Store:
         """What an operator should know about how the file was found at start."""
         return self._writer.note
 
+    @property
+    def lost(self) -> str | None:
+        """Why nothing is accepted any more, with what to do, once the path is no longer the open file."""
+        return self._problems.text("lost") or None
+
+    @property
+    def touched(self) -> bool:
+        """Whether another program has written to the file since the last full check began."""
+        return self._writer.files.touched
+
+    @property
+    def problems(self) -> Problems:
+        """What stands wrong with the file or its disk. The spool, whose rows are here, records its own with them."""
+        return self._problems
+
     def stats(self) -> StoreStats:
         writer, readers = self._writer.stats(), self._readers.stats()
         return StoreStats(
             path=str(self.path),
             alive=self.alive,
             durability=self._durability,
-            full=writer.full,
+            full=self._problems.stands("full"),
+            problems=self._problems.standing(),
+            problem_counts=dict(self._problems.counts),
+            checked=self._checked,
             bytes=writer.bytes,
             writes=writer.writes,
             groups=writer.groups,
@@ -182,7 +230,7 @@ class Store:
             reads_waiting=readers.waiting,
             reads_refused=readers.refused,
             reads_interrupted=readers.interrupted,
-            connections=readers.connections + (1 if self.alive else 0),
+            connections=readers.connections + self._writer.connected,
             checkpoints=writer.checkpoints,
             wal_bytes=writer.wal_bytes,
             wal_peak=writer.wal_peak,
@@ -200,14 +248,3 @@ class Store:
                 written = await self._writer.stop(CLOSE_SECONDS)
         if not (whole and written):
             raise StoreFailed(f"The store did not close within {CLOSE_SECONDS:g} s; its last writes may be missing.")
-
-
-def _tables(db: Db) -> list[str]:
-    rows = db.execute("SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name")
-    return [row[0] for row in rows]
-
-
-def _check(db: Db, table: str) -> list[str]:
-    quoted = table.replace('"', '""')
-    found: list[Any] = db.execute(f'PRAGMA integrity_check("{quoted}")').fetchall()[:PROBLEMS]
-    return [str(row[0]) for row in found if row[0] != "ok"]

@@ -35,6 +35,11 @@ def checkpoint(db: Db) -> tuple[int, int]:
     return db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
 
+@outside
+def look(db: Db) -> None:
+    """Nothing but what the writer does before each write: see whether the file is still in its place."""
+
+
 def vacuum(db: Db, pages: int) -> int:
     """Gives up to that many free pages back to the disk; how many are still free."""
     db.execute(f"PRAGMA incremental_vacuum({int(pages)})").fetchall()

@@ -1,7 +1,8 @@
 """Receipts: the outer identities of accepted messages, by which a second delivery is recognised.
 
 Guarantee: of one (principal, source, key) there is at most one that holds; one past its time is as if absent. They are
-bounded in number by `prune`, which drops what expires soonest.
+bounded in number by `prune`, which drops those of the principal that has most, so that nobody's retries are forgotten
+because of another's.
 """
 
 from tidegate.store.rows import Db, ReceiptRow, decode_outcome, encode
@@ -60,17 +61,21 @@ def forget_tasks(db: Db, principal: str, turn: str) -> int:
 
 
 def prune(db: Db, now: float, cap: int) -> int:
-    """Removes what has expired, and beyond `cap` what expires soonest; a bounded number at a time."""
-    excess = int(db.execute("SELECT count(*) FROM receipts").get) - cap
-    expired = int(
-        db.execute("SELECT count(*) FROM (SELECT 1 FROM receipts WHERE expires <= ? LIMIT ?)", (now, BATCH)).get
-    )
-    number = min(max(excess, expired), BATCH)
-    if number <= 0:
-        return 0
+    """Removes what has expired; beyond `cap`, of the principal that has most, what expires soonest. A bounded number at
+    a time."""
     db.execute(
         "DELETE FROM receipts WHERE (principal, source, key) IN"
-        " (SELECT principal, source, key FROM receipts ORDER BY expires LIMIT ?)",
-        (number,),
+        " (SELECT principal, source, key FROM receipts WHERE expires <= ? LIMIT ?)",
+        (now, BATCH),
     )
-    return db.changes()
+    removed = db.changes()
+    excess = int(db.execute("SELECT count(*) FROM receipts").get) - cap
+    if removed == BATCH or excess <= 0:
+        return removed
+    largest = db.execute("SELECT principal FROM receipts GROUP BY principal ORDER BY count(*) DESC LIMIT 1").get
+    db.execute(
+        "DELETE FROM receipts WHERE (principal, source, key) IN"
+        " (SELECT principal, source, key FROM receipts WHERE principal = ? ORDER BY expires LIMIT ?)",
+        (largest, min(excess, BATCH - removed)),
+    )
+    return removed + db.changes()

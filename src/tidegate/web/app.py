@@ -15,8 +15,8 @@ import anyio
 
 from tidegate.commands import Commands
 from tidegate.config import Config
-from tidegate.errors import NotFound, Refused, Stopping
-from tidegate.lifetimes import CacheStats, Holding
+from tidegate.errors import Crowded, NotFound, Refused, Stopping
+from tidegate.lifetimes import CacheStats, Descriptors, Holding
 from tidegate.log import Log
 from tidegate.models import Models
 from tidegate.security import Principal, Redactor
@@ -33,7 +33,7 @@ from tidegate.web.errors import Answer, Errors, Headers, json_answer, send_answe
 from tidegate.web.events import Events
 from tidegate.web.health import Health
 from tidegate.web.memory import MemoryApi
-from tidegate.web.protocol import ABORT
+from tidegate.web.protocol import ABORT, EXTRA
 from tidegate.web.questions import QuestionsApi
 from tidegate.web.routes import Routes
 from tidegate.web.sse import KEEP_ALIVE_SECONDS, Pulse
@@ -44,6 +44,9 @@ from tidegate.web.usage import UsageApi
 
 LAST_WORDS_SECONDS = 0.5
 """How long a request that is cut off at the end of the process may take to say so."""
+
+ABOUT_ITSELF = frozenset({"/healthz", "/readyz", "/metrics", "/api/status"})
+"""What is answered also when all connections are in use and no descriptor is left."""
 
 _ROUTE = "tidegate.route"
 """Where a request's scope names the path as it was declared."""
@@ -98,6 +101,7 @@ class App:
         traffic: Traffic,
         health: Health,
         cors: Cors,
+        descriptors: Descriptors,
     ) -> None:
         self._chat = chat
         self._events = events
@@ -106,6 +110,7 @@ class App:
         self._traffic = traffic
         self._health = health
         self._cors = cors
+        self._descriptors = descriptors
         self._stopping = False
         self._description: bytes | None = None
         self._endpoints = [*endpoints, self._described()]
@@ -125,11 +130,16 @@ class App:
                 return
             if self._stopping:
                 raise Stopping("The gateway is stopping; send this again when it is back.", retry_after=5)
+            if EXTRA in scope and scope["path"] not in ABOUT_ITSELF:
+                raise Crowded("All connections of the gateway are in use; try again soon.", retry_after=1)
             if is_chat:
                 scope[_ROUTE] = CHAT.path
                 if scope["method"] != CHAT.method:
                     raise _NoMethod(scope["method"], CHAT.method)
                 await self._chat(scope, receive, watched)
+            elif scope["path"] in ABOUT_ITSELF:
+                with self._descriptors.reserve():
+                    await self._route(scope, receive, watched)
             else:
                 await self._route(scope, receive, watched)
         except Gone:
@@ -229,6 +239,7 @@ def create_app(
     status: Status,
     gauges: Callable[[], Mapping[str, float]] = dict,
     keep_alive: float = KEEP_ALIVE_SECONDS,
+    descriptors: Descriptors | None = None,
 ) -> App:
     """Builds the application; nothing is opened or started. `gauges` are further metrics, by name."""
 
@@ -239,7 +250,7 @@ def create_app(
     keyring = Keyring(store, config.server, agents)
     bodies = Bodies(config.limits.body_bytes)
     pulse = Pulse(keep_alive)
-    events = Events(door, pulse)
+    events = Events(door, pulse, config.limits)
     traffic = Traffic()
     pages = Pages()
 
@@ -286,6 +297,7 @@ def create_app(
         traffic=traffic,
         health=health,
         cors=Cors(config.server.origins),
+        descriptors=descriptors or Descriptors(),
     )
 
 

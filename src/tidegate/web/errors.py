@@ -3,7 +3,8 @@
 Guarantee: whatever was raised becomes `{"error": {message, type, param, code}}` with all four members; nobody gets a
 bare 500, and what nobody foresaw carries the id of an incident that the log explains. Secrets are taken out of the
 sentence before it leaves. Statuses: 4xx as the error says; a model's failure 502, 503 or 504 (400 when the
-conversation is too long or its content was refused); a full disk 507; anything unforeseen 500.
+conversation is too long or its content was refused); a full disk 507, any other failure of the store 503; damaged data
+and anything unforeseen 500.
 """
 
 import math

@@ -1,37 +1,46 @@
-"""A conversation as a stream of events that can be left and taken up again.
+"""A conversation as a stream of server-sent events that a client can resume.
 
-Guarantee: the stream opens at once; a reader that comes back with the last id it saw misses no row; one that leaves, or
-takes nothing, is let go and can come back; when the gateway stops, the stream ends and the reader comes back to the
-next one. The number of open streams is bounded.
+Guarantee: the stream opens at once. A reader that reconnects with the last id it saw misses no row. A reader that
+leaves or takes nothing is dropped and may reconnect; when the gateway stops, the stream ends. Open streams are bounded,
+in total and for each principal, and a share of them is kept free for the owner.
 """
 
-from contextlib import aclosing
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
 from functools import partial
 
 import anyio
 import msgspec
 
+from tidegate.config import Limits
 from tidegate.errors import Busy, Refused
 from tidegate.sessions import Sessions
 from tidegate.values import Event
 from tidegate.web import sse
+from tidegate.web.auth import Caller
 from tidegate.web.connection import unless_gone
 from tidegate.web.endpoint import Ask
 from tidegate.web.errors import Answer
 
-MOST_STREAMS = 512
-"""Open streams: each is a connection, and descriptors are for conversations too."""
+RETRY_SECONDS = 5
+"""When a refused reader may ask again: streams end when somebody closes a page, which nobody can foresee."""
 LATEST_PLACE = 2**53
 """An id above every row's, for who wants only what happens from now on."""
 
 
 class Events:
-    def __init__(self, door: Sessions, pulse: sse.Pulse) -> None:
+    def __init__(self, door: Sessions, pulse: sse.Pulse, limits: Limits) -> None:
         self._door = door
+        self._limits = limits
         self._pulse = pulse
         self._encode = msgspec.json.Encoder().encode
         self._stopping = anyio.Event()
-        self.open = 0
+        self._open: Counter[str] = Counter()  # by principal; together at most limits.event_streams
+
+    @property
+    def open(self) -> int:
+        return self._open.total()
 
     def stop(self) -> None:
         """Let every reader go: the gateway is stopping."""
@@ -42,10 +51,7 @@ class Events:
         await self._door.session(ask.path["id"], ask.caller.principal)  # a refusal comes before the response begins
         if ask.method == "HEAD":
             return Answer(200, sse.HEADERS, b"")
-        if self.open >= MOST_STREAMS:
-            raise Busy(f"{MOST_STREAMS} event streams are open already; close some.", code="too_many_streams")
-        self.open += 1
-        try:
+        with self._counted(ask.caller):
             async with sse.Stream(ask.send, self._pulse, []) as stream:
                 await stream.write(sse.comment("open"))
                 left = await unless_gone(ask.receive, partial(self._tell, ask, stream, after), stopping=self._stopping)
@@ -53,9 +59,23 @@ class Events:
                     await stream.finish(sse.comment("the gateway is stopping"))
                 elif not left:
                     await stream.finish(sse.comment("the session has ended"))
-        finally:
-            self.open -= 1
         return None
+
+    @contextmanager
+    def _counted(self, caller: Caller) -> Iterator[None]:
+        """One more stream of this caller's principal, or `Busy`."""
+        who, most, each = caller.principal.id, self._limits.event_streams, self._limits.event_streams_each
+        if self._open[who] >= each:
+            raise _too_many(f"You have {each} event streams open (limits.event_streams_each)")
+        if self.open >= (most if caller.is_owner else most - min(each, most // 2)):
+            raise _too_many(f"{self.open} event streams are open, of {most} in all (limits.event_streams)")
+        self._open[who] += 1
+        try:
+            yield
+        finally:
+            self._open[who] -= 1
+            if not self._open[who]:
+                del self._open[who]
 
     async def _tell(self, ask: Ask, stream: sse.Stream, after: int) -> None:
         watched = self._door.watch(ask.path["id"], ask.caller.principal, after)
@@ -65,6 +85,10 @@ class Events:
 
     def _event(self, id: int | None, event: Event) -> bytes:
         return sse.event(str(event.__struct_config__.tag), self._encode(event), id=id)
+
+
+def _too_many(what: str) -> Busy:
+    return Busy(f"{what}; close one, or try again later.", retry_after=RETRY_SECONDS, code="too_many_streams")
 
 
 def _place(value: bytes | None) -> int:

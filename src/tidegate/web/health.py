@@ -1,8 +1,9 @@
 """Whether the gateway works, end to end: its loop turns, its store takes writes, its timers beat.
 
-Guarantee: `check` is true only if all three were seen to be so just now or within their interval; it answers within
-`CHECK_SECONDS` even when nothing else does. It costs one small write, at most once a second, however often it is
-asked. Whoever runs timers tells of each with `expect` and `beat`.
+`check` is true only if each of these was seen to be so just now or within its interval, no problem of the store stands
+and no watch complains. It answers within `CHECK_SECONDS` even when nothing else does, and costs one small write, at
+most once a second, however often it is asked. Timers are announced with `expect` and report with `beat`; any other
+condition is added with `watch`.
 """
 
 import asyncio
@@ -49,19 +50,28 @@ class Health:
         self._store = store
         self._clock = clock
         self._beats: dict[str, _Beat] = {}  # house: allow timers are named in the code
+        self._looks: dict[str, Callable[[], Check]] = {}  # house: allow they are named in the code
         self._ticked: float | None = None
         self._lag = 0.0
-        self._remembered: tuple[float, Readiness] | None = None
+        self._written: tuple[float, Check] | None = None
         self._asking = asyncio.Lock()
 
     def expect(self, name: str, interval: float) -> None:
         """From now on this timer must beat."""
         self._beats[name] = _Beat(interval, self._clock())
 
+    def add(self, name: str, look: Callable[[], Check]) -> None:
+        """From now on this must be well, too."""
+        self._looks[name] = look
+
     def beat(self, name: str) -> None:
         known = self._beats.get(name)
         if known is not None:
             known.last = self._clock()
+
+    def watch(self, name: str, complaint: Callable[[], str | None]) -> None:
+        """From now on `complaint` must return None; anything else is what is wrong."""
+        self._looks[name] = lambda: _check_watch(complaint())
 
     async def watch_loop(self) -> None:
         """Measures how late the loop is, for as long as it runs."""
@@ -79,13 +89,12 @@ class Health:
 
     async def check(self) -> Readiness:
         async with self._asking:
-            if self._remembered is not None and self._clock() - self._remembered[0] < REMEMBERED_SECONDS:
-                return self._remembered[1]
-            checks = {"loop": await self._check_loop(), "store": await self._check_store()}
+            if self._written is None or self._clock() - self._written[0] >= REMEMBERED_SECONDS:
+                self._written = (self._clock(), await self._check_store())
+            checks = {"loop": await self._check_loop(), "store": self._written[1], "database": self._check_database()}
+            checks.update((name, look()) for name, look in self._looks.items())
             checks.update((f"timer {name}", self._check_beat(beat)) for name, beat in self._beats.items())
-            found = Readiness(ready=all(check.ok for check in checks.values()), checks=checks)
-            self._remembered = (self._clock(), found)
-            return found
+            return Readiness(ready=all(check.ok for check in checks.values()), checks=checks)
 
     async def _check_loop(self) -> Check:
         began = self._clock()
@@ -104,7 +113,20 @@ class Health:
             return Check(ok=False, detail=error.message)
         return Check(ok=True, detail=f"a write took {(self._clock() - began) * 1000:.1f} ms")
 
+    def _check_database(self) -> Check:
+        """Problems that stand, also those that the write just now did not meet."""
+        stats = self._store.stats()
+        if stats.problems:
+            return Check(ok=False, detail="; ".join(f"{problem.kind}: {problem.text}" for problem in stats.problems))
+        if stats.checked is None:
+            return Check(ok=True, detail="no problem is known; the full check has not ended yet")
+        return Check(ok=True, detail=f"intact; the last full check was {time.time() - stats.checked:.0f} s ago")
+
     def _check_beat(self, beat: _Beat) -> Check:
         ago = self._clock() - beat.last
         late = ago > MISSED_BEATS * beat.interval + GRACE_SECONDS
         return Check(ok=not late, detail=f"last beat {ago:.1f} s ago, every {beat.interval:g} s")
+
+
+def _check_watch(complaint: str | None) -> Check:
+    return Check(ok=complaint is None, detail=complaint or "as it should be")

@@ -187,6 +187,16 @@ class Metrics:
             text = f"The store: {name.replace('_', ' ')}."
             yield GaugeMetricFamily(f"tidegate_store_{name}", text, value=getattr(stats, name))
         yield GaugeMetricFamily("tidegate_store_full", "1 while the disk takes no more.", value=float(stats.full))
+        standing = {problem.kind for problem in stats.problems}
+        stands = GaugeMetricFamily("tidegate_store_problem", "1 while a problem stands, by kind.", labels=("kind",))
+        met = CounterMetricFamily("tidegate_store_problems", "Times that a problem was met, by kind.", labels=("kind",))
+        for kind, count in stats.problem_counts.items():
+            stands.add_metric((kind,), float(kind in standing))
+            met.add_metric((kind,), count)
+        yield from (stands, met)
+        if stats.checked is not None:
+            text = "When the last full check of the database ended."
+            yield GaugeMetricFamily("tidegate_store_checked_timestamp_seconds", text, value=stats.checked)
         for name in ("writes", "groups", "writes_failed", "writes_refused", "reads", "reads_refused", "checkpoints"):
             text = f"The store: {name.replace('_', ' ')}."
             yield CounterMetricFamily(f"tidegate_store_{name}", text, value=getattr(stats, name))

@@ -1,10 +1,11 @@
 """One HTTP/1.1 connection: uvicorn's, with bounds and with our errors.
 
-Guarantee: a request line and headers are bounded in bytes, number and time; a connection that is not in a request is
-closed after its keep-alive time, at its beginning too; a reader whose buffers stay full is let go; what is not HTTP
-gets OpenAI's error shape as everything else; requests run as tasks of the server's scope. An answer reaches its client
-also when that client was still sending, when it has closed its own half of the connection (not over TLS, which knows no
-halves here), and when it speaks HTTP/1.0. The connection owns its transport; `abort` drops it.
+Guarantee: the request line and headers are bounded in bytes, number and time. An idle connection is closed after its
+keep-alive time, and one that never sends a request after `HEAD_SECONDS`. A reader whose buffers stay full is dropped. A
+request that is not valid HTTP, or whose host or framing is missing or ambiguous (RFC 9112), gets an error in OpenAI's
+shape, after the answers to the requests before it, and the connection is closed. Requests run as tasks of the server's
+scope. A client gets its answer even while it is still sending, after it has closed its own half of the connection
+(without TLS), and over HTTP/1.0. The connection owns its transport; `abort` drops it.
 """
 
 import asyncio
@@ -36,9 +37,17 @@ STALL_SECONDS = 60.0
 """A reader that takes nothing for so long is gone, or might as well be."""
 ABORT = "tidegate.abort"
 """Where a request finds, in its scope, the way to drop its connection."""
+EXTRA = "tidegate.extra"
+"""Where a request finds, in its scope, whether its connection is one beyond the limit."""
+EXTRA_HEAD_SECONDS = 5.0
+"""How long the head may take on such a connection, of which there are few."""
 
 _TOO_LARGE = (431, f"The request line and headers are larger than {HEADER_BYTES} bytes.", "headers_too_large")
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+_HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[\w.~!$&'()*+,;=%-]+)(?::[0-9]{0,5})?", re.ASCII)
+"""A host as RFC 3986 writes it, and perhaps a port."""
+_ABSOLUTE = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
+_VERSIONS = ("1.0", "1.1")
 
 StartTask = Callable[[Any, Any], "asyncio.Task[None]"]
 
@@ -46,8 +55,21 @@ StartTask = Callable[[Any, Any], "asyncio.Task[None]"]
 class Connection(HttpToolsProtocol):
     _corked: Corked
 
-    def __init__(self, config: Config, state: ServerState, start: StartTask, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        config: Config,
+        state: ServerState,
+        start: StartTask,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        extra: bool,
+        lost: Callable[["Connection"], None],
+    ) -> None:
         super().__init__(config, state, {}, loop)
+        self.extra = extra
+        self._lost = lost
+        self.since = loop.time()
+        """Since when it is open, or has answered its last request."""
         self.logger = logging.getLogger("tidegate.web")
         self.access_log = False
         self._start = start
@@ -58,10 +80,16 @@ class Connection(HttpToolsProtocol):
         self._stall_timer: asyncio.TimerHandle | None = None
         self._half_closed: HalfClosed | None = None
         self._refusal = (400, "This is not a valid HTTP request.", "invalid_http")
+        self._refused = False
 
     @property
     def is_idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def _is_unanswered(self) -> bool:
+        """Whether the only request is still arriving and nothing of its answer was sent."""
+        return bool(self.cycle.more_body) and not self.cycle.response_started and not self.pipeline
 
     # -- time --
 
@@ -71,7 +99,8 @@ class Connection(HttpToolsProtocol):
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._corked = Corked(transport, self.loop)
         super().connection_made(self._corked)
-        self._head_timer = self.loop.call_later(HEAD_SECONDS, self.timeout_keep_alive_handler)
+        patience = EXTRA_HEAD_SECONDS if self.extra else HEAD_SECONDS
+        self._head_timer = self.loop.call_later(patience, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -81,6 +110,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
         if exc is not None:
             self._unset_keepalive_if_required()
+        self._lost(self)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The peer sends no more. Whether the connection stays open: while there is a whole request to answer."""
@@ -137,6 +167,8 @@ class Connection(HttpToolsProtocol):
         self._unparsed = 0
         self._in_head = True
         self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]
+        if self.extra:
+            self.scope[EXTRA] = True  # type: ignore[literal-required]
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))
@@ -152,7 +184,28 @@ class Connection(HttpToolsProtocol):
         self._in_head = False
         self._corked.unread = True
         self._stop_timer()
+        self._check_head()
         super().on_headers_complete()
+        if self.extra:
+            self.cycle.keep_alive = False
+
+    def _check_head(self) -> None:
+        """What the parser lets pass although RFC 9112 does not."""
+        version = self.parser.get_http_version()
+        if version not in _VERSIONS:
+            self._refuse(400, "This version of HTTP is not supported; use HTTP/1.1.", "invalid_http")
+        hosts = [value for name, value in self.headers if name == b"host"]
+        if len(hosts) > 1 or (not hosts and version != "1.0"):
+            self._refuse(400, "A request must have exactly one Host header.", "invalid_host")
+        if hosts and _HOST.fullmatch(hosts[0]) is None:
+            self._refuse(400, "The Host header must be a host name or an address, and perhaps a port.", "invalid_host")
+        if not self.url.startswith(b"/") and self.url != b"*":
+            named = _ABSOLUTE.match(self.url)
+            if named is None or (hosts and named[1].lower() != hosts[0].lower()):
+                self._refuse(400, "The request's address must be a path, or name the host of Host.", "invalid_host")
+        coding = [value for name, value in self.headers if name == b"transfer-encoding"]
+        if coding and (version == "1.0" or coding[0].strip().lower() != b"chunked"):
+            self._refuse(400, "The only Transfer-Encoding is chunked, and it needs HTTP/1.1.", "invalid_http")
 
     def on_message_complete(self) -> None:
         self._corked.unread = False
@@ -168,6 +221,9 @@ class Connection(HttpToolsProtocol):
         raise httptools.HttpParserError(message)
 
     def send_400_response(self, msg: str) -> None:
+        if not self.is_idle and not self._is_unanswered:
+            self._refused = True  # an answer that is under way comes first, or the client would take this for it
+            return
         status, message, code = self._refusal
         error = ErrorBody(message=message, type="invalid_request_error", param=None, code=code)
         body = msgspec.json.encode(ErrorAnswer(error=error))
@@ -178,8 +234,11 @@ class Connection(HttpToolsProtocol):
             self._corked.close()
 
     def on_response_complete(self) -> None:
+        self.since = self.loop.time()
         self._corked.flush()
         super().on_response_complete()
+        if self._refused and self.is_idle:
+            self.send_400_response("")
 
     # -- tasks --
 

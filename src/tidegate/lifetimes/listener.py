@@ -1,0 +1,128 @@
+"""A listening socket whose connections are accepted one by one.
+
+Guarantee: running out of descriptors or memory pauses the listener, with back-off, and is logged once for each spell;
+connections wait in the kernel's queue meanwhile. asyncio's own servers try and log a thousand times at each look. The
+owner says with `room` how the next connection is taken, and owns it from then on. The listener owns its socket.
+"""
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from tidegate.lifetimes.descriptors import Descriptors
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+"""Seconds to wait when a connection cannot be accepted; doubled each time."""
+
+Room = Literal["free", "soon", "reserve", "none"]
+
+_log = logging.getLogger(__name__)
+
+
+class Listener:
+    """`room(short)` says how the next connection is taken: `free`, as any other; `reserve`, with a descriptor of the
+    reserve if need be; `soon`, when the loop has come round; `none`, after `resume` or a second. `short` says that no
+    ordinary descriptor is left. `accepted` is given the connection, and whether it was taken as `reserve`."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        room: Callable[[bool], Room],
+        accepted: Callable[[socket.socket, bool], None],
+        descriptors: Descriptors,
+    ) -> None:
+        self._socket = sock
+        self._room = room
+        self._accepted = accepted
+        self._descriptors = descriptors
+        self._loop = asyncio.get_running_loop()
+        self._pause = FIRST_PAUSE
+        self._timer: asyncio.TimerHandle | None = None
+        self._listening = False
+        self.failures = 0
+        """How often a connection could not be accepted."""
+        self.failed_at: float | None = None
+        """When that was last so, by the monotonic clock."""
+        self._spell = 0
+
+    def start(self, backlog: int) -> None:
+        self._socket.setblocking(False)
+        self._socket.listen(backlog)
+        self.resume()
+
+    def resume(self) -> None:
+        """There is room again, or it is time to try again."""
+        self._stop_timer()
+        if not self._listening and self._socket.fileno() >= 0:
+            self._listening = True
+            self._loop.add_reader(self._socket.fileno(), self._ready)
+
+    def close(self) -> None:
+        """Idempotent. Connections that wait in the kernel's queue are refused."""
+        self._rest(None)
+        self._socket.close()
+
+    def _rest(self, seconds: float | None) -> None:
+        """Accept nothing for so long, or until `resume`."""
+        self._stop_timer()
+        if self._listening:
+            self._listening = False
+            self._loop.remove_reader(self._socket.fileno())
+        if seconds is not None:
+            self._timer = self._loop.call_later(seconds, self.resume)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _ready(self) -> None:
+        room = self._room(False)  # for the one connection that is known to wait; the loop tells of the next
+        if room == "soon":
+            return
+        if room == "none":
+            self._rest(LONGEST_PAUSE)
+            return
+        try:
+            self._accept(reserve=room == "reserve")
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            self._failed(error)
+            return
+        if room == "free":
+            self._recovered()
+
+    def _accept(self, *, reserve: bool) -> None:
+        if reserve:
+            with self._descriptors.reserve():
+                connection, _ = self._socket.accept()
+        else:
+            connection, _ = self._socket.accept()
+        connection.setblocking(False)
+        self._accepted(connection, reserve)
+
+    def _failed(self, error: OSError) -> None:
+        self.failures += 1
+        self.failed_at = time.monotonic()
+        if not self._spell:
+            _log.warning("connections cannot be accepted and wait: %s", error.strerror)
+        self._spell += 1
+        if self._room(True) == "reserve":
+            try:
+                self._accept(reserve=True)
+                return
+            except OSError:
+                pass  # not even from the reserve
+        self._rest(self._pause)
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+    def _recovered(self) -> None:
+        self._pause = FIRST_PAUSE
+        if self._spell:
+            _log.warning("connections are accepted again; that had failed %d times", self._spell)
+            self._spell = 0

@@ -1,0 +1,116 @@
+"""Problems of the store that stand: a lost file, damage, a disk that refuses.
+
+A problem is recorded by whoever meets it and stands until it is resolved:
+
+    lost         the path is no longer the open file; until a restart
+    damaged      a page or row cannot be decoded; until a full check passes
+    unreadable   the disk refuses a read; until a full check passes
+    full         no room on the disk; until a write succeeds
+    unwritable   the disk refuses a write; until a write succeeds
+    log          the log cannot be moved into the file; until it can
+    spool        the disk refuses a spooled file; until one is kept
+
+Each is logged when it begins and then at most every `LOG_SECONDS`, with a count. Called from any thread: each method
+changes one entry, in steps that the interpreter's lock makes whole.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Literal, get_args
+
+from tidegate.errors import DiskFailed, StoreDamaged, StoreFull
+from tidegate.log import Log
+from tidegate.values import Frozen
+
+ProblemKind = Literal["lost", "damaged", "unreadable", "full", "unwritable", "log", "spool"]
+PROBLEM_KINDS: tuple[ProblemKind, ...] = get_args(ProblemKind)
+Activity = Literal["read", "write", "checkpoint"]
+
+LOG_SECONDS = 60.0
+"""Between two lines of the log about the same kind of problem."""
+
+log = Log("tidegate.store")
+
+
+class Problem(Frozen, frozen=True):
+    """`text` is the latest occurrence, for the operator; `count` is how often it was met since it began."""
+
+    kind: ProblemKind
+    text: str
+    since: float
+    count: int
+
+
+class Problems:
+    def __init__(self) -> None:
+        self._standing: dict[ProblemKind, Problem] = {}  # house: allow one entry per kind
+        self._logged: dict[ProblemKind, float] = {}  # house: allow one entry per kind
+        self._announced: set[ProblemKind] = set()
+        """Those whose current spell is in the log."""
+        self.counts: dict[ProblemKind, int] = dict.fromkeys(PROBLEM_KINDS, 0)
+
+    def standing(self) -> tuple[Problem, ...]:
+        return tuple(problem for kind in PROBLEM_KINDS if (problem := self._standing.get(kind)) is not None)
+
+    def stands(self, kind: ProblemKind) -> bool:
+        return kind in self._standing
+
+    def text(self, kind: ProblemKind) -> str:
+        problem = self._standing.get(kind)
+        return "" if problem is None else problem.text
+
+    def meet(self, error: BaseException, activity: Activity, fn: Callable[..., object]) -> None:
+        """Records an error that tells of the store's condition; `fn` is the function that met it."""
+        kind = _kind(error, activity)
+        if kind == "damaged":
+            self.record_damage(f"{getattr(fn, '__name__', activity)}: {error.__cause__ or error}")
+        elif kind is not None:
+            self.record(kind, str(error))
+
+    def record_damage(self, where: str) -> None:
+        self.record("damaged", f"{where}; stop the gateway, keep a copy of the file, and restore a backup")
+
+    def record(self, kind: ProblemKind, text: str) -> None:
+        before = self._standing.get(kind)
+        since, count = (time.time(), 0) if before is None else (before.since, before.count)
+        self._standing[kind] = Problem(kind=kind, text=text, since=since, count=count + 1)
+        self.counts[kind] += 1
+        now = time.monotonic()
+        if now - self._logged.get(kind, -LOG_SECONDS) >= LOG_SECONDS:
+            self._logged[kind] = now
+            self._announced.add(kind)
+            log.error(_SENTENCES[kind], problem=text, times=count + 1)
+
+    def resolve(self, *kinds: ProblemKind) -> None:
+        for kind in kinds:
+            gone = self._standing.pop(kind, None)
+            if gone is not None and kind in self._announced:
+                self._announced.discard(kind)
+                log.warning("a problem of the store is resolved", kind=kind, problem=gone.text, times=gone.count)
+
+
+_SENTENCES: dict[ProblemKind, str] = {
+    "lost": "the database file is no longer in its place; nothing more is accepted",
+    "damaged": "the database is damaged",
+    "unreadable": "the disk refuses to read the database",
+    "full": "the disk has no room for the database",
+    "unwritable": "the disk refuses to write the database",
+    "log": "the store's log could not be moved into the file",
+    "spool": "the disk refuses a file of the spool",
+}
+
+
+def _kind(error: BaseException, activity: Activity) -> ProblemKind | None:
+    match error:
+        case StoreDamaged():
+            return "damaged"
+        case StoreFull() | DiskFailed() if activity == "checkpoint":
+            return "log"
+        case DiskFailed() if activity == "read":
+            return "unreadable"
+        case StoreFull():
+            return "full"
+        case DiskFailed():
+            return "unwritable"
+        case _:
+            return None
