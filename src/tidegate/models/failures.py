@@ -205,7 +205,7 @@ def _judge_marks(status: int, marks: str) -> tuple[ModelKind, bool, str] | None:
         return (
             "context",
             False,
-            "the conversation is too long for the model's context length{status}; start a new one or shorten it.",
+            "the prompt is too long for the model's context length{status}; start a new conversation or shorten it.",
         )
     if _is_large(status, marks):
         return (

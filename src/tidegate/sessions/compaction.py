@@ -175,9 +175,10 @@ class Fitting:
 
     def _too_long(self, conversation: Conversation, tokens: int) -> ModelFailed:
         return ModelFailed(
-            f"The maximum context length of the model {conversation.model.name!r} is {conversation.model.facts.window} "
-            f"tokens, and the messages have about {tokens}: shorten them, or name a session, whose history is kept for "
-            "you.",
+            # The first words are those by which clients of OpenAI's API know this failure.
+            "Input tokens exceed the configured limit: this model's maximum context length is "
+            f"{conversation.model.facts.window} tokens, and the messages have about {tokens}. Shorten them, or name a "
+            "session, whose history is kept for you.",
             kind="context",
             retryable=False,
         )
