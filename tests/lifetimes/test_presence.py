@@ -241,6 +241,22 @@ async def test_there_is_a_warning_each_time_the_cap_is_exceeded(
         assert presence.stats().residents == 4
 
 
+async def test_there_is_a_warning_each_time_the_bytes_are_exceeded(scope: Scope) -> None:
+    """A8, L03: a running one that grows, shrinks and grows again is over the budget twice."""
+    warnings: list[str] = []
+    presence = Presence(scope, residents=4, resident_bytes=100, warn=lambda message, fields: warnings.append(message))
+    (tenant,) = (await settle_in(presence, "a", busy=True, weight=50)).values()
+    record = presence.obtain("a")
+    for times in (1, 2, 3):
+        for weight in (101, 102):
+            tenant.weight = weight
+            presence.reweigh(record)
+        assert len(warnings) == times
+        assert presence.stats().over_cap_mid_turn == 2 * times
+        tenant.weight = 100
+        presence.reweigh(record)
+
+
 async def test_a_busy_one_in_the_window_of_bytes_is_passed_over_too(scope: Scope) -> None:
     """A8, L03: what would be freed is counted with it, so that no newer one is sacrificed in its place."""
     presence = Presence(scope, residents=100, resident_bytes=100)
