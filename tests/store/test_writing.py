@@ -109,6 +109,8 @@ async def test_closing_completes_what_is_queued_and_refuses_what_comes_later(pat
             await anyio.lowlevel.checkpoint()
             with pytest.raises(StoreFailed, match="closed"):
                 await store.read(get_meta, "k0")
+            while store.alive:  # the readers go first
+                await anyio.lowlevel.checkpoint()
             hold.release.set()
             await closing
             await asyncio.gather(first, *queued)
