@@ -189,7 +189,7 @@ class Scene:
             start = {"action": "start", "name": name, "command": f"exec sleep {seconds}", "restart": restart}
             await caller.say(f"[tool process {json.dumps(start)}] [say done]", self.idle)
         await caller.send("/reasoning low", self.idle)
-        await caller.send("/memory add likes tea", self.idle)
+        await caller.say('[tool remember {"text": "likes tea", "about": "person"}] [say done]', self.idle)
         written = json.dumps({"path": "mine.txt", "content": "x"})
         self.elsewhere = await caller.say(f"[tool write_file {written}] [say done]", agent="project")
         self.asking = (await caller.send('[tool clock {"zone": "Europe/Paris"}] [say done]'))["session"]
