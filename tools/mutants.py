@@ -36,8 +36,8 @@ NOT_COPIED = shutil.ignore_patterns(".venv", ".git", "__pycache__", ".*_cache", 
 COPIES = 2
 """Mutants that are tried at once, each in a copy of its own: as many as tests run side by side."""
 
-SECONDS = 120
-"""For the tests of one mutant; they are the nearest quick ones, so more means that they hang."""
+SECONDS = 300
+"""For the tests of one mutant; most take a few, or as long as a test waits in vain."""
 
 BROKEN = (NameError, ImportError, SyntaxError)
 """What a careless edit raises: a test that fails with one of these has not noticed the fault."""
