@@ -74,11 +74,13 @@ async def test_a_write_is_acknowledged_when_it_is_committed_and_not_before(path:
     with anyio.fail_after(10):
         async with Store.open(path, fault=fault) as store:
             write = asyncio.ensure_future(store.write(put_meta, "a", 1))
-            await reached.wait()
-            await anyio.lowlevel.checkpoint()
-            assert not write.done()
-            assert await store.read(get_meta, "a") is None
-            commit.set()
+            try:
+                await reached.wait()
+                await anyio.lowlevel.checkpoint()
+                assert not write.done()
+                assert await store.read(get_meta, "a") is None
+            finally:
+                commit.set()
             await write
             assert await store.read(get_meta, "a") == 1
 
