@@ -43,7 +43,7 @@ async def test_an_answer_that_was_complete_is_kept_though_a_stop_comes_in_the_sa
             bill_to(begun.turn, begun.session),
             incoming=(),
             recorded=(),
-            lost=frozenset(),
+            begun={},
             parking=lambda: False,
             away=contextlib.nullcontext,
             clock=time.time,
@@ -75,7 +75,7 @@ async def test_the_intent_of_a_tool_is_gone_when_its_result_is_committed(home: P
         accepted = await house.accept("[tool push {}] [hold gate step=1] [say done]")
         with anyio.fail_after(WAIT):
             await model.held("gate")
-        assert [list(steps.values()) for steps in seen] == [["push"]]
+        assert [[intent.tool for intent in steps.values()] for steps in seen] == [["push"]]
         assert await house.store.read(intents.open_of, accepted.turn) == {}
         model.release("gate")
         assert (await house.answered(accepted.turn)).text == "done"
