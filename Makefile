@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 ARGS ?=
 
-.PHONY: up test lint smoke bench crash locks clean
+.PHONY: up test lint smoke bench crash mutants locks clean
 
 up: $(VENV)/.installed
 	@exec $(BIN)/tidegate up $(ARGS)
@@ -24,6 +24,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/python tools/house_lint.py
 	$(BIN)/python tools/behaviours.py --check
 	$(BIN)/python tools/generate.py --check
+	$(BIN)/python tools/mutants.py --check
 
 smoke:
 	@$(or $(PYTHON),python3) tools/smoke.py
@@ -33,6 +34,9 @@ bench: $(VENV)/.installed-dev
 
 crash: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q tests/crash $(ARGS)
+
+mutants: $(VENV)/.installed-dev
+	$(BIN)/python tools/mutants.py $(ARGS)
 
 $(VENV)/.python:
 	@tools/make_venv.sh $(VENV)

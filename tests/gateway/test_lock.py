@@ -141,12 +141,18 @@ def test_a_process_that_only_has_the_same_pid_is_not_signalled(tmp_path: Path) -
     """F2: the holder is known by pid and start mark, so a recycled pid is left alone."""
     from tidegate.gateway.takeover import _signal
 
-    bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    pipe = subprocess.PIPE
+    bystander = subprocess.Popen(
+        [sys.executable, "-c", "input(); print('alive', flush=True); input()"], stdin=pipe, stdout=pipe
+    )
     try:
         mark = process_mark(bystander.pid)
         _signal(Holder(pid=bystander.pid, began=mark + 1), signal.SIGKILL)
         _signal(Holder(pid=bystander.pid), signal.SIGKILL)
-        assert bystander.poll() is None
+        assert bystander.stdin is not None and bystander.stdout is not None
+        bystander.stdin.write(b"\n")
+        bystander.stdin.flush()
+        assert bystander.stdout.readline() == b"alive\n", "a signal would have come before this"
         _signal(Holder(pid=bystander.pid, began=mark), signal.SIGKILL)
         assert bystander.wait(30) == -signal.SIGKILL
     finally:

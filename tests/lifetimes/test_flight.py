@@ -24,6 +24,19 @@ async def test_joining_a_flight_gives_the_leaders_value() -> None:
     assert leader is value and joined and other is None and flight.value is value
 
 
+async def test_joining_a_flight_that_fails_raises_the_leaders_failure() -> None:
+    """L25: whoever joined does not try again."""
+    flight: Flight[None] = Flight()
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("no")
+
+    with anyio.fail_after(5):
+        ends = await asyncio.gather(flight.lead(fail), flight.join(), flight.join(), return_exceptions=True)
+    assert [str(end) for end in ends] == ["no", "no", "no"]
+
+
 async def test_a_failure_without_followers_is_not_an_orphan() -> None:
     """L25: what the leader raised is not reported a second time as never retrieved."""
     flight: Flight[None] = Flight()

@@ -1,9 +1,25 @@
 """The ledger explains what is held, by owner and by kind, and the two sums agree at any time."""
 
+import gc
+import weakref
+
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from tidegate.lifetimes import Account, Hold, Holding, Ledger
+
+
+def test_an_owner_that_has_let_go_of_everything_is_not_kept() -> None:
+    """L07, L31: thousands of turns come and go, and the ledger lives as long as the process."""
+    ledger = Ledger()
+    released, closed = ledger.account("turn t_1"), ledger.account("turn t_2")
+    released.add("buffer", bytes=10).release()
+    closed.add("buffer", bytes=10)
+    closed.close()
+    left = [weakref.ref(released), weakref.ref(closed)]
+    del released, closed
+    gc.collect()
+    assert [ref() for ref in left] == [None, None]
 
 
 def test_holds_are_counted_by_kind_and_by_owner() -> None:

@@ -216,6 +216,47 @@ async def test_a_busy_one_in_the_excess_window_is_passed_over_and_no_newer_one_p
     assert tenants["b"].released == tenants["c"].released == 1
 
 
+@pytest.mark.parametrize("over", ["its turn ends", "its session ends", "it is replaced", "another one is unloaded"])
+async def test_there_is_a_warning_each_time_the_cap_is_exceeded(
+    presence: Presence, clock: Clock, warnings: list[tuple[str, dict[str, Any]]], over: str
+) -> None:
+    """A8: however it was over the last time; every look counts."""
+    await settle_in(presence, "a", "b", "c", "d")
+    for times in (1, 2, 3):
+        oldest, *_, newest = sorted((each for each in presence if each.resident), key=lambda each: each.used)
+        oldest.turn = "turn"
+        clock.now += 1
+        await settle_in(presence, f"newcomer {times}")
+        assert presence.stats().residents == 5
+        assert (len(warnings), presence.stats().over_cap_mid_turn) == (times, times)
+        if over == "its session ends":
+            presence.drop(oldest.key)
+        elif over == "it is replaced":
+            presence.unload(oldest.key, reason="changed")
+        elif over == "another one is unloaded":
+            presence.unload(newest.key, reason="idle")
+        clock.now += 1
+        presence.turn_ended(oldest)
+        await settled()
+        assert presence.stats().residents == 4
+
+
+async def test_there_is_a_warning_each_time_the_bytes_are_exceeded(scope: Scope) -> None:
+    """A8, L03: a running one that grows, shrinks and grows again is over the budget twice."""
+    warnings: list[str] = []
+    presence = Presence(scope, residents=4, resident_bytes=100, warn=lambda message, fields: warnings.append(message))
+    (tenant,) = (await settle_in(presence, "a", busy=True, weight=50)).values()
+    record = presence.obtain("a")
+    for times in (1, 2, 3):
+        for weight in (101, 102):
+            tenant.weight = weight
+            presence.reweigh(record)
+        assert len(warnings) == times
+        assert presence.stats().over_cap_mid_turn == 2 * times
+        tenant.weight = 100
+        presence.reweigh(record)
+
+
 async def test_a_busy_one_in_the_window_of_bytes_is_passed_over_too(scope: Scope) -> None:
     """A8, L03: what would be freed is counted with it, so that no newer one is sacrificed in its place."""
     presence = Presence(scope, residents=100, resident_bytes=100)

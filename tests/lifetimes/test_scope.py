@@ -95,6 +95,33 @@ async def test_every_error_of_closing_arrives_in_one_group_and_names_its_step() 
     await house.close()
 
 
+@pytest.mark.parametrize("error", [ValueError("broken"), asyncio.CancelledError()], ids=["raises", "is cancelled"])
+async def test_a_synchronous_closer_that_raises_keeps_nothing_else_open(error: BaseException) -> None:
+    """L01, L06: what was acquired before it is closed after it, of the parent's too, and the failure is told once."""
+    closed: list[str] = []
+
+    def fail() -> None:
+        raise error
+
+    @contextlib.contextmanager
+    def failing() -> Iterator[None]:
+        yield
+        raise error
+
+    house = Scope("house")
+    house.on_close(lambda: closed.append("house"), name="first")
+    room = house.child("room")
+    room.on_close(lambda: closed.append("room"), name="first")
+    room.on_close(fail, name="a failing call")
+    await room.enter(failing())
+    room.on_close(lambda: closed.append("last"), name="last")
+    with anyio.fail_after(5), pytest.raises(BaseExceptionGroup) as caught:
+        await house.close()
+    assert closed == ["last", "room", "house"]
+    assert caught.value.exceptions == (error, error)
+    assert house.closed and room.closed
+
+
 async def test_concurrent_closers_wait_for_the_same_end_and_one_is_told() -> None:
     """L01: closing is idempotent, and nobody returns from it too early."""
     begun, release = asyncio.Event(), asyncio.Event()

@@ -1,6 +1,7 @@
 """Secrets in memory, where they come from, and keys."""
 
 import copy
+import hmac
 import os
 import pickle
 import re
@@ -69,6 +70,20 @@ def test_digest_and_comparison_take_any_text(left: str, right: str) -> None:
 def test_digest_and_comparison_take_any_bytes(left: bytes, right: bytes) -> None:
     """X01: a key from a header is any bytes at all."""
     assert same(left, right) == (left == right)
+
+
+def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H21: by their digests, which have one length, and by a comparison that does not stop at the first difference."""
+    compared: list[tuple[bytes, bytes]] = []
+    compare = hmac.compare_digest
+
+    def watched(left: bytes, right: bytes) -> bool:
+        compared.append((left, right))
+        return compare(left, right)
+
+    monkeypatch.setattr(hmac, "compare_digest", watched)
+    assert not same("tg_abc", "tg_abcdef") and Secret("tg_abc") == Secret("tg_abc")
+    assert compared == [(digest("tg_abc"), digest("tg_abcdef")), (digest("tg_abc"), digest("tg_abc"))]
 
 
 def test_text_and_its_utf8_bytes_are_the_same_token() -> None:

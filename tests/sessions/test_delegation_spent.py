@@ -8,7 +8,7 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core
 from tests.tasks import delegating, error, result, rows, still, task
-from tidegate.store import UsageTotal, usage
+from tidegate.store import UsageTotal, sessions, usage
 from tidegate.values import Outcome, Usage
 
 pytestmark = pytest.mark.anyio
@@ -96,6 +96,23 @@ async def test_a_budget_of_a_conversation_holds_for_the_tasks_in_it(home: Path, 
     async with delegating(home, model, limits.format(free.usage.tokens + 1)) as house:
         outcome = await house.say(said)
         assert outcome.state == "failed" and "This conversation has spent" in error(outcome)
+
+
+async def test_a_task_is_charged_to_its_conversation_while_the_gateway_runs(home: Path, model: ScriptedModel) -> None:
+    """X22: also what a task of a task used; the next turn is refused for it, without a restart."""
+    said = f"{task('helper', task('second', '[words 60] x') + ' [words 60] y')} [say done]"
+    free = await _spent_by(home / "free", model, said)
+    limits = f'[budgets.talk]\nper = "session"\neach = "total"\ntokens = {free.usage.tokens}'
+    async with delegating(home, model, limits) as house:
+        outcome = await house.say(said)
+        assert outcome.state == "answered"
+        session = await house.store.read(sessions.get, outcome.session)
+        (budget,), _ = await house.door.budgets.seen_by(ANNA, session)
+        assert (budget.setting, budget.tokens) == ("budgets.talk", outcome.usage.tokens)
+        asked = len(house.requests())
+        refused = await house.say("[say more]")
+        assert refused.state == "failed" and "This conversation has spent" in error(refused)
+        assert len(house.requests()) == asked
 
 
 async def _spent_by(home: Path, model: ScriptedModel, said: str) -> Outcome:

@@ -1,7 +1,9 @@
 """Unload is not end: what dies with a session, once, from the store; and what stays."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -13,7 +15,7 @@ from tests.store.making import ask
 from tidegate.errors import Conflict, NotFound
 from tidegate.sessions import changes, ending
 from tidegate.sessions.ending import Write
-from tidegate.store import Db, SessionRow, approvals, endings, intents, messages, settings, usage
+from tidegate.store import Db, SessionRow, approvals, endings, intents, messages, notices, settings, usage
 from tidegate.tools import ToolContext, Toolset, tool
 
 pytestmark = pytest.mark.anyio
@@ -93,6 +95,30 @@ async def test_a_crash_in_the_middle_of_ending_leaves_the_hook_to_the_next_start
     diary.block = None
     async with core(home, model=model, hooks={"diary": diary}) as house:
         await until_nothing_is_owed(house)
+        assert await entries(house) == [(outcome.session, 2)]
+
+
+async def test_a_hook_that_an_end_and_the_timer_prepare_side_by_side_takes_effect_once(
+    home: Path, model: ScriptedModel
+) -> None:
+    """B6, S01: whichever of them commits first; the other one has done nothing."""
+    diary = Diary()
+    diary.block = asyncio.Event()
+    async with core(home, model=model, hooks={"diary": diary}) as house:
+        outcome = await house.say("one")
+        end = asyncio.ensure_future(house.door.end(outcome.session, ANNA, "new"))
+        with anyio.fail_after(WAIT):
+            while len(diary.prepared) < 1:
+                await anyio.lowlevel.checkpoint()
+            timers = [asyncio.ensure_future(house.door.endings.finish()) for _ in range(3)]
+            while len(diary.prepared) < 4:
+                await anyio.lowlevel.checkpoint()
+            diary.block.set()
+            assert await end
+            done = sum(await asyncio.gather(*timers))
+        assert done <= 1, "a hook that took effect is counted once"
+        assert await entries(house) == [(outcome.session, 2)]
+        assert await house.door.endings.finish() == 0
         assert await entries(house) == [(outcome.session, 2)]
 
 
@@ -324,6 +350,80 @@ async def test_an_ended_transcript_is_kept_for_its_retention_only(home: Path, mo
         assert await house.door.endings.purge(3600.0) == 1
         with pytest.raises(NotFound):
             await house.door.session(outcome.session, ANNA)
+
+
+@tool(effect="read")
+async def speak(ctx: ToolContext) -> str:
+    """Says more than is shown."""
+    return "a long story\n" * 10_000
+
+
+async def used(house: Core) -> str:
+    """A session with a file in its folder, a result in the spool and a notice."""
+    call = '{"path": "made.txt", "content": "x"}'
+    outcome = await house.say(f"[together write_file {call} speak {{}}] [say done]")
+    assert outcome.text == "done"
+    await house.store.write(notices.add, outcome.session, "A process has ended.", 1.0)
+    assert any((house.config.home / "spool" / outcome.session).iterdir())
+    return outcome.session
+
+
+async def _retained(house: Core, session: str, diary: Diary) -> None:
+    await house.door.end(session, ANNA, "new")
+    await house.store.write(lambda db: db.execute("UPDATE sessions SET ended = 1"))
+    assert (house.config.home / "trash" / session / "made.txt").exists()
+    assert await house.door.endings.purge(3600.0) == 1
+
+
+async def _deleted(house: Core, session: str, diary: Diary) -> None:
+    assert await house.door.delete(session, ANNA)
+
+
+async def _deleted_later(house: Core, session: str, diary: Diary) -> None:
+    diary.broken = True
+    assert not await house.door.delete(session, ANNA)
+    diary.broken = False
+    await house.door.endings.finish()
+
+
+async def _left_by_a_one_shot_call(house: Core, session: str, diary: Diary) -> None:
+    await house.store.write(lambda db: db.execute("UPDATE sessions SET active = 1, kind = 'ephemeral'"))
+    assert await house.door.endings.expire("ephemeral", 3600.0) == 1
+    await house.door.endings.finish()
+
+
+@pytest.mark.parametrize("goes", [_retained, _deleted, _deleted_later, _left_by_a_one_shot_call])
+async def test_when_the_rows_of_a_session_go_so_do_its_files(
+    home: Path, model: ScriptedModel, goes: Callable[[Core, str, Diary], Awaitable[None]]
+) -> None:
+    """B3, D4, L19, V06, V07, V09: at once, whoever removes them; no later sweep is needed."""
+    diary = Diary()
+    options: dict[str, Any] = {"tools": '"files", "speak"', "toolsets": {"speak": Toolset((speak,))}}
+    async with core(home, model=model, hooks={"diary": diary}, **options) as house:
+        session = await used(house)
+        await goes(house, session, diary)
+        with pytest.raises(NotFound):
+            await house.door.session(session, ANNA)
+        assert [path for path in home.rglob("*") if session in str(path)] == []
+
+
+async def test_a_notice_dies_with_its_session(home: Path, model: ScriptedModel) -> None:
+    """B3, L04: what the agent was to be told is told to nobody, and nothing is added for a session that has ended."""
+    options: dict[str, Any] = {"tools": '"files", "speak"', "toolsets": {"speak": Toolset((speak,))}}
+
+    async def left(house: Core) -> int:
+        return int(await house.store.read(lambda db: db.execute("SELECT count(*) FROM notices").get))
+
+    async with core(home, model=model, **options) as house:
+        session = await used(house)
+        assert await left(house) == 1
+        await house.door.end(session, ANNA, "new")
+        assert await left(house) == 0
+        await house.store.write(notices.add, session, "Another has ended.", 2.0)
+        assert await left(house) == 0
+        fresh, _ = await changes.resume(house.door, session, ANNA)
+        await house.say("again", name=None, session=fresh)
+        assert "has ended." not in str(house.requests()[-1])
 
 
 async def test_a_one_shot_call_leaves_its_usage_and_nothing_else(home: Path, model: ScriptedModel) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 import anyio
 import pytest
 
+from bench.scripted_model import ScriptedModel
+from tests.core import ANNA, core
 from tests.gateway.running import gateway
 from tests.logs import capture_logs
 from tests.sessions.recalled import BERT, Memories, memories
@@ -218,6 +220,25 @@ def test_a_start_says_which_index_is_missing(tmp_path: Path) -> None:
     (tmp_path / "tidegate.toml").write_text(tools.format("context"))
     with pytest.raises(Misconfigured, match=r"tidegate\.toml: \[context\] index names nothing: there is no file"):
         readiness.examine(tmp_path, {})
+
+
+@pytest.mark.parametrize("way", ["deleted", "past its retention"])
+async def test_it_is_told_to_forget_a_session_that_is_gone(home: Path, model: ScriptedModel, way: str) -> None:
+    """V06, X07: with the rows and the files."""
+    home.mkdir()
+    put(home)
+    async with core(home, INDEX, model=model, tools='"context"') as house:
+        assert house.door.recall is not None
+        await house.scope.enter(house.door.recall)
+        session = (await house.say("one bird")).session
+        if way == "deleted":
+            assert await house.door.delete(session, ANNA)
+        else:
+            await house.door.end(session, ANNA, "new")
+            assert not (home / "forgotten").exists()
+            await house.store.write(lambda db: db.execute("UPDATE sessions SET ended = 1"))
+            assert await house.door.endings.purge(3600.0) == 1
+        assert (home / "forgotten").read_text() == f"{session}\n"
 
 
 def test_a_gateway_closes_it_at_its_stop(tmp_path: Path) -> None:

@@ -1,67 +1,301 @@
-"""What survives what: every cell of the table, for what exists."""
+"""What survives what: every cell of the table in docs/lifetimes.md, on a gateway that has one of each thing.
 
-from collections.abc import Awaitable, Callable
+A session's things are made over HTTP in a running gateway, then one event happens, then everything is looked at. Stop
+and kill happen to a real process; what is left is looked at in the process that comes after it.
+"""
+
+import json
+import re
+import signal
+import tomllib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import anyio
 import anyio.lowlevel
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.core import ANNA, WAIT, Core, core
-from tests.store.making import ask
+from tests.core import WAIT, core
+from tests.gateway.running import Gateway
+from tests.gateway.test_hands import own_number, processes_with
+from tests.house import House, house
+from tests.tasks import task
 from tidegate.agent import Conversation
-from tidegate.sessions import changes
-from tidegate.store import Db, SummaryRow, approvals, messages, notes, sessions, settings, summaries, turns
+from tidegate.store import (
+    Db,
+    SummaryRow,
+    approvals,
+    messages,
+    notes,
+    principals,
+    sessions,
+    settings,
+    spooled,
+    summaries,
+    turns,
+    workspaces,
+)
 
 pytestmark = pytest.mark.anyio
 
-EVENTS = ("turn ends", "unload", "stop", "kill", "end", "delete")
-STAYS, GOES = True, False
+ROOT = Path(__file__).resolve().parents[2]
 
-TABLE: dict[str, tuple[bool, ...]] = {
-    #                       turn    unload stop   kill   end    delete
-    "resident": (STAYS, GOES, GOES, GOES, GOES, GOES),
-    "setting": (STAYS, STAYS, STAYS, STAYS, GOES, GOES),
-    "pending approval": (STAYS, STAYS, STAYS, STAYS, GOES, GOES),
-    "queued message": (STAYS, STAYS, STAYS, STAYS, GOES, GOES),
-    "transcript": (STAYS, STAYS, STAYS, STAYS, STAYS, GOES),
-    "frozen prompt": (STAYS, STAYS, STAYS, STAYS, STAYS, GOES),
-    "summary": (STAYS, STAYS, STAYS, STAYS, STAYS, GOES),
-    "memory of the person": (STAYS, STAYS, STAYS, STAYS, STAYS, STAYS),
-    "usage": (STAYS, STAYS, STAYS, STAYS, STAYS, STAYS),
+Table = dict[str, tuple[str, ...]]
+
+
+def read_table(text: str) -> tuple[tuple[str, ...], Table]:
+    """Its columns, and its rows by their first cell."""
+    head, *rows = (tuple(cell.strip() for cell in line.strip("| ").split("|")) for line in text.strip().splitlines())
+    return head[1:], {row[0]: row[1:] for row in rows}
+
+
+EVENTS, TABLE = read_table("""
+what                                | turn ends | unload  | stop or replace | kill           | session ends | deleted
+a running turn                      | over      | goes on | goes on         | goes on        | stopped      | gone
+tasks given to other agents         | over      | goes on | goes on         | goes on        | gone         | gone
+the resident                        | stays     | gone    | gone            | gone           | gone         | gone
+settings of the session             | stays     | stays   | stays           | stays          | gone         | gone
+a pending approval                  | stays     | stays   | stays           | stays          | cancelled    | gone
+a queued message                    | stays     | stays   | stays           | stays          | refused      | gone
+the transcript                      | stays     | stays   | stays           | stays          | read-only    | gone
+summaries                           | stays     | stays   | stays           | stays          | stays        | gone
+spooled results and media           | stays     | stays   | stays           | stays          | stays        | gone
+the frozen prompt and tool list     | stays     | stays   | stays           | stays          | stays        | gone
+a workspace folder of the gateway   | stays     | stays   | stays           | stays          | in the trash | gone
+a folder of your own                | stays     | stays   | stays           | stays          | stays        | stays
+the shell                           | stays     | stays   | restored        | restored       | gone         | gone
+a background process                | stays     | stays   | ended and told  | ended and told | ended        | ended
+a background process with `restart` | stays     | stays   | started again   | started again  | ended        | ended
+a sign-in to the chat page          | stays     | stays   | stays           | stays          | stays        | stays
+memory                              | stays     | stays   | stays           | stays          | stays        | stays
+usage                               | stays     | stays   | stays           | stays          | stays        | anonymous
+""")
+"""In the order of the page. A queued message "stays" while it is queued or once it was taken by its turn."""
+
+NOT_BUILT = {
+    "the browser": "promise V13",
+    "tool servers of a session": "promise E1",
+    "tool servers of the process or of a principal": "promise L12",
+    "jobs of the conversation": "promise G1",
+    "a run in the background": "command /background",
+    "OAuth grants": "promise L27",
+    "linked identities and pairings": "promise X02",
+    "the audit": "file src/tidegate/store/audit.py",
 }
-"""A queued message "stays" when it is still queued or was taken by a turn; it "goes" when it was refused."""
+"""What has no row because it does not exist yet, each with the sign by which a test sees that it was built: a promise
+that is kept now, a command, a file. Whoever builds one moves it into TABLE and onto the page."""
 
 
-class Witness:
-    """A session with one of each thing, and a look at which are left."""
+def toml(model: ScriptedModel, project: Path) -> str:
+    return f"""
+[models.main]
+api = "openai-chat"
+base_url = "{model.base_url}"
+model = "scripted"
+context_window = 10_000_000
+retries = 0
+[agents.main]
+model = "main"
+approvals = "autonomous"
+tools = ["clock", "files", "terminal", "delegate", "memory"]
+delegates = ["helper"]
+rules = ["ask clock zone=Europe/*"]
+[agents.helper]
+model = "main"
+tools = ["clock"]
+[agents.project]
+model = "main"
+approvals = "autonomous"
+tools = ["files"]
+workspace = "{project}"
+[workspaces]
+backend = "bubblewrap"
+[memory]
+at_end = false
+[limits]
+shutdown_seconds = 1
+"""
 
-    def __init__(self, session: str, queued: str) -> None:
-        self.session = session
-        self.queued = queued
 
-    async def look(self, house: Core) -> dict[str, bool]:
-        record = house.door.presence.get(self.session)
-        left: dict[str, bool] = await house.store.read(self._rows)
-        left["resident"] = record is not None and record.resident is not None
-        return left
+class Caller:
+    """The owner, over HTTP, with a gateway in this process or in another."""
 
-    def _rows(self, db: Db) -> dict[str, bool]:
-        row = sessions.get(db, self.session)
-        approval = approvals.get(db, "ap_1")
-        queued = turns.get(db, self.queued)
+    def __init__(self, client: aiohttp.ClientSession) -> None:
+        self._client = client
+
+    async def call(self, method: str, path: str, body: Any = None) -> Any:
+        async with self._client.request(method, path, json=body) as response:
+            answer = await response.read()
+            assert response.status < 300, answer
+            return json.loads(answer) if answer else None
+
+    async def send(self, text: str, session: str | None = None, agent: str = "main") -> dict[str, Any]:
+        """Where it went: `session` and `turn`."""
+        place = {"agent": agent} if session is None else {"session": session}
+        answer: dict[str, Any] = await self.call("POST", "/api/messages", {"text": text, "channel": "page", **place})
+        return answer
+
+    async def say(self, text: str, session: str | None = None, agent: str = "main") -> str:
+        """Wait for the answer; the session."""
+        sent = await self.send(text, session, agent)
+        await self.until(lambda: self._is_answered(sent["turn"]))
+        return str(sent["session"])
+
+    async def _is_answered(self, turn: str) -> bool:
+        return (await self.call("GET", f"/api/turns/{turn}"))["state"] == "answered"
+
+    async def until(self, holds: Callable[[], Awaitable[bool]]) -> None:
+        with anyio.fail_after(WAIT):
+            while not await holds():
+                await anyio.sleep(0.005)
+
+
+class Scene:
+    """One of each thing, and a look at what has become of them."""
+
+    def __init__(self, home: Path, project: Path, model: ScriptedModel) -> None:
+        self.home = home
+        self.project = project
+        self.model = model
+        self.toml = toml(model, project)
+        self.keeper, self.again = own_number(), own_number()
+        self.cookie = ""
+        self.idle = self.asking = self.running = self.elsewhere = ""
+        """Sessions: with everything and no turn; with a turn that waits for a person; with one that waits for a task,
+        and a message behind it; with a folder of the user's."""
+        self.turn = self.queued = ""
+        self.task = ""
+
+    # -- making --
+
+    async def prepare(self) -> None:
+        """What an earlier process has left: a conversation with a summary, and a sign-in."""
+        self.project.mkdir()
+        async with house(self.home, toml=self.toml) as h:
+            self.idle = await Caller(h.client).say("[say hello]")
+            await h.store.write(summarise, self.idle)
+            body, headers = {"code": await h.code()}, {"Origin": h.url}
+            async with h.client.post("/api/login", json=body, headers=headers) as response:
+                self.cookie = response.headers["Set-Cookie"].split(";")[0].partition("=")[2]
+
+    async def furnish(self, caller: Caller) -> None:
+        made = "mkdir deep && cd deep && export TIDE=high && echo made > file && seq 100000"
+        await caller.say(f"[tool terminal {json.dumps({'command': made})}] [say done]", self.idle)
+        for name, seconds, restart in (("keeper", self.keeper, False), ("again", self.again, True)):
+            start = {"action": "start", "name": name, "command": f"exec sleep {seconds}", "restart": restart}
+            await caller.say(f"[tool process {json.dumps(start)}] [say done]", self.idle)
+        await caller.send("/reasoning low", self.idle)
+        await caller.say('[tool remember {"text": "likes tea", "about": "person"}] [say done]', self.idle)
+        written = json.dumps({"path": "mine.txt", "content": "x"})
+        self.elsewhere = await caller.say(f"[tool write_file {written}] [say done]", agent="project")
+        self.asking = (await caller.send('[tool clock {"zone": "Europe/Paris"}] [say done]'))["session"]
+        sent = await caller.send(f"{task('helper', '[hold gate] [say found]')} [say done]")
+        self.running, self.turn = sent["session"], sent["turn"]
+        self.queued = (await caller.send("[say next]", self.running))["turn"]
+        with anyio.fail_after(WAIT):
+            await self.model.held("gate")
+
+        async def is_asked() -> bool:
+            return len((await caller.call("GET", "/api/approvals"))["approvals"]) == 1
+
+        await caller.until(is_asked)
+        assert processes_with(self.keeper) and processes_with(self.again)
+
+    @property
+    def sessions(self) -> tuple[str, ...]:
+        return (self.idle, self.asking, self.running, self.elsewhere)
+
+    # -- looking --
+
+    async def look(self, h: House) -> dict[str, str]:
+        found: dict[str, str] = await h.store.read(self._rows)
+        record = h.door.presence.get(self.idle)
+        live = h.door.live(self.turn) is not None
+        found["a running turn"] = "goes on" if live else found["a running turn"]
+        found["tasks given to other agents"] = await self._task(h, over=found["a running turn"] == "over")
+        found["the resident"] = _left(record is not None and record.resident is not None)
+        found["spooled results and media"] = _left(await self._is_spooled(h))
+        found["a workspace folder of the gateway"] = self._folder()
+        found["a folder of your own"] = _left((self.project / "mine.txt").exists())
+        found["a background process"] = "stays" if processes_with(self.keeper) else "ended"
+        found["a background process with `restart`"] = "stays" if processes_with(self.again) else "ended"
+        found["a sign-in to the chat page"] = _left(await self._is_signed_in(h))
+        return {thing: found[thing] for thing in TABLE}
+
+    def _rows(self, db: Db) -> dict[str, str]:
+        row = sessions.get(db, self.idle)
+        owner = principals.by_name(db, "owner")
+        assert owner is not None
+        asked = approvals.of_session(db, self.asking, principal=None)
+        turn, queued = turns.get(db, self.turn), turns.get(db, self.queued)
+        said = bool(messages.page(db, self.idle))
         prefix = row.prefix if row is not None else None
+        chosen = {each.key for each in settings.get_all(db, self.idle, 0)}
+        remembered = [note.text for note in notes.listing(db, "person", owner.id)]
+        named = db.execute("SELECT count(session), count(*) FROM usage").get
         return {
-            "setting": bool(settings.get_all(db, self.session, 0.0)),
-            "pending approval": approval is not None and approval.state == "open",
-            "queued message": queued is not None and queued.state in ("queued", "running", "answered"),
-            "transcript": bool(messages.page(db, self.session)),
-            "frozen prompt": prefix is not None and bool(sessions.prefix(db, prefix).prompt),
-            "summary": bool(summaries.shown(db, self.session)),
-            "memory of the person": [note.text for note in notes.listing(db, "person", ANNA.id)] == ["likes tea"],
-            "usage": int(db.execute("SELECT count(*) FROM usage").get) > 0,
+            "a running turn": {"answered": "over"}.get(turn.state, turn.state) if turn is not None else "gone",
+            "settings of the session": _left("reasoning" in chosen),
+            "a pending approval": {"open": "stays"}.get(asked[0].state, asked[0].state) if asked else "gone",
+            "a queued message": {"refused": "refused"}.get(queued.state, "stays") if queued is not None else "gone",
+            "the transcript": "gone" if not said else "read-only" if row is None or row.ended else "stays",
+            "summaries": _left(bool(summaries.shown(db, self.idle))),
+            "the frozen prompt and tool list": _left(prefix is not None and bool(sessions.prefix(db, prefix).tools)),
+            "the shell": _left(workspaces.shell(db, self.idle) is not None),
+            "memory": _left(remembered == ["likes tea"]),
+            "usage": "gone" if not named[1] else "stays" if named[0] else "anonymous",
         }
+
+    async def _task(self, h: House, *, over: bool) -> str:
+        """How the turn that works on the task stands; it is looked at until it has been taken up."""
+        if over:
+            return "over"
+        if h.door.live(self.turn) is None:
+            return _left(bool(h.door.engine.stats().delegating))
+        with anyio.fail_after(WAIT):
+            while not h.door.engine.stats().delegating:
+                await anyio.lowlevel.checkpoint()
+        return "goes on"
+
+    async def _is_spooled(self, h: House) -> bool:
+        names = [path.name for path in (self.home / "spool" / self.idle).glob("sp_*") if path.stat().st_size > 100_000]
+        return bool(names) and await h.store.read(spooled.existing, names) == set(names)
+
+    def _folder(self) -> str:
+        places = {"stays": self.home / "workspaces", "in the trash": self.home / "trash"}
+        found = [word for word, place in places.items() if (place / self.idle / "deep" / "file").exists()]
+        return found[0] if found else "gone"
+
+    async def _is_signed_in(self, h: House) -> bool:
+        """The cookie's name has the port in it, which is another one in each process of a test."""
+        headers = {"Cookie": f"tidegate_{h.url.rpartition(':')[2]}={self.cookie}"}
+        async with aiohttp.ClientSession() as browser, browser.get(f"{h.url}/api/agents", headers=headers) as response:
+            return response.status == 200
+
+    async def speak(self, h: House) -> dict[str, str]:
+        """What the next turn of the session shows: where its shell is, and what the agent is told."""
+        caller = Caller(h.client)
+        look = json.dumps({"command": "basename $PWD; echo $TIDE"})
+        await caller.say(f"[tool terminal {look}] [say done]", self.idle)
+        rows = await h.store.read(messages.page, self.idle)
+        heard = "\n".join(row.message.aside or "" for row in rows)
+        is_restored = any(row.message.role == "tool" and "deep\nhigh" in row.message.text for row in rows)
+        with anyio.fail_after(WAIT):
+            while not processes_with(self.again) or processes_with(self.keeper):
+                await anyio.sleep(0.005)
+        return {
+            "the shell": "restored" if is_restored else "gone",
+            "a background process": "ended and told" if "keeper" in heard else "ended",
+            "a background process with `restart`": "started again",
+        }
+
+
+def _left(there: bool) -> str:
+    return "stays" if there else "gone"
 
 
 def summarise(db: Db, session: str) -> None:
@@ -70,74 +304,127 @@ def summarise(db: Db, session: str) -> None:
     summaries.apply(db, session, [summaries.add(db, session, row, 1.0)])
 
 
-async def furnish(house: Core) -> Witness:
-    """A session that has been used, and has a message waiting for the one place that another session holds."""
-    first = await house.say("one")
-    await changes.set_setting(house.door, first.session, ANNA, "reasoning", "low", source="command")
-    await house.store.write(ask, first.session, "ap_1")
-    await house.store.write(summarise, first.session)
-    await house.store.write(
-        notes.put,
-        about="person",
-        whose=ANNA.id,
-        text="likes tea",
-        author=ANNA.id,
-        source="tool",
-        session=first.session,
-        now=1.0,
-        most=1000,
-        replaces=None,
-    )
-    await house.accept("[hold gate]", name="the one in the way")
-    with anyio.fail_after(WAIT):
-        await house.model.held("gate")
-    queued = await house.accept("two")
-    return Witness(first.session, queued.turn)
+@pytest.fixture
+async def scene(tmp_path: Path, model: ScriptedModel) -> Scene:
+    made = Scene(tmp_path / "home", tmp_path / "project", model)
+    await made.prepare()
+    return made
 
 
-async def _turn_ends(house: Core, witness: Witness) -> None:
-    house.model.release("gate")
-    await house.answered(witness.queued)
+# -- events in this process --
 
 
-async def _unload(house: Core, witness: Witness) -> None:
-    house.door.presence.unload(witness.session, reason="test")
+async def _turn_ends(h: House, scene: Scene) -> None:
+    scene.model.release("gate")
+    caller = Caller(h.client)
+    await caller.until(lambda: caller._is_answered(scene.queued))
+    await caller.say("[say more]", scene.idle)
 
 
-async def _end(house: Core, witness: Witness) -> None:
-    await house.door.end(witness.session, ANNA, "new")
+async def _unload(h: House, scene: Scene) -> None:
+    record = h.door.presence.get(scene.running)
+    assert record is not None
+    busy = record.resident
+    assert isinstance(busy, Conversation)
+    h.door.presence.sweep(now=float("inf"))
+    assert record.resident is busy and busy.history.parts, "no unload in mid-turn"
 
 
-async def _delete(house: Core, witness: Witness) -> None:
-    await house.door.delete(witness.session, ANNA)
+async def _end(h: House, scene: Scene) -> None:
+    for session in scene.sessions:
+        await Caller(h.client).call("POST", f"/api/sessions/{session}/end")
 
 
-HAPPENINGS: dict[str, Callable[[Core, Witness], Awaitable[None]]] = {
-    "turn ends": _turn_ends,
-    "unload": _unload,
-    "end": _end,
-    "delete": _delete,
-}
+async def _delete(h: House, scene: Scene) -> None:
+    for session in scene.sessions:
+        await Caller(h.client).call("DELETE", f"/api/sessions/{session}")
 
 
-@pytest.mark.parametrize("event", EVENTS)
-async def test_the_table_of_what_survives_what_holds(home: Path, model: ScriptedModel, event: str) -> None:
-    """V01, V02, V03, V04, V05, V06, V08, V14, V15: one event, and a look at everything the session had."""
-    extra = "[limits]\nturns = 1"
-    expected = {thing: row[EVENTS.index(event)] for thing, row in TABLE.items()}
-    async with core(home, extra, model=model, drain=0.1 if event == "stop" else None) as house:
-        witness = await furnish(house)
-        if event in HAPPENINGS:
-            await HAPPENINGS[event](house, witness)
-            assert await witness.look(house) == expected
-    model.release("gate")
-    if event in ("stop", "kill"):
-        # The next process is looked at before it takes anything up: its one place is held by the turn in the way.
-        model.latch("gate").opened.clear()
-        async with core(home, extra, model=model) as house:
-            assert await witness.look(house) == expected
-            model.release("gate")
-            assert (await house.answered(witness.queued)).state == "answered"
+HAPPENINGS = {"turn ends": _turn_ends, "unload": _unload, "session ends": _end, "deleted": _delete}
+
+
+@pytest.mark.parametrize("event", HAPPENINGS)
+async def test_what_survives_an_event_within_the_process(scene: Scene, event: str) -> None:
+    """V01, V02, V03, V04, V05, V06, V07, V08, V09, V10, V11, V12, V14, V15: one event, and a look at everything."""
+    async with house(scene.home, toml=scene.toml, drain=0.1) as h:
+        await scene.furnish(Caller(h.client))
+        await HAPPENINGS[event](h, scene)
+        assert await scene.look(h) == expected(event)
+        scene.model.release("gate")
+
+
+# -- the end of the process --
+
+
+@asynccontextmanager
+async def process(scene: Scene) -> AsyncIterator[tuple[Gateway, Caller]]:
+    """A gateway of its own, over the same home folder."""
+    running = await anyio.to_thread.run_sync(Gateway, scene.home)
+    try:
+        await anyio.to_thread.run_sync(running.wait_ready)
+        key = (scene.home / "api-key").read_text().strip()
+        timeout = aiohttp.ClientTimeout(total=WAIT)
+        headers = {"Authorization": f"Bearer {key}"}
+        async with aiohttp.ClientSession(running.address, headers=headers, timeout=timeout) as client:
+            yield running, Caller(client)
+    finally:
+        await anyio.to_thread.run_sync(running.end)
+
+
+@pytest.mark.parametrize(
+    ("event", "number"), [("stop or replace", signal.SIGTERM), ("kill", signal.SIGKILL)], ids=["stop", "kill"]
+)
+async def test_what_survives_the_end_of_the_process(scene: Scene, event: str, number: signal.Signals) -> None:
+    """V01, V02, V03, V04, V05, V06, V07, V08, V09, V10, V11, V12, V14, V15, F4: in the next process everything is where
+    it was; what was under way goes on, and the agent is told what was lost."""
+    async with process(scene) as (running, caller):
+        await scene.furnish(caller)
+        running.signal(number)
+        await anyio.to_thread.run_sync(running.wait)
+    async with house(scene.home, toml=scene.toml) as h:
+        found = await scene.look(h)
+        scene.model.release("gate")
+        found |= await scene.speak(h)
+        assert found == expected(event)
+        caller = Caller(h.client)
+        await caller.until(lambda: caller._is_answered(scene.turn))
+        await caller.until(lambda: caller._is_answered(scene.queued))
+        (asked,) = (await caller.call("GET", "/api/approvals"))["approvals"]
+        await caller.call("POST", f"/api/approvals/{asked['id']}", {"decision": "approved"})
+
+
+def expected(event: str) -> dict[str, str]:
+    return {thing: cells[EVENTS.index(event)] for thing, cells in TABLE.items()}
+
+
+# -- the page --
+
+
+def test_the_page_says_what_the_test_proves() -> None:
+    """V01, V06: docs/lifetimes.md has the same rows, in the same order, with the same words."""
+    page = (ROOT / "docs" / "lifetimes.md").read_text()
+    lines = [line for line in page.splitlines() if line.startswith("| ")]
+    columns, rows = read_table("\n".join(lines))
+    assert columns == EVENTS
+    assert list(rows.items()) == list(TABLE.items())
+    words = {word for cells in TABLE.values() for word in cells}
+    explained = set(re.findall(r"^- \*\*(.+?)\*\*", page, flags=re.MULTILINE))
+    assert explained == words, "each word of the table is explained once"
+
+
+def is_built(sign: str) -> bool:
+    kind, _, name = sign.partition(" ")
+    if kind == "promise":
+        groups = tomllib.loads((ROOT / "docs" / "promises.toml").read_text()).values()
+        return any(group["promises"][name]["owner"] == "now" for group in groups if name in group["promises"])
+    return (ROOT / name).exists() if kind == "file" else f"`{name}" in (ROOT / "docs" / "commands.md").read_text()
+
+
+def test_what_has_no_row_is_not_built() -> None:
+    """V13: whoever builds one of these gives it a row."""
+    assert [thing for thing, sign in NOT_BUILT.items() if is_built(sign)] == []
+    assert is_built("promise V12") and is_built("command /new") and is_built("file src/tidegate/store/notices.py")
+    assert not set(TABLE) & set(NOT_BUILT)
 
 
 async def test_a_resident_that_was_replaced_in_mid_turn_is_released_when_that_turn_ends(

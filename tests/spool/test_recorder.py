@@ -154,6 +154,16 @@ async def test_over_the_quota_the_excerpt_is_kept_and_says_so(mine: SessionSpool
     assert "aaaa" in await mine.page(ID.findall(first)[0])
 
 
+async def test_no_more_than_the_quota_is_ever_on_disk(mine: SessionSpool, spool: Spool) -> None:
+    """D4, D7: not even while an output streams that is not going to be kept."""
+    async with mine.record("tool") as recorder:
+        for _ in range(2 * QUOTA // BUFFER_BYTES + 1):
+            await recorder.write(b"x" * BUFFER_BYTES)
+            assert sum(map(len, files(spool).values())) <= QUOTA
+        assert "limits.spool_bytes" in await recorder.finish()
+    assert files(spool) == {}
+
+
 async def test_side_by_side_results_keep_within_the_quota_together(
     mine: SessionSpool, spool: Spool, store: Store
 ) -> None:

@@ -70,6 +70,17 @@ async def test_a_deleted_sessions_spool_can_be_removed_at_once(spool: Spool) -> 
     assert not path.parent.exists()
 
 
+async def test_only_an_id_of_ours_is_a_name_in_the_spool(spool: Spool, tmp_path: Path) -> None:
+    """X07, X08: a path is none, wherever it leads."""
+    path = await kept(spool)
+    outside = tmp_path / "secret"
+    outside.write_text("not for you")
+    for id in ("../../secret", f"{path.name}/../../../secret", str(outside), "", ".", f"{path.name}\n"):
+        with pytest.raises(FileNotFoundError):
+            await spool.load(SESSION, id)
+    assert await spool.load(SESSION, path.name) == b"x" * 5000
+
+
 async def test_what_is_young_or_being_written_is_spared(spool: Spool, store: Store) -> None:
     """D4, L09: its row may be about to be written; a long recording has none for hours."""
     young = stray(spool, SESSION, new_id("sp"))

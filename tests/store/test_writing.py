@@ -61,6 +61,30 @@ async def test_one_function_that_fails_undoes_its_own_writes_and_the_rest_of_its
     assert store.stats().largest_group == 4
 
 
+async def test_a_write_is_acknowledged_when_it_is_committed_and_not_before(path: Path) -> None:
+    """P01, L20: whoever waits for it still waits at the last moment before the commit."""
+    loop, commit = asyncio.get_running_loop(), threading.Event()
+    reached = asyncio.Event()
+
+    def fault(point: str, names: tuple[str, ...]) -> None:
+        if (point, names) == ("before-commit", ("put_meta",)):
+            loop.call_soon_threadsafe(reached.set)  # behind whatever the writer has told the loop by now
+            assert commit.wait(10)
+
+    with anyio.fail_after(10):
+        async with Store.open(path, fault=fault) as store:
+            write = asyncio.ensure_future(store.write(put_meta, "a", 1))
+            try:
+                await reached.wait()
+                await anyio.lowlevel.checkpoint()
+                assert not write.done()
+                assert await store.read(get_meta, "a") is None
+            finally:
+                commit.set()
+            await write
+            assert await store.read(get_meta, "a") == 1
+
+
 async def test_a_single_function_that_fails_leaves_nothing_and_the_next_one_works(store: Store) -> None:
     with pytest.raises(ValueError, match="no"):
         await store.write(fail, "a", ValueError("no"))
@@ -109,6 +133,8 @@ async def test_closing_completes_what_is_queued_and_refuses_what_comes_later(pat
             await anyio.lowlevel.checkpoint()
             with pytest.raises(StoreFailed, match="closed"):
                 await store.read(get_meta, "k0")
+            while store.alive:  # the readers go first
+                await anyio.lowlevel.checkpoint()
             hold.release.set()
             await closing
             await asyncio.gather(first, *queued)

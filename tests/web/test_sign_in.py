@@ -132,6 +132,13 @@ async def test_a_rebound_name_gets_neither_page_nor_cookie(gateway: House, host:
     assert head.startswith(b"HTTP/1.1 200")
 
 
+async def test_a_rebound_name_with_our_port_cannot_use_the_cookie(gateway: House) -> None:
+    """H23, X04: there the cookie has its right name, and the name of the host is what gives it away."""
+    headers = {"Cookie": await signed_in(gateway), "Host": f"evil.example:{gateway.url.rpartition(':')[2]}"}
+    reply = await call(gateway, "GET", "/api/sessions", headers=headers, key="")
+    assert (reply.status, reply.error["code"]) == (403, "host_not_allowed")
+
+
 async def test_two_gateways_on_one_machine_do_not_share_a_cookie(gateway: House) -> None:
     """H23: cookies know no ports, so the name has it."""
     name = (await signed_in(gateway)).partition("=")[0]

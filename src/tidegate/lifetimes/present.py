@@ -376,6 +376,8 @@ class Presence:
             return False
         record.resident = None
         self._order.remove(record)
+        if self._order.size <= self.residents and self._order.bytes <= self.resident_bytes:
+            self._over = False  # the next excess is a new one, with a warning of its own
         self._leaving[id(resident)] = (key, resident)
         counted = reason if reason in self._unloads or len(self._unloads) < REASONS_KEPT else "other"
         self._unloads[counted] = self._unloads.get(counted, 0) + 1

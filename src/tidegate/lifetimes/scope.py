@@ -250,7 +250,7 @@ class Scope:
     async def _leave(self, name: str, leave: Exit, deadline: float) -> None:
         try:
             waiting = leave()
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:  # nothing is awaited here: the cancellation is not ours
             self._collect(name, error)
             return
         if waiting is None or not inspect.isawaitable(waiting):

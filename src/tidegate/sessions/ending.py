@@ -117,9 +117,7 @@ class Endings:
         owed = await self._store.read(endings.owed, session)
         if owed:
             log.warning("a session is deleted as soon as nothing of it is owed", session=session, owed=owed)
-            return False
-        await self._gone(session)
-        return True
+        return not owed
 
     async def finish(self, session: str | None = None) -> int:
         """Do what is still owed to ended sessions: to one after its end, to all after the start and on the timer; how
@@ -197,7 +195,10 @@ class Endings:
                 log.exception("an end hook could not be prepared; it is tried again", session=session, hook=hook)
                 return 0
             then = partial(_tell, slow, row)
-            return await self._store.write_then(then, _take_effect, session, hook, write, self._clock())
+            effect, is_gone = await self._store.write_then(then, _take_effect, session, hook, write, self._clock())
+            if is_gone:
+                await self._gone(session)
+            return int(effect)
 
     async def expire(self, kind: SessionKind, idle: float | None) -> int:
         """End what has been idle for too long; never what has a turn running or waiting, though its message came only
@@ -250,21 +251,22 @@ class _Run:
         self.hung: set[str] = set()  # house: allow hooks are named in the code
 
 
-def _tell(hook: SlowHook | None, session: SessionRow | None, effect: int) -> int:
+def _tell(hook: SlowHook | None, session: SessionRow | None, done: tuple[bool, bool]) -> tuple[bool, bool]:
+    effect, _ = done
     if hook is not None and session is not None and effect:
         hook.done(session)
-    return effect
+    return done
 
 
-def _take_effect(db: Db, session: str, hook: str, write: Write | None, now: float) -> int:
+def _take_effect(db: Db, session: str, hook: str, write: Write | None, now: float) -> tuple[bool, bool]:
     """The mark and the effect in one transaction: neither is ever there without the other. So is the deletion, when
-    nothing else is owed any more and no turn is still to be told how it ended."""
+    nothing else is owed any more and no turn is still to be told how it ended. Whether the hook took effect, and
+    whether the session was deleted."""
     effect = hook != endings.DELETE and endings.done(db, session, hook, now)
     if effect and write is not None:
         write(db)
-    if endings.owed(db, session) == [endings.DELETE] and turns.is_idle(db, session):
-        sessions.delete(db, session)
-    return int(effect)
+    is_due = endings.owed(db, session) == [endings.DELETE] and turns.is_idle(db, session)
+    return effect, is_due and sessions.delete(db, session)
 
 
 def _end(db: Db, session: str, reason: str, hooks: Sequence[str], now: float) -> tuple[Outcome, ...] | None:
