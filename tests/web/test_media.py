@@ -276,7 +276,7 @@ async def test_what_the_spool_refuses_comes_with_its_message_and_is_heard_after_
         assert given_to(model) == [LARGE, photograph]
         asked = len(model.recorded)
         reply = await post(h, said(sound(wav(70)), "listen"), headers=named)
-        assert reply.status == 507, reply.body
+        assert reply.status == 503, reply.body
         assert "the disk refused it" in reply.error["message"] and "2097152 bytes" in reply.error["message"]
         assert len(model.recorded) == asked, "nothing of it was taken in"
     async with house(home, model=model) as h:

@@ -106,7 +106,7 @@ class Arrivals(SessionPlace):
                 limit = "limits.spool_bytes"
                 raise TooLarge(error.message, limit=limit, value=self._spool.quota, param=name) from error
             if self._refused is not None:
-                raise _failure(self._refused) from error
+                raise type(_failure(self._refused))(error.message) from error
             raise Refused(error.message, param=name) from error
 
     async def begin(self) -> tuple[str, Sink, int]:
