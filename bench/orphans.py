@@ -1,11 +1,11 @@
 """Processes that outlive a gateway killed while it starts something.
 
-    python -m bench.orphans KIND KILLS SEED [UID]        prints the `Result` as JSON
+    python -m bench.orphans KIND KILLS SEED UID [OPTION …]        prints the `Result` as JSON
 
 For each kill a process is forked that starts one thing of a kind (a sandbox, a command in one, …) as the gateway does.
 It is killed with SIGKILL at a random moment of that start. This program is the subreaper of everything below it, so the
-kernel itself says when nothing is left: there is no child to wait for any more. With a UID the forked processes run as
-that user. What outlives a kill is counted, described and ended, by its id.
+kernel itself says when nothing is left: there is no child to wait for any more. The forked processes run as the user
+UID; - is the one who runs this. What outlives a kill is counted, described and ended, by its id.
 """
 
 import asyncio
@@ -19,7 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -35,6 +36,7 @@ from tidegate.workspaces.files.local import LocalFiles
 from tidegate.workspaces.interface import Backend, BoxLimits, BoxSpec, owner_of
 from tidegate.workspaces.local import Local
 from tidegate.workspaces.script import background
+from tidegate.workspaces.ssh import Ssh
 
 STARTS = 3
 """Starts that are measured before the first kill; their median says when kills fall."""
@@ -43,11 +45,11 @@ SPREAD = 1.1
 GONE_WITHIN = 10.0
 """Seconds. A process that is still there then has outlived the kill."""
 RUN_WITHIN = 1800.0
+SECONDS = 10**12
+"""That commands sleep, and as many more as the seed is: a number that nobody else sleeps."""
 MIB = 1024 * 1024
 _LOOK_SECONDS = 0.002
 _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
-
-Begin = Callable[[], None]
 
 
 class Result(msgspec.Struct, kw_only=True):
@@ -66,54 +68,72 @@ class Result(msgspec.Struct, kw_only=True):
 # -- what is started ---------------------------------------------------------------------------------------------------
 
 
-async def sandbox(home: Path, begin: Begin) -> None:
+@dataclass(frozen=True)
+class Start:
+    """One start. `begin` says that it begins now. Commands sleep for `seconds`, by which they are found again.
+    `options` are for `ssh`."""
+
+    home: Path
+    begin: Callable[[], None]
+    seconds: int
+    options: Sequence[str]
+
+
+async def sandbox(start: Start) -> None:
     """The second of its gateway: nothing has to be loaded first."""
-    backend, spec = _bubblewrap(home), _spec(home)
+    backend, spec = _bubblewrap(start.home), _spec(start.home)
     await (await backend.open(spec)).close()
-    begin()
+    start.begin()
     await backend.open(spec)
 
 
-async def command(home: Path, begin: Begin) -> None:
-    await _command(_bubblewrap(home), home, begin)
+async def command(start: Start) -> None:
+    await _command(_bubblewrap(start.home), start)
 
 
-async def local(home: Path, begin: Begin) -> None:
-    await _command(Local(_spawner(), Cgroups(home)), home, begin)
+async def local(start: Start) -> None:
+    await _command(Local(_spawner(), Cgroups(start.home)), start)
 
 
-async def check(home: Path, begin: Begin) -> None:
+async def ssh(start: Start) -> None:
+    """The connection and a command over it."""
+    start.begin()
+    await _command(Ssh(_spawner(), "127.0.0.1", start.options), start, begun=True)
+
+
+async def check(start: Start) -> None:
     """The trial of a sandbox that decides whether there can be any."""
-    begin()
-    await _bubblewrap(home).check()
+    start.begin()
+    await _bubblewrap(start.home).check()
 
 
-async def search(home: Path, begin: Begin) -> None:
-    files = LocalFiles((Mount(inner="/workspace", folder=_spec(home).folder),), _spawner())
-    begin()
+async def search(start: Start) -> None:
+    files = LocalFiles((Mount(inner="/workspace", folder=_spec(start.home).folder),), _spawner())
+    start.begin()
     await files.search("/workspace", Query(pattern=read_pattern("needle")))
 
 
-async def job(home: Path, begin: Begin) -> None:
+async def job(start: Start) -> None:
     """One that nothing but its limit on processor time ends."""
-    text = home / "text"
+    text = start.home / "text"
     text.write_bytes(b"a" * 100 + b"!\n")
     order = {"path": str(text), "pattern": "(a+)+$", "regex": True, "limit": 1, "bytes": 100, "seconds": 100}
-    begin()
+    start.begin()
     with contextlib.suppress(TimeoutError):
         await Workers().run("searching", {**order, "offset": 0, "byte": 0}, within=1, memory=256 * MIB)
 
 
-KINDS: Mapping[str, Callable[[Path, Begin], Awaitable[None]]] = MappingProxyType(
-    {"sandbox": sandbox, "command": command, "local": local, "check": check, "search": search, "job": job}
+KINDS: Mapping[str, Callable[[Start], Awaitable[None]]] = MappingProxyType(
+    {kind.__name__: kind for kind in (sandbox, command, local, ssh, check, search, job)}
 )
 
 
-async def _command(backend: Backend, home: Path, begin: Begin) -> None:
-    spec = _spec(home)
+async def _command(backend: Backend, start: Start, *, begun: bool = False) -> None:
+    spec = _spec(start.home)
     box = await backend.open(spec)
-    text = "(setsid env -i sleep 1000 &); sleep 1000; :"
-    begin()
+    text = f"(setsid env -i sleep {start.seconds} &); sleep {start.seconds}; :"
+    if not begun:
+        start.begin()
     await box.spawn(background(text, mark="m_1", folder=backend.inner(spec.folder), shell=None), "m_1")
 
 
@@ -139,10 +159,12 @@ def _spec(home: Path) -> BoxSpec:
 class Starts:
     """Processes that start one thing each, and say when they begin and when it is there."""
 
-    def __init__(self, kind: str, home: Path, user: int | None) -> None:
+    def __init__(self, kind: str, home: Path, user: int | None, seconds: int, options: Sequence[str]) -> None:
         self._kind = kind
         self._home = home
         self._user = user
+        self._seconds = seconds
+        self._options = options
 
     def measured(self) -> float:
         pid, told = self._forked()
@@ -185,7 +207,7 @@ class Starts:
             ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
 
         async def start() -> None:
-            await KINDS[self._kind](self._home, lambda: _say(tell))
+            await KINDS[self._kind](Start(self._home, lambda: _say(tell), self._seconds, self._options))
             _say(tell)
             await asyncio.Event().wait()
 
@@ -244,17 +266,16 @@ def _described(pid: int) -> str:
         return "gone"
 
 
-def run(kind: str, kills: int, seed: int, user: int | None = None) -> Result:
+def run(kind: str, kills: int, seed: int, user: int | None = None, options: Sequence[str] = ()) -> Result:
     """The kills, in a process of their own."""
-    command = [sys.executable, "-m", "bench.orphans", kind, str(kills), str(seed)]
-    command += [] if user is None else [str(user)]
+    command = [sys.executable, "-m", "bench.orphans", kind, str(kills), str(seed), str(user or "-"), *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=RUN_WITHIN, check=False)
     if done.returncode != 0:
         raise Failed(f"the kills of a {kind} failed: {done.stderr.decode(errors='replace')[-TAIL:].strip()}")
     return msgspec.json.decode(done.stdout, type=Result)
 
 
-def main(kind: str, kills: int, seed: int, user: int | None) -> Result:
+def main(kind: str, kills: int, seed: int, user: int | None, options: Sequence[str]) -> Result:
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
     chance = random.Random(seed)
@@ -266,7 +287,7 @@ def main(kind: str, kills: int, seed: int, user: int | None) -> Result:
         home.mkdir()
         if user is not None:
             os.chown(home, user, user)
-        starts = Starts(kind, home, user)
+        starts = Starts(kind, home, user, SECONDS + seed, options)
         result = Result(kind=kind, kills=kills, left=0, start=0.0, seed=seed)
         result.start = statistics.median(starts.measured() for _ in range(STARTS))
         outlived()
@@ -281,6 +302,6 @@ def main(kind: str, kills: int, seed: int, user: int | None) -> Result:
 
 
 if __name__ == "__main__":
-    sys.stdout.buffer.write(
-        msgspec.json.encode(main(sys.argv[1], *map(int, sys.argv[2:4]), int(sys.argv[4]) if sys.argv[4:] else None))
-    )
+    kind, kills, seed, user, *options = sys.argv[1:]
+    done = main(kind, int(kills), int(seed), None if user == "-" else int(user), options)
+    sys.stdout.buffer.write(msgspec.json.encode(done))
