@@ -204,7 +204,8 @@ class Bubblewrap:
     ) -> "Sandbox":
         mark = new_id("b")
         with contextlib.ExitStack() as failed, contextlib.ExitStack() as given:
-            lifeline, theirs = socket.socketpair()
+            # Of packets: at the end of a stream the kernel sends no signal while somebody is about to read from it.
+            lifeline, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
             failed.callback(lifeline.close)
             given.callback(theirs.close)
             # No pipe: a gateway that is gone cannot read it, and `bwrap` would die of writing to it.
