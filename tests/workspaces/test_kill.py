@@ -106,7 +106,7 @@ async def test_a_killed_gateway_leaves_nothing_running(tmp_path: Path) -> None:
 
 
 async def test_a_sandbox_whose_first_process_is_stopped_ends_with_its_gateway(tmp_path: Path) -> None:
-    """L14: the kernel kills it; nothing in the sandbox has to run for that. It was about to read when it was stopped."""
+    """L14: the kernel kills it, also if it was stopped while it read; nothing in the sandbox has to run for that."""
     mark = token()
     with gateway(tmp_path, mark) as (process, (ready, *_)):
         assert ready == "ready"

@@ -69,7 +69,7 @@ STRANDED_SECONDS = 60.0
 _DEFAULTS = MappingProxyType({"LANG": "C.UTF-8", "PAGER": "cat", "TERM": "dumb"})
 """What commands find where nothing else is said: text in any language, and nobody who would turn pages."""
 
-_BOX_FDS = 5  # its namespaces, its processes, the end of its input, and the watch on its life
+_BOX_FDS = 5  # its namespaces, its processes, its lifeline, and the watch on its life
 _PROCESS_FDS = 4  # of one process: input, output, log, and the watch on its life
 
 
