@@ -39,6 +39,8 @@ class Scale:
     """Of each kind."""
     kills: int
     crash_sessions: int
+    sandbox_kills: int
+    """While a sandbox starts."""
     settle: float
     """Seconds of rest before an idle process is read."""
 
@@ -68,6 +70,7 @@ TINY = Scale(
     search_queries=3,
     kills=2,
     crash_sessions=3,
+    sandbox_kills=3,
     settle=0.05,
 )
 
@@ -96,6 +99,7 @@ QUICK = Scale(
     search_queries=100,
     kills=10,
     crash_sessions=8,
+    sandbox_kills=200,
     settle=1.0,
 )
 
@@ -124,6 +128,7 @@ FULL = Scale(
     search_queries=100,
     kills=50,
     crash_sessions=12,
+    sandbox_kills=200,
     settle=2.0,
 )
 

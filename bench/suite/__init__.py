@@ -31,6 +31,7 @@ FIGURES = (
     "context",
     "search",
     "kill",
+    "orphans",
 )
 
 

@@ -36,6 +36,15 @@ def test_the_gateway_is_measured_beside_the_floor_and_repeats_every_prefix(tmp_p
 
 
 @pytest.mark.slow
+def test_kills_during_the_start_of_a_sandbox_are_counted(tmp_path: Path) -> None:
+    """L14: none of them leaves anything."""
+    assert main(["--scale", "tiny", "--only", "orphans", "--results", str(tmp_path)]) == 0
+    (file,) = tmp_path.glob("*.json")
+    figures = {one.name: one for one in msgspec.json.decode(file.read_bytes(), type=Report).figures}
+    assert figures["orphans"].met and figures["sandbox_start"].value
+
+
+@pytest.mark.slow
 def test_a_long_conversation_and_a_search_are_measured(tmp_path: Path) -> None:
     """S35, S32: never above its window, and between its compactions every request begins with the one before."""
     assert main(["--scale", "tiny", "--only", "context", "--only", "search", "--results", str(tmp_path)]) == 0

@@ -11,7 +11,7 @@ from bench.__main__ import main
 from bench.report import Report
 from bench.suite import FIGURES
 
-NEEDS_GATEWAY = {"kill", "prefix"}
+NEEDS_GATEWAY = {"kill", "orphans", "prefix"}
 """Figures that have no meaning for the floor: it forgets everything when it ends."""
 
 

@@ -174,7 +174,7 @@ class Conformance:
         names = set((await place.said("env | sed 's/=.*//'")).split())
         assert names <= {
             *("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER"),
-            *("OLDPWD", "PWD", "SHLVL", "TIDEGATE_MARK", "_"),
+            *("OLDPWD", "PWD", "SHLVL", "TIDEGATE_MARK", "TIDEGATE_OWNER", "_"),
         }
         assert {"HOME", "LANG", "PATH", "TERM", "TIDEGATE_MARK", "USER"} <= names
 

@@ -3,7 +3,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures import model
 from tests.workspaces.making import Room, room
+
+__all__ = ["home", "model", "rooms", "session"]
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 from tests.workspaces.conformance import Conformance, Place, opened, spawner, spec_of, token
 from tests.workspaces.making import WAIT, alive, room, until
 from tidegate.errors import ToolFailed
+from tidegate.workspaces.children import Spawner
 from tidegate.workspaces.files.local import LocalFiles
 from tidegate.workspaces.local import Local
 
@@ -128,6 +129,14 @@ async def test_a_crowd_that_makes_more_of_itself_is_ended(place: Place) -> None:
         await child.end(0.1)
     assert not alive(mark)
     child.close()
+
+
+async def test_a_command_says_whose_it_is_and_no_saved_shell_does(tmp_path: Path) -> None:
+    """L14: so that the next gateway of the same home finds it, if its guardian is killed together with the gateway."""
+    backend = Local(Spawner(frozenset(os.sched_getaffinity(0)), "one"))
+    async with opened(backend, spec_of(tmp_path)) as place:
+        assert await place.said("export A=b; echo $TIDEGATE_OWNER") == "one"
+        assert place.shell is not None and b"A=" in place.shell and b"TIDEGATE_" not in place.shell
 
 
 async def test_an_environment_that_is_too_long_is_refused(tmp_path: Path) -> None:

@@ -1,13 +1,18 @@
 """Background processes by name: started once, watched, written to, waited for, ended, and told of."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
+from bench.scripted_model import ScriptedModel
+from tests.core import core
+from tests.deeds import results
 from tests.workspaces.making import WAIT, Room, alive, room, token, until
+from tidegate.agent import Conversation
 from tidegate.errors import ToolFailed
 from tidegate.store import processes, workspaces
 from tidegate.workspaces.bubblewrap import Bubblewrap, Sandbox
@@ -324,17 +329,38 @@ async def test_output_is_taken_at_a_pace(rooms: Room, session: str, monkeypatch:
     await rooms.of(session).stop("yes")
 
 
-async def test_unloading_touches_no_process(rooms: Room, session: str) -> None:
-    """B1, B2, S08, V11, V12: a process does not keep a session in memory, and is kept when that goes."""
+@pytest.mark.parametrize("how", ["asked for", "idle"])
+async def test_unloading_touches_no_process(home: Path, model: ScriptedModel, how: str) -> None:
+    """B1, B2, S08, V11, V12: a running process does not keep its session's resident in memory. When the resident is
+    unloaded, the process, the shell's directory and its variables stay."""
     mark = token()
-    await rooms.of(session).start("server", f"sleep {mark}")
-    await rooms.said(session, "cd /tmp; export A=b")
-    rooms.presence.unload(session, reason="test")
-    rooms.presence.sweep(1e12)
-    await until(lambda: alive(mark))
-    assert [view.state for view in await rooms.of(session).list()] == ["running"]
-    assert await rooms.said(session, "echo $PWD $A") == "/tmp b"
-    assert (await rooms.store.read(workspaces.get, session)).state == "live"
+    sandbox = '[workspaces]\nbackend = "bubblewrap"'
+    async with core(home, sandbox, model=model, tools='"terminal"') as house:
+        session = (await house.say(_calls("process", action="start", name="server", command=f"sleep {mark}"))).session
+        await house.say(_calls("terminal", command="cd /tmp; export A=b"))
+        await until(lambda: alive(f"sleep\0{mark}"))
+        presence, before = house.door.presence, alive(mark)
+        site, record = house.door.workspaces.present(session), presence.get(session)
+        assert site is not None and record is not None and isinstance(record.resident, Conversation)
+        if how == "asked for":
+            assert presence.unload(session, reason="test")
+        else:
+            assert presence.sweep(record.used + presence.idle_ttl + 1) == 1
+        await until(lambda: presence.stats().residents == 0 and not presence._leaving)
+        assert presence.get(session) is record and record.resident is None
+        assert house.door.workspaces.present(session) is site and list(site.running) == ["server"]
+        assert alive(mark) == before
+        await house.say(_calls("terminal", command="echo $PWD $A"))
+        assert results(house)[-1].startswith("/tmp b")
+        await house.say(_calls("process", action="list"))
+        assert "server: runs" in results(house)[-1]
+        assert alive(mark) == before
+        assert (await house.store.read(workspaces.get, session)).state == "live"
+
+
+def _calls(tool: str, **arguments: str) -> str:
+    """A message upon which the model calls a tool."""
+    return f"[tool {tool} {json.dumps(arguments)}] [say done]"
 
 
 def _running(rooms: Room, session: str) -> dict[str, Any]:

@@ -2,15 +2,18 @@
 
 import hashlib
 import os
+import random
 import signal
 import stat
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import anyio
 import pytest
 
+from bench import orphans
 from tests.workspaces.conformance import Conformance, Place, opened, spawner, spec_of, token
 from tests.workspaces.making import WAIT, Clock, alive, room, until
 from tests.workspaces.sshd import SSHD, Sshd, sshd
@@ -70,7 +73,7 @@ async def test_nothing_of_the_gateways_environment_is_given_to_ssh(
     async with opened(backend, spec_of(tmp_path)) as place:
         assert place.box.pid is not None
         names = [field.partition(b"=")[0] for field in Path(f"/proc/{place.box.pid}/environ").read_bytes().split(b"\0")]
-        assert set(names) == {b"HOME", b"PATH", b""}
+        assert set(names) == {b"HOME", b"PATH", b"TIDEGATE_OWNER", b""}
         assert await place.said("echo ${SSH_AUTH_SOCK:-none} ${DISPLAY:-none}") == "none none"
 
 
@@ -279,6 +282,17 @@ async def test_a_keeper_that_hears_nothing_ends(monkeypatch: pytest.MonkeyPatch)
         os.dup2(waiting, 0)
         for fd in (heard, say, waiting):
             os.close(fd)
+
+
+def test_nothing_outlives_a_gateway_that_is_killed_while_it_connects(server: Sshd) -> None:
+    """L14, P12: at random moments of a connection and of the first command over it, on either side."""
+    seed = int(os.environ.get("TIDEGATE_SEED") or random.SystemRandom().randrange(1_000_000))
+    result = orphans.run("ssh", 10, seed, options=server.options)
+    assert result.left == 0, result
+    until_gone = time.monotonic() + WAIT
+    while (server.connections() or alive(str(orphans.SECONDS + seed))) and time.monotonic() < until_gone:
+        time.sleep(0.01)
+    assert server.connections() == alive(str(orphans.SECONDS + seed)) == []
 
 
 GATEWAY = """

@@ -13,7 +13,7 @@ import fcntl
 import logging
 import os
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 _log = logging.getLogger(__name__)
@@ -28,9 +28,11 @@ _ABOVE = 64  # every number that a process is given
 
 
 class Starter:
-    """`cores` are what the gateway was given; None for those that it has."""
+    """`cores` are what the gateway was given; None for those that it has. `running` are the processes that it started
+    and that have not been reaped."""
 
     def __init__(self, cores: frozenset[int] | None = None) -> None:
+        self.running: set[int] = set()
         self._cores = cores
         self._kept = False
 
@@ -66,15 +68,19 @@ class Starter:
             for fd in copies:
                 os.close(fd)
         try:
-            spawned = Spawned(pid)
+            spawned = Spawned(pid, self._forget)
         except BaseException:
             # No descriptor left to watch it by: then it may not be.
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise
+        self.running.add(pid)
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, pid, NICENESS)
         return spawned
+
+    def _forget(self, pid: int) -> None:
+        self.running.discard(pid)
 
     @contextlib.contextmanager
     def _on_every_core(self) -> Iterator[None]:
@@ -93,10 +99,11 @@ class Starter:
 
 
 class Spawned:
-    """One that was started."""
+    """One that was started. `reaped` is called with its number when it has been reaped."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, reaped: Callable[[int], None]) -> None:
         self.pid = pid
+        self._reaped = reaped
         self._pidfd = os.pidfd_open(pid)
         loop = asyncio.get_running_loop()
         self._code: asyncio.Future[int] = loop.create_future()
@@ -136,6 +143,7 @@ class Spawned:
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         if pid == 0:
             return
+        self._reaped(self.pid)
         asyncio.get_running_loop().remove_reader(self._pidfd)
         os.close(self._pidfd)
         self._code.set_result(os.waitstatus_to_exitcode(status))

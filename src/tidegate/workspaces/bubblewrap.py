@@ -1,11 +1,16 @@
 """The backend `bubblewrap`: one sandbox per session, made by the kernel's namespaces.
 
 Guarantee: a command sees a read-only system, its session's folder under /workspace, a home and a /tmp of the session's
-own and the processes of its session, and nothing else of the machine; it has no capability and can get none. Everything
-in a sandbox ends with it, and the sandbox ends with the gateway, however that dies: the kernel ends a namespace with
-its first process, and that one ends with the gateway by either of two ways, the end of its input and a signal that the
-kernel sends. What came of one command ends with that command: it is known by its control group, or, where there is
-none, by a mark in its environment.
+own and the processes of its session, and nothing else of the machine; it has no capability and can get none. What came
+of one command ends with that command: it is known by its control group, or, where there is none, by a mark in its
+environment.
+
+A sandbox ends with the gateway, however and whenever that dies, also while the sandbox starts. They are tied by a
+socket, the *lifeline*: its other end is held by the gateway alone and cannot be opened by anybody. When the gateway is
+gone, the kernel closes that end; the sandbox's first process reads the end of its lifeline and exits, and the kernel
+ends a namespace with its first process. Once the sandbox is up, the kernel also kills `bwrap` at that moment, and the
+first process with it, so that even a stopped one ends. During set-up nothing of ours may kill `bwrap`: its two
+processes wait for each other, and a process whose partner has died waits for ever (docs/decisions/0026).
 
 A sandbox is one `bwrap` and a shell in it, its first process, that does nothing but hold the namespaces and reap what
 is orphaned there; each command enters them. So a session's commands
@@ -19,7 +24,8 @@ import contextlib
 import fcntl
 import os
 import signal
-from collections.abc import Mapping
+import socket
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -28,11 +34,12 @@ import msgspec
 from anyio import CancelScope, to_thread
 
 from tidegate.errors import ToolFailed
-from tidegate.workspaces import script
+from tidegate.values import new_id
+from tidegate.workspaces import guardian, script
 from tidegate.workspaces.cgroups import JOIN, UNGROUPED, Cgroups, Group, Leaf, leaf_for
 from tidegate.workspaces.children import ChildProcess, Spawner, find, gone, or_gone
 from tidegate.workspaces.files import Files, Mount
-from tidegate.workspaces.interface import MARK, BoxSpec, Enforcement, Load, OpenBox, Strain, enforced
+from tidegate.workspaces.interface import MARK, OWNER, BoxSpec, Enforcement, Load, OpenBox, Strain, enforced
 from tidegate.workspaces.proc import ProcessTable
 
 INNER = "/workspace"
@@ -53,8 +60,10 @@ _REAP_SECONDS = 1.0  # in which what waits for a killed process has reaped it, a
 _LOOKS = 25  # until a sandbox in which something cannot be ended is ended itself
 _NOTHING = 0  # the signal that only asks whether there is somebody
 _NS_GET_USERNS = 0xB701  # the user namespace that owns a namespace (ioctl_ns(2))
-_HOLD = "echo up; exec >/dev/null; while read -r _; do :; done"
-"""What a sandbox's first process does: its line says that all is mounted; at the end of its input it ends. A shell
+_INFO, _PASSWD_FD, _GROUP_FD, _LIFELINE = 3, 4, 5, 6  # what `bwrap` is given, by its numbers there
+_INFO_BYTES = 4096  # more than it tells of itself
+_HOLD = f"echo up; exec >/dev/null; while read -r -u {_LIFELINE} _; do :; done"
+"""What a sandbox's first process does: its line says that all is mounted; at the end of the lifeline it ends. A shell
 reaps whatever is orphaned below it. From inside it cannot be killed, as no first process can."""
 
 _OWN = frozenset(("1",))  # what belongs to the sandbox itself, as it is numbered in there
@@ -148,8 +157,9 @@ class Bubblewrap:
     async def _try(self, nesting: tuple[str, ...]) -> str | None:
         try:
             programs = _programs()
-            arguments = [programs.bwrap, *_isolation(network=False), *nesting, *await to_thread.run_sync(_system)]
-            child = await self._spawner.spawn([*arguments, "--", programs.bash, "-c", ":"], {})
+            arguments = [programs.bwrap, *self._isolation(network=False), *nesting]
+            arguments += await to_thread.run_sync(_system)
+            child = await self._spawner.spawn([*arguments, "--", programs.bash, "-c", ":"], self._environment())
         except ToolFailed as error:
             return error.message
         except OSError as error:
@@ -166,15 +176,18 @@ class Bubblewrap:
 
     async def open(self, spec: BoxSpec) -> "Sandbox":
         programs = _programs()
-        arguments = [programs.bwrap, *_isolation(network=spec.network), *self._nesting]
+        arguments = [programs.bwrap, *self._isolation(network=spec.network), *self._nesting]
         arguments += await to_thread.run_sync(_system, spec.limits.memory_bytes // 2)
         arguments += ["--bind", str(spec.temporary), "/tmp", "--bind", str(spec.temporary), "/var/tmp"]
         arguments += ["--bind", str(spec.home), HOME, "--bind", str(spec.folder), INNER, "--chdir", INNER]
         for folder in spec.read_only:
             arguments += ["--ro-bind-try", str(folder), str(folder)]
-        arguments += ["--ro-bind-data", "4", "/etc/passwd", "--ro-bind-data", "5", "/etc/group"]
+        arguments += ["--ro-bind-data", str(_PASSWD_FD), "/etc/passwd", "--ro-bind-data", str(_GROUP_FD), "/etc/group"]
         # Last, since it closes what all of this is mounted in: that lies in memory, which nobody counts.
-        arguments += ["--remount-ro", "/", "--info-fd", "3", "--", programs.bash, "-c", _HOLD]
+        arguments += ["--remount-ro", "/", "--info-fd", str(_INFO), "--"]
+        # From here on it ends with `bwrap`. The option for that, --die-with-parent, would also be for `bwrap` itself,
+        # from the middle of the set-up on.
+        arguments += [programs.setpriv, "--pdeathsig", "KILL", programs.bash, "-c", _HOLD]
         group = None if self._groups is None else await self._groups.make(spec.limits)
         try:
             return await self._started(programs, spec, arguments, group)
@@ -189,28 +202,46 @@ class Bubblewrap:
     async def _started(
         self, programs: "_Programs", spec: BoxSpec, arguments: list[str], group: Group | None
     ) -> "Sandbox":
-        with contextlib.ExitStack() as opened:
-            told, tell = os.pipe()
-            opened.callback(os.close, told)
-            with contextlib.ExitStack() as given:
-                passing = {tell: 3}
-                given.callback(os.close, tell)
-                for text, number in ((_PASSWD, 4), (_GROUP, 5)):
-                    fd = _holding(text)
-                    passing[fd] = number
-                    given.callback(os.close, fd)
-                child = await self._spawner.spawn(arguments, {"PATH": "/usr/bin:/bin"}, passing=passing)
-            async with or_gone(child):
+        mark = new_id("b")
+        with contextlib.ExitStack() as failed, contextlib.ExitStack() as given:
+            # Of packets: at the end of a stream the kernel sends no signal while somebody is about to read from it.
+            lifeline, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+            failed.callback(lifeline.close)
+            given.callback(theirs.close)
+            # No pipe: a gateway that is gone cannot read it, and `bwrap` would die of writing to it.
+            info = os.memfd_create("info")
+            given.callback(os.close, info)
+            passing = {theirs.fileno(): _LIFELINE, info: _INFO}
+            for text, number in ((_PASSWD, _PASSWD_FD), (_GROUP, _GROUP_FD)):
+                fd = _holding(text)
+                passing[fd] = number
+                given.callback(os.close, fd)
+            child = await self._spawner.spawn(arguments, self._environment(mark), passing=passing)
+            async with _or_swept(child, mark):
+                child.close_input()
                 await _standing(child)
-                # Written before what it has just said, in one piece or more, and far less than a pipe holds.
-                first = int(msgspec.json.decode(os.read(told, 4096))["child-pid"])
-                return Sandbox(self._spawner, programs, spec, child, first, group)
+                first = int(msgspec.json.decode(os.pread(info, _INFO_BYTES, 0))["child-pid"])
+                _kill_with(theirs, child)
+                sandbox = Sandbox(self._spawner, programs, spec, child, first, lifeline, group)
+            failed.pop_all()
+            return sandbox
+
+    def _environment(self, mark: str = "") -> dict[str, str]:
+        """Of `bwrap` itself, in whose environment its processes are found as long as they set up the sandbox."""
+        return {"PATH": "/usr/bin:/bin", OWNER: self._spawner.owner, MARK: mark}
+
+    def _isolation(self, *, network: bool) -> list[str]:
+        # What is started is itself the first process: so `bwrap` ends after it has reaped it, and not before.
+        options = ["--unshare-all", "--as-pid-1", "--new-session", "--cap-drop", "ALL"]
+        options += ["--clearenv", "--setenv", OWNER, self._spawner.owner]
+        options += ["--uid", str(_USER), "--gid", str(_USER), "--hostname", "workspace"]
+        return [*options, "--share-net"] if network else options
 
 
 class Sandbox:
-    """One session's. It owns the `bwrap` that holds the namespaces, the descriptors by which they are entered, and the
-    control group, if there is one. That is for commands: what holds the sandbox is not in it, and is never killed for
-    what they use."""
+    """One session's. It owns the `bwrap` that holds the namespaces, the lifeline, the descriptors by which they are
+    entered, and the control group, if there is one. That is for commands: what holds the sandbox is not in it, and is
+    never killed for what they use."""
 
     def __init__(
         self,
@@ -219,14 +250,16 @@ class Sandbox:
         spec: BoxSpec,
         child: ChildProcess,
         first: int,
+        lifeline: socket.socket,
         group: Group | None,
     ) -> None:
-        """`first` is its first process, as we see it."""
+        """`first` is its first process, as we see it. When `lifeline` is closed, the sandbox ends."""
         self._spawner = spawner
         self._programs = programs
         self._spec = spec
         self._holder = child
         self._first = first
+        self._lifeline = lifeline
         self._group = group
         self.held: frozenset[str] = group.held if group else frozenset()
         self._commands: set[Command] = set()
@@ -240,6 +273,7 @@ class Sandbox:
             opened.callback(os.close, self._owner)
             self._table = ProcessTable(f"/proc/{first}/root/proc")
             opened.callback(self._table.close)
+            opened.callback(lifeline.close)
             self._release = opened.pop_all()
 
     @property
@@ -470,6 +504,27 @@ def _holding(text: str) -> int:
     return out
 
 
+@contextlib.asynccontextmanager
+async def _or_swept(child: ChildProcess, mark: str) -> AsyncIterator[None]:
+    """What fails in the block ends the child, and also a process of its set-up that somebody has orphaned."""
+    try:
+        async with or_gone(child):
+            yield
+    except BaseException:
+        with CancelScope(shield=True):
+            await to_thread.run_sync(guardian.sweep, f"{MARK}={mark}")
+        raise
+
+
+def _kill_with(end: socket.socket, child: ChildProcess) -> None:
+    """The kernel kills the child as soon as the other end of this socket is closed (fcntl(2), F_SETSIG)."""
+    if not child.running:  # then its number may be another's
+        raise ToolFailed("The sandbox ended while it was started.")
+    fcntl.fcntl(end, fcntl.F_SETOWN, child.pid)
+    fcntl.fcntl(end, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(end, fcntl.F_SETFL, fcntl.fcntl(end, fcntl.F_GETFL) | os.O_ASYNC)
+
+
 async def _standing(child: ChildProcess) -> None:
     """Waits until the sandbox stands."""
     try:
@@ -491,13 +546,6 @@ def _programs() -> _Programs:
             f"{missing[0]} is not installed here: install {package}, or choose another workspaces.backend."
         )
     return _Programs(**{name: str(path) for name, path in found.items()})
-
-
-def _isolation(*, network: bool) -> list[str]:
-    # What is started is itself the first process: so `bwrap` ends after it has reaped it, and not before.
-    options = ["--unshare-all", "--as-pid-1", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"]
-    options += ["--uid", str(_USER), "--gid", str(_USER), "--hostname", "workspace"]
-    return [*options, "--share-net"] if network else options
 
 
 def _system(memory: int = SHARED_MEMORY_BYTES) -> list[str]:

@@ -16,7 +16,6 @@ group `gateway` of its own. That is only done where the tree was handed over to 
 
 import contextlib
 import errno
-import hashlib
 import itertools
 import os
 import signal
@@ -30,7 +29,7 @@ from anyio import CancelScope, to_thread
 from tidegate.errors import ToolFailed
 from tidegate.log import Log
 from tidegate.workspaces.hierarchy import CONTROLLERS, PROCESSES, Setting, Tree, counter, settings, trees
-from tidegate.workspaces.interface import BoxLimits, Strain
+from tidegate.workspaces.interface import BoxLimits, Strain, owner_of
 from tidegate.workspaces.membership import count, kill, members, removed, send, shut, write
 
 log = Log(__name__)
@@ -59,8 +58,7 @@ class Cgroups:
     """The groups of one gateway, which are known by its `home`."""
 
     def __init__(self, home: Path) -> None:
-        digest = hashlib.sha256(os.fsencode(home.absolute())).hexdigest()[:16]
-        self._prefix = f"tidegate-{digest}-"
+        self._prefix = f"tidegate-{owner_of(home)}-"
         self._lock = threading.Lock()
         self._trees: tuple[Tree, ...] | None = None
         self._numbers = itertools.count()

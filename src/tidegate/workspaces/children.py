@@ -36,12 +36,18 @@ def find(program: str) -> str | None:
 
 
 class Spawner:
-    """Starts children. Owned by whoever owns the boxes; `cores` are what the gateway was given. `helpers` are the
-    places of those that work for the gateway itself: who wants one more waits."""
+    """Starts children. Owned by whoever owns the boxes. `cores` are what the gateway was given; `owner` is what it is
+    called in its processes (`owner_of`). `helpers` limits the children that work for the gateway itself."""
 
-    def __init__(self, cores: frozenset[int]) -> None:
+    def __init__(self, cores: frozenset[int], owner: str = "") -> None:
+        self.owner = owner
         self._starter = Starter(cores)
         self.helpers = asyncio.Semaphore(HELPERS)
+
+    @property
+    def running(self) -> frozenset[int]:
+        """The children that have not been reaped."""
+        return frozenset(self._starter.running)
 
     async def spawn(
         self, command: Sequence[str], environment: Mapping[str, str], *, passing: Mapping[int, int] | None = None

@@ -17,7 +17,7 @@ from tidegate.lifetimes import gather
 from tidegate.log import Log
 from tidegate.workspaces import guardian, keeper, script
 from tidegate.workspaces.children import ChildProcess, Spawner, or_gone
-from tidegate.workspaces.interface import MARK, BoxSpec, Load, Strain
+from tidegate.workspaces.interface import MARK, OWNER, BoxSpec, Load, Strain
 
 log = Log(__name__)
 
@@ -127,7 +127,7 @@ class Connection:
         if not self.alive:
             raise ToolFailed(LOST)
         try:
-            child = await self._spawner.spawn(self._over, {})
+            child = await self._spawner.spawn(self._over, {OWNER: self._spawner.owner})
         except OSError as error:
             raise ToolFailed(f"The command cannot be started ({error.strerror}).") from None
         command = RemoteCommand(self, child, mark)

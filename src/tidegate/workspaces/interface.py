@@ -6,6 +6,8 @@ script in, output out, and the *state channel*, by which the wrapper tells what 
 a process group, an ssh connection and a container have in common, and all that is needed.
 """
 
+import hashlib
+import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -46,6 +48,16 @@ CALLED: Mapping[str, str] = MappingProxyType(
 
 MARK = "TIDEGATE_MARK"
 """The variable by which the processes of one command are found again, also those that left its group."""
+
+OWNER = "TIDEGATE_OWNER"
+"""The variable that says which gateway a process belongs to (`owner_of`), so that the next one of the same home can end
+what a killed one left."""
+
+
+def owner_of(home: Path) -> str:
+    """What the gateway of a home folder is called in processes and control groups: a digest, so that nothing is told of
+    the folder."""
+    return hashlib.sha256(os.fsencode(home.absolute())).hexdigest()[:16]
 
 
 class BoxLimits(Frozen, frozen=True):

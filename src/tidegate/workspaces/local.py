@@ -26,7 +26,7 @@ from tidegate.workspaces import guardian, script
 from tidegate.workspaces.cgroups import UNGROUPED, Cgroups, Group, Leaf, leaf_for
 from tidegate.workspaces.children import ChildProcess, Spawner, find, or_gone
 from tidegate.workspaces.files import Files, Mount
-from tidegate.workspaces.interface import MARK, BoxSpec, Enforcement, Load, OpenBox, Strain, enforced
+from tidegate.workspaces.interface import MARK, OWNER, BoxSpec, Enforcement, Load, OpenBox, Strain, enforced
 
 log = Log(__name__)
 
@@ -146,6 +146,7 @@ class Quarters:
             "USER": user,
             **spec.environment,
             MARK: mark,
+            OWNER: self._spawner.owner,
         }
         largest = 0 if full else spec.limits.file_bytes
         limits = (spec.limits.memory_bytes, largest, int(spec.limits.cpu_seconds))

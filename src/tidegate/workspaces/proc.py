@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from tidegate.workspaces.interface import MARK, BoxLimits, Load
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_STATE_FIELD, _START_FIELD = 0, 19  # of a stat file, counted from behind the command's name
+_STATE_FIELD, _PARENT_FIELD, _START_FIELD = 0, 1, 19  # of a stat file, counted from behind the command's name
 _READ = 64 * 1024  # of one file of a process at once
 _MOST_ENVIRONMENT = 4 * 1024 * 1024  # of a process; the kernel gives a new one no more than some megabytes
 _KIB = 1024
@@ -33,6 +33,22 @@ def ended(pid: int) -> bool:
     with _held(f"/proc/{pid}", None) as process:
         fields = _stat(process)
     return bool(fields) and fields[_STATE_FIELD] == b"Z"
+
+
+def ancestors(pid: int) -> frozenset[int]:
+    found: set[int] = set()
+    while pid not in found:
+        found.add(pid)
+        with _held(f"/proc/{pid}", None) as process:
+            fields = _stat(process)
+        pid = int(fields[_PARENT_FIELD]) if fields else 0
+    return frozenset(found)
+
+
+def program(pid: int) -> str:
+    """The name of what it runs; empty when there is none."""
+    with _held(f"/proc/{pid}", None) as process:
+        return _contents(process, "comm").decode(errors="replace").strip()
 
 
 class ProcessTable:

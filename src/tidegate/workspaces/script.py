@@ -13,7 +13,7 @@ may have any name.
 
 from typing import NamedTuple
 
-from tidegate.workspaces.interface import MARK
+from tidegate.workspaces.interface import MARK, OWNER
 
 STATE_BYTES = 256 * 1024
 """Of a saved shell. Ordinary ones have a few kilobytes; whole frameworks of functions belong into a file."""
@@ -67,7 +67,7 @@ _SAVE = f"""__tidegate_save() {{
   # In a shell of its own, so that what is not to be saved can be taken out; and first, since the time may be short.
   ( builtin unset __tidegate_left __tidegate_pids
     builtin unset -f __tidegate_save __tidegate_end __tidegate_find
-    builtin export -n {MARK} PWD SHLVL _
+    builtin export -n {MARK} {OWNER} PWD SHLVL _
     builtin printf 'builtin cd -- %q 2>/dev/null\n' "$PWD"
     builtin export -p; builtin declare -f; builtin alias -p; builtin echo '{_END}' ) >&9 2>/dev/null
   [ $some -eq 0 ] || __tidegate_end "$mark"

@@ -25,7 +25,7 @@ from tidegate.workspaces.children import ChildProcess, Spawner, find, gone, or_g
 from tidegate.workspaces.connection import OPEN_SECONDS, SAID_BYTES, Connection, Meeting, There
 from tidegate.workspaces.files import Files
 from tidegate.workspaces.files.remote import RemoteFiles
-from tidegate.workspaces.interface import BoxSpec, Enforcement, OpenBox, enforced
+from tidegate.workspaces.interface import OWNER, BoxSpec, Enforcement, OpenBox, enforced
 from tidegate.workspaces.shipping import BOOTSTRAP, program
 
 _FIXED = (
@@ -106,7 +106,8 @@ class Ssh:
         home = pwd.getpwuid(os.geteuid()).pw_dir
         try:
             child = await self._spawner.spawn(
-                [_ssh(), *options, "--", self._host, BOOTSTRAP], {"HOME": home, "PATH": "/usr/local/bin:/usr/bin:/bin"}
+                [_ssh(), *options, "--", self._host, BOOTSTRAP],
+                {"HOME": home, "PATH": "/usr/local/bin:/usr/bin:/bin", OWNER: self._spawner.owner},
             )
         except OSError as error:
             raise ToolFailed(f"ssh cannot be started ({error.strerror}).") from None

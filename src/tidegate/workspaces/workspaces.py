@@ -26,18 +26,18 @@ from tidegate.lifetimes import Holding, Presence, Scope, gather
 from tidegate.log import Log
 from tidegate.spool import Spool
 from tidegate.store import Db, ProcessRow, Store, WorkspaceRow, notices, processes, workspaces
+from tidegate.workspaces import strays
 from tidegate.workspaces.cgroups import Cgroups
 from tidegate.workspaces.children import Spawner
 from tidegate.workspaces.choosing import Choice, NoCommands
 from tidegate.workspaces.disk import Disk
 from tidegate.workspaces.folders import Folders
 from tidegate.workspaces.folders import remove as remove_folder
-from tidegate.workspaces.interface import CALLED, Backend, BoxLimits, BoxSpec, Elsewhere
+from tidegate.workspaces.interface import CALLED, Backend, BoxLimits, BoxSpec, Elsewhere, owner_of
 from tidegate.workspaces.proc import start_ticks
 from tidegate.workspaces.processes import OnFinished, Processes
 from tidegate.workspaces.remains import Remains
 from tidegate.workspaces.site import Site
-from tidegate.workspaces.strays import Strays
 from tidegate.workspaces.workspace import Workspace
 
 log = Log(__name__)
@@ -69,7 +69,7 @@ STRANDED_SECONDS = 60.0
 _DEFAULTS = MappingProxyType({"LANG": "C.UTF-8", "PAGER": "cat", "TERM": "dumb"})
 """What commands find where nothing else is said: text in any language, and nobody who would turn pages."""
 
-_BOX_FDS = 5  # its namespaces, its processes, the end of its input, and the watch on its life
+_BOX_FDS = 5  # its namespaces, its processes, its lifeline, and the watch on its life
 _PROCESS_FDS = 4  # of one process: input, output, log, and the watch on its life
 
 
@@ -98,9 +98,10 @@ class Workspaces:
         self._clock = clock
         self._environment = {name: environment[name] for name in self.settings.environment if name in environment}
         self._groups = Cgroups(config.home)
-        self._strays = Strays()
+        self._strays = strays.Strays()
         self._remains = Remains(store, clock, self.settings.trash)
-        self._choice = Choice(self.settings, Spawner(frozenset(os.sched_getaffinity(0))), self._groups, backends)
+        self._spawner = Spawner(frozenset(os.sched_getaffinity(0)), owner_of(config.home))
+        self._choice = Choice(self.settings, self._spawner, self._groups, backends)
         presence.ledger.view("workspace", self._measure)
         scope.on_close(self._close, name="workspaces")
 
@@ -248,6 +249,7 @@ class Workspaces:
         """Take note of what the last process left: its processes are gone, and those marked `restart` begin again."""
         if self._choice.warning:
             log.warning("the gateway runs as root", meaning=self._choice.warning)
+        await self._end_orphans()
         await to_thread.run_sync(self._groups.sweep)
         if (there := await self._elsewhere()) is not None:
             await self._remains.recover(there)
@@ -261,6 +263,15 @@ class Workspaces:
                 break
             last = rows[-1].id
         self._scope.start(self._restart, name="restart of processes")
+
+    async def _end_orphans(self) -> None:
+        """End the processes of this home that descend from none of our children. As the home is locked, no other
+        gateway owns them."""
+        marked = await to_thread.run_sync(strays.marked, self._spawner.owner)
+        # Children are started on this thread: every one that was found and still runs is known by now.
+        running = self._spawner.running
+        if orphans := [process for process in marked if not process.line & running]:
+            await to_thread.run_sync(strays.end, orphans)
 
     async def _restart(self) -> None:
         last = ""
@@ -347,8 +358,10 @@ class Workspaces:
             log.exception("a workspace could not be looked after; that is tried again", session=site.session)
 
     async def tidy(self) -> None:
-        """Folders that nobody owns, folders whose time in the trash is over, and rows that nothing is behind."""
+        """Processes and folders that nobody owns, folders whose time in the trash is over, and rows that nothing is
+        behind."""
         self._choice.reconsider()
+        await self._end_orphans()
         await to_thread.run_sync(self._groups.sweep)
         if (there := await self._elsewhere()) is not None:
             await self._remains.retry(there)

@@ -1,0 +1,307 @@
+"""Processes that outlive a gateway killed while it starts something.
+
+    python -m bench.orphans KIND KILLS SEED UID [OPTION …]        prints the `Result` as JSON
+
+For each kill a process is forked that starts one thing of a kind (a sandbox, a command in one, …) as the gateway does.
+It is killed with SIGKILL at a random moment of that start. This program is the subreaper of everything below it, so the
+kernel itself says when nothing is left: there is no child to wait for any more. The forked processes run as the user
+UID; - is the one who runs this. What outlives a kill is counted, described and ended, by its id.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import msgspec
+
+from bench.children import ROOT, TAIL, Failed
+from tidegate.spool.workers import Workers
+from tidegate.workspaces.bubblewrap import Bubblewrap
+from tidegate.workspaces.cgroups import Cgroups
+from tidegate.workspaces.children import Spawner
+from tidegate.workspaces.files import Mount, Query, read_pattern
+from tidegate.workspaces.files.local import LocalFiles
+from tidegate.workspaces.interface import Backend, BoxLimits, BoxSpec, owner_of
+from tidegate.workspaces.local import Local
+from tidegate.workspaces.script import background
+from tidegate.workspaces.ssh import Ssh
+
+STARTS = 3
+"""Starts that are measured before the first kill; their median says when kills fall."""
+SPREAD = 1.1
+"""Kills fall within this many times the median start, so that some come right after it."""
+GONE_WITHIN = 10.0
+"""Seconds. A process that is still there then has outlived the kill."""
+RUN_WITHIN = 1800.0
+SECONDS = 10**12
+"""That commands sleep, and as many more as the seed is: a number that nobody else sleeps."""
+MIB = 1024 * 1024
+_LOOK_SECONDS = 0.002
+_PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
+
+
+class Result(msgspec.Struct, kw_only=True):
+    kind: str
+    kills: int
+    left: int
+    """Kills that some process outlived."""
+    start: float
+    """Seconds, the median of undisturbed starts."""
+    groups: int = 0
+    """Control groups that the next start did not remove."""
+    seed: int
+    found: list[str] = []
+
+
+# -- what is started ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start. `begin` says that it begins now. Commands sleep for `seconds`, by which they are found again.
+    `options` are for `ssh`."""
+
+    home: Path
+    begin: Callable[[], None]
+    seconds: int
+    options: Sequence[str]
+
+
+async def sandbox(start: Start) -> None:
+    """The second of its gateway: nothing has to be loaded first."""
+    backend, spec = _bubblewrap(start.home), _spec(start.home)
+    await (await backend.open(spec)).close()
+    start.begin()
+    await backend.open(spec)
+
+
+async def command(start: Start) -> None:
+    await _command(_bubblewrap(start.home), start)
+
+
+async def local(start: Start) -> None:
+    await _command(Local(_spawner(), Cgroups(start.home)), start)
+
+
+async def ssh(start: Start) -> None:
+    """The connection and a command over it."""
+    start.begin()
+    await _command(Ssh(_spawner(), "127.0.0.1", start.options), start, begun=True)
+
+
+async def check(start: Start) -> None:
+    """The trial of a sandbox that decides whether there can be any."""
+    start.begin()
+    await _bubblewrap(start.home).check()
+
+
+async def search(start: Start) -> None:
+    files = LocalFiles((Mount(inner="/workspace", folder=_spec(start.home).folder),), _spawner())
+    start.begin()
+    await files.search("/workspace", Query(pattern=read_pattern("needle")))
+
+
+async def job(start: Start) -> None:
+    """One that nothing but its limit on processor time ends."""
+    text = start.home / "text"
+    text.write_bytes(b"a" * 100 + b"!\n")
+    order = {"path": str(text), "pattern": "(a+)+$", "regex": True, "limit": 1, "bytes": 100, "seconds": 100}
+    start.begin()
+    with contextlib.suppress(TimeoutError):
+        await Workers().run("searching", {**order, "offset": 0, "byte": 0}, within=1, memory=256 * MIB)
+
+
+KINDS: Mapping[str, Callable[[Start], Awaitable[None]]] = MappingProxyType(
+    {kind.__name__: kind for kind in (sandbox, command, local, ssh, check, search, job)}
+)
+
+
+async def _command(backend: Backend, start: Start, *, begun: bool = False) -> None:
+    spec = _spec(start.home)
+    box = await backend.open(spec)
+    text = f"(setsid env -i sleep {start.seconds} &); sleep {start.seconds}; :"
+    if not begun:
+        start.begin()
+    await box.spawn(background(text, mark="m_1", folder=backend.inner(spec.folder), shell=None), "m_1")
+
+
+def _spawner() -> Spawner:
+    return Spawner(frozenset(os.sched_getaffinity(0)))
+
+
+def _bubblewrap(home: Path) -> Bubblewrap:
+    return Bubblewrap(_spawner(), Cgroups(home))
+
+
+def _spec(home: Path) -> BoxSpec:
+    limits = BoxLimits(memory_bytes=1024 * MIB, processes=200, disk_bytes=64 * MIB, file_bytes=2 * MIB, cpu_seconds=100)
+    spec = BoxSpec(session="s_1", folder=home / "work", private=home / "private", environment={}, limits=limits)
+    for folder in (spec.folder, spec.private, spec.home, spec.temporary):
+        folder.mkdir(exist_ok=True)
+    return spec
+
+
+# -- kills -------------------------------------------------------------------------------------------------------------
+
+
+class Starts:
+    """Processes that start one thing each, and say when they begin and when it is there."""
+
+    def __init__(self, kind: str, home: Path, user: int | None, seconds: int, options: Sequence[str]) -> None:
+        self._kind = kind
+        self._home = home
+        self._user = user
+        self._seconds = seconds
+        self._options = options
+
+    def measured(self) -> float:
+        pid, told = self._forked()
+        try:
+            begun = _heard(told)
+            return _heard(told) - begun
+        finally:
+            self._killed(pid, told)
+
+    def killed_after(self, seconds: float) -> None:
+        pid, told = self._forked()
+        begun = _heard(told)
+        while time.perf_counter() < begun + seconds:
+            pass
+        self._killed(pid, told)
+
+    def _killed(self, pid: int, told: int) -> None:
+        os.close(told)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+    def _forked(self) -> tuple[int, int]:
+        told, tell = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.close(told)
+                self._run(tell)
+            finally:
+                os._exit(1)
+        os.close(tell)
+        return pid, told
+
+    def _run(self, tell: int) -> None:
+        if self._user is not None:
+            os.setgroups([])
+            os.setgid(self._user)
+            os.setuid(self._user)
+            # As in a process that was this user's from its beginning.
+            ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+
+        async def start() -> None:
+            await KINDS[self._kind](Start(self._home, lambda: _say(tell), self._seconds, self._options))
+            _say(tell)
+            await asyncio.Event().wait()
+
+        asyncio.run(start())
+
+
+def _say(tell: int) -> None:
+    os.write(tell, b".")
+
+
+def _heard(told: int) -> float:
+    if not os.read(told, 1):
+        raise Failed("a start failed")
+    return time.perf_counter()
+
+
+def outlived() -> list[str]:
+    """What is still there after `GONE_WITHIN`, which then is ended."""
+    if _all_reaped(GONE_WITHIN):
+        return []
+    below = _below(os.getpid())
+    described = [_described(pid) for pid in below]
+    for pid in below:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    if not _all_reaped(GONE_WITHIN):
+        raise Failed(f"cannot be ended: {described}")
+    return described
+
+
+def _all_reaped(within: float) -> bool:
+    until = time.monotonic() + within
+    while time.monotonic() < until:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(_LOOK_SECONDS)
+        except ChildProcessError:
+            return True
+    return False
+
+
+def _below(pid: int) -> list[int]:
+    try:
+        children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+    return children + [lower for child in children for lower in _below(child)]
+
+
+def _described(pid: int) -> str:
+    try:
+        place = Path(f"/proc/{pid}")
+        line = place.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        return f"{place.joinpath('wchan').read_text()}: {line[:80]}"
+    except OSError:
+        return "gone"
+
+
+def run(kind: str, kills: int, seed: int, user: int | None = None, options: Sequence[str] = ()) -> Result:
+    """The kills, in a process of their own."""
+    command = [sys.executable, "-m", "bench.orphans", kind, str(kills), str(seed), str(user or "-"), *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=RUN_WITHIN, check=False)
+    if done.returncode != 0:
+        raise Failed(f"the kills of a {kind} failed: {done.stderr.decode(errors='replace')[-TAIL:].strip()}")
+    return msgspec.json.decode(done.stdout, type=Result)
+
+
+def main(kind: str, kills: int, seed: int, user: int | None, options: Sequence[str]) -> Result:
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+    chance = random.Random(seed)
+    # Another user may not reach the usual folder for temporary files.
+    with tempfile.TemporaryDirectory(prefix="tidegate-orphans-", dir="/tmp" if user is not None else None) as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        home = folder / "home"
+        home.mkdir()
+        if user is not None:
+            os.chown(home, user, user)
+        starts = Starts(kind, home, user, SECONDS + seed, options)
+        result = Result(kind=kind, kills=kills, left=0, start=0.0, seed=seed)
+        result.start = statistics.median(starts.measured() for _ in range(STARTS))
+        outlived()
+        for _ in range(kills):
+            starts.killed_after(chance.uniform(0, SPREAD * result.start))
+            if found := outlived():
+                result.left += 1
+                result.found += found
+        Cgroups(home).sweep()
+        result.groups = len(list(Path("/sys/fs/cgroup").rglob(f"tidegate-{owner_of(home)}-*")))
+    return result
+
+
+if __name__ == "__main__":
+    kind, kills, seed, user, *options = sys.argv[1:]
+    done = main(kind, int(kills), int(seed), None if user == "-" else int(user), options)
+    sys.stdout.buffer.write(msgspec.json.encode(done))
