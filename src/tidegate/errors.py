@@ -16,6 +16,7 @@
     ├── TurnFailed         the turn cannot go on (step limit, loop, resume budget); tell the user
     ├── Misconfigured      the operator must change the configuration
     └── StoreFailed        the store cannot do it now
+        ├── StoreBusy         too much waits, or it took too long; try again in a moment
         ├── StoreFull         no room on the disk; what needs no write goes on
         ├── StoreDamaged      the file was put aside, named, never overwritten
         └── StoreNewer        the file was written by a newer program; it is left alone
@@ -164,6 +165,10 @@ class Misconfigured(TidegateError):
 
 
 class StoreFailed(TidegateError):
+    pass
+
+
+class StoreBusy(StoreFailed):
     pass
 
 

@@ -444,7 +444,11 @@ class EmbeddedEngine(Engine):
         if failure.code == "internal":
             log.exception("a turn broke", session=live.session, turn=live.turn, told=failure.message)
         else:
-            told = error.brief if isinstance(error, ModelFailed) else failure.message
+            told = failure.message
+            if isinstance(error, ModelFailed):
+                told = error.brief
+            elif isinstance(error, StoreFailed):
+                told = error.message
             log.warning("a turn failed", session=live.session, turn=live.turn, code=failure.code, told=told)
 
     async def _handle(self, live: Live, work: Work) -> None:

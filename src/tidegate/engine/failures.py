@@ -1,10 +1,21 @@
 """How a turn's failure is told: one mapping from the error tree to what is stored, replayed and answered.
 
-Guarantee: every error has a status, a type and a code of OpenAI's shape and one sentence without secrets; what nobody
-foresaw becomes an incident whose id stands in the operator's log.
+Guarantee: every error has a status, a type and a code of OpenAI's shape and one sentence without secrets. Errors of the
+store are told in words that a chat user can act on; what the store itself said is for the operator's log.
+Unforeseen errors become an incident whose id stands in that log.
 """
 
-from tidegate.errors import BudgetSpent, ModelFailed, Refused, StoreFailed, StoreFull, TidegateError, TurnFailed
+from tidegate.errors import (
+    BudgetSpent,
+    ModelFailed,
+    Refused,
+    StoreBusy,
+    StoreDamaged,
+    StoreFailed,
+    StoreFull,
+    TidegateError,
+    TurnFailed,
+)
 from tidegate.values import Failure, new_id
 
 _MODEL_STATUS = {
@@ -17,6 +28,11 @@ _MODEL_STATUS = {
     "content": 400,
 }
 """By kind; any other kind is the model's own fault and answers 502."""
+
+FULL = "The gateway's disk is full, so nothing can be stored; free some space on it, then try again."
+BUSY = "The gateway has too much to do at the moment, so this was not done; try again in a moment."
+DAMAGED = "The gateway's database is damaged, so this was not done; its operator finds in the log what to do."
+BROKEN = "The gateway could not read or store this; try again in a moment, or ask its operator, whose log says why."
 
 
 def describe(error: BaseException) -> Failure:
@@ -44,9 +60,13 @@ def describe(error: BaseException) -> Failure:
         case Refused():
             return Failure(message=error.message, type="invalid_request_error", code=error.code, status=error.status)
         case StoreFull():
-            return Failure(message=error.message, code="store_full", status=507, retry=True)
+            return Failure(message=FULL, code="store_full", status=507, retry=True)
+        case StoreBusy():
+            return Failure(message=BUSY, code="store_busy", status=503, retry=True)
+        case StoreDamaged():
+            return Failure(message=DAMAGED, code="store_damaged", status=503)
         case StoreFailed():
-            return Failure(message=error.message, code="store_failed", status=503, retry=True)
+            return Failure(message=BROKEN, code="store_failed", status=503, retry=True)
         case TidegateError():
             return Failure(message=error.message, code="misconfigured", status=500)
         case _:

@@ -16,7 +16,7 @@ from tidegate.agent import Bounds, Conversation, Hands, Mind, Purse, run
 from tidegate.agent.context import View
 from tidegate.config import AgentSettings, Config
 from tidegate.engine import Journal, Parked, Taken
-from tidegate.errors import Misconfigured, ModelFailed, StoreFailed
+from tidegate.errors import Conflict, Misconfigured, ModelFailed
 from tidegate.lifetimes import BoundedCache, CacheStats, Holding, Presence
 from tidegate.log import Log
 from tidegate.models import Encoded, Model, Models
@@ -267,5 +267,5 @@ def _is_spooled(messages: Iterable[Message]) -> bool:
 def _frozen(session: SessionRow) -> bytes:
     """Which prefix it was frozen with. Every session is, in the transaction that makes it."""
     if session.prefix is None:
-        raise StoreFailed(f"Session {session.id} has no frozen prompt; /reload gives it one.")
+        raise Conflict("This conversation has no frozen prompt; use /reload to give it one.")
     return session.prefix

@@ -187,7 +187,16 @@ class Metrics:
             text = f"The store: {name.replace('_', ' ')}."
             yield GaugeMetricFamily(f"tidegate_store_{name}", text, value=getattr(stats, name))
         yield GaugeMetricFamily("tidegate_store_full", "1 while the disk takes no more.", value=float(stats.full))
-        for name in ("writes", "groups", "writes_failed", "writes_refused", "reads", "reads_refused", "checkpoints"):
+        for name in (
+            "writes",
+            "groups",
+            "writes_failed",
+            "writes_refused",
+            "reads",
+            "reads_refused",
+            "reads_repeated",
+            "checkpoints",
+        ):
             text = f"The store: {name.replace('_', ' ')}."
             yield CounterMetricFamily(f"tidegate_store_{name}", text, value=getattr(stats, name))
 
