@@ -129,35 +129,57 @@ class Conversation:
         """Tokens of a request as the provider counted them, and its bytes."""
         self._bound = ""
         self._lease: Lease | None = lease
-        for message in messages:
-            self.append(message)
+        self.extend(messages)
 
     def append(self, message: Message) -> None:
-        if message.role == "tool":
-            self._results.append(message)
-            self._owed -= 1
-            if self._owed <= 0:
-                self._close_step()
-            return
-        if self._results:  # one is missing, and will not come
-            self._close_step()
-        self._owed = len(message.calls)
-        if message.usage is not None:
-            self._note_count(message)
-        if message.carried:
-            if message.bound != self.bound:
-                message = msgspec.structs.replace(message, carried=())
-            elif message.model == self.model.provided:
-                self.carries = True
-        self._add((message,))
+        self.extend((message,))
 
-    def _note_count(self, answer: Message) -> None:
-        """What the provider counted for an answer that was given to just this much, as it is shown now: so an estimate
-        is as good after a reload as before."""
-        same = answer.model == self.model.provided and answer.bound.partition("/")[2] == self.mark
-        counted = 0 if answer.usage is None or answer.usage.estimated else answer.usage.input
-        if same and self.model.gauge.believes(self.estimated_bytes, counted):
-            self._counted = (counted, self.estimated_bytes)
+    def extend(self, messages: Iterable[Message]) -> None:
+        """Adds messages in their order. Each is encoded by itself, but many are put together at once: this is what a
+        conversation costs that is loaded again, so that it is kept short for plain messages."""
+        encode = self.model.wire.encode
+        encoded: list[bytes] = []
+        counted: list[tuple[Message, int]] = []
+        for message in messages:
+            if message.role == "tool":
+                self._results.append(message)
+                self._owed -= 1
+                if self._owed <= 0:
+                    self._close_step(encoded)
+                continue
+            if self._results:  # one is missing, and will not come
+                self._close_step(encoded)
+            self._owed = len(message.calls)
+            if message.usage is not None:
+                counted.append((message, self._estimated))
+            if message.carried:
+                message = self._with_carried(message)
+            if message.media:
+                self._add((message,), encoded)
+            elif piece := encode(message):
+                encoded.append(piece)
+                self._estimated += len(piece)
+        self.history.extend(encoded)
+        self._note_count(counted)
+
+    def _with_carried(self, answer: Message) -> Message:
+        """The answer with what it carried beside its words, if that may go back."""
+        if answer.bound != self.bound:
+            return msgspec.structs.replace(answer, carried=())
+        if answer.model == self.model.provided:
+            self.carries = True
+        return answer
+
+    def _note_count(self, answers: Sequence[tuple[Message, int]]) -> None:
+        """Takes over what the provider counted for the last of these answers that was given to what is shown now: so
+        an estimate is as good after a reload as before. With each answer comes what was said before it, in bytes."""
+        for answer, said in reversed(answers):
+            same = answer.model == self.model.provided and answer.bound.partition("/")[2] == self.mark
+            tokens = 0 if answer.usage is None or answer.usage.estimated else answer.usage.input
+            size = said + self.prefix_bytes
+            if same and self.model.gauge.believes(size, tokens):
+                self._counted = (tokens, size)
+                return
 
     def begin_anew(self, messages: Iterable[Message]) -> None:
         """The same to the same point, with the words alone: the provider has refused what else was carried. What comes
@@ -179,10 +201,6 @@ class Conversation:
         self.extend(messages)
         if tokens is not None:
             self._counted = (tokens, self.estimated_bytes)
-
-    def extend(self, messages: Iterable[Message]) -> None:
-        for message in messages:
-            self.append(message)
 
     async def ask(self, call: Call, *, on_text: Callable[[str], None], on_reset: Callable[[str, int], None]) -> Message:
         self._asking = True
@@ -262,29 +280,30 @@ class Conversation:
 
     # -- messages --
 
-    def _close_step(self) -> None:
+    def _close_step(self, encoded: list[bytes]) -> None:
         results, self._results = tuple(self._results), []
-        self._add(results)
+        self._add(results, encoded)
 
-    def _add(self, group: Group) -> None:
+    def _add(self, group: Group, encoded: list[bytes]) -> None:
+        """Adds what is encoded together to the pieces that are on their way to the history."""
         shown = [media for message in group for media in message.media if self.model.wire.takes(media.media_type)]
         if any(media.spooled for media in shown):
             self._unloaded += 1
             text = _framed(group)
             held = text + sum(MEDIA_OVERHEAD + len(media.data) for message in group for media in message.media)
+            self.history.extend(encoded)
+            encoded.clear()
             self.history.append_unencoded(group, held)
             self._estimated += text + sum(map(weigh_media, shown))
             return
-        # The encoder's result keeps the spare room of its buffer (512 bytes at least, up to half of a long text); what
-        # is held for hours is an exact copy.
-        encoded = bytes(memoryview(self._encode(group)))
-        if not encoded:
+        piece = self._encode(group)
+        if not piece:
             return
-        self.history.append(encoded)
+        encoded.append(piece)
         if shown:
             self._estimated += _framed(group) + sum(map(weigh_media, shown))
         else:
-            self._estimated += len(encoded)
+            self._estimated += len(piece)
 
     def _encode(self, group: Group) -> bytes:
         wire = self.model.wire

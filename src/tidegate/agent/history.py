@@ -79,6 +79,16 @@ class History:
         if len(self.parts) >= self._fold_at:
             self._fold()
 
+    def extend(self, encoded: list[bytes]) -> None:
+        """Adds what an encoder has just made. Of many, all but the newest become one piece."""
+        if len(encoded) >= PIECES:
+            self.append(b",".join(encoded[:-KEPT_PIECES]))
+            encoded = encoded[-KEPT_PIECES:]
+        for piece in encoded:
+            # An encoder's result keeps the spare room of its buffer (512 bytes at least, up to half of a long text);
+            # what is held for hours is an exact copy.
+            self.append(bytes(memoryview(piece)))
+
     def append_unencoded(self, group: Group, weight: int) -> None:
         self.parts.append(group)
         self.memory += weight + ROW_OVERHEAD
