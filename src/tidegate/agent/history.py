@@ -111,7 +111,7 @@ class History:
         self._fold_at = PIECES
 
     def release(self) -> None:
-        self.parts = []
+        self.clear()
         self._overflow = None
         if self._file is not None:
             self._file.close()

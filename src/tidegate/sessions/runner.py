@@ -7,7 +7,7 @@ override never changes the agent's own configuration.
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
 
 import msgspec
@@ -44,6 +44,10 @@ ENCODED_ANEW = (
 )
 
 
+Read = Callable[[], Awaitable[View]]
+"""Reads what a conversation is to show."""
+
+
 class Runner:
     def __init__(
         self,
@@ -61,7 +65,7 @@ class Runner:
         self._config = config
         self._models = models
         self.tools = tools
-        self._presence = presence
+        self.presence = presence
         self._budgets = budgets
         self.substitutes = Substitutes(models, store, clock)
         self._clock = clock
@@ -100,9 +104,10 @@ class Runner:
             paying = await self.purse(taken, other)
             return await self._instead(taken, agent, last, other), paying
 
+        residency = Residency(self, taken, agent)
         # Nothing is awaited between this and the `try`: whoever builds a conversation releases it.
-        conversation = await self._conversation(taken, agent, model, journal.is_resumed)
-        mind = Mind(conversation, purse, fall_back, Fitting(self.compaction, journal, taken))
+        conversation = await self._conversation(taken, agent, model, partial(self._past, taken, journal.is_resumed))
+        mind = Mind(conversation, purse, fall_back, Fitting(self.compaction, journal, taken), residency)
         equip = partial(self._workshop.equip, journal, taken)
         hands = Hands(journal, conversation.tools, equip, parallel=self._config.limits.tools_parallel)
         goes_on = False
@@ -119,9 +124,9 @@ class Runner:
                     await self._workshop.leave_nothing(session.id)
 
     def ended(self, session: str, outcome: Outcome, version: int) -> None:
-        record = self._presence.get(session)
+        record = self.presence.get(session)
         if outcome.state != "answered":
-            self._presence.unload(session, reason="turn not answered")
+            self.presence.unload(session, reason="turn not answered")
         elif record is not None and isinstance(record.resident, Conversation):
             record.resident.version = version
 
@@ -149,7 +154,7 @@ class Runner:
     async def filling(self, session: SessionRow, held: tuple[Setting, ...]) -> Filling:
         """What fills the window of the model that would answer now."""
         model = self.substitutes.model(self.agent(session.agent), held)
-        record = self._presence.get(session.id)
+        record = self.presence.get(session.id)
         resident = record.resident if record is not None else None
         same = resident if isinstance(resident, Conversation) and resident.model is model else None
         view = await self._store.read(read_view, session.id, None)
@@ -170,7 +175,7 @@ class Runner:
     # -- what is held --
 
     def _conversations(self) -> Iterator[tuple[str, Conversation]]:
-        for record in self._presence:
+        for record in self.presence:
             for held in (record.resident, record.passing, *record.detached):
                 if isinstance(held, Conversation):
                     yield f"session {record.key}", held
@@ -198,37 +203,56 @@ class Runner:
 
     # -- residents --
 
-    async def _conversation(self, taken: Taken, agent: AgentSettings, model: Model, resumed: bool) -> Conversation:
+    async def _conversation(
+        self, taken: Taken, agent: AgentSettings, model: Model, read: Read, era: int | None = None
+    ) -> Conversation:
+        """The turn's conversation with this model: the resident, or one that `read` shows the messages of."""
         if taken.session.kind != "ephemeral":
-            return await self._resident(taken, agent, model, resumed)
-        conversation = await self._build(taken, model, self._toolset(agent), b"", resumed)
-        self._presence.lend(taken.session.id, conversation)
+            return await self._resident(taken, agent, model, read, era)
+        conversation = await self._build(taken, model, self._toolset(agent), b"", read, era)
+        self.presence.lend(taken.session.id, conversation)
         return conversation
 
     async def _instead(self, taken: Taken, agent: AgentSettings, failed: Conversation, model: Model) -> Conversation:
         """The same conversation to the same point with another model: everything that was said is in the store."""
-        conversation = await self._conversation(taken, agent, model, resumed=True)
-        conversation.behind = True  # what was said in this turn is read before it is asked
+        conversation = await self._conversation(taken, agent, model, partial(self.compaction.view, taken))
         await failed.release()  # a long turn may fall back often, and holds only who answers
         return conversation
 
-    async def _resident(self, taken: Taken, agent: AgentSettings, model: Model, resumed: bool) -> Conversation:
+    async def reload(self, taken: Taken, agent: AgentSettings, unloaded: Conversation) -> Conversation:
+        """The same conversation to the same point, after it was unloaded in mid-turn."""
+        read = partial(self.compaction.view, taken)
+        conversation = await self._conversation(taken, agent, unloaded.model, read, unloaded.era)
+        conversation.cools = unloaded.cools
+        return conversation
+
+    async def _past(self, taken: Taken, resumed: bool) -> View:
+        """What was said before the turn; nothing, if it is the first one."""
+        is_first = taken.turn.number == 1 and taken.session.parent is None
+        return View() if is_first and not resumed else await self.compaction.view(taken, past=True)
+
+    async def _resident(
+        self, taken: Taken, agent: AgentSettings, model: Model, read: Read, era: int | None
+    ) -> Conversation:
         signature = self.signature(taken.session, agent, model)
-        record = self._presence.get(taken.session.id)
+        record = self.presence.get(taken.session.id)
         held = record.resident if record is not None else None
         # Taking the turn has itself raised the version by one; whatever else did, the resident does not know of.
         if isinstance(held, Conversation) and held.version + 1 != taken.session.version:
-            self._presence.unload(taken.session.id, reason="stale", only=held)
+            self.presence.unload(taken.session.id, reason="stale", only=held)
 
         async def build() -> Conversation:
-            return await self._build(taken, model, self._toolset(agent), signature, resumed)
+            return await self._build(taken, model, self._toolset(agent), signature, read, era)
 
-        return await self._presence.resident(taken.session.id, signature, build)
+        return await self.presence.resident(taken.session.id, signature, build)
 
-    async def _build(self, taken: Taken, model: Model, tools: Toolset, signature: bytes, resumed: bool) -> Conversation:
+    async def _build(
+        self, taken: Taken, model: Model, tools: Toolset, signature: bytes, read: Read, era: int | None
+    ) -> Conversation:
         prefix = await self._encoded(taken, model)
-        is_first = taken.turn.number == 1 and taken.session.parent is None
-        past = View() if is_first and not resumed else await self.compaction.view(taken, past=True)
+        past = await read()
+        if era is None:
+            era = next((setting.value for setting in taken.settings if setting.key == ERA), 0)
         conversation = Conversation(
             model=model,
             messages=past.messages(),
@@ -238,7 +262,7 @@ class Runner:
             signature=signature,
             load=partial(self._workshop.spool.load, taken.session.id),
             overflow=self._workshop.spool.nameless,
-            era=next((setting.value for setting in taken.settings if setting.key == ERA), 0),
+            era=era,
             mark=past.mark,
         )
         conversation.behind = past.inside
@@ -254,6 +278,30 @@ class Runner:
 
     def _toolset(self, agent: AgentSettings) -> Toolset:
         return self.tools.resolve(agent.tools)
+
+
+class Residency:
+    """Where the conversation of one turn is held: on the record of its session, from which it may be unloaded while the
+    turn waits for a person. It lives as long as its turn."""
+
+    __slots__ = ("_agent", "_presence", "_record", "_runner", "_taken")
+
+    def __init__(self, runner: Runner, taken: Taken, agent: AgentSettings) -> None:
+        self._runner = runner
+        self._taken = taken
+        self._agent = agent
+        self._presence = runner.presence
+        self._record = runner.presence.obtain(taken.session.id)
+
+    def holds(self, conversation: Conversation) -> bool:
+        record = self._record
+        return conversation in (record.resident, record.passing, *record.detached)
+
+    def weigh(self) -> None:
+        self._presence.reweigh(self._record)
+
+    async def reload(self, conversation: Conversation) -> Conversation:
+        return await self._runner.reload(self._taken, self._agent, conversation)
 
 
 def prefix_bytes(prefix: Encoded) -> int:
