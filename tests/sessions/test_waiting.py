@@ -165,6 +165,23 @@ async def test_a_call_that_works_beside_one_that_waits_finds_its_turn_complete(
         grows(model)
 
 
+async def test_a_history_that_was_kept_late_does_not_stand_for_a_turn_in_its_middle(
+    home: Path, model: ScriptedModel
+) -> None:
+    """B4, S03: what was unloaded before the turn is written when the turn waits already."""
+    async with asking(home, model, Deeds()) as house:
+        session = (await house.say(LONG, channel="page")).session
+        async with house.door.runner.histories._writing:
+            assert house.door.presence.unload(session, reason="test")
+            turn, [question] = await ask(house)
+        await until(lambda: house.door.runner.histories.stats().size == 1)
+        assert house.door.presence.unload(session, reason="test")
+        await house.door.questions.answer(question.id, ANNA, "approved")
+        assert (await house.answered(turn)).text == "done"
+        assert results(house) == ["pushed a"]
+        grows(model)
+
+
 async def test_who_waits_for_a_task_that_asks_lets_go_too(home: Path, model: ScriptedModel) -> None:
     """A6, A8, B4: the agent that gave the task and the one that works on it hold nothing while a person is asked."""
     deeds = Deeds()

@@ -15,6 +15,7 @@ from typing import cast
 import msgspec
 
 from tidegate.agent.history import Group, History, Overflow
+from tidegate.agent.history_cache import HistoryState
 from tidegate.log import Log
 from tidegate.models import Encoded, Lease, Model
 from tidegate.tools import Toolset
@@ -47,6 +48,9 @@ SOUND_TEXT_BYTES = 128
 SOUND_SECONDS = 60.0
 """That a sound is taken to last when it is not known."""
 
+Keep = Callable[[HistoryState, Sequence[bytes]], Awaitable[None]]
+"""Keeps an encoded history for when the conversation comes back."""
+
 Load = Callable[[str], Awaitable[bytes]]
 """What lies in the session's spool under an id. OSError when it cannot be read."""
 
@@ -61,6 +65,7 @@ class Conversation:
         "_bound",
         "_counted",
         "_estimated",
+        "_keep",
         "_lease",
         "_load",
         "_loaded",
@@ -94,9 +99,10 @@ class Conversation:
         overflow: Overflow | None = None,
         era: int = 0,
         mark: str = "",
+        keep: Keep | None = None,
     ) -> None:
         """`era` counts how often the provider has refused what earlier answers carried; `mark` names what of it is
-        summarised or left out (`View.mark`)."""
+        summarised or left out (`View.mark`). `keep` is given the history when it is released between two turns."""
         self.model = model
         self.prefix = prefix
         self.tools = tools
@@ -108,6 +114,7 @@ class Conversation:
         self.carries = False
         """Whether anything of it goes back that answers carried beside their words."""
         self._load = load
+        self._keep = keep
         self._owed = 0
         """Results that the last answer still waits for."""
         self._results: list[Message] = []  # house: allow at most as many as an answer has calls
@@ -274,9 +281,36 @@ class Conversation:
         if self.preparing is not None:
             self.preparing.cancel()
             self.preparing = None
-        self.history.release()
         if lease is not None:
             lease.release()
+            await self._keep_history()
+        self.history.release()
+
+    async def _keep_history(self) -> None:
+        """Hands the history on, if it is what the store holds and all of it is encoded."""
+        if self._keep is None or self.version < 0 or self._unloaded or self._results:
+            return
+        state = HistoryState(
+            signature=self.signature,
+            version=self.version,
+            era=self.era,
+            mark=self.mark,
+            carries=self.carries,
+            owed=self._owed,
+            estimated=self._estimated,
+            counted=self._counted,
+        )
+        await self._keep(state, cast(Sequence[bytes], await self.history.read()))
+
+    def restore(self, state: HistoryState, pieces: Iterable[bytes]) -> None:
+        """The history of an empty conversation, as it was kept."""
+        self.mark = state.mark
+        self.carries = state.carries
+        self._owed = state.owed
+        self._estimated = state.estimated
+        self._counted = state.counted
+        for piece in pieces:
+            self.history.append(piece)
 
     # -- messages --
 

@@ -176,13 +176,13 @@ class History:
     def _read(self) -> list[bytes | Group]:
         assert self._file is not None
         file = self._file.fileno()
-        return [_whole(file, part) if isinstance(part, Run) else part for part in self.parts]
+        return [read_whole(file, part.start, part.length) if isinstance(part, Run) else part for part in self.parts]
 
 
-def _whole(file: int, run: Run) -> bytes:
-    data = os.pread(file, run.length, run.start)
-    while len(data) < run.length:  # more than the kernel gives at once
-        more = os.pread(file, run.length - len(data), run.start + len(data))
+def read_whole(file: int, start: int, length: int) -> bytes:
+    data = os.pread(file, length, start)
+    while len(data) < length:  # more than the kernel gives at once
+        more = os.pread(file, length - len(data), start + len(data))
         if not more:
             raise OSError("the file of a long conversation is shorter than it was")
         data += more

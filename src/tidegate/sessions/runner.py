@@ -7,12 +7,12 @@ override never changes the agent's own configuration.
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import msgspec
 
-from tidegate.agent import Bounds, Conversation, Hands, Mind, Purse, run
+from tidegate.agent import Bounds, Conversation, Hands, HistoryCache, HistoryState, Mind, Purse, run
 from tidegate.agent.context import View
 from tidegate.config import AgentSettings, Config
 from tidegate.engine import Journal, Parked, Taken
@@ -27,7 +27,7 @@ from tidegate.sessions.substitutes import Substitutes
 from tidegate.sessions.workshop import Workshop
 from tidegate.store import SessionRow, Setting, Store, sessions
 from tidegate.tools import ToolRegistry, Toolset
-from tidegate.values import Call, Message, Notice, Outcome
+from tidegate.values import Call, Frozen, Message, Notice, Outcome
 
 log = Log(__name__)
 
@@ -44,8 +44,16 @@ ENCODED_ANEW = (
 )
 
 
-Read = Callable[[], Awaitable[View]]
-"""Reads what a conversation is to show."""
+Kept = tuple[HistoryState, list[bytes]]
+
+
+class Start(Frozen, frozen=True):
+    """At which point of its turn a conversation is built: before its first step, or in `mid_turn`, with all that it has
+    said by then. `resumed`: an earlier process has left steps of it. `era` is known in mid-turn only."""
+
+    mid_turn: bool = False
+    resumed: bool = False
+    era: int | None = None
 
 
 class Runner:
@@ -71,6 +79,7 @@ class Runner:
         self._clock = clock
         self._workshop = workshop
         self.compaction = compaction
+        self.histories = HistoryCache(workshop.spool.nameless)
         self.prefixes: BoundedCache[tuple[bytes, bytes], Encoded] = BoundedCache(
             "prefixes", cap=PREFIXES_KEPT, max_bytes=PREFIX_BYTES, weigh=prefix_bytes
         )
@@ -106,7 +115,7 @@ class Runner:
 
         residency = Residency(self, taken, agent)
         # Nothing is awaited between this and the `try`: whoever builds a conversation releases it.
-        conversation = await self._conversation(taken, agent, model, partial(self._past, taken, journal.is_resumed))
+        conversation = await self._conversation(taken, agent, model, Start(resumed=journal.is_resumed))
         mind = Mind(conversation, purse, fall_back, Fitting(self.compaction, journal, taken), residency)
         equip = partial(self._workshop.equip, journal, taken)
         hands = Hands(journal, conversation.tools, equip, parallel=self._config.limits.tools_parallel)
@@ -170,7 +179,14 @@ class Runner:
         return hashlib.sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).digest()
 
     def caches(self) -> tuple[CacheStats, ...]:
-        return (self.prefixes.stats(), self.tools.stats(), self._budgets.stats())
+        return (self.prefixes.stats(), self.histories.stats(), self.tools.stats(), self._budgets.stats())
+
+    def forget(self, session: str) -> None:
+        """The session has ended: nothing of it is kept for a next turn."""
+        record = self.presence.get(session)
+        if record is not None and isinstance(record.resident, Conversation):
+            record.resident.version = -1
+        self.histories.forget(session)
 
     # -- what is held --
 
@@ -187,7 +203,9 @@ class Runner:
                 yield owner, Holding(1, size)
 
     def _measure_files(self) -> Iterator[tuple[str, Holding]]:
-        """Long pasts that lie in a file."""
+        """Long pasts that lie in a file, and the file of those that were unloaded."""
+        if self.histories.has_file:
+            yield "process", Holding(1, fds=1)
         for owner, conversation in self._conversations():
             if conversation.history.has_file:
                 yield owner, Holding(1, fds=1)
@@ -203,56 +221,55 @@ class Runner:
 
     # -- residents --
 
-    async def _conversation(
-        self, taken: Taken, agent: AgentSettings, model: Model, read: Read, era: int | None = None
-    ) -> Conversation:
-        """The turn's conversation with this model: the resident, or one that `read` shows the messages of."""
+    async def _conversation(self, taken: Taken, agent: AgentSettings, model: Model, start: Start) -> Conversation:
         if taken.session.kind != "ephemeral":
-            return await self._resident(taken, agent, model, read, era)
-        conversation = await self._build(taken, model, self._toolset(agent), b"", read, era)
+            return await self._resident(taken, agent, model, start)
+        conversation = await self._build(taken, model, self._toolset(agent), b"", start)
         self.presence.lend(taken.session.id, conversation)
         return conversation
 
     async def _instead(self, taken: Taken, agent: AgentSettings, failed: Conversation, model: Model) -> Conversation:
         """The same conversation to the same point with another model: everything that was said is in the store."""
-        conversation = await self._conversation(taken, agent, model, partial(self.compaction.view, taken))
+        conversation = await self._conversation(taken, agent, model, Start(mid_turn=True))
         await failed.release()  # a long turn may fall back often, and holds only who answers
         return conversation
 
     async def reload(self, taken: Taken, agent: AgentSettings, unloaded: Conversation) -> Conversation:
         """The same conversation to the same point, after it was unloaded in mid-turn."""
-        read = partial(self.compaction.view, taken)
-        conversation = await self._conversation(taken, agent, unloaded.model, read, unloaded.era)
+        start = Start(mid_turn=True, era=unloaded.era)
+        conversation = await self._conversation(taken, agent, unloaded.model, start)
         conversation.cools = unloaded.cools
         return conversation
 
-    async def _past(self, taken: Taken, resumed: bool) -> View:
-        """What was said before the turn; nothing, if it is the first one."""
-        is_first = taken.turn.number == 1 and taken.session.parent is None
-        return View() if is_first and not resumed else await self.compaction.view(taken, past=True)
-
-    async def _resident(
-        self, taken: Taken, agent: AgentSettings, model: Model, read: Read, era: int | None
-    ) -> Conversation:
-        signature = self.signature(taken.session, agent, model)
-        record = self.presence.get(taken.session.id)
+    async def _resident(self, taken: Taken, agent: AgentSettings, model: Model, start: Start) -> Conversation:
+        session = taken.session
+        signature = self.signature(session, agent, model)
+        record = self.presence.get(session.id)
         held = record.resident if record is not None else None
         # Taking the turn has itself raised the version by one; whatever else did, the resident does not know of.
-        if isinstance(held, Conversation) and held.version + 1 != taken.session.version:
-            self.presence.unload(taken.session.id, reason="stale", only=held)
+        known = session.version - 1
+        if not start.mid_turn and isinstance(held, Conversation) and held.version != known:
+            self.presence.unload(session.id, reason="stale", only=held)
 
         async def build() -> Conversation:
-            return await self._build(taken, model, self._toolset(agent), signature, read, era)
+            kept = None if start.mid_turn else await self.histories.find(session.id, signature, known)
+            return await self._build(taken, model, self._toolset(agent), signature, start, kept)
 
-        return await self.presence.resident(taken.session.id, signature, build)
+        conversation = await self.presence.resident(session.id, signature, build)
+        conversation.version = -1  # until the turn has ended
+        return conversation
 
     async def _build(
-        self, taken: Taken, model: Model, tools: Toolset, signature: bytes, read: Read, era: int | None
+        self, taken: Taken, model: Model, tools: Toolset, signature: bytes, start: Start, kept: Kept | None = None
     ) -> Conversation:
+        """`kept` is the history as it was when the conversation was unloaded."""
         prefix = await self._encoded(taken, model)
-        past = await read()
+        era = start.era
         if era is None:
             era = next((setting.value for setting in taken.settings if setting.key == ERA), 0)
+        if kept is not None and kept[0].era != era:
+            kept = None
+        past = View() if kept is not None else await self._read(taken, start)
         conversation = Conversation(
             model=model,
             messages=past.messages(),
@@ -264,9 +281,19 @@ class Runner:
             overflow=self._workshop.spool.nameless,
             era=era,
             mark=past.mark,
+            keep=partial(self.histories.keep, taken.session.id) if signature else None,
         )
+        if kept is not None:
+            conversation.restore(*kept)
         conversation.behind = past.inside
         return conversation
+
+    async def _read(self, taken: Taken, start: Start) -> View:
+        """What was said before this moment; before the first turn, nothing."""
+        is_first = taken.turn.number == 1 and taken.session.parent is None
+        if is_first and not start.mid_turn and not start.resumed:
+            return View()
+        return await self.compaction.view(taken, past=not start.mid_turn)
 
     async def _encoded(self, taken: Taken, model: Model) -> Encoded:
         identity = _frozen(taken.session)
