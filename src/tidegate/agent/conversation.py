@@ -167,7 +167,8 @@ class Conversation:
                 encoded.append(piece)
                 self._estimated += len(piece)
         self.history.extend(encoded)
-        self._note_count(counted)
+        if counted:
+            self._note_count(counted)
 
     def _with_carried(self, answer: Message) -> Message:
         """The answer with what it carried beside its words, if that may go back."""

@@ -361,6 +361,9 @@ class Presence:
         """Unload what lies in the excess window. One that works is passed over, and nothing newer is taken in its
         place."""
         window = self._order.window(self.residents, self.resident_bytes)
+        if not window:
+            self._over = False
+            return
         reason = "count" if self._order.size > self.residents else "bytes"
         kept = 0
         for record in window:
