@@ -4,12 +4,14 @@ import errno
 import os
 import random
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, BinaryIO
 
 import anyio
 import pytest
 
+from tests.core import WAIT
+from tests.deeds import until
 from tests.logs import capture_logs
 from tidegate.agent import HistoryCache, HistoryState
 from tidegate.agent.history_cache import LEAST_BYTES
@@ -105,6 +107,32 @@ async def test_what_is_overwritten_while_it_is_read_is_not_found(cache: HistoryC
             for other in range(9):
                 group.start_soon(cache.keep, f"s_o{other}", STATE, history(1000 + other))
         assert found[-1] is None or found[-1] == (STATE, history(number))
+
+
+async def test_what_is_unloaded_while_another_is_written_is_written_with_the_next_in_one_go(
+    cache: HistoryCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A10, L03: so that unloading keeps up with any number of turns; what comes beyond the bound waits for nobody."""
+    writes: list[int] = []
+    write = cache._write
+
+    def counted(batch: Sequence[Any], offset: int) -> None:
+        writes.append(len(batch))
+        write(batch, offset)
+
+    monkeypatch.setattr(cache, "_write", counted)
+    async with anyio.create_task_group() as group, cache._writing:
+        for number in range(8):
+            group.start_soon(cache.keep, f"s_{number}", STATE, history(number))
+        await until(lambda: len(cache._waiting) == 8)
+        with anyio.fail_after(WAIT):
+            await cache.keep("s_late", STATE, history(9))
+        assert writes == []
+    assert writes == [8]
+    assert [await cache.find(f"s_{number}", b"one", 7) for number in range(8)] == [
+        (STATE, history(number)) for number in range(8)
+    ]
+    assert await cache.find("s_late", b"one", 7) is None
 
 
 async def test_short_and_huge_histories_are_not_kept(cache: HistoryCache, files: Files) -> None:

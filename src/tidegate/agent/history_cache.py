@@ -4,7 +4,9 @@ A conversation that comes back is read from here instead of being decoded and en
 it costs the same however many messages it has. Guarantee: what is found is byte for byte what was kept, and was kept
 under the same signature and version of the session; otherwise nothing is found, and the store is read. An entry is
 found once. The file has no name, so that nothing of it outlives the process, and is a ring in which the newest entries
-overwrite the oldest. Where the disk refuses, nothing is kept. The cache owns the file; `close` closes it.
+overwrite the oldest. Histories that come while one is being written are written together, and more than a bound never
+wait: unloading gives memory back, also when the disk is slow. Where it refuses, nothing is kept. The cache owns the
+file; `close` closes it.
 """
 
 import asyncio
@@ -30,6 +32,9 @@ LEAST_BYTES = 16 * 1024
 MOST_BYTES = FILE_BYTES // 16
 """Of a history that is kept: a longer one would push too many others out."""
 
+WAITING_BYTES = FILE_BYTES // 8
+"""Of histories that wait to be written: what comes then is not kept, so that it holds no memory."""
+
 ENTRIES = 1024
 """Kept at most: as many as the file holds of those of usual length."""
 
@@ -47,6 +52,18 @@ class HistoryState(Frozen, frozen=True):
     counted: tuple[int, int] | None
 
 
+class Waiting:
+    """A history on its way to the file."""
+
+    __slots__ = ("lengths", "pieces", "session", "state")
+
+    def __init__(self, session: str, state: HistoryState, pieces: Sequence[bytes]) -> None:
+        self.session = session
+        self.state = state
+        self.pieces = pieces
+        self.lengths = tuple(map(len, pieces))
+
+
 class Entry(Frozen, frozen=True):
     """`start` counts the bytes written since the file was opened; `lengths` are those of the pieces."""
 
@@ -62,6 +79,8 @@ class HistoryCache:
         self._file: BinaryIO | None = None
         self._end = 0
         self._writing = asyncio.Lock()
+        self._waiting: list[Waiting] = []  # house: allow at most WAITING_BYTES
+        self._waiting_bytes = 0
         self._closed = False
         self._entries: BoundedCache[str, Entry] = BoundedCache("histories", cap=ENTRIES)
 
@@ -74,23 +93,35 @@ class HistoryCache:
 
     async def keep(self, session: str, state: HistoryState, pieces: Sequence[bytes]) -> None:
         """Keeps a history until it is found again, forgotten or overwritten."""
-        lengths = tuple(map(len, pieces))
-        size = sum(lengths)
-        if not LEAST_BYTES <= size <= min(MOST_BYTES, self._size):
+        size = sum(map(len, pieces))
+        if self._closed or not LEAST_BYTES <= size <= min(MOST_BYTES, self._size):
             return
+        if self._waiting_bytes + size > min(WAITING_BYTES, self._size):
+            return
+        self._waiting.append(Waiting(session, state, pieces))
+        self._waiting_bytes += size
         async with self._writing:
-            if self._closed:
-                return
-            left = self._size - self._end % self._size
-            start = self._end if size <= left else self._end + left
-            self._end = start + size
-            try:
-                await to_thread.run_sync(self._write, b"".join(pieces), start % self._size)
-            except OSError as error:
-                log.warning("a conversation's history is not kept for its next turn", error=error.strerror)
-                self._closed = True
-                return
-        self._entries.put(session, Entry(state=state, start=start, lengths=lengths))
+            if self._waiting:  # else whoever had the lock before has written this one too
+                await self._write_waiting()
+
+    async def _write_waiting(self) -> None:
+        """Writes all that waits in one go: a thread is asked once, however much was unloaded meanwhile."""
+        batch, self._waiting = self._waiting, []
+        size, self._waiting_bytes = self._waiting_bytes, 0
+        if self._closed:
+            return
+        left = self._size - self._end % self._size
+        start = self._end if size <= left else self._end + left
+        self._end = start + size
+        try:
+            await to_thread.run_sync(self._write, batch, start % self._size)
+        except OSError as error:
+            log.warning("a conversation's history is not kept for its next turn", error=error.strerror)
+            self._closed = True
+            return
+        for waiting in batch:
+            self._entries.put(waiting.session, Entry(state=waiting.state, start=start, lengths=waiting.lengths))
+            start += sum(waiting.lengths)
 
     async def find(self, session: str, signature: bytes, version: int) -> tuple[HistoryState, list[bytes]] | None:
         """The history as it was kept, if nothing has changed since."""
@@ -131,10 +162,10 @@ class HistoryCache:
         """Whether nothing was written over it, nor is being."""
         return self._end - entry.start <= self._size
 
-    def _write(self, data: bytes, offset: int) -> None:
+    def _write(self, batch: Sequence[Waiting], offset: int) -> None:
         if self._file is None:
             self._file = self._open()
-        view = memoryview(data)
+        view = memoryview(b"".join(piece for waiting in batch for piece in waiting.pieces))
         while view:
             written = os.pwrite(self._file.fileno(), view, offset)
             view, offset = view[written:], offset + written
