@@ -17,6 +17,8 @@ class Scale:
     residents: int
     resident_step: int
     """Memory is read every so many sessions; the figure is the slope through these readings."""
+    reload_sessions: int
+    """In each repeat."""
     slope_warmup: int
     """Turns before the first reading that counts: the store's page cache and the residents' cap are filled first."""
     slope_turns: int
@@ -55,6 +57,7 @@ TINY = Scale(
     load_turns=2,
     residents=6,
     resident_step=2,
+    reload_sessions=2,
     slope_warmup=20,
     slope_turns=40,
     slope_sessions=10,
@@ -84,6 +87,7 @@ QUICK = Scale(
     load_turns=40,
     residents=800,
     resident_step=100,
+    reload_sessions=20,
     slope_warmup=5_000,
     slope_turns=5_000,
     slope_sessions=1_000,
@@ -113,6 +117,7 @@ FULL = Scale(
     load_turns=60,
     residents=3_000,
     resident_step=250,
+    reload_sessions=40,
     slope_warmup=10_000,
     slope_turns=100_000,
     slope_sessions=20_000,

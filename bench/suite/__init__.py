@@ -23,6 +23,7 @@ FIGURES = (
     "latency",
     "throughput",
     "resident",
+    "reload",
     "slope",
     "prefix",
     "encoding",

@@ -18,6 +18,7 @@
     ├── TurnFailed         the turn cannot go on (step limit, loop, resume budget); tell the user
     ├── Misconfigured      the operator must change the configuration
     └── StoreFailed        the store cannot do it now
+        ├── StoreBusy         too much waits, or it took too long; try again in a moment
         ├── StoreFull         no room on the disk; what needs no write goes on
         ├── DiskFailed        the disk refuses for another reason, which it names; look at the disk
         ├── StoreLost         the database's path is no longer the open file; nothing is accepted until a restart
@@ -182,6 +183,10 @@ class Misconfigured(TidegateError):
 
 
 class StoreFailed(TidegateError):
+    pass
+
+
+class StoreBusy(StoreFailed):
     pass
 
 

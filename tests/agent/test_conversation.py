@@ -4,7 +4,7 @@ import base64
 import hashlib
 import itertools
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -17,7 +17,7 @@ from tidegate.agent import Conversation, in_call_order
 from tidegate.agent.conversation import LOADED_BYTES, PICTURE_TEXT_BYTES
 from tidegate.models import Model
 from tidegate.tools import Toolset
-from tidegate.values import Call, Carried, Media, Message, ToolCall
+from tidegate.values import Call, Carried, Media, Message, ToolCall, Usage
 
 pytestmark = pytest.mark.anyio
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -129,6 +129,38 @@ async def test_a_conversation_that_is_begun_anew_is_what_it_would_be_if_it_were_
     held.begin_anew(said)
     assert (held.weight, held.estimated_bytes) == expected
     await held.release()
+
+
+async def test_a_long_conversation_that_is_loaded_at_once_is_the_one_that_grew(model: Model) -> None:
+    """B4, S03: the same bytes, the same estimate and the same count, whatever lies among its messages."""
+    said: list[Message] = []
+    for number in range(200):
+        usage = Usage(input=500 + 40 * number, output=9, estimated=number > 150)
+        said += (user(f"question {number} ☃"), answer(f"answer {number}", model, usage))
+        if number % 20 == 7:
+            said += (asked("a", "b"), result("b"), result("a", spooled("p1") if number > 100 else inline()))
+    said = in_call_order(said)
+    grown, loaded = conversation(model), conversation(model, said)
+    for message in said:
+        grown.append(message)
+    assert joined(grown) == joined(loaded)
+    assert (grown.tokens, grown.estimated_bytes) == (loaded.tokens, loaded.estimated_bytes)
+    assert grown.is_counted and loaded.is_counted
+    before = loaded.estimated_bytes
+    loaded.extend([user("x" * 1000), answer("y" * 1000, model, Usage(input=1, output=1))])
+    assert 2000 < loaded.estimated_bytes - before < 2200
+    await grown.release()
+    await loaded.release()
+
+
+def answer(text: str, model: Model, usage: Usage) -> Message:
+    return Message(role="assistant", text=text, finish="stop", model=model.provided, usage=usage)
+
+
+def joined(held: Conversation) -> list[Any]:
+    """What is held, with encoded neighbours put together."""
+    kinds = itertools.groupby(held.history.parts, type)
+    return [b",".join(cast(Any, parts)) if kind is bytes else list(parts) for kind, parts in kinds]
 
 
 async def test_pictures_are_loaded_only_while_a_request_is_written(server: ScriptedModel, model: Model) -> None:

@@ -1,5 +1,7 @@
 """A store that refuses for a while: whoever waits is told, nothing comes out of order, nothing is lost."""
 
+import itertools
+import re
 import time
 from pathlib import Path
 
@@ -7,10 +9,14 @@ import anyio
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.core import ANNA, WAIT, core
-from tidegate.errors import StoreFull, TooLarge
-from tidegate.store import messages, turns
-from tidegate.values import Message
+from tests.core import ANNA, WAIT, Core, core
+from tests.logs import capture_logs
+from tests.store.making import bulk, new_session, new_turn
+from tidegate.engine import describe
+from tidegate.engine.failures import BUSY
+from tidegate.errors import StoreBusy, StoreFailed, StoreFull, TooLarge
+from tidegate.store import Db, messages, turns
+from tidegate.values import Message, Outcome
 
 pytestmark = pytest.mark.anyio
 
@@ -44,6 +50,81 @@ async def test_a_turn_whose_end_finds_no_room_is_told_at_once_and_stored_before_
         assert (first.state, first.text) == ("answered", "first")
         rows = await house.store.read(lambda db: messages.page(db, refused.session, after=2))
         assert [row.turn for row in rows] == [refused.turn] * 2 + [second.turn] * 2
+
+
+async def test_no_turn_fails_because_its_reads_are_in_the_way_of_the_log(home: Path, model: ScriptedModel) -> None:
+    """L17, S03: long conversations are reloaded beside many writes under the smallest log; every turn is answered."""
+    async with core(home, model=model, wal_bytes=64 * 1024, readers=1) as house:
+        await house.store.write(new_session, "s_busy")
+        await house.store.write(new_turn, "s_busy", "t_busy")
+        session = (await house.say("hello")).session
+        await house.store.write(lengthen, session, 4000)
+        states: list[str] = []
+        async with anyio.create_task_group() as group:
+            group.start_soon(write_on, house)
+            for _ in range(10):
+                house.door.presence.unload(session, reason="test")
+                states.append((await house.say("on")).state)
+            group.cancel_scope.cancel()
+        assert states == ["answered"] * 10
+        assert house.store.stats().wal_peak < 1024 * 1024
+
+
+async def test_a_read_that_takes_too_long_is_told_in_words_for_a_chat_user(home: Path, model: ScriptedModel) -> None:
+    """L17, P02: what the store said of it stands in the operator's log alone."""
+    with capture_logs() as lines:
+        refused = await read_too_long(home, model)
+    assert refused.error is not None
+    assert (refused.error.code, refused.error.status, refused.error.retry) == ("store_busy", 503, True)
+    assert refused.error.message == BUSY
+    assert any("limits.snapshot_seconds" in str(line.get("told")) for line in lines)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StoreBusy("The store has 4096 writes waiting and takes no more."),
+        StoreFailed("The store could not do it (SQLError: no such column)."),
+        StoreFull("The disk has no room for the store (FullError: database or disk is full)."),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_of_the_store_are_told_without_its_own_words(error: StoreFailed) -> None:
+    """P02: one sentence that a chat user can act on."""
+    told = describe(error).message
+    assert told.startswith("The gateway") and told.endswith(".")
+    assert not re.search(r"store's|Error|limits\.|reads|writes|snapshot|log has", told)
+
+
+async def test_a_conversation_without_its_prompt_says_how_to_mend_it(home: Path, model: ScriptedModel) -> None:
+    """P02, P19: /reload gives it a new one."""
+    async with core(home, model=model) as house:
+        session = (await house.say("hello")).session
+        house.door.presence.unload(session, reason="test")
+        house.door.runner.prefixes.clear()
+        await house.store.write(lambda db: db.execute("UPDATE sessions SET prefix = NULL"))
+        refused = await house.say("on")
+        assert refused.error is not None and "/reload" in refused.error.message
+
+
+async def read_too_long(home: Path, model: ScriptedModel) -> Outcome:
+    """A turn whose conversation cannot be read within a snapshot's life."""
+    async with core(home, model=model, snapshot_seconds=0.0) as house:
+        session = (await house.say("hello")).session
+        await house.store.write(lengthen, session, 4000)
+        house.door.presence.unload(session, reason="test")
+        return await house.say("on")
+
+
+def lengthen(db: Db, session: str, count: int) -> None:
+    for number in range(count):
+        said = Message(role="user", text=f"line {number}")
+        messages.append(db, session=session, turn=None, step=None, message=said, now=1.0)
+
+
+async def write_on(house: Core) -> None:
+    for number in itertools.count():
+        await house.store.write(bulk, "s_busy", "t_busy", number, 40_000)
 
 
 async def test_a_clock_that_was_set_back_keeps_no_turn_from_going_on(home: Path, model: ScriptedModel) -> None:

@@ -18,7 +18,7 @@ class PresenceMachine(RuleBasedStateMachine):
     """A6, A7, A8, A10, B7, L01, L02, L03: bounds, order, mid-turn and release, in any order of events.
 
     The description is a list of (key, tenant) from the least to the most recently used, and the set of running turns
-    with every tenant that was handed to them.
+    with every tenant that was handed to them and that they need. Those of a turn that waits for a person may leave.
     """
 
     def __init__(self) -> None:
@@ -28,8 +28,15 @@ class PresenceMachine(RuleBasedStateMachine):
         self.ledger = Ledger()
         self.scope = Scope("process", account=self.ledger.account("process"))
         self.presence = Presence(
-            self.scope, residents=CAP, resident_bytes=BUDGET, idle_ttl=AGE, clock=self.clock, warn=lambda *_: None
+            self.scope,
+            residents=CAP,
+            resident_bytes=BUDGET,
+            idle_ttl=AGE,
+            clock=self.clock,
+            warn=lambda *_: None,
+            asks=lambda turn: any(record.turn is turn for record in self.asking.values()),
         )
+        self.asking: dict[str, Present] = {}
         self.order: list[tuple[str, Tenant]] = []
         self.used: dict[Tenant, float] = {}
         self.turns: dict[str, Present] = {}
@@ -49,6 +56,11 @@ class PresenceMachine(RuleBasedStateMachine):
 
     def leave(self, key: str) -> None:
         self.order = [entry for entry in self.order if entry[0] != key]
+        if key in self.asking:
+            self.given[key] = []
+
+    def works(self, key: str) -> bool:
+        return key in self.turns and key not in self.asking
 
     def use(self, key: str, tenant: Tenant) -> None:
         self.leave(key)
@@ -68,7 +80,7 @@ class PresenceMachine(RuleBasedStateMachine):
             window.append(key)
             freed += tenant.weight
         for key in window:
-            if key not in self.turns and key != newcomer:
+            if not self.works(key) and key != newcomer:
                 self.leave(key)
 
     # -- what can happen -----------------------------------------------------------------------------------------------
@@ -110,6 +122,24 @@ class PresenceMachine(RuleBasedStateMachine):
     def a_turn_ends(self, data: st.DataObject, twice: bool) -> None:
         self.end_turn(data.draw(st.sampled_from(sorted(self.turns))), twice)
 
+    @precondition(lambda self: self.turns)
+    @rule(data=st.data())
+    def a_turn_asks_or_is_answered(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.turns)))
+        if key in self.asking:
+            del self.asking[key]
+            return
+        record = self.asking[key] = self.turns[key]
+        resident = self.there(key)
+        self.given[key] = [] if resident is None else [resident]
+        self.shrink()
+
+        async def asks() -> None:
+            self.presence.turn_asks(record)
+            await settled()
+
+        self.runner.run(asks())
+
     @rule(key=KEYS)
     def it_is_unloaded(self, key: str) -> None:
         async def unload() -> bool:
@@ -136,6 +166,7 @@ class PresenceMachine(RuleBasedStateMachine):
     def end_turn(self, key: str, twice: bool) -> None:
         record = self.turns.pop(key)
         self.given.pop(key)
+        self.asking.pop(key, None)
         resident = self.there(key)
         if resident is not None:
             self.use(key, resident)
@@ -172,7 +203,7 @@ class PresenceMachine(RuleBasedStateMachine):
         for key, tenant in list(self.order):
             if sum(each.weight for each in gone) >= wanted:
                 break
-            if key not in self.turns:
+            if not self.works(key):
                 gone.append(tenant)
                 self.leave(key)
         assert self.runner.run(relieve()) == (len(gone), sum(tenant.weight for tenant in gone))
@@ -186,7 +217,7 @@ class PresenceMachine(RuleBasedStateMachine):
             await settled()
             return swept
 
-        old = [k for k, t in self.order if k not in self.turns and self.clock.now - self.used[t] > AGE]
+        old = [k for k, t in self.order if not self.works(k) and self.clock.now - self.used[t] > AGE]
         assert self.runner.run(sweep()) == len(old)
         for key in old:
             self.leave(key)

@@ -11,6 +11,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core, core, settings
+from tests.deeds import until
 from tidegate.agent import Conversation
 from tidegate.lifetimes import Present
 from tidegate.sessions import changes
@@ -18,6 +19,9 @@ from tidegate.store import messages, sessions
 from tidegate.values import Message, Prefix
 
 pytestmark = pytest.mark.anyio
+
+LONG = "the tide comes in and the tide goes out. " * 500
+"""So long that its history is kept when it is unloaded."""
 
 
 def record(house: Core, session: str) -> Present:
@@ -63,6 +67,67 @@ async def test_after_an_unload_the_request_begins_with_the_same_bytes(home: Path
         assert house.door.presence.unload(outcome.session, reason="test")
         await house.say("three")
         grows(model)
+
+
+async def kept(house: Core, session: str) -> None:
+    """Unloads the session, and waits until its history is kept."""
+    assert house.door.presence.unload(session, reason="test")
+    await until(lambda: house.door.runner.histories.stats().size == 1)
+
+
+async def test_a_long_conversation_comes_back_as_it_was_unloaded(home: Path, model: ScriptedModel) -> None:
+    """B4, S03, P16: from the file of unloaded histories, and nobody can tell; tool results and a second time too."""
+    async with core(home, model=model) as house:
+        session = (await house.say(f"{LONG} [together clock {{}} clock {{}}]")).session
+        for number in range(3):
+            await kept(house, session)
+            await house.say(f"{number} [tool clock {{}}]")
+            assert house.door.runner.histories.stats().hits == number + 1
+            assert record(house, session).resident.weight > len(LONG)  # type: ignore[union-attr]
+        grows(model)
+        assert model.stats()["refused"] == 0
+
+
+@pytest.mark.parametrize("way", ["undo", "said elsewhere", "other model"])
+async def test_what_has_changed_meanwhile_is_read_from_the_store(home: Path, model: ScriptedModel, way: str) -> None:
+    """S34, A2: a history that was kept is used on the same terms as a resident."""
+    async with core(home, model=model) as house:
+        session = (await house.say(LONG)).session
+        await house.say("to be undone")
+        await kept(house, session)
+        match way:
+            case "undo":
+                await changes.undo(house.door, session, ANNA)
+            case "said elsewhere":
+                said = Message(role="user", text="said elsewhere")
+                await house.store.write(
+                    lambda db: messages.append(db, session=session, turn=None, step=None, message=said, now=1.0)
+                )
+            case "other model":
+                await changes.set_setting(house.door, session, ANNA, "model", "other", source="command")
+        await house.say("on")
+        said_now = [message["content"] for message in house.requests()[-1]["messages"]]
+        assert ("to be undone" in said_now) == (way != "undo")
+        assert ("said elsewhere" in said_now) == (way == "said elsewhere")
+        assert LONG in said_now
+
+
+@pytest.mark.parametrize("way", ["end", "delete"])
+@pytest.mark.parametrize("resident", [True, False])
+async def test_nothing_is_kept_of_a_session_that_is_over(
+    home: Path, model: ScriptedModel, way: str, resident: bool
+) -> None:
+    """B1, B3: whether it was in memory at its end or not."""
+    async with core(home, model=model) as house:
+        session = (await house.say(LONG)).session
+        if not resident:
+            await kept(house, session)
+        if way == "end":
+            await house.door.end(session, ANNA, "test")
+        else:
+            await house.door.delete(session, ANNA)
+        await until(lambda: not house.door.presence._leaving)
+        assert house.door.runner.histories.stats().size == 0
 
 
 async def test_after_a_restart_the_request_begins_with_the_same_bytes(home: Path, model: ScriptedModel) -> None:

@@ -9,6 +9,7 @@ import pytest
 from bench.scripted import seal
 from bench.scripted.refusal import Refusal
 from tests.core import ANNA, Core
+from tests.deeds import until
 from tests.logs import capture_logs
 from tests.moody import Moody
 from tests.sessions.test_fallback import notices, told
@@ -44,6 +45,19 @@ async def ready(house: Core) -> str:
     outcome = await house.say("hello [tool clock {}]")
     assert outcome.state == "answered", outcome.error
     return outcome.session
+
+
+@pytest.mark.parametrize("how", SEALING)
+async def test_thoughts_go_back_with_a_history_that_was_kept(home: Path, server: Moody, how: str) -> None:
+    """B4, P16: a long conversation comes back as it was unloaded, in every format."""
+    async with thinking(home, server, how, 'reasoning = "high"') as house:
+        session = (await house.say("the tide comes in. " * 1000 + "[tool clock {}]")).session
+        for number in range(2):
+            assert house.door.presence.unload(session, reason="test")
+            await until(lambda: house.door.runner.histories.stats().size == 1)
+            await house.say(f"on {number} [tool clock {{}}]")
+            assert house.door.runner.histories.stats().hits == number + 1
+    assert refused(server) == 0 and server.stats()["reuse"] == 1.0
 
 
 @pytest.mark.parametrize("how", SEALING)

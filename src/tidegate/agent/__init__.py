@@ -8,6 +8,7 @@ from tidegate.agent.balance import in_call_order, interrupted, is_balanced, miss
 from tidegate.agent.conversation import Conversation, weigh
 from tidegate.agent.errand import Errand, run_errand
 from tidegate.agent.hands import Equipment, Hands, Permits, tool_ended
+from tidegate.agent.history_cache import HistoryCache, HistoryState
 from tidegate.agent.loop import Bounds, run
 from tidegate.agent.mind import Care, Mind, Remedy
 from tidegate.agent.prompt import EXTRA, PROMPT, freeze, part_of
@@ -25,6 +26,8 @@ __all__ = [
     "Equipment",
     "Errand",
     "Hands",
+    "HistoryCache",
+    "HistoryState",
     "Mind",
     "Parked",
     "Payer",

@@ -61,10 +61,12 @@ def in_call_order(messages: Iterable[Message]) -> list[Message]:
         if message.role == "tool":
             results.append(message)
             continue
-        ordered += sorted(results, key=lambda result: places.get(result.call_id, 0))
+        if results:
+            ordered += sorted(results, key=lambda result: places.get(result.call_id, 0))
+            results = []
         ordered.append(message)
-        results = []
-        places = {call.id: place for place, call in enumerate(message.calls)}
+        if message.calls or places:
+            places = {call.id: place for place, call in enumerate(message.calls)}
     return ordered + sorted(results, key=lambda result: places.get(result.call_id, 0))
 
 

@@ -15,6 +15,7 @@ from typing import cast
 import msgspec
 
 from tidegate.agent.history import Group, History, Overflow
+from tidegate.agent.history_cache import HistoryState
 from tidegate.log import Log
 from tidegate.models import Encoded, Lease, Model
 from tidegate.tools import Toolset
@@ -53,6 +54,9 @@ CONTINUE = Message(
 )
 """Follows an answer at the end of a conversation where the model's format lets none stand there."""
 
+Keep = Callable[[HistoryState, Sequence[bytes]], Awaitable[None]]
+"""Keeps an encoded history for when the conversation comes back."""
+
 Load = Callable[[str], Awaitable[bytes]]
 """What lies in the session's spool under an id. OSError when it cannot be read."""
 
@@ -68,6 +72,7 @@ class Conversation:
         "_counted",
         "_ends_with_answer",
         "_estimated",
+        "_keep",
         "_lease",
         "_load",
         "_loaded",
@@ -101,9 +106,10 @@ class Conversation:
         overflow: Overflow | None = None,
         era: int = 0,
         mark: str = "",
+        keep: Keep | None = None,
     ) -> None:
         """`era` counts how often the provider has refused what earlier answers carried; `mark` names what of it is
-        summarised or left out (`View.mark`)."""
+        summarised or left out (`View.mark`). `keep` is given the history when it is released between two turns."""
         self.model = model
         self.prefix = prefix
         self.tools = tools
@@ -115,6 +121,7 @@ class Conversation:
         self.carries = False
         """Whether anything of it goes back that answers carried beside their words."""
         self._load = load
+        self._keep = keep
         self._owed = 0
         """Results that the last answer still waits for."""
         self._results: list[Message] = []  # house: allow at most as many as an answer has calls
@@ -137,36 +144,61 @@ class Conversation:
         """Tokens of a request as the provider counted them, and its bytes."""
         self._bound = ""
         self._lease: Lease | None = lease
-        for message in messages:
-            self.append(message)
+        self.extend(messages)
 
     def append(self, message: Message) -> None:
-        self._ends_with_answer = message.role == "assistant" and not message.calls
-        if message.role == "tool":
-            self._results.append(message)
-            self._owed -= 1
-            if self._owed <= 0:
-                self._close_step()
-            return
-        if self._results:  # one is missing, and will not come
-            self._close_step()
-        self._owed = len(message.calls)
-        if message.usage is not None:
-            self._note_count(message)
-        if message.carried:
-            if message.bound != self.bound:
-                message = msgspec.structs.replace(message, carried=())
-            elif message.model == self.model.provided:
-                self.carries = True
-        self._add((message,))
+        self.extend((message,))
 
-    def _note_count(self, answer: Message) -> None:
-        """What the provider counted for an answer that was given to just this much, as it is shown now: so an estimate
-        is as good after a reload as before."""
-        same = answer.model == self.model.provided and answer.bound.partition("/")[2] == self.mark
-        counted = 0 if answer.usage is None or answer.usage.estimated else answer.usage.input
-        if same and self.model.gauge.believes(self.estimated_bytes, counted):
-            self._counted = (counted, self.estimated_bytes)
+    def extend(self, messages: Iterable[Message]) -> None:
+        """Adds messages in their order. Each is encoded by itself, but many are put together at once: this is what a
+        conversation costs that is loaded again, so that it is kept short for plain messages."""
+        encode = self.model.wire.encode
+        encoded: list[bytes] = []
+        counted: list[tuple[Message, int]] = []
+        message: Message | None = None
+        for message in messages:
+            if message.role == "tool":
+                self._results.append(message)
+                self._owed -= 1
+                if self._owed <= 0:
+                    self._close_step(encoded)
+                continue
+            if self._results:  # one is missing, and will not come
+                self._close_step(encoded)
+            self._owed = len(message.calls)
+            if message.usage is not None:
+                counted.append((message, self._estimated))
+            if message.carried:
+                message = self._with_carried(message)
+            if message.media:
+                self._add((message,), encoded)
+            elif piece := encode(message):
+                encoded.append(piece)
+                self._estimated += len(piece)
+        self.history.extend(encoded)
+        if message is not None:
+            self._ends_with_answer = message.role == "assistant" and not message.calls
+        if counted:
+            self._note_count(counted)
+
+    def _with_carried(self, answer: Message) -> Message:
+        """The answer with what it carried beside its words, if that may go back."""
+        if answer.bound != self.bound:
+            return msgspec.structs.replace(answer, carried=())
+        if answer.model == self.model.provided:
+            self.carries = True
+        return answer
+
+    def _note_count(self, answers: Sequence[tuple[Message, int]]) -> None:
+        """Takes over what the provider counted for the last of these answers that was given to what is shown now: so
+        an estimate is as good after a reload as before. With each answer comes what was said before it, in bytes."""
+        for answer, said in reversed(answers):
+            same = answer.model == self.model.provided and answer.bound.partition("/")[2] == self.mark
+            tokens = 0 if answer.usage is None or answer.usage.estimated else answer.usage.input
+            size = said + self.prefix_bytes
+            if same and self.model.gauge.believes(size, tokens):
+                self._counted = (tokens, size)
+                return
 
     def begin_anew(self, messages: Iterable[Message]) -> None:
         """The same to the same point, with the words alone: the provider has refused what else was carried. What comes
@@ -188,10 +220,6 @@ class Conversation:
         self.extend(messages)
         if tokens is not None:
             self._counted = (tokens, self.estimated_bytes)
-
-    def extend(self, messages: Iterable[Message]) -> None:
-        for message in messages:
-            self.append(message)
 
     async def ask(self, call: Call, *, on_text: Callable[[str], None], on_reset: Callable[[str, int], None]) -> Message:
         self._asking = True
@@ -265,35 +293,63 @@ class Conversation:
         if self.preparing is not None:
             self.preparing.cancel()
             self.preparing = None
-        self.history.release()
         if lease is not None:
             lease.release()
+            await self._keep_history()
+        self.history.release()
+
+    async def _keep_history(self) -> None:
+        """Hands the history on, if it is what the store holds and all of it is encoded."""
+        if self._keep is None or self.version < 0 or self._unloaded or self._results:
+            return
+        state = HistoryState(
+            signature=self.signature,
+            version=self.version,
+            era=self.era,
+            mark=self.mark,
+            carries=self.carries,
+            owed=self._owed,
+            estimated=self._estimated,
+            counted=self._counted,
+        )
+        await self._keep(state, cast(Sequence[bytes], await self.history.read()))
+
+    def restore(self, state: HistoryState, pieces: Iterable[bytes]) -> None:
+        """The history of an empty conversation, as it was kept."""
+        self.mark = state.mark
+        self.carries = state.carries
+        self._owed = state.owed
+        self._estimated = state.estimated
+        self._counted = state.counted
+        for piece in pieces:
+            self.history.append(piece)
 
     # -- messages --
 
-    def _close_step(self) -> None:
+    def _close_step(self, encoded: list[bytes]) -> None:
         results, self._results = tuple(self._results), []
-        self._add(results)
+        self._add(results, encoded)
 
-    def _add(self, group: Group) -> None:
+    def _add(self, group: Group, encoded: list[bytes]) -> None:
+        """Adds what is encoded together to the pieces that are on their way to the history."""
         shown = [media for message in group for media in message.media if self.model.wire.takes(media.media_type)]
         if any(media.spooled for media in shown):
             self._unloaded += 1
             text = _framed(group)
             held = text + sum(MEDIA_OVERHEAD + len(media.data) for message in group for media in message.media)
+            self.history.extend(encoded)
+            encoded.clear()
             self.history.append_unencoded(group, held)
             self._estimated += text + sum(map(weigh_media, shown))
             return
-        # The encoder's result keeps the spare room of its buffer (512 bytes at least, up to half of a long text); what
-        # is held for hours is an exact copy.
-        encoded = bytes(memoryview(self._encode(group)))
-        if not encoded:
+        piece = self._encode(group)
+        if not piece:
             return
-        self.history.append(encoded)
+        encoded.append(piece)
         if shown:
             self._estimated += _framed(group) + sum(map(weigh_media, shown))
         else:
-            self._estimated += len(encoded)
+            self._estimated += len(piece)
 
     def _encode(self, group: Group) -> bytes:
         wire = self.model.wire

@@ -79,6 +79,16 @@ class History:
         if len(self.parts) >= self._fold_at:
             self._fold()
 
+    def extend(self, encoded: list[bytes]) -> None:
+        """Adds what an encoder has just made. Of many, all but the newest become one piece."""
+        if len(encoded) >= PIECES:
+            self.append(b",".join(encoded[:-KEPT_PIECES]))
+            encoded = encoded[-KEPT_PIECES:]
+        for piece in encoded:
+            # An encoder's result keeps the spare room of its buffer (512 bytes at least, up to half of a long text);
+            # what is held for hours is an exact copy.
+            self.append(bytes(memoryview(piece)))
+
     def append_unencoded(self, group: Group, weight: int) -> None:
         self.parts.append(group)
         self.memory += weight + ROW_OVERHEAD
@@ -101,7 +111,7 @@ class History:
         self._fold_at = PIECES
 
     def release(self) -> None:
-        self.parts = []
+        self.clear()
         self._overflow = None
         if self._file is not None:
             self._file.close()
@@ -166,13 +176,13 @@ class History:
     def _read(self) -> list[bytes | Group]:
         assert self._file is not None
         file = self._file.fileno()
-        return [_whole(file, part) if isinstance(part, Run) else part for part in self.parts]
+        return [read_whole(file, part.start, part.length) if isinstance(part, Run) else part for part in self.parts]
 
 
-def _whole(file: int, run: Run) -> bytes:
-    data = os.pread(file, run.length, run.start)
-    while len(data) < run.length:  # more than the kernel gives at once
-        more = os.pread(file, run.length - len(data), run.start + len(data))
+def read_whole(file: int, start: int, length: int) -> bytes:
+    data = os.pread(file, length, start)
+    while len(data) < length:  # more than the kernel gives at once
+        more = os.pread(file, length - len(data), start + len(data))
         if not more:
             raise OSError("the file of a long conversation is shorter than it was")
         data += more

@@ -3,10 +3,11 @@
 Guarantee: a step is asked of each model at most once (with that model's own retries, and again for each thing that it
 refused and that could be left out), in the order of whoever chooses them; what a failed one had shown is void before
 another speaks; when none is left, the failure names all that were asked. A request that nears its model's window is
-made to fit before it is sent. The mind belongs to its turn; the conversations are whoever's builds them.
+made to fit before it is sent. A conversation that was unloaded while the turn waited for a person is loaded
+again before its next step. The mind belongs to its turn; the conversations are whoever's builds them.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, Protocol
 
@@ -42,13 +43,29 @@ class Care(Protocol):
         ...
 
 
+class Residency(Protocol):
+    """Where a turn's conversation is held between its steps. It may be unloaded while the turn waits for a person."""
+
+    def holds(self, conversation: Conversation) -> bool:
+        """Whether it is still there."""
+        ...
+
+    def weigh(self) -> None:
+        """It has grown or shrunk."""
+        ...
+
+    async def reload(self, conversation: Conversation) -> Conversation:
+        """The same from the store, to the same point."""
+        ...
+
+
 FallBack = Callable[[Conversation, tuple[Model, ...], ModelFailed], Awaitable[tuple[Conversation, Purse] | None]]
 """Another conversation, to the same point, with another model than those that failed in this step, the last of them
 with the failure; None when there is no other."""
 
 
 class Mind:
-    __slots__ = ("_care", "_fall_back", "conversation", "purse")
+    __slots__ = ("_care", "_fall_back", "_residency", "conversation", "purse")
 
     def __init__(
         self,
@@ -56,26 +73,38 @@ class Mind:
         purse: Purse,
         fall_back: FallBack | None = None,
         care: Care | None = None,
+        residency: Residency | None = None,
     ) -> None:
         self.conversation = conversation
         self.purse = purse
         self._fall_back = fall_back
         self._care = care
+        self._residency = residency
 
     def append(self, message: Message) -> None:
-        self.conversation.append(message)
+        self.extend((message,))
 
-    def extend(self, messages: Iterable[Message]) -> None:
-        self.conversation.extend(messages)
+    def extend(self, messages: Sequence[Message]) -> None:
+        """Adds what was said. It is committed already: a conversation that was unloaded finds it in the store."""
+        if messages and (self._residency is None or self._residency.holds(self.conversation)):
+            self.conversation.extend(messages)
+            self._weigh()
+
+    def _weigh(self) -> None:
+        if self._residency is not None:
+            self._residency.weigh()
 
     async def ask(self, turn: Turn, call: Call) -> Message:
         first: ModelFailed | None = None
         failed: tuple[Model, ...] = ()
         mended: tuple[Remedy, ...] = ()
+        if self._residency is not None and not self._residency.holds(self.conversation):
+            self.conversation = await self._residency.reload(self.conversation)
         while True:
             try:
                 if self._care is not None and self._care.is_due(self.conversation):
                     await self._care.fit(self.conversation)
+                    self._weigh()
                 return await ask(turn, self.conversation, call, self.purse)
             except ModelFailed as failure:
                 if failure.param is not None:

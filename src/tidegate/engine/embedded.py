@@ -358,14 +358,25 @@ class EmbeddedEngine(Engine):
 
     @contextlib.contextmanager
     def _absent(self, live: Live) -> Iterator[None]:
-        """A step of the turn waits for a person: others get its place, and its time does not count. When it comes back
-        it does not wait for a place, it has waited enough; limits.questions bounds how many there are."""
+        """A step of the turn waits for a person: others get its place, its resident may be unloaded, and its time does
+        not count. When it comes back it does not wait for a place, it has waited enough; limits.questions bounds how
+        many there are."""
         try:
             with self._places.asks(live):
                 self._fill(live.parent)
+                self._let_rest(live)
                 yield
         finally:
             self._fill(live.parent)
+
+    def _let_rest(self, asking: Live) -> None:
+        """Nothing of this turn works now, nor of those that wait for it."""
+        live: Live | None = asking
+        while live is not None:
+            record = self._presence.get(live.session)
+            if live.asks and record is not None and record.turn is live:
+                self._presence.turn_asks(record)
+            live = live.parent
 
     def _tell(self, live: Live, settled: Settled) -> None:
         outcome = settled.outcome
@@ -457,7 +468,11 @@ class EmbeddedEngine(Engine):
         if failure.code == "internal":
             log.exception("a turn broke", session=live.session, turn=live.turn, told=failure.message)
         else:
-            told = error.brief if isinstance(error, ModelFailed) else failure.message
+            told = failure.message
+            if isinstance(error, ModelFailed):
+                told = error.brief
+            elif isinstance(error, StoreFailed):
+                told = error.message
             log.warning("a turn failed", session=live.session, turn=live.turn, code=failure.code, told=told)
 
     async def _handle(self, live: Live, work: Work) -> None:

@@ -1,7 +1,8 @@
 """How a turn's failure is told: one mapping from the error tree to what is stored, replayed and answered.
 
-Guarantee: every error has a status, a type and a code of OpenAI's shape and one sentence without secrets; what nobody
-foresaw becomes an incident whose id stands in the operator's log.
+Guarantee: every error has a status, a type and a code of OpenAI's shape and one sentence without secrets. Errors of the
+store are told in words that a chat user can act on; what the store itself said is for the operator's log.
+Unforeseen errors become an incident whose id stands in that log.
 """
 
 import errno
@@ -11,6 +12,7 @@ from tidegate.errors import (
     DiskFailed,
     ModelFailed,
     Refused,
+    StoreBusy,
     StoreDamaged,
     StoreFailed,
     StoreFull,
@@ -38,6 +40,10 @@ _OPENAI_CODES = {
     "content": ("invalid_request_error", "content_policy_violation"),
 }
 """Type and code, where OpenAI has words for what its own service refuses: clients know them."""
+
+FULL = "The gateway's disk is full, so nothing can be stored; free some space on it, then try again."
+BUSY = "The gateway has too much to do at the moment, so this was not done; try again in a moment."
+BROKEN = "The gateway could not read or store this; try again in a moment, or ask its operator, whose log says why."
 
 
 def describe(error: BaseException) -> Failure:
@@ -81,7 +87,9 @@ def describe(error: BaseException) -> Failure:
                 param=error.param,
             )
         case StoreFull():
-            return Failure(message=error.message, code="store_full", status=507, retry=True)
+            return Failure(message=FULL, code="store_full", status=507, retry=True)
+        case StoreBusy():
+            return Failure(message=BUSY, code="store_busy", status=503, retry=True)
         case StoreDamaged():
             return Failure(message=error.message, code="store_damaged", status=500)
         case StoreLost():
@@ -89,7 +97,7 @@ def describe(error: BaseException) -> Failure:
         case DiskFailed():
             return Failure(message=error.message, code="disk_failed", status=503, retry=True)
         case StoreFailed():
-            return Failure(message=error.message, code="store_failed", status=503, retry=True)
+            return Failure(message=BROKEN, code="store_failed", status=503, retry=True)
         case TidegateError():
             return Failure(message=error.message, code="misconfigured", status=500)
         case OSError(errno=errno.EMFILE | errno.ENFILE):

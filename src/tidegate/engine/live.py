@@ -109,6 +109,11 @@ class Live:
         return bool(self.away or self.tasks)
 
     @property
+    def asks(self) -> bool:
+        """Whether it does nothing itself until a person has answered: it has asked, or a task that it waits for has."""
+        return bool(self.away or (self.tasks and self._halts))
+
+    @property
     def root(self) -> "Live":
         """The outermost turn that it works for; itself, if nobody gave it its task."""
         live = self

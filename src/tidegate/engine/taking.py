@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from tidegate.errors import StoreFailed
+from tidegate.errors import NotFound
 from tidegate.store import (
     Db,
     IntentRow,
@@ -63,7 +63,7 @@ def begin(db: Db, turn: str, now: float) -> Begun:
     row = turns.take(db, turn, now)
     session = sessions.get(db, row.session)
     if session is None:
-        raise StoreFailed(f"The session of turn {turn} is gone.")
+        raise NotFound("This conversation was deleted; send the message to a new one.")
     recorded = messages.journal(db, turn)
     held = tuple(settings.get_all(db, row.session, now))
     if all(is_incoming(each) and each.step != NOTICE for each in recorded):

@@ -3,10 +3,11 @@
 Guarantee: a session has at most one record, and has one only while something of it is present (a turn running or
 waiting, a resident, a construction, a workspace in use, a reason to stay). A resident is reused while its signature is
 equal, is built once however many ask for it, and leaves by one path, `unload`. Residents are bounded by number and by
-bytes; the least recently used goes first, and one whose turn is running is never released before that turn ends, not
-even when it was replaced meanwhile. Releasing happens in tasks of the scope, beside every turn; a failure there is
-reported with the session's name. Presence owns the records and the residents; `turn`, `waiting` and `held` on them are
-the engine's, `workspace` and `disk` are those of the room of workspaces.
+bytes; the least recently used goes first. A resident whose turn works is never released before that turn ends, not even
+when it was replaced meanwhile; while the turn waits for a person, its resident may leave like any other, and the turn
+builds it anew. Releasing happens in tasks of the scope, beside every turn; a failure there is reported with the
+session's name. Presence owns the records and the residents; `turn`, `waiting` and `held` on them are the engine's,
+`workspace` and `disk` are those of the room of workspaces.
 """
 
 import asyncio
@@ -143,6 +144,7 @@ class Presence:
 
     __slots__ = (
         "__weakref__",
+        "_asks",
         "_clock",
         "_leaving",
         "_order",
@@ -168,7 +170,10 @@ class Presence:
         idle_ttl: float = 3600.0,
         clock: Callable[[], float] = time.monotonic,
         warn: Warn | None = None,
+        asks: Callable[[Any], bool] = lambda turn: False,
     ) -> None:
+        """`asks` says whether a turn does nothing until a person has answered."""
+        self._asks = asks
         self.residents = residents
         self.resident_bytes = resident_bytes
         self.idle_ttl = idle_ttl
@@ -228,6 +233,15 @@ class Presence:
             self.reweigh(record)
         self._forget_if_absent(record)
 
+    def turn_asks(self, record: Present) -> None:
+        """The turn does nothing until a person has answered: what it works on may go meanwhile. What no cap counts goes
+        at once."""
+        gone = record.detached if record.passing is None else (*record.detached, record.passing)
+        record.detached, record.passing = (), None
+        for resident in gone:
+            self._release(record.key, resident)
+        self._enforce()
+
     def lend(self, key: str, passing: Resident) -> None:
         """What the running turn of this session works on and takes with it when it ends: on the books meanwhile."""
         record = self._records.get(key)
@@ -268,6 +282,10 @@ class Presence:
         if record is not None:
             record.workspace = None
             self._forget_if_absent(record)
+
+    def _works(self, record: Present) -> bool:
+        """In mid-turn, and the turn needs its resident."""
+        return record.busy and not self._asks(record.turn)
 
     def _forget_if_absent(self, record: Present) -> None:
         if record.absent and self._records.get(record.key) is record:
@@ -340,12 +358,16 @@ class Presence:
         self._enforce()
 
     def _enforce(self, newcomer: Present | None = None) -> None:
-        """Unload what lies in the excess window. A busy one is passed over, and nothing newer is taken in its place."""
+        """Unload what lies in the excess window. One that works is passed over, and nothing newer is taken in its
+        place."""
         window = self._order.window(self.residents, self.resident_bytes)
+        if not window:
+            self._over = False
+            return
         reason = "count" if self._order.size > self.residents else "bytes"
         kept = 0
         for record in window:
-            if record.busy:
+            if self._works(record):
                 kept += 1
             elif record is not newcomer:  # whoever has just built it is about to use it
                 self.unload(record.key, reason=reason)
@@ -366,7 +388,7 @@ class Presence:
     def unload(self, key: str, *, reason: str, only: Resident | None = None) -> bool:
         """Drop the resident and keep everything else: the one way out. Whether there was one (and it was `only`).
 
-        In mid-turn it leaves the map at once, but is released when the turn that runs on it ends.
+        While a turn works on it, it leaves the map at once, but is released when that turn ends.
         """
         record = self._records.get(key)
         if record is None or record.resident is None:
@@ -381,7 +403,7 @@ class Presence:
         self._leaving[id(resident)] = (key, resident)
         counted = reason if reason in self._unloads or len(self._unloads) < REASONS_KEPT else "other"
         self._unloads[counted] = self._unloads.get(counted, 0) + 1
-        if record.busy:
+        if self._works(record):
             record.detached = (*record.detached, resident)
         else:
             self._release(key, resident)
@@ -389,11 +411,11 @@ class Presence:
         return True
 
     def sweep(self, now: float | None = None) -> int:
-        """Unload what was idle longer than the TTL, never in mid-turn, and forget empty records; how many went."""
+        """Unload what was idle longer than the TTL, never one that works, and forget empty records; how many went."""
         moment = self._clock() if now is None else now
         swept = 0
         for record in self._order:
-            if not record.busy and moment - record.used > self.idle_ttl:
+            if not self._works(record) and moment - record.used > self.idle_ttl:
                 swept += self.unload(record.key, reason="idle")
         for record in self:
             self._forget_if_absent(record)
@@ -401,12 +423,12 @@ class Presence:
 
     def relieve(self, wanted: int) -> tuple[int, int]:
         """Memory is short: unload idle residents, the least recently used first, until they have freed `wanted` bytes.
-        One whose turn runs or waits is left alone. How many went, and their bytes."""
+        One whose turn works or waits for its start is left alone. How many went, and their bytes."""
         count = freed = 0
         for record in self._order:
             if freed >= wanted:
                 break
-            if not record.busy and not record.waiting:
+            if not self._works(record) and (record.busy or not record.waiting):
                 freed += record.weight
                 count += self.unload(record.key, reason="pressure")
         return count, freed

@@ -101,6 +101,7 @@ class Sessions:
             recall=self.recall, notes=self.memory, skills=services.skill_reader(self.skills), delegates=self.delegation
         )
         self.runner = self._runner(scope, models, tools)
+        scope.on_close(self.runner.histories.close, name="histories")
         sources = (self.project_files, self.skills, self.delegation, self.memory)
         self.beginnings = Beginnings(
             config,
@@ -146,6 +147,7 @@ class Sessions:
             {"workspace": self._end_workspace, **hooks},
             self.clock,
             self._forget,
+            unkept=self.runner.forget,
             scope=scope,
             slow={} if self.learner is None else {"memory": self.learner},
         )
@@ -548,6 +550,7 @@ def _presence(scope: Scope, config: Config) -> Presence:
         resident_bytes=limits.resident_bytes,
         idle_ttl=limits.idle_ttl,
         warn=lambda message, fields: log.warning(message, **fields),
+        asks=lambda turn: turn.asks,
     )
 
 

@@ -77,11 +77,12 @@ class Endings:
         clock: Callable[[], float],
         gone: Callable[[str], Awaitable[None]],
         *,
+        unkept: Callable[[str], None],
         scope: Scope,
         slow: Mapping[str, SlowHook] | None = None,
     ) -> None:
-        """`gone` is told of each session whose rows were deleted; what a crash keeps from it, the sweeps find. Slow
-        hooks run in `scope`."""
+        """`gone` is told of each session whose rows were deleted; what a crash keeps from it, the sweeps find.
+        `unkept` is told of each that has no next turn. Slow hooks run in `scope`."""
         self._slow = slow or {}
         self._scope = scope
         # house: allow at most SLOW_AT_ONCE behind ends and SLOW_IN_A_RUN on the timer
@@ -93,6 +94,7 @@ class Endings:
         self._hooks = hooks
         self._clock = clock
         self._gone = gone
+        self._unkept = unkept
 
     async def end(self, session: str, reason: str) -> bool:
         """Whether this call ended it."""
@@ -233,12 +235,12 @@ class Endings:
 
     async def _let_go(self, session: str, refused: Sequence[Outcome], reason: str) -> None:
         """Tell whoever waits in the ended session, stop what runs there, and forget what is present of it."""
-        if self._presence.get(session) is None:
-            return
-        self._engine.refuse(refused)
-        self._engine.interrupt_all(session, f"because its session ended ({reason})")
-        with anyio.move_on_after(STOP_SECONDS):
-            await self._engine.idle(session)
+        if self._presence.get(session) is not None:
+            self._engine.refuse(refused)
+            self._engine.interrupt_all(session, f"because its session ended ({reason})")
+            with anyio.move_on_after(STOP_SECONDS):
+                await self._engine.idle(session)
+        self._unkept(session)
         self._presence.drop(session)
 
 

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from tidegate.agent import Bounds, Conversation, Hands, Mind, Purse, run
+from tidegate.agent import Bounds, Conversation, Hands, HistoryCache, HistoryState, Mind, Purse, run
 from tidegate.agent.context import View
 from tidegate.config import AgentSettings, Config
 from tidegate.engine import Journal, Parked, Taken
-from tidegate.errors import Misconfigured, ModelFailed, StoreFailed
+from tidegate.errors import Conflict, Misconfigured, ModelFailed
 from tidegate.lifetimes import BoundedCache, CacheStats, Holding, Presence
 from tidegate.log import Log
 from tidegate.models import Encoded, Model, Models
@@ -30,7 +30,7 @@ from tidegate.sessions.substitutes import Substitutes
 from tidegate.sessions.workshop import Workshop
 from tidegate.store import SessionRow, Setting, Store, sessions, settings
 from tidegate.tools import ToolRegistry, Toolset
-from tidegate.values import Call, Message, Notice, Outcome
+from tidegate.values import Call, Frozen, Message, Notice, Outcome
 
 log = Log(__name__)
 
@@ -64,6 +64,18 @@ class Beginning(NamedTuple):
         return prefix_bytes(self.encoded)
 
 
+Kept = tuple[HistoryState, list[bytes]]
+
+
+class Start(Frozen, frozen=True):
+    """At which point of its turn a conversation is built: before its first step, or in `mid_turn`, with all that it has
+    said by then. `resumed`: an earlier process has left steps of it. `era` is known in mid-turn only."""
+
+    mid_turn: bool = False
+    resumed: bool = False
+    era: int | None = None
+
+
 class Runner:
     def __init__(
         self,
@@ -81,12 +93,13 @@ class Runner:
         self._config = config
         self._models = models
         self.tools = tools
-        self._presence = presence
+        self.presence = presence
         self._budgets = budgets
         self.substitutes = Substitutes(models, store, clock)
         self._clock = clock
         self._workshop = workshop
         self.compaction = compaction
+        self.histories = HistoryCache(workshop.spool.nameless)
         self.prefixes: BoundedCache[tuple[bytes, bytes, str], Beginning] = BoundedCache(
             "prefixes", cap=PREFIXES_KEPT, max_bytes=PREFIX_BYTES, weigh=lambda beginning: beginning.bytes
         )
@@ -122,9 +135,10 @@ class Runner:
             paying = await self.purse(taken, other)
             return await self._instead(taken, agent, last, other), paying
 
+        residency = Residency(self, taken, agent)
         # Nothing is awaited between this and the `try`: whoever builds a conversation releases it.
-        conversation = await self._conversation(taken, agent, model, journal.is_resumed)
-        mind = Mind(conversation, purse, fall_back, Fitting(self.compaction, journal, taken))
+        conversation = await self._conversation(taken, agent, model, Start(resumed=journal.is_resumed))
+        mind = Mind(conversation, purse, fall_back, Fitting(self.compaction, journal, taken), residency)
         equip = partial(self._workshop.equip, journal, taken)
         hands = Hands(journal, conversation.tools, equip, parallel=self._config.limits.tools_parallel)
         goes_on = False
@@ -142,9 +156,9 @@ class Runner:
                     await self._workshop.leave_nothing(session.id)
 
     def ended(self, session: str, outcome: Outcome, version: int) -> None:
-        record = self._presence.get(session)
+        record = self.presence.get(session)
         if outcome.state != "answered":
-            self._presence.unload(session, reason="turn not answered")
+            self.presence.unload(session, reason="turn not answered")
         elif record is not None and isinstance(record.resident, Conversation):
             record.resident.version = version
 
@@ -172,7 +186,7 @@ class Runner:
     async def filling(self, session: SessionRow, held: tuple[Setting, ...]) -> Filling:
         """What fills the window of the model that would answer now."""
         model = self.substitutes.model(self.agent(session.agent), held)
-        record = self._presence.get(session.id)
+        record = self.presence.get(session.id)
         resident = record.resident if record is not None else None
         same = resident if isinstance(resident, Conversation) and resident.model is model else None
         view = await self._store.read(read_view, session.id, None)
@@ -188,12 +202,19 @@ class Runner:
         return hashlib.sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).digest()
 
     def caches(self) -> tuple[CacheStats, ...]:
-        return (self.prefixes.stats(), self.tools.stats(), self._budgets.stats())
+        return (self.prefixes.stats(), self.histories.stats(), self.tools.stats(), self._budgets.stats())
+
+    def forget(self, session: str) -> None:
+        """The session has ended: nothing of it is kept for a next turn."""
+        record = self.presence.get(session)
+        if record is not None and isinstance(record.resident, Conversation):
+            record.resident.version = -1
+        self.histories.forget(session)
 
     # -- what is held --
 
     def _conversations(self) -> Iterator[tuple[str, Conversation]]:
-        for record in self._presence:
+        for record in self.presence:
             for held in (record.resident, record.passing, *record.detached):
                 if isinstance(held, Conversation):
                     yield f"session {record.key}", held
@@ -205,7 +226,9 @@ class Runner:
                 yield owner, Holding(1, size)
 
     def _measure_files(self) -> Iterator[tuple[str, Holding]]:
-        """Long pasts that lie in a file."""
+        """Long pasts that lie in a file, and the file of those that were unloaded."""
+        if self.histories.has_file:
+            yield "process", Holding(1, fds=1)
         for owner, conversation in self._conversations():
             if conversation.history.has_file:
                 yield owner, Holding(1, fds=1)
@@ -221,37 +244,55 @@ class Runner:
 
     # -- residents --
 
-    async def _conversation(self, taken: Taken, agent: AgentSettings, model: Model, resumed: bool) -> Conversation:
+    async def _conversation(self, taken: Taken, agent: AgentSettings, model: Model, start: Start) -> Conversation:
         if taken.session.kind != "ephemeral":
-            return await self._resident(taken, agent, model, resumed)
-        conversation = await self._build(taken, model, self._toolset(agent), b"", resumed)
-        self._presence.lend(taken.session.id, conversation)
+            return await self._resident(taken, agent, model, start)
+        conversation = await self._build(taken, model, self._toolset(agent), b"", start)
+        self.presence.lend(taken.session.id, conversation)
         return conversation
 
     async def _instead(self, taken: Taken, agent: AgentSettings, failed: Conversation, model: Model) -> Conversation:
         """The same conversation to the same point with another model: everything that was said is in the store."""
-        conversation = await self._conversation(taken, agent, model, resumed=True)
-        conversation.behind = True  # what was said in this turn is read before it is asked
+        conversation = await self._conversation(taken, agent, model, Start(mid_turn=True))
         await failed.release()  # a long turn may fall back often, and holds only who answers
         return conversation
 
-    async def _resident(self, taken: Taken, agent: AgentSettings, model: Model, resumed: bool) -> Conversation:
-        signature = self.signature(taken.session, agent, model)
-        record = self._presence.get(taken.session.id)
+    async def reload(self, taken: Taken, agent: AgentSettings, unloaded: Conversation) -> Conversation:
+        """The same conversation to the same point, after it was unloaded in mid-turn."""
+        start = Start(mid_turn=True, era=unloaded.era)
+        conversation = await self._conversation(taken, agent, unloaded.model, start)
+        conversation.cools = unloaded.cools
+        return conversation
+
+    async def _resident(self, taken: Taken, agent: AgentSettings, model: Model, start: Start) -> Conversation:
+        session = taken.session
+        signature = self.signature(session, agent, model)
+        record = self.presence.get(session.id)
         held = record.resident if record is not None else None
         # Taking the turn has itself raised the version by one; whatever else did, the resident does not know of.
-        if isinstance(held, Conversation) and held.version + 1 != taken.session.version:
-            self._presence.unload(taken.session.id, reason="stale", only=held)
+        known = session.version - 1
+        if not start.mid_turn and isinstance(held, Conversation) and held.version != known:
+            self.presence.unload(session.id, reason="stale", only=held)
 
         async def build() -> Conversation:
-            return await self._build(taken, model, self._toolset(agent), signature, resumed)
+            kept = None if start.mid_turn else await self.histories.find(session.id, signature, known)
+            return await self._build(taken, model, self._toolset(agent), signature, start, kept)
 
-        return await self._presence.resident(taken.session.id, signature, build)
+        conversation = await self.presence.resident(session.id, signature, build)
+        conversation.version = -1  # until the turn has ended
+        return conversation
 
-    async def _build(self, taken: Taken, model: Model, tools: Toolset, signature: bytes, resumed: bool) -> Conversation:
+    async def _build(
+        self, taken: Taken, model: Model, tools: Toolset, signature: bytes, start: Start, kept: Kept | None = None
+    ) -> Conversation:
+        """`kept` is the history as it was when the conversation was unloaded."""
         beginning = await self._beginning(taken, model)
-        is_first = taken.turn.number == 1 and taken.session.parent is None
-        past = View() if is_first and not resumed else await self.compaction.view(taken, past=True)
+        era = start.era
+        if era is None:
+            era = next((setting.value for setting in taken.settings if setting.key == ERA), 0)
+        if kept is not None and kept[0].era != era:
+            kept = None
+        past = View() if kept is not None else await self._read(taken, start)
         conversation = Conversation(
             model=model,
             messages=past.messages(),
@@ -261,11 +302,21 @@ class Runner:
             signature=signature,
             load=partial(self._workshop.spool.load, taken.session.id),
             overflow=self._workshop.spool.nameless,
-            era=next((setting.value for setting in taken.settings if setting.key == ERA), 0),
+            era=era,
             mark=past.mark,
+            keep=partial(self.histories.keep, taken.session.id) if signature else None,
         )
+        if kept is not None:
+            conversation.restore(*kept)
         conversation.behind = past.inside
         return conversation
+
+    async def _read(self, taken: Taken, start: Start) -> View:
+        """What was said before this moment; before the first turn, nothing."""
+        is_first = taken.turn.number == 1 and taken.session.parent is None
+        if is_first and not start.mid_turn and not start.resumed:
+            return View()
+        return await self.compaction.view(taken, past=not start.mid_turn)
 
     async def _beginning(self, taken: Taken, model: Model) -> Beginning:
         session = taken.session
@@ -297,6 +348,30 @@ class Runner:
         return self.tools.resolve(agent.tools)
 
 
+class Residency:
+    """Where the conversation of one turn is held: on the record of its session, from which it may be unloaded while the
+    turn waits for a person. It lives as long as its turn."""
+
+    __slots__ = ("_agent", "_presence", "_record", "_runner", "_taken")
+
+    def __init__(self, runner: Runner, taken: Taken, agent: AgentSettings) -> None:
+        self._runner = runner
+        self._taken = taken
+        self._agent = agent
+        self._presence = runner.presence
+        self._record = runner.presence.obtain(taken.session.id)
+
+    def holds(self, conversation: Conversation) -> bool:
+        record = self._record
+        return conversation in (record.resident, record.passing, *record.detached)
+
+    def weigh(self) -> None:
+        self._presence.reweigh(self._record)
+
+    async def reload(self, conversation: Conversation) -> Conversation:
+        return await self._runner.reload(self._taken, self._agent, conversation)
+
+
 def prefix_bytes(prefix: Encoded) -> int:
     return len(prefix.system) + len(prefix.tools)
 
@@ -312,5 +387,5 @@ def _beginning_key(session: SessionRow, model: Model) -> tuple[bytes, bytes, str
 def _frozen(session: SessionRow) -> bytes:
     """Which prefix it was frozen with. Every session is, in the transaction that makes it."""
     if session.prefix is None:
-        raise StoreFailed(f"Session {session.id} has no frozen prompt; /reload gives it one.")
+        raise Conflict("This conversation has no frozen prompt; use /reload to give it one.")
     return session.prefix

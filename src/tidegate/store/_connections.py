@@ -17,7 +17,7 @@ CHECKPOINT_BYTES = 8 * 1024 * 1024
 """The log is moved into the file when it has grown by this much: often enough to stay small, seldom enough that a page
 that many turns wrote is moved once."""
 BUSY_SECONDS = 2.0
-"""How long the emptying of a log that is too large waits for the readers it has just interrupted."""
+"""How long the emptying of a log that is too large waits for the reads that it has just interrupted to end."""
 WRITER_STATEMENTS = 256
 """Prepared statements kept; more than there are in this room."""
 READER_STATEMENTS = 128

@@ -1,11 +1,15 @@
 """The readers: a fixed number of threads, each with its own read-only connection.
 
-Guarantee: however many coroutines read, there are no more connections than the pool has; each function sees one
-snapshot, and a snapshot lives no longer than its age allows: SQLite stops it, and its caller is told. A read whose
-caller has gone is stopped too. Each thread opens and closes its own connection; `start` and `stop` own the threads.
+Guarantee: however many coroutines read, there are no more connections than the pool has. Each function sees one
+snapshot. A snapshot that outlives its age is ended, and the caller is told. A snapshot that keeps the write-ahead log
+from being emptied is ended too, but the function is run again on a fresh one; the caller is told only when the last
+attempt is in the way as well. A read whose caller has gone is stopped.
+
+Each thread opens and closes its own connection; `start` and `stop` own the threads.
 """
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +17,7 @@ from typing import Any
 
 import apsw
 
-from tidegate.errors import StoreFailed
+from tidegate.errors import StoreBusy, StoreFailed
 from tidegate.log import Log
 from tidegate.store._connections import connect_reader
 from tidegate.store._problems import Problems
@@ -23,13 +27,22 @@ from tidegate.values import Frozen
 CHECK_EVERY = 5000
 """SQLite instructions between two looks at the clock: well under a millisecond."""
 
+LEEWAYS = (0.25, 1.0, 2.0)
+"""Seconds that writes wait for a read before it has to make way for the log, by how often it had to before. So there
+are as many attempts, and a read that needs less than the last leeway always succeeds, whatever is written beside it."""
+
+REPEAT_WITHIN = 5.0
+"""Seconds after which an attempt begins although the log was not emptied: a foreign snapshot is in the way."""
+
+CLOSING = "the store is being closed"
+
 log = Log("tidegate.store")
 
 
 class Reading(Job):
-    """One read on its way. `stop` is why it must stop, once it must."""
+    """One read on its way. `stop` is why it must end for good; `make_way` says that its attempt must."""
 
-    __slots__ = ("age", "deadline", "stop")
+    __slots__ = ("age", "attempt", "deadline", "make_way", "stop")
 
     def __init__(
         self,
@@ -44,7 +57,9 @@ class Reading(Job):
         self.kwargs = kwargs
         self.future = future
         self.age = age
+        self.attempt = 0
         self.deadline = 0.0
+        self.make_way = False
         self.stop: str | None = None
 
 
@@ -54,6 +69,7 @@ class ReaderStats(Frozen, frozen=True):
     waiting: int = 0
     refused: int = 0
     interrupted: int = 0
+    repeated: int = 0
 
 
 class Readers:
@@ -65,7 +81,9 @@ class Readers:
         self._workers = [self._worker(place) for place in range(readers)]
         self._current: list[Reading | None] = [None] * readers
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._reads = self._interrupted = 0
+        self._log_free = threading.Event()
+        self._log_free.set()
+        self._reads = self._interrupted = self._repeated = 0
 
     # -- on the loop --
 
@@ -90,18 +108,34 @@ class Readers:
             reading.stop = "its caller has gone"
             raise
 
-    def interrupt(self, why: str) -> None:
-        """Stops every read that is under way. From any thread."""
-        for reading in list(self._current):
-            if reading is not None:
-                reading.stop = why
+    # -- for the writer, in its thread --
+
+    def leeway(self) -> float:
+        """Seconds that the writer should wait for the reads under way before it asks them to make way."""
+        return max((LEEWAYS[reading.attempt] for reading in self._under_way()), default=LEEWAYS[0])
+
+    def make_way(self) -> None:
+        """Ends the snapshots that are held now. Their reads begin again after `log_emptied`."""
+        self._log_free.clear()
+        for reading in self._under_way():
+            reading.make_way = True
+
+    def log_emptied(self) -> None:
+        """The log was emptied, or cannot be."""
+        self._log_free.set()
+
+    def _under_way(self) -> list[Reading]:
+        return [reading for reading in list(self._current) if reading is not None]
+
+    # -- on the loop --
 
     async def stop(self, within: float) -> bool:
         """Stops what is being read, refuses what waits, closes the connections, ends the threads. False when that took
         too long: a function of ours holds a connection without asking SQLite anything."""
         if self._backlog.closed is None:
             self._backlog.close(workers=len(self._workers))
-            self.interrupt("the store is being closed")
+            for reading in self._under_way():
+                reading.stop = CLOSING
         return await Worker.stop(self._workers, within)
 
     def stats(self) -> ReaderStats:
@@ -111,6 +145,7 @@ class Readers:
             waiting=self._backlog.waiting,
             refused=self._backlog.refused,
             interrupted=self._interrupted,
+            repeated=self._repeated,
         )
 
     def _resolve(self, reading: Reading, value: Any, error: BaseException | None) -> None:
@@ -146,32 +181,45 @@ class Readers:
             return False
         if reading.stop is None and time.monotonic() > reading.deadline:
             reading.stop = f"it held its snapshot longer than {reading.age:g} s (limits.snapshot_seconds)"
-        return reading.stop is not None
+        return reading.make_way or reading.stop is not None
 
     def _serve(self, db: apsw.Connection, place: int, reading: Reading) -> None:
         value: Any = None
         error: BaseException | None = None
-        if self._backlog.closed is not None:
-            reading.stop = "the store is being closed"
-        if reading.stop is not None or reading.future.cancelled():
-            self._workers[place].call(self._resolve, reading, None, _stopped(reading))
-            return
+        while True:
+            if self._backlog.closed is not None:
+                reading.stop = CLOSING
+            if reading.stop is not None or reading.future.cancelled():
+                error = _stopped(reading)
+                break
+            value, error = self._attempt(db, place, reading)
+            if not isinstance(error, apsw.InterruptError):
+                break
+            self._interrupted += 1
+            if reading.stop is None and reading.attempt == len(LEEWAYS) - 1:
+                reading.stop = "the write-ahead log had reached limits.wal_bytes, as in every attempt before"
+            elif reading.stop is None:
+                reading.attempt += 1
+                self._repeated += 1
+                self._log_free.wait(REPEAT_WITHIN)
+        if error is not None:
+            self._problems.meet(error, "read", reading.fn)
+        self._workers[place].call(self._resolve, reading, value, error)
+
+    def _attempt(self, db: apsw.Connection, place: int, reading: Reading) -> tuple[Any, BaseException | None]:
+        """The function's value on a fresh snapshot, or what it failed by."""
+        reading.make_way = False
         reading.deadline = time.monotonic() + reading.age
         self._current[place] = reading
         try:
             db.execute("BEGIN")
-            value = reading.fn(db, *reading.args, **reading.kwargs)
+            return reading.fn(db, *reading.args, **reading.kwargs), None
         except BaseException as failed:
             error = ours(failed, db)
-            if isinstance(failed, apsw.InterruptError):
-                self._interrupted += 1
-                error = _stopped(reading)
+            return None, failed if isinstance(failed, apsw.InterruptError) else error
         finally:
             self._current[place] = None
             _leave(db)
-        if error is not None:
-            self._problems.meet(error, "read", reading.fn)
-        self._workers[place].call(self._resolve, reading, value, error)
 
 
 def _leave(db: apsw.Connection) -> None:
@@ -183,4 +231,5 @@ def _leave(db: apsw.Connection) -> None:
 
 
 def _stopped(reading: Reading) -> StoreFailed:
-    return StoreFailed(f"The read was interrupted because {reading.stop}; ask for less at a time, or try again.")
+    kind = StoreFailed if reading.stop == CLOSING else StoreBusy
+    return kind(f"The read was interrupted because {reading.stop}; ask for less at a time, or try again.")

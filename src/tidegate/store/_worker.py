@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import apsw
 
-from tidegate.errors import StoreFailed
+from tidegate.errors import StoreBusy, StoreFailed
 from tidegate.log import Log
 from tidegate.store._errors import translate, translate_opening
 
@@ -71,7 +71,7 @@ class Backlog(Generic[J]):
             raise StoreFailed(self.closed)
         if self.waiting >= self._bound:
             self.refused += 1
-            raise StoreFailed(
+            raise StoreBusy(
                 f"The store has {self._bound} {self._what} waiting and takes no more; try again in a moment."
             )
         self.waiting += 1

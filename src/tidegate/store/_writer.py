@@ -19,9 +19,10 @@ import apsw
 from tidegate.errors import StoreDamaged, StoreFailed, StoreLost
 from tidegate.log import Log
 from tidegate.store import _files, migrations
-from tidegate.store._connections import CHECKPOINT_BYTES, Durability, connect
+from tidegate.store._connections import BUSY_SECONDS, CHECKPOINT_BYTES, Durability, connect
 from tidegate.store._open_files import Loss, OpenFiles, rescue
 from tidegate.store._problems import Problems
+from tidegate.store._readers import Readers
 from tidegate.store._worker import Backlog, Job, Worker, ours
 from tidegate.values import Frozen
 
@@ -90,7 +91,7 @@ class Writer:
         wal_bytes: int,
         queue: int,
         fault: Fault | None,
-        cancel_readers: Callable[[], None],
+        readers: Readers,
         problems: Problems,
     ) -> None:
         self._path = path
@@ -102,7 +103,7 @@ class Writer:
         self._durability = durability
         self._wal_limit = wal_bytes
         self._fault = fault
-        self._cancel_readers = cancel_readers
+        self._readers = readers
         self._backlog: Backlog[Writing] = Backlog(queue, "writes")
         self._worker = Worker("tidegate-store-writer", open=self._open, work=self._work, over=self._bury)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -347,10 +348,8 @@ class Writer:
             return
         try:
             pages, moved = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-            if moved < pages and pages * self._page_size >= self._wal_limit:
-                self._overruns += 1
-                self._cancel_readers()
-                pages, moved = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            if pages * self._page_size >= self._wal_limit:
+                pages, moved = self._empty_log(db)
         except apsw.Error as error:
             self._problems.meet(ours(error, db), "checkpoint", self._bound_log)
             self._files.measure()
@@ -362,6 +361,21 @@ class Writer:
         if moved >= pages:
             self._wal_pages = 0
         self._next_checkpoint = self._wal_pages + self._step_pages
+
+    def _empty_log(self, db: apsw.Connection) -> tuple[int, int]:
+        """Empties a log that has reached its bound. Reads under way are waited for; those that take longer have to
+        make way. Nothing is written meanwhile, so that the log grows no further."""
+        try:
+            db.set_busy_timeout(int(self._readers.leeway() * 1000))
+            return db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        except apsw.BusyError:
+            self._overruns += 1
+            self._readers.make_way()
+            db.set_busy_timeout(int(BUSY_SECONDS * 1000))
+            return db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        finally:
+            db.set_busy_timeout(int(BUSY_SECONDS * 1000))
+            self._readers.log_emptied()
 
 
 def _run_one(db: apsw.Connection, job: Writing) -> Done:

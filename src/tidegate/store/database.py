@@ -3,8 +3,9 @@
 Guarantee: `write` returns when what the function did is committed, and the function is completed even if its caller is
 cancelled; `read` sees one consistent snapshot that holds every write acknowledged before it. Functions sent in run in
 another thread and get the connection for the length of the call: they touch nothing but it and their arguments, neither
-begin nor commit, and may be run a second time when a full disk took the whole group with it. The store owns its threads
-and connections, and no other process may open the file while it is open.
+begin nor commit, and may be run again: a write when a full disk took the whole group with it, a read when its snapshot
+kept the log from being emptied. The store owns its threads and connections, and no other process may open the file
+while it is open.
 """
 
 import asyncio
@@ -61,6 +62,8 @@ class StoreStats(Frozen, frozen=True):
     reads_waiting: int
     reads_refused: int
     reads_interrupted: int
+    reads_repeated: int
+    """Attempts that had to make way for the log and were made again."""
     connections: int
     checkpoints: int
     wal_bytes: int
@@ -94,7 +97,7 @@ class Store:
             wal_bytes=wal_bytes,
             queue=queue,
             fault=fault,
-            cancel_readers=lambda: self._readers.interrupt("the write-ahead log has reached limits.wal_bytes"),
+            readers=self._readers,
             problems=self._problems,
         )
 
@@ -143,7 +146,7 @@ class Store:
         return result
 
     async def read(self, fn: Callable[Concatenate[Db, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs `fn(db, …)` on a snapshot. StoreFailed when it takes longer than a snapshot may live."""
+        """Runs `fn(db, …)` on a snapshot. StoreBusy when that takes longer than a snapshot may live."""
         result: T = await self._readers.read(fn, args, kwargs)
         return result
 
@@ -230,6 +233,7 @@ class Store:
             reads_waiting=readers.waiting,
             reads_refused=readers.refused,
             reads_interrupted=readers.interrupted,
+            reads_repeated=readers.repeated,
             connections=readers.connections + self._writer.connected,
             checkpoints=writer.checkpoints,
             wal_bytes=writer.wal_bytes,

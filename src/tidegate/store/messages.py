@@ -163,7 +163,7 @@ def placed(db: Db, session: str, *, after: int = 0, before_turn: str | None = No
         " AND (turn IS NULL OR turn IS NOT ?) ORDER BY seq",
         (session, after, before_turn),
     )
-    return [(seq, unpack(body, packed)) for seq, body, packed in rows]
+    return [(seq, unpack(body, packed) if packed else decode_message(body)) for seq, body, packed in rows]
 
 
 def is_shown(db: Db, session: str, place: int) -> bool:

@@ -391,8 +391,8 @@ def unpack(body: bytes, packed: int) -> Message:
     return _message(zlib.decompress(body) if packed else body)
 
 
-def decode_message(body: bytes) -> Message:
-    return _message(body)
+decode_message = _message
+"""The message of a body that is not packed."""
 
 
 def encode_call(call: Call) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any
 import apsw
 import msgspec
 
-from tidegate.errors import Conflict, NotFound, StoreFailed
+from tidegate.errors import Conflict, NotFound
 from tidegate.store import approvals, endings, messages, search, usage, workspaces
 from tidegate.store.rows import Db, Row, SessionKind, SessionRow, decode_prefix, encode, encode_ids, squeeze, unsqueeze
 from tidegate.values import Failure, Prefix
@@ -208,7 +208,7 @@ def identity(prefix: Prefix) -> bytes:
 def prefix(db: Db, prefix_id: bytes) -> Prefix:
     found = db.execute("SELECT body, packed FROM prefixes WHERE id = ?", (prefix_id,)).get
     if found is None:
-        raise StoreFailed("The frozen prompt of this session is not in the store; use /reload to rebuild it.")
+        raise Conflict("This conversation has lost its frozen prompt; use /reload to give it a new one.")
     return decode_prefix(unsqueeze(*found))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from tidegate.engine import describe
-from tidegate.errors import Busy, Refused
+from tidegate.errors import Busy, Refused, StoreFailed
 from tidegate.log import Log
 from tidegate.values import Failure
 
@@ -65,6 +65,8 @@ class Errors:
         failure = describe(error)
         if failure.code == "internal":
             log.exception("a request broke", told=failure.message, exc_info=error)
+        elif isinstance(error, StoreFailed):
+            log.warning("a request failed", code=failure.code, error=error.message)
         return self.of_failure(failure)
 
     def of_failure(self, failure: Failure) -> Answer:

@@ -197,7 +197,16 @@ class Metrics:
         if stats.checked is not None:
             text = "When the last full check of the database ended."
             yield GaugeMetricFamily("tidegate_store_checked_timestamp_seconds", text, value=stats.checked)
-        for name in ("writes", "groups", "writes_failed", "writes_refused", "reads", "reads_refused", "checkpoints"):
+        for name in (
+            "writes",
+            "groups",
+            "writes_failed",
+            "writes_refused",
+            "reads",
+            "reads_refused",
+            "reads_repeated",
+            "checkpoints",
+        ):
             text = f"The store: {name.replace('_', ' ')}."
             yield CounterMetricFamily(f"tidegate_store_{name}", text, value=getattr(stats, name))
 

@@ -201,6 +201,8 @@ class OpenAIWire:
         return pieces + telling.in_a_list(b',"messages":[', prefix.system, history)
 
     def _encode_answer(self, message: Message) -> bytes:
+        if not (message.calls or message.carried or self._missing_thought):
+            return self._encode(_Plain(message.role, message.text))
         own = message.model == self._model
         carried = message.carried if own and message.carrier == API else ()
         wanted = [(item.calls, _wanted(item.item)) for item in carried]

@@ -1,0 +1,171 @@
+"""Encoded histories of conversations that were unloaded, in one file of bounded size.
+
+A conversation that comes back is read from here instead of being decoded and encoded again message by message, so that
+it costs the same however many messages it has. Guarantee: what is found is byte for byte what was kept, and was kept
+under the same signature and version of the session; otherwise nothing is found, and the store is read. An entry is
+found once. The file has no name, so that nothing of it outlives the process, and is a ring in which the newest entries
+overwrite the oldest. Histories that come while one is being written are written together, and more than a bound never
+wait: unloading gives memory back, also when the disk is slow. Where it refuses, nothing is kept. The cache owns the
+file; `close` closes it.
+"""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from typing import BinaryIO
+
+from anyio import to_thread
+
+from tidegate.agent.history import Overflow, read_whole
+from tidegate.lifetimes import BoundedCache, CacheStats
+from tidegate.log import Log
+from tidegate.values import Frozen
+
+log = Log(__name__)
+
+FILE_BYTES = 64 * 1024 * 1024
+"""Of the file: some hundreds of long conversations. It is in the page cache as a rule."""
+
+LEAST_BYTES = 16 * 1024
+"""Of a history that is kept: to encode a shorter one again costs no more than to read it from a file."""
+
+MOST_BYTES = FILE_BYTES // 16
+"""Of a history that is kept: a longer one would push too many others out."""
+
+WAITING_BYTES = FILE_BYTES // 8
+"""Of histories that wait to be written: what comes then is not kept, so that it holds no memory."""
+
+ENTRIES = 1024
+"""Kept at most: as many as the file holds of those of usual length."""
+
+
+class HistoryState(Frozen, frozen=True):
+    """What a conversation knows of its history beside the bytes."""
+
+    signature: bytes
+    version: int
+    era: int
+    mark: str
+    carries: bool
+    owed: int
+    estimated: int
+    counted: tuple[int, int] | None
+
+
+class Waiting:
+    """A history on its way to the file."""
+
+    __slots__ = ("lengths", "pieces", "session", "state")
+
+    def __init__(self, session: str, state: HistoryState, pieces: Sequence[bytes]) -> None:
+        self.session = session
+        self.state = state
+        self.pieces = pieces
+        self.lengths = tuple(map(len, pieces))
+
+
+class Entry(Frozen, frozen=True):
+    """`start` counts the bytes written since the file was opened; `lengths` are those of the pieces."""
+
+    state: HistoryState
+    start: int
+    lengths: tuple[int, ...]
+
+
+class HistoryCache:
+    def __init__(self, open: Overflow, *, file_bytes: int = FILE_BYTES) -> None:
+        self._open = open
+        self._size = file_bytes
+        self._file: BinaryIO | None = None
+        self._end = 0
+        self._writing = asyncio.Lock()
+        self._waiting: list[Waiting] = []  # house: allow at most WAITING_BYTES
+        self._waiting_bytes = 0
+        self._closed = False
+        self._entries: BoundedCache[str, Entry] = BoundedCache("histories", cap=ENTRIES)
+
+    def stats(self) -> CacheStats:
+        return self._entries.stats()
+
+    @property
+    def has_file(self) -> bool:
+        return self._file is not None
+
+    async def keep(self, session: str, state: HistoryState, pieces: Sequence[bytes]) -> None:
+        """Keeps a history until it is found again, forgotten or overwritten."""
+        size = sum(map(len, pieces))
+        if self._closed or not LEAST_BYTES <= size <= min(MOST_BYTES, self._size):
+            return
+        if self._waiting_bytes + size > min(WAITING_BYTES, self._size):
+            return
+        self._waiting.append(Waiting(session, state, pieces))
+        self._waiting_bytes += size
+        async with self._writing:
+            if self._waiting:  # else whoever had the lock before has written this one too
+                await self._write_waiting()
+
+    async def _write_waiting(self) -> None:
+        """Writes all that waits in one go: a thread is asked once, however much was unloaded meanwhile."""
+        batch, self._waiting = self._waiting, []
+        size, self._waiting_bytes = self._waiting_bytes, 0
+        if self._closed:
+            return
+        left = self._size - self._end % self._size
+        start = self._end if size <= left else self._end + left
+        self._end = start + size
+        try:
+            await to_thread.run_sync(self._write, batch, start % self._size)
+        except OSError as error:
+            log.warning("a conversation's history is not kept for its next turn", error=error.strerror)
+            self._closed = True
+            return
+        for waiting in batch:
+            self._entries.put(waiting.session, Entry(state=waiting.state, start=start, lengths=waiting.lengths))
+            start += sum(waiting.lengths)
+
+    async def find(self, session: str, signature: bytes, version: int) -> tuple[HistoryState, list[bytes]] | None:
+        """The history as it was kept, if nothing has changed since."""
+        entry = self._entries.get(session)
+        self._entries.discard(session)
+        if entry is None or (entry.state.signature, entry.state.version) != (signature, version):
+            return None
+        if not self._is_there(entry) or self._file is None:
+            return None
+        try:
+            data = await to_thread.run_sync(
+                read_whole, self._file.fileno(), entry.start % self._size, sum(entry.lengths)
+            )
+        except OSError as error:
+            log.warning("a conversation's history cannot be read back", error=error.strerror)
+            return None
+        if not self._is_there(entry):
+            return None
+        pieces: list[bytes] = []
+        at = 0
+        for length in entry.lengths:
+            pieces.append(data[at : at + length])
+            at += length
+        return entry.state, pieces
+
+    def forget(self, session: str) -> None:
+        self._entries.discard(session)
+
+    async def close(self) -> None:
+        async with self._writing:
+            self._closed = True
+            self._entries.clear()
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+    def _is_there(self, entry: Entry) -> bool:
+        """Whether nothing was written over it, nor is being."""
+        return self._end - entry.start <= self._size
+
+    def _write(self, batch: Sequence[Waiting], offset: int) -> None:
+        if self._file is None:
+            self._file = self._open()
+        view = memoryview(b"".join(piece for waiting in batch for piece in waiting.pieces))
+        while view:
+            written = os.pwrite(self._file.fileno(), view, offset)
+            view, offset = view[written:], offset + written

@@ -1,0 +1,165 @@
+"""The histories of unloaded conversations: found again byte for byte, once, while nothing has changed."""
+
+import errno
+import os
+import random
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, BinaryIO
+
+import anyio
+import pytest
+
+from tests.core import WAIT
+from tests.deeds import until
+from tests.logs import capture_logs
+from tidegate.agent import HistoryCache, HistoryState
+from tidegate.agent.history_cache import LEAST_BYTES
+
+pytestmark = pytest.mark.anyio
+
+STATE = HistoryState(
+    signature=b"one", version=7, era=0, mark="", carries=False, owed=0, estimated=100, counted=(25, 100)
+)
+FILE_BYTES = 8 * LEAST_BYTES
+
+
+class Files:
+    """Opens files without a name, and remembers the last one."""
+
+    def __init__(self) -> None:
+        self.last: BinaryIO | None = None
+
+    def __call__(self) -> BinaryIO:
+        self.last = nameless()
+        return self.last
+
+
+def nameless() -> BinaryIO:
+    return tempfile.TemporaryFile(buffering=0)
+
+
+@pytest.fixture
+def files() -> Files:
+    return Files()
+
+
+@pytest.fixture
+async def cache(files: Files) -> AsyncIterator[HistoryCache]:
+    cache = HistoryCache(files, file_bytes=FILE_BYTES)
+    yield cache
+    await cache.close()
+
+
+def history(number: int, size: int = LEAST_BYTES) -> list[bytes]:
+    """Pieces of so many bytes together."""
+    data = random.Random(number).randbytes(size)
+    return [data[: size // 2], data[size // 2 : -10], data[-10:]]
+
+
+async def test_what_was_kept_is_found_once_and_byte_for_byte(cache: HistoryCache) -> None:
+    """B4, S03: with all that is known of it, in the same pieces."""
+    await cache.keep("s_1", STATE, history(1))
+    assert await cache.find("s_1", b"one", 7) == (STATE, history(1))
+    assert await cache.find("s_1", b"one", 7) is None
+
+
+@pytest.mark.parametrize(("signature", "version"), [(b"two", 7), (b"one", 8)])
+async def test_another_configuration_or_version_finds_nothing(
+    cache: HistoryCache, signature: bytes, version: int
+) -> None:
+    """A2, S34: and what was kept is forgotten."""
+    await cache.keep("s_1", STATE, history(1))
+    assert await cache.find("s_1", signature, version) is None
+    assert await cache.find("s_1", b"one", 7) is None
+
+
+async def test_the_newest_overwrite_the_oldest_and_the_file_stays_within_its_bound(
+    cache: HistoryCache, files: Files
+) -> None:
+    """L21, B4: whatever their sizes, what is found is what was kept; the last one is always there."""
+    sizes = random.Random(0)
+    kept: dict[str, list[bytes]] = {}
+    lost = 0
+    for number in range(200):
+        kept[f"s_{number}"] = history(number, sizes.randrange(LEAST_BYTES, FILE_BYTES // 3))
+        await cache.keep(f"s_{number}", STATE, kept[f"s_{number}"])
+        asked = f"s_{max(0, number - sizes.randrange(6))}"
+        found = await cache.find(asked, b"one", 7)
+        assert found is None or found == (STATE, kept[asked])
+        assert found is not None or asked != f"s_{number}"
+        lost += found is None
+    assert 0 < lost < 200
+    assert files.last is not None and os.fstat(files.last.fileno()).st_size <= FILE_BYTES
+
+
+async def test_what_is_overwritten_while_it_is_read_is_not_found(cache: HistoryCache) -> None:
+    """B4: a reader never gets another's bytes."""
+    found: list[Any] = []
+
+    async def find() -> None:
+        found.append(await cache.find("s_1", b"one", 7))
+
+    for number in range(50):
+        await cache.keep("s_1", STATE, history(number))
+        async with anyio.create_task_group() as group:
+            group.start_soon(find)
+            for other in range(9):
+                group.start_soon(cache.keep, f"s_o{other}", STATE, history(1000 + other))
+        assert found[-1] is None or found[-1] == (STATE, history(number))
+
+
+async def test_what_is_unloaded_while_another_is_written_is_written_with_the_next_in_one_go(
+    cache: HistoryCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A10, L03: so that unloading keeps up with any number of turns; what comes beyond the bound waits for nobody."""
+    writes: list[int] = []
+    write = cache._write
+
+    def counted(batch: Sequence[Any], offset: int) -> None:
+        writes.append(len(batch))
+        write(batch, offset)
+
+    monkeypatch.setattr(cache, "_write", counted)
+    async with anyio.create_task_group() as group, cache._writing:
+        for number in range(8):
+            group.start_soon(cache.keep, f"s_{number}", STATE, history(number))
+        await until(lambda: len(cache._waiting) == 8)
+        with anyio.fail_after(WAIT):
+            await cache.keep("s_late", STATE, history(9))
+        assert writes == []
+    assert writes == [8]
+    assert [await cache.find(f"s_{number}", b"one", 7) for number in range(8)] == [
+        (STATE, history(number)) for number in range(8)
+    ]
+    assert await cache.find("s_late", b"one", 7) is None
+
+
+async def test_short_and_huge_histories_are_not_kept(cache: HistoryCache, files: Files) -> None:
+    """L03: the one is encoded again as quickly, the other would push out all the rest."""
+    await cache.keep("s_1", STATE, [b"x" * (LEAST_BYTES - 1)])
+    await cache.keep("s_2", STATE, [b"x" * (FILE_BYTES + 1)])
+    assert files.last is None and cache.stats().size == 0
+
+
+async def test_where_the_disk_refuses_nothing_is_kept_and_nothing_breaks() -> None:
+    """D5: the conversation is read from the store then."""
+
+    def full() -> BinaryIO:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    cache = HistoryCache(full)
+    with capture_logs() as lines:
+        await cache.keep("s_1", STATE, history(1))
+        await cache.keep("s_1", STATE, history(1))
+    assert await cache.find("s_1", b"one", 7) is None
+    assert [line["event"] for line in lines] == ["a conversation's history is not kept for its next turn"]
+
+
+async def test_a_closed_cache_keeps_and_finds_nothing(cache: HistoryCache, files: Files) -> None:
+    """L09: its file is closed, and so gone."""
+    await cache.keep("s_1", STATE, history(1))
+    await cache.close()
+    assert files.last is not None and files.last.closed
+    await cache.keep("s_2", STATE, history(2))
+    assert await cache.find("s_1", b"one", 7) is None and await cache.find("s_2", b"one", 7) is None

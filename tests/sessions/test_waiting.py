@@ -1,0 +1,224 @@
+"""Turns that wait for a person: their residents leave like any other, and come back when the answer does."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.core import ANNA, Core, core
+from tests.deeds import Deeds, ask, asked, asking, results, until
+from tests.sessions.test_residents import grows
+from tests.tasks import delegating, task
+from tidegate.agent import Conversation
+from tidegate.tools import ToolContext, Toolset, tool
+
+pytestmark = pytest.mark.anyio
+
+TURNS = 12
+LONG = "the tide comes in and the tide goes out. " * 500
+
+
+def held(house: Core) -> tuple[int, int]:
+    """Residents that are in memory now and their bytes, as counted from what they hold."""
+    found = [
+        resident
+        for record in house.door.presence
+        for resident in (record.resident, *record.detached)
+        if isinstance(resident, Conversation)
+    ]
+    return len(found), sum(sum(len(part) for part in each.history.parts if isinstance(part, bytes)) for each in found)
+
+
+def booked(house: Core) -> tuple[int, int]:
+    """The same as metrics, status and ledger tell it."""
+    stats = house.door.presence.stats()
+    total = house.door.presence.ledger.totals().get("resident")
+    assert (stats.residents, stats.resident_bytes) == ((0, 0) if total is None else (total.count, total.bytes))
+    return stats.residents, stats.resident_bytes
+
+
+def check_books(house: Core) -> None:
+    count, size = held(house)
+    residents, told = booked(house)
+    assert residents == count
+    assert size <= told <= 1.1 * size + 2048 * count
+
+
+async def settled(house: Core) -> None:
+    """Until what was unloaded is released."""
+    await until(lambda: not house.door.presence._leaving)
+
+
+async def wait_for_person(house: Core, count: int = TURNS) -> list[tuple[str, str]]:
+    """Conversations in which something long was said and whose next turn waits; turn and question of each."""
+    waiting: list[tuple[str, str]] = []
+    for number in range(count):
+        await house.say(f"{number}: {LONG}", name=f"talk {number}", channel="page")
+        call = f'[tool push {{"what": "{number}"}}] [say done {number}]'
+        turn, [question] = await ask(house, call, name=f"talk {number}")
+        waiting.append((turn, question.id))
+    return waiting
+
+
+async def test_turns_that_wait_keep_no_more_residents_than_the_cap(home: Path, model: ScriptedModel) -> None:
+    """A6, A8, A12, B4: the others go on from the store after their answers, and every request begins as the one
+    before."""
+    deeds = Deeds()
+    async with asking(home, model, deeds, "[limits]\nresidents = 2") as house:
+        waiting = await wait_for_person(house)
+        await settled(house)
+        assert held(house)[0] == 2
+        check_books(house)
+        for number, (turn, question) in enumerate(waiting):
+            await house.door.questions.answer(question, ANNA, "approved")
+            assert (await house.answered(turn)).text == f"done {number}"
+            await settled(house)
+            assert held(house)[0] <= 2
+        assert sorted(deeds.done) == sorted(str(number) for number in range(TURNS))
+        assert model.stats()["reuse"] == 1.0 and model.stats()["refused"] == 0
+        check_books(house)
+
+
+async def test_turns_that_wait_hold_no_more_bytes_than_the_budget(home: Path, model: ScriptedModel) -> None:
+    """A6, L03: what a turn has said since it began is weighed too."""
+    async with asking(home, model, Deeds(), '[limits]\nresident_bytes = "64 KiB"') as house:
+        await wait_for_person(house, 6)
+        await settled(house)
+        assert 0 < booked(house)[1] <= 64 * 1024
+        check_books(house)
+
+
+async def test_pressure_and_idleness_unload_what_waits(home: Path, model: ScriptedModel) -> None:
+    """A7, A8, P16: and the turns go on all the same."""
+    deeds = Deeds()
+    async with asking(home, model, deeds) as house:
+        waiting = await wait_for_person(house, 2)
+        assert house.door.presence.relieve(1)[0] == 1
+        assert house.door.presence.sweep(now=1e12) == 1
+        await settled(house)
+        assert held(house) == (0, 0)
+        for turn, question in waiting:
+            await house.door.questions.answer(question, ANNA, "approved")
+            await house.answered(turn)
+        assert model.stats()["reuse"] == 1.0
+    assert deeds.done == ["0", "1"]
+
+
+async def test_a_kill_while_turns_wait_unloaded_loses_nothing(home: Path, model: ScriptedModel) -> None:
+    """S29, F4, B4: the next process asks again, and its answers count."""
+    deeds = Deeds()
+    extra = "[limits]\nresidents = 1"
+    async with asking(home, model, deeds, extra, drain=None) as house:
+        waiting = await wait_for_person(house, 3)
+        await settled(house)
+    async with asking(home, model, deeds, extra) as house:
+        for turn, question in waiting:
+            assert [found.id for found in await asked(house, turn)] == [question]
+            await house.door.questions.answer(question, ANNA, "approved")
+            assert (await house.answered(turn)).state == "answered"
+        assert model.stats()["reuse"] == 1.0
+    assert deeds.done == ["0", "1", "2"]
+
+
+async def test_unloaded_at_any_moment_of_the_wait_the_turn_goes_on(home: Path, model: ScriptedModel) -> None:
+    """A8, B4, S03: before the answer, with it, after it, and twice; a turn that works again keeps what it works on."""
+    deeds = Deeds()
+    async with asking(home, model, deeds) as house:
+        await house.say(LONG, channel="page")
+        for after in range(40):
+            turn, [question] = await ask(house, f'[tool push {{"what": "{after}"}}] [say done {after}]')
+            session = house.door.live(turn).session  # type: ignore[union-attr]
+            async with anyio.create_task_group() as group:
+                group.start_soon(house.door.questions.answer, question.id, ANNA, "approved")
+                for _ in range(after):
+                    await anyio.lowlevel.checkpoint()
+                house.door.presence.unload(session, reason="test")
+                await anyio.lowlevel.checkpoint()
+                house.door.presence.unload(session, reason="test")
+            assert (await house.answered(turn)).text == f"done {after}"
+            assert results(house)[-1] == f"pushed {after}"
+        grows(model)
+        assert deeds.done == [str(after) for after in range(40)]
+
+
+async def test_a_call_that_works_beside_one_that_waits_finds_its_turn_complete(
+    home: Path, model: ScriptedModel
+) -> None:
+    """A12, P16: results of both are in the next request, in the order of the calls."""
+    deeds = Deeds()
+    async with asking(home, model, deeds) as house:
+        call = '[together linger {"what": "slow"} push {"what": "b"}] [say both]'
+        accepted = await house.accept(call, channel="page")
+        first, second = await asked(house, accepted.turn, 2)
+        by_tool = {question.tool: question.id for question in (first, second)}
+        await house.door.questions.answer(by_tool["linger"], ANNA, "approved")
+        await until(deeds.started.is_set)
+        assert house.door.presence.unload(accepted.session, reason="test")
+        await house.door.questions.answer(by_tool["push"], ANNA, "approved")
+        deeds.goes_on.set()
+        assert (await house.answered(accepted.turn)).text == "both"
+        assert results(house) == ["lingered", "pushed b"]
+        grows(model)
+
+
+async def test_a_history_that_was_kept_late_does_not_stand_for_a_turn_in_its_middle(
+    home: Path, model: ScriptedModel
+) -> None:
+    """B4, S03: what was unloaded before the turn is written when the turn waits already."""
+    async with asking(home, model, Deeds()) as house:
+        session = (await house.say(LONG, channel="page")).session
+        async with house.door.runner.histories._writing:
+            assert house.door.presence.unload(session, reason="test")
+            turn, [question] = await ask(house)
+        await until(lambda: house.door.runner.histories.stats().size == 1)
+        assert house.door.presence.unload(session, reason="test")
+        await house.door.questions.answer(question.id, ANNA, "approved")
+        assert (await house.answered(turn)).text == "done"
+        assert results(house) == ["pushed a"]
+        grows(model)
+
+
+async def test_who_waits_for_a_task_that_asks_lets_go_too(home: Path, model: ScriptedModel) -> None:
+    """A6, A8, B4: the agent that gave the task and the one that works on it hold nothing while a person is asked."""
+    deeds = Deeds()
+    options: dict[str, Any] = {"toolsets": {"deeds": deeds.toolset()}, "approvals": "balanced"}
+    async with delegating(home, model, "[limits]\nresidents = 1", **options) as house:
+        given = task("helper", '[tool push {"what": "a"}] [say pushed it]')
+        accepted = await house.accept(f"{LONG} {given} [say told]", channel="page")
+        await until(lambda: house.door.engine.away == 1)
+        [question] = await house.door.questions.open_for(ANNA)
+        assert house.door.presence.relieve(1)[0] == 1
+        await settled(house)
+        assert held(house) == (0, 0)
+        assert house.door.presence.ledger.totals()["one-shot"].count == 0
+        await house.door.questions.answer(question.id, ANNA, "approved")
+        assert (await house.answered(accepted.turn)).text == "told"
+        assert model.stats()["reuse"] == 1.0
+    assert deeds.done == ["a"]
+
+
+async def test_at_every_step_of_a_running_turn_the_books_tell_what_its_resident_holds(
+    home: Path, model: ScriptedModel
+) -> None:
+    """L03, L02: seen from the tools that it calls, and by a second conversation that has to leave for it."""
+    sizes: list[int] = []
+
+    @tool(effect="read")
+    async def look(ctx: ToolContext, *, time: int) -> str:
+        """Reads the books."""
+        check_books(house)
+        sizes.append(booked(house)[1])
+        return LONG[:10_000]
+
+    extra, toolsets = '[limits]\nresident_bytes = "64 KiB"', {"look": Toolset((look,))}
+    async with core(home, extra, model=model, toolsets=toolsets, tools='"look"') as house:
+        other = await house.say("hello", name="other")
+        await house.say(" ".join(f'[tool look {{"time": {time}}}]' for time in range(8)))
+        await settled(house)
+        check_books(house)
+        assert [b - a > 9_000 for a, b in itertools.pairwise(sizes)] == [True] * 7
+        assert house.door.presence.get(other.session) is None, "what runs has grown over the budget"
