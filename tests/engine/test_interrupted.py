@@ -324,7 +324,7 @@ async def test_a_result_that_the_store_refused_leaves_the_effect_unknown(
 
     def fault(point: str, names: tuple[str, ...]) -> None:
         if refusing and point == "before-commit" and "settle" not in names:
-            raise StoreFull("There is no room on the disk.")
+            raise StoreFull("disk is full")
 
     async with core(tmp_path / "home", fault=fault, **world.options(model)) as house:
         accepted = await house.accept(f"[tool {kind} {{}}] [say well]")
@@ -334,7 +334,7 @@ async def test_a_result_that_the_store_refused_leaves_the_effect_unknown(
         assert (await house.answered(accepted.turn)).state == "failed"
         refusing = False
         await house.door.engine.idle(accepted.session)
-        check(await recorded(house, accepted.turn), {kind: EXPECTED[kind]}, "There is no room on the disk.")
+        check(await recorded(house, accepted.turn), {kind: EXPECTED[kind]}, "disk is full")
         assert (await house.say("[say free]")).text == "free"
 
 
