@@ -1,12 +1,12 @@
-"""Plants known faults in a copy of the tree, one at a time, and checks that the tests named for each of them fail.
+"""Plants known faults in a copy of the tree, one at a time, and checks that the tests listed for each of them fail.
 
     python tools/mutants.py              every mutant of tests/mutants.toml; exit 1 unless all are caught
     python tools/mutants.py budget end   only those whose name contains one of these words
     python tools/mutants.py --check      run nothing: every `old` occurs once, every `new` compiles, every test exists
 
-A mutant is caught when each of its tests fails in its body, by an assertion or by waiting in vain. A test that cannot
-be collected, or that fails because the edit broke a name or an import, shows nothing: that is a defect of the list, as
-is a test that fails without the mutant. The working tree is never changed.
+A mutant is caught when each of its tests fails: by an assertion, by a timeout of its own, or by leaving something
+behind. It is a defect of the list when a test cannot be collected, fails because the edit broke a name or an import, or
+takes longer than `SECONDS`. No mutant is planted while a test fails without one. The working tree is never changed.
 """
 
 import argparse
@@ -25,29 +25,34 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 ROOT = Path(__file__).resolve().parent.parent
 LIST = Path("tests/mutants.toml")
 NOT_COPIED = shutil.ignore_patterns(".venv", ".git", "__pycache__", ".*_cache", ".hypothesis", "dist")
 
 COPIES = 2
-"""Mutants that are tried at once, each in a copy of its own: as many as tests run side by side."""
+"""Mutants that are tried at once, each in a copy of its own: as many as `make test` runs tests in parallel."""
 
 SECONDS = 300
-"""For the tests of one mutant; most take a few, or as long as a test waits in vain."""
+"""For the tests of one mutant. Most take a few seconds; some fail only by a timeout of their own."""
 
 BROKEN = (NameError, ImportError, SyntaxError)
-"""What a careless edit raises: a test that fails with one of these has not noticed the fault."""
+"""Raised by a careless edit: a test that fails with one of these has not noticed the fault."""
 
 Verdict = Literal["caught", "survived", "defect"]
+Outcomes = dict[str, list[str]]
+"""`passed`, `failed`, `skipped` or `broken: …`, by the id of the test; with a second one if its clean-up fails too."""
+Item = TypeVar("Item")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One fault. `fault` says what goes wrong, as the users of that code would see it."""
+    """One fault; the fields are described at the head of the list."""
 
     name: str
     fault: str
@@ -73,28 +78,26 @@ def read_list(root: Path) -> list[Mutant]:
     return [Mutant(**{**row, "tests": tuple(row["tests"])}) for row in document["mutant"]]
 
 
-# -- what can be checked without running anything --
+# -- checks that run nothing --
 
 
 def defects(root: Path, mutants: Sequence[Mutant]) -> list[str]:
-    """What is wrong with the list itself."""
-    found: list[str] = []
-    names: set[str] = set()
-    known: dict[str, set[str]] = {}
+    """The defects of the list itself."""
+    names = Counter(mutant.name for mutant in mutants)
+    found = [f"{name}: there are two of this name" for name, count in names.items() if count > 1]
+    known = {path: _test_names(root / path) for path in {_file(test) for mutant in mutants for test in mutant.tests}}
     for mutant in mutants:
-        if mutant.name in names:
-            found.append(f"{mutant.name}: there are two of this name")
-        names.add(mutant.name)
-        found += [f"{mutant.name}: {wrong}" for wrong in _edit_defects(root, mutant)]
+        found += [f"{mutant.name}: {defect}" for defect in _edit_defects(root, mutant)]
         if not mutant.tests:
             found.append(f"{mutant.name}: it names no test")
         for test in mutant.tests:
-            path, _, name = test.partition("::")
-            if path not in known:
-                known[path] = _test_names(root / path)
-            if name.partition("[")[0] not in known[path]:
+            if test.partition("::")[2].partition("[")[0] not in known[_file(test)]:
                 found.append(f"{mutant.name}: there is no test {test}")
     return found
+
+
+def _file(test: str) -> str:
+    return test.partition("::")[0]
 
 
 def _edit_defects(root: Path, mutant: Mutant) -> Iterator[str]:
@@ -153,122 +156,113 @@ class Copy:
             path.write_text(source, encoding="utf-8")
             os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
-    def run(self, tests: Sequence[str], within: float) -> dict[str, list[str]] | str:
-        """For each test that ran, how each of its cases ended; or why there is nothing to tell."""
+    def run(self, tests: Sequence[str], within: float) -> Outcomes | str:
+        """The outcomes of each test that ran, or the reason why there are none."""
         report = self._folder / "report.json"
         report.unlink(missing_ok=True)
-        environment = {**os.environ, "PYTHONPATH": str(self._folder / "src")}
-        command = [sys.executable, str(self._folder / "tools" / "mutants.py"), "--report", str(report), *tests]
         child = subprocess.Popen(
-            command,
+            [sys.executable, str(self._folder / "tools" / "mutants.py"), "--report", str(report), *tests],
             cwd=self._folder,
-            env=environment,
+            env={**os.environ, "PYTHONPATH": str(self._folder / "src")},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
         )
         try:
-            said, _ = child.communicate(timeout=within)
-        except subprocess.TimeoutExpired:
+            output, _ = child.communicate(timeout=within)
+        except BaseException as error:
             os.killpg(child.pid, signal.SIGKILL)
             child.communicate()
-            return f"its tests took longer than {within:g} s"
-        except BaseException:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.communicate()
+            if isinstance(error, subprocess.TimeoutExpired):
+                return f"its tests took longer than {within:g} s"
             raise
         if not report.exists():
-            return "its tests could not be run:\n" + said[-2000:]
-        ended: dict[str, list[str]] = json.loads(report.read_text(encoding="utf-8"))
-        return ended
+            return "its tests could not be run:\n" + output[-2000:]
+        outcomes: Outcomes = json.loads(report.read_text(encoding="utf-8"))
+        return outcomes
 
 
-def judge(mutant: Mutant, ended: dict[str, list[str]] | str) -> tuple[Verdict, str]:
-    if isinstance(ended, str):
-        return "defect", ended
+def judge(mutant: Mutant, outcomes: Outcomes | str) -> tuple[Verdict, str]:
+    if isinstance(outcomes, str):
+        return "defect", outcomes
     for test in mutant.tests:
-        cases = [how for name, hows in ended.items() if _is_of(name, test) for how in hows]
+        cases = [outcome for name, each in outcomes.items() if _belongs(name, test) for outcome in each]
         if not cases:
             return "defect", f"{test} did not run"
-        if broken := next((how for how in cases if how.startswith("broken")), None):
+        if broken := next((outcome for outcome in cases if outcome.startswith("broken")), None):
             return "defect", f"{test}: {broken}"
         if "failed" not in cases:
             return "survived", f"{test} passes"
     return "caught", ""
 
 
-def _is_of(name: str, test: str) -> bool:
+def _belongs(name: str, test: str) -> bool:
+    """Whether `name` is this test or one of its cases."""
     return name == test or name.startswith((f"{test}[", f"{test}::"))
 
 
-def run(
-    root: Path, mutants: Sequence[Mutant], tell: Callable[[str], None], within: float = SECONDS
-) -> tuple[list[str], list[Result]]:
-    """The tests that fail without any mutant, and what became of each mutant; none is planted if there are some."""
-    with tempfile.TemporaryDirectory(prefix="tidegate-mutants-") as scratch:
+def run(root: Path, mutants: Sequence[Mutant]) -> tuple[list[str], list[Result]]:
+    """The tests that fail without any mutant; if there are none, the result of each mutant."""
+    with tempfile.TemporaryDirectory(prefix="tidegate-mutants-") as scratch, ThreadPoolExecutor(COPIES) as pool:
         copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
         for number in range(COPIES):
             copies.put(Copy(root, Path(scratch) / str(number)))
 
-        def with_copy(work: Callable[[Copy], Any]) -> Any:
+        def in_a_copy(work: Callable[[Copy, Item], T], item: Item) -> T:
             copy = copies.get()
             try:
-                return work(copy)
+                return work(copy, item)
             finally:
                 copies.put(copy)
 
-        with ThreadPoolExecutor(COPIES) as pool:
-            red = [
-                test
-                for failing in pool.map(lambda tests: with_copy(lambda copy: _red(copy, tests)), _shares(mutants))
-                for test in failing
-            ]
-            if red:
-                return red, []
-
-            def attempt(mutant: Mutant) -> Result:
-                return with_copy(lambda copy: _attempt(copy, mutant, within, tell))
-
-            return [], list(pool.map(attempt, mutants))
+        shares = pool.map(partial(in_a_copy, _failures), _shares(mutants))
+        if failures := [line for share in shares for line in share]:
+            return failures, []
+        return [], list(pool.map(partial(in_a_copy, _attempt), mutants))
 
 
 def _shares(mutants: Sequence[Mutant]) -> list[list[str]]:
-    """The tests of all mutants, in one share for each copy; those of one file stay together."""
-    files: dict[str, dict[str, None]] = {}
+    """The tests of all mutants, divided among the copies; those of one file stay together."""
+    files: dict[str, set[str]] = {}
     for mutant in mutants:
         for test in mutant.tests:
-            files.setdefault(test.partition("::")[0], {})[test] = None
+            files.setdefault(_file(test), set()).add(test)
     shares: list[list[str]] = [[] for _ in range(COPIES)]
     for tests in sorted(files.values(), key=len, reverse=True):
-        min(shares, key=len).extend(tests)
+        min(shares, key=len).extend(sorted(tests))
     return [share for share in shares if share]
 
 
-def _red(copy: Copy, tests: Sequence[str]) -> list[str]:
-    ended = copy.run(tests, SECONDS * len(tests))
-    if isinstance(ended, str):
-        return [ended]
-    missing = [test for test in tests if not any(_is_of(name, test) for name in ended)]
+def _failures(copy: Copy, tests: Sequence[str]) -> list[str]:
+    """The tests that do not pass as the tree is."""
+    outcomes = copy.run(tests, SECONDS * len(tests))
+    if isinstance(outcomes, str):
+        return [outcomes]
+    missing = [test for test in tests if not any(_belongs(name, test) for name in outcomes)]
     return [f"{test} does not run" for test in missing] + [
-        f"{name} fails without any mutant" for name, hows in ended.items() if set(hows) != {"passed"}
+        f"{name} fails without any mutant" for name, each in outcomes.items() if set(each) != {"passed"}
     ]
 
 
-def _attempt(copy: Copy, mutant: Mutant, within: float, tell: Callable[[str], None]) -> Result:
+def _attempt(copy: Copy, mutant: Mutant) -> Result:
     began = time.monotonic()
     with copy.planted(mutant):
-        verdict, why = judge(mutant, copy.run(mutant.tests, within))
+        verdict, why = judge(mutant, copy.run(mutant.tests, SECONDS))
     result = Result(mutant.name, verdict, why, round(time.monotonic() - began, 1))
-    tell(f"{result.verdict:8} {result.seconds:5.1f} s  {mutant.name}" + (f": {why}" if why else ""))
+    _tell(f"{result.verdict:8} {result.seconds:5.1f} s  {mutant.name}" + (f": {why}" if why else ""))
     return result
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 # -- in the copy --
 
 
 def report(path: Path, tests: Sequence[str]) -> int:
-    """Run tests in this process, which must import the copy, and write down how each has ended."""
+    """Run tests in this process, which must import the copy, and write their outcomes to a file."""
     import pytest
 
     import tidegate
@@ -277,21 +271,22 @@ def report(path: Path, tests: Sequence[str]) -> int:
     if not Path(tidegate.__file__).resolve().is_relative_to(here):
         print(f"{tidegate.__file__} is not of the copy in {here}")
         return 1
-    ended: dict[str, list[str]] = {}
+    outcomes: Outcomes = {}
 
     class Recorder:
         @pytest.hookimpl(wrapper=True)
         def pytest_runtest_makereport(self, item: Any, call: Any) -> Any:
-            told = yield
-            if told.when == "call" or not told.passed:
-                broken = told.when == "setup" or (call.excinfo is not None and _is_broken(call.excinfo.value))
-                how = f"broken: {call.excinfo.exconly()}" if told.failed and broken else told.outcome
-                ended.setdefault(item.nodeid, []).append(how)
-            return told
+            phase = yield
+            if phase.when == "call" or not phase.passed:
+                raised = call.excinfo if phase.failed else None
+                broken = raised is not None and (phase.when == "setup" or _is_broken(raised.value))
+                outcome = f"broken: {raised.exconly()}" if broken else phase.outcome
+                outcomes.setdefault(item.nodeid, []).append(outcome)
+            return phase
 
     code = pytest.main(["-q", "--tb=short", "-p", "no:xdist", *tests], plugins=[Recorder()])
     if code in (0, 1):
-        path.write_text(json.dumps(ended), encoding="utf-8")
+        path.write_text(json.dumps(outcomes), encoding="utf-8")
     return 0
 
 
@@ -314,27 +309,23 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     if options.report is not None:
         return report(options.report, options.names)
     mutants = read_list(root)
-    if wrong := defects(root, mutants):
-        sys.stderr.writelines(f"{LIST}: {line}\n" for line in wrong)
+    if found := defects(root, mutants):
+        _tell("\n".join(f"{LIST}: {line}" for line in found))
         return 1
     if options.check:
         return 0
     chosen = [mutant for mutant in mutants if not options.names or any(name in mutant.name for name in options.names)]
     if not chosen:
-        sys.stderr.write("No mutant has such a name.\n")
+        _tell("No mutant has such a name.")
         return 1
-
-    def tell(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
-    red, results = run(root, chosen, tell)
-    if red:
-        sys.stderr.writelines(f"{line}\n" for line in red)
+    failures, results = run(root, chosen)
+    if failures:
+        _tell("\n".join(failures))
         return 1
-    count = Counter(result.verdict for result in results)
     if options.json:
-        print(json.dumps([vars(result) for result in results], indent=2))
-    tell(
+        print(json.dumps([asdict(result) for result in results], indent=2))
+    count = Counter(result.verdict for result in results)
+    _tell(
         f"{count['caught']} caught, {count['survived']} survived"
         + (f", {count['defect']} defects of the list" if count["defect"] else "")
     )
