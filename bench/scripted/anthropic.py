@@ -34,6 +34,7 @@ from bench.scripted.anthropic_answer import (
 from bench.scripted.anthropic_request import (
     Block,
     CacheControl,
+    Document,
     Image,
     Message,
     Redacted,
@@ -277,6 +278,8 @@ def _measured(role: str, block: Block) -> tuple[int, int]:
         return hash(("use", block.id, block.name, given)), len(block.name) + len(given)
     if isinstance(block, Image):
         return hash(("image", block.source)), IMAGE_CHARACTERS
+    if isinstance(block, Document):
+        return hash(("document", block.source)), len(block.source.data)
     if isinstance(block, Thinking):
         return hash(block), len(block.thinking)
     return hash(block), len(block.data)

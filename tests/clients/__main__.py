@@ -92,11 +92,11 @@ def main() -> int:
         folder = given.keep.resolve() if given.keep else Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         for client in chosen(given.client):
+            began = time.monotonic()
             try:
                 install(client, lambda message, client=client: say(client, message))  # type: ignore[misc]
                 if given.install_only:
                     continue
-                began = time.monotonic()
                 # A gateway for each: what one client leaves behind cannot change the next one's results.
                 with running(folder / client.name) as gateway:
                     found = run_client(client, gateway, folder / client.name / "run", given.check)

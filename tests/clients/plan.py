@@ -14,6 +14,7 @@ PLAN = {
     "tools-session": "the same in a named session",
     "parallel": "two of the caller's tools called in one step",
     "own-tools": "the agent's own tool runs within the turn, beside the caller's",
+    "tools-failure": "a failure of the model behind tool calls is told as one",
     "schema": "an answer by a JSON schema (response_format)",
     "image": "a picture in a user message",
     "image-alone": "a picture with empty text",
