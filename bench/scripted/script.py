@@ -123,6 +123,8 @@ def plan_of(
     for place, directive in enumerate(script):
         if directive.name == ("saying" if calls else "say"):
             pieces = directive.pieces()
+        elif directive.name == "text" and not calls:
+            pieces = tuple(json.loads(directive.words[0])["text"].splitlines(keepends=True))
         elif directive.name == "words" and not calls:
             pieces = tuple("w0" if n == 0 else f" w{n}" for n in range(int(directive.words[0])))
         elif directive.name == "refuse" and not calls:

@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import struct
+import subprocess
 import sys
 import traceback
 import urllib.request
@@ -61,22 +62,24 @@ def run() -> None:
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # What the client prints by itself is none of the results.
     signal.signal(signal.SIGALRM, _expired)
-    for name, agents, function in _checks:
-        for agent in agents if not named or name in named else ():
-            result = {"check": name, "agent": agent, **_outcome(function, agent)}
-            print(json.dumps(result), file=out)
+    # One event loop for all: clients keep connections that belong to the loop they were made in.
+    with asyncio.Runner() as runner:
+        for name, agents, function in _checks:
+            for agent in agents if not named or name in named else ():
+                result = {"check": name, "agent": agent, **_outcome(function, agent, runner)}
+                print(json.dumps(result), file=out)
 
 
 def _expired(*_: object) -> None:
     raise TimeoutError(f"no end within {WITHIN} s")
 
 
-def _outcome(function: Callable[[str], Any], agent: str) -> dict[str, Any]:
+def _outcome(function: Callable[[str], Any], agent: str, runner: asyncio.Runner) -> dict[str, Any]:
     signal.alarm(WITHIN)
     try:
         awaited = function(agent)
-        if inspect.isawaitable(awaited):
-            asyncio.run(_finish(awaited))
+        if inspect.iscoroutine(awaited):
+            runner.run(awaited)
     except Skipped as skipped:
         return {"ok": None, "why": str(skipped)}
     except BaseException as error:
@@ -85,10 +88,6 @@ def _outcome(function: Callable[[str], Any], agent: str) -> dict[str, Any]:
     finally:
         signal.alarm(0)
     return {"ok": True, "why": ""}
-
-
-async def _finish(awaited: Any) -> None:
-    await awaited
 
 
 def _reason(error: BaseException) -> str:
@@ -135,13 +134,41 @@ def forget() -> None:
     urllib.request.urlopen(request).close()
 
 
-def examples(title: str, language: str) -> list[str]:
-    """The blocks of a language below a heading of docs/clients.md, with the address of the gateway under test."""
+def assert_merged() -> None:
+    """The model was last offered the agent's tool and the caller's `add`, and the agent's ran without an error."""
+    request = sent()[-1]
+    offered = [tool.get("name") or tool["function"]["name"] for tool in request.get("tools", ())]
+    same(offered, ["clock", "add"])
+    assert "not found" not in json.dumps(request), "the client was asked to run the agent's tool"
+
+
+def run_examples(title: str) -> None:
+    """Run the blocks below a heading of docs/clients.md as they stand, but for the gateway's address."""
     section = re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)
     (found,) = [part for part in section if part.startswith(title + "\n")]
-    blocks = re.findall(rf"^```{language}\n(.*?)^```", found, re.MULTILINE | re.DOTALL)
-    assert blocks, f"docs/clients.md has no {language} example below {title!r}"
-    return [block.replace("http://127.0.0.1:8420", URL) for block in blocks]
+    blocks = re.findall(r"^```(python|sh)\n(.*?)^```", found, re.MULTILINE | re.DOTALL)
+    assert blocks, f"docs/clients.md has no example below {title!r}"
+    for language, block in blocks:
+        code = block.replace("http://127.0.0.1:8420", URL)
+        done = command(*([sys.executable, "-c"] if language == "python" else ["bash", "-euo", "pipefail", "-c"]), code)
+        assert ANSWER in done, f"an example printed {done!r}"
+
+
+def command(*words: str, stdin: str = "", succeeds: bool = True, **environment: str) -> str:
+    """What a program of the client's environment prints, both streams together."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        words,
+        env={**os.environ, "PATH": path, **environment},
+        input=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=WITHIN,
+    )
+    assert (done.returncode == 0) == succeeds, f"{words[0]} ended with {done.returncode}: {done.stdout[-LONGEST:]}"
+    return done.stdout
 
 
 def picture() -> bytes:

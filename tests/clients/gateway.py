@@ -5,7 +5,6 @@ window. The gateway's home is `.tidegate` in `home`, so that the examples of the
 """
 
 import contextlib
-import json
 import os
 import socket
 from collections.abc import Iterator
@@ -17,6 +16,8 @@ from tests.clients.environments import ROOT
 
 WINDOW = 4096
 """Of the agent `small`, in tokens."""
+
+NOWHERE = "http://127.0.0.1:9"
 
 SETTINGS = """
 [server]
@@ -102,6 +103,10 @@ def running(folder: Path) -> Iterator[Running]:
                 "HOME": str(home),
                 "PYTHONPATH": str(ROOT),
                 "PYTHONDONTWRITEBYTECODE": "1",
+                # Whatever a client wants from the internet fails at once: nobody listens on the discard port.
+                "HTTP_PROXY": NOWHERE,
+                "HTTPS_PROXY": NOWHERE,
+                "NO_PROXY": "127.0.0.1,localhost",
                 "TIDEGATE": gateway.url,
                 "TIDEGATE_KEY": (gateway.folder / "api-key").read_text().strip(),
                 "SCRIPTED_MODEL": model.url,
@@ -109,12 +114,3 @@ def running(folder: Path) -> Iterator[Running]:
                 "CLIENTS_PAGE": str(ROOT / "docs" / "clients.md"),
             }
             yield Running(home, environment)
-
-
-def refusals(environment: dict[str, str]) -> list[str]:
-    """What the scripted model has refused: the gateway's requests that a provider would not take."""
-    import urllib.request
-
-    with urllib.request.urlopen(f"{environment['SCRIPTED_MODEL']}/stats") as answer:
-        found: list[str] = json.load(answer)["refusals"]
-        return found

@@ -1,8 +1,6 @@
 """The official Python client."""
 
 import json
-import subprocess
-import sys
 import uuid
 from typing import Any
 
@@ -17,14 +15,15 @@ from tests.clients.check import (
     KEY,
     SMALL,
     TOO_LONG,
+    assert_merged,
     check,
-    examples,
     fails,
     forget,
     has_picture,
     has_schema,
     picture_url,
     run,
+    run_examples,
     same,
     sent,
 )
@@ -78,10 +77,7 @@ def last_result(agent: str) -> str:
 
 @check(agents=AGENTS[:1])
 def example(agent: str) -> None:
-    for block in examples("openai (Python)", "python"):
-        done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, check=False)
-        same((done.returncode, done.stderr), (0, ""))
-        assert ANSWER in done.stdout, done.stdout
+    run_examples("openai (Python)")
 
 
 @check(agents=AGENTS[:1])
@@ -180,7 +176,7 @@ def parallel(agent: str) -> None:
 @check()
 def own_tools(agent: str) -> None:
     same(ask(agent, user("[tool clock {}]"), tools=[ADD]).choices[0].message.content, ANSWER)
-    assert "add" in json.dumps(sent()[-1]["tools"]) and "clock" in json.dumps(sent()[-1]["tools"])
+    assert_merged()
 
 
 @check()
