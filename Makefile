@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 ARGS ?=
 
-.PHONY: up test lint smoke bench crash locks clean
+.PHONY: up test lint smoke bench crash clients locks clean
 
 up: $(VENV)/.installed
 	@exec $(BIN)/tidegate up $(ARGS)
@@ -34,6 +34,10 @@ bench: $(VENV)/.installed-dev
 crash: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q tests/crash $(ARGS)
 
+# Installs foreign programs into .clients/ and runs them against a gateway: docs/clients.md.
+clients: $(VENV)/.installed-dev
+	@$(BIN)/python -m tests.clients $(ARGS)
+
 $(VENV)/.python:
 	@tools/make_venv.sh $(VENV)
 	@touch $@
@@ -59,4 +63,4 @@ locks:
 	printf "hatchling\neditables\n" | $(LOCK) - -o requirements-build.lock > /dev/null
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist
+	rm -rf $(VENV) .clients .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist

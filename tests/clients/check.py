@@ -142,16 +142,20 @@ def assert_merged() -> None:
     assert "not found" not in json.dumps(request), "the client was asked to run the agent's tool"
 
 
-def run_examples(title: str) -> None:
-    """Run the blocks below a heading of docs/clients.md as they stand, but for the gateway's address."""
+def run_examples(title: str, *replaced: tuple[str, str], prints: str = ANSWER) -> None:
+    """Run the blocks below a heading of docs/clients.md as they stand, but for the gateway's address and what else has
+    to be `replaced`. Each prints the scripted answer, or what is given."""
     section = re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)
     (found,) = [part for part in section if part.startswith(title + "\n")]
     blocks = re.findall(r"^```(python|sh)\n(.*?)^```", found, re.MULTILINE | re.DOTALL)
     assert blocks, f"docs/clients.md has no example below {title!r}"
     for language, block in blocks:
-        code = block.replace("http://127.0.0.1:8420", URL)
+        code = block
+        for old, new in (("http://127.0.0.1:8420", URL), *replaced):
+            assert old in code, f"no {old!r} in an example"
+            code = code.replace(old, new)
         done = command(*([sys.executable, "-c"] if language == "python" else ["bash", "-euo", "pipefail", "-c"]), code)
-        assert ANSWER in done, f"an example printed {done!r}"
+        assert prints in done, f"an example printed {done!r}"
 
 
 def command(*words: str, stdin: str = "", succeeds: bool = True, **environment: str) -> str:

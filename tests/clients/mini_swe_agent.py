@@ -23,7 +23,9 @@ def mini(agent: str, task: str, **options: object) -> str:
 
 @check(agents=AGENTS[:1])
 def example(agent: str) -> None:
-    run_examples("mini-swe-agent")
+    directed = ('"Write hello into greeting.txt"', f"'{SOLVE}'")
+    run_examples("mini-swe-agent", directed, prints="COMPLETE_TASK")
+    assert Path("greeting.txt").read_text() == "hello\n"
 
 
 @check()
