@@ -52,9 +52,10 @@ class Directive:
 
 class Plan:
     """One answer: its pieces, and what is to go wrong. `sequence` is how many events have been told, where the format
-    numbers them. `refused`: its words are a refusal, as the format marks one."""
+    numbers them. `refused`: its words are a refusal, as the format marks one. `stopped_by`: the stop text of the caller
+    that ended it."""
 
-    __slots__ = ("calls", "faults", "finish", "pieces", "redacted", "refused", "sequence", "thoughts")
+    __slots__ = ("calls", "faults", "finish", "pieces", "redacted", "refused", "sequence", "stopped_by", "thoughts")
 
     def __init__(
         self,
@@ -68,6 +69,7 @@ class Plan:
         self.pieces, self.calls, self.finish = pieces, calls, finish
         self.thoughts, self.redacted = thoughts, redacted
         self.refused = False
+        self.stopped_by: str | None = None
         self.faults: dict[str, Directive] = {}
         self.sequence = 0
 
@@ -139,12 +141,27 @@ def plan_of(
             redacted = asked.thinks
         elif directive.name in FAULTS and meets(directive, step, place):
             faults[directive.name] = directive
+    pieces, stopped_by = _cut(pieces, asked.stops)
     if asked.most is not None and len(pieces) > asked.most:
-        pieces, finish = pieces[: asked.most], "length"
+        pieces, finish, stopped_by = pieces[: asked.most], "length", None
     plan = Plan(pieces, calls, finish, thoughts, redacted=redacted)
     plan.faults = faults
     plan.refused = refused
+    plan.stopped_by = stopped_by
     return plan
+
+
+def _cut(pieces: tuple[str, ...], stops: tuple[str, ...]) -> tuple[tuple[str, ...], str | None]:
+    """The pieces before the first of the texts that end an answer, and that text, if one comes."""
+    text = "".join(pieces)
+    found = min(((text.index(stop), stop) for stop in stops if stop in text), default=None)
+    if found is None:
+        return pieces, None
+    end, kept = found[0], []
+    for piece in pieces:
+        kept.append(piece[:end])
+        end = max(0, end - len(piece))
+    return tuple(piece for piece in kept if piece), found[1]
 
 
 def _wanted(script: list[Directive], step: int, names: tuple[str, ...]) -> list[tuple[str, str]]:
