@@ -63,11 +63,12 @@ def run() -> None:
     os.dup2(2, 1)  # What the client prints by itself is none of the results.
     signal.signal(signal.SIGALRM, _expired)
     # One event loop for all: clients keep connections that belong to the loop they were made in.
-    with asyncio.Runner() as runner:
-        for name, agents, function in _checks:
-            for agent in agents if not named or name in named else ():
-                result = {"check": name, "agent": agent, **_outcome(function, agent, runner)}
-                print(json.dumps(result), file=out)
+    runner = asyncio.Runner()
+    for name, agents, function in _checks:
+        for agent in agents if not named or name in named else ():
+            result = {"check": name, "agent": agent, **_outcome(function, agent, runner)}
+            print(json.dumps(result), file=out)
+    runner.close()
 
 
 def _expired(*_: object) -> None:
@@ -158,12 +159,16 @@ def run_examples(title: str, *replaced: tuple[str, str], prints: str = ANSWER) -
         assert prints in done, f"an example printed {done!r}"
 
 
+def with_client_path() -> dict[str, str]:
+    """The environment, with the programs of the client's packages first."""
+    return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
 def command(*words: str, stdin: str = "", succeeds: bool = True, **environment: str) -> str:
     """What a program of the client's environment prints, both streams together."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
         words,
-        env={**os.environ, "PATH": path, **environment},
+        env={**with_client_path(), **environment},
         input=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

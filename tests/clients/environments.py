@@ -4,6 +4,7 @@ One folder per client under `.clients/`: a virtual environment of Python, or a f
 reused while its packages in clients.toml stay the same, and made anew otherwise.
 """
 
+import re
 import shutil
 import subprocess
 import sys
@@ -32,8 +33,8 @@ class Client:
     title: str
     python: tuple[str, ...] = ()
     node: tuple[str, ...] = ()
-    optional: bool = False
-    """Only run when it is named: too large for everybody."""
+    without: tuple[str, ...] = ()
+    """Requirements of the first package that are left out: large ones that the checks don't use."""
     within: float = 300.0
     """Seconds that its checks may take altogether."""
 
@@ -67,7 +68,7 @@ def read_clients() -> dict[str, Client]:
             entry["title"],
             tuple(entry.get("python", ())),
             tuple(entry.get("node", ())),
-            entry.get("optional", False),
+            tuple(entry.get("without", ())),
             entry.get("within", 300.0),
         )
         for name, entry in listed.items()
@@ -76,7 +77,7 @@ def read_clients() -> dict[str, Client]:
 
 def install(client: Client, say: Callable[[str], None]) -> None:
     """Make the client's environment, unless it is there. Raises Failed."""
-    wanted = "\n".join(client.packages)
+    wanted = "\n".join((*client.packages, *(f"without {name}" for name in client.without)))
     stamp = client.folder / STAMP
     if stamp.exists() and stamp.read_text() == wanted:
         return
@@ -86,16 +87,29 @@ def install(client: Client, say: Callable[[str], None]) -> None:
     if client.python:
         _run([sys.executable, "-m", "venv", str(client.folder)], client)
         pip = [str(client.folder / "bin" / "python"), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
-        # One call per package: a later one finds what an earlier one chose, and leaves it.
-        for package in client.python:
-            _run([*pip, package], client)
+        if client.without:
+            _run([*pip, "--no-deps", client.python[0]], client)
+            _run([*pip, *_requirements(client)], client)
+        _run([*pip, *client.python[1:]] if client.without else [*pip, *client.python], client)
     if client.node:
         (client.folder / "package.json").write_text('{"private": true, "type": "module"}\n')
         _run(["npm", "install", "--silent", "--no-package-lock", "--no-audit", "--no-fund", *client.node], client)
     stamp.write_text(wanted)
 
 
-def _run(command: list[str], client: Client) -> None:
+def _requirements(client: Client) -> list[str]:
+    """Those of the client's first package, without extras and what is left out."""
+    name = re.split(r"[=\[]", client.python[0])[0]
+    code = "import importlib.metadata, sys; print(*importlib.metadata.requires(sys.argv[1]), sep='\\n')"
+    listed = _run([str(client.folder / "bin" / "python"), "-c", code, name], client)
+    return [
+        line
+        for line in listed.splitlines()
+        if "extra ==" not in line and re.split(r"[=<>~!\[; ]", line)[0] not in client.without
+    ]
+
+
+def _run(command: list[str], client: Client) -> str:
     try:
         done = subprocess.run(
             command, cwd=client.folder, capture_output=True, text=True, timeout=INSTALL_WITHIN, check=False
@@ -104,3 +118,4 @@ def _run(command: list[str], client: Client) -> None:
         raise Failed(f"{client.name} was not installed: {error}") from error
     if done.returncode != 0:
         raise Failed(f"{client.name} was not installed: {(done.stdout + done.stderr)[-TAIL:].strip()}")
+    return done.stdout
