@@ -22,6 +22,7 @@ from tests.clients.check import (
     SMALL,
     TOO_LONG,
     URL,
+    WINDOW,
     Skipped,
     check,
     forget,
@@ -246,9 +247,9 @@ def tools_failure(agent: str) -> None:
 def too_long(agent: str) -> None:
     with chat(agent) as page:
         say(page, TOO_LONG)
-        expect(page.get_by_text("context length").or_(page.get_by_text("context window")).first).to_be_visible(
-            timeout=APPEARS_WITHIN
-        )
+        expect(
+            page.locator(".chat-assistant, #messages-container").get_by_text(f"{WINDOW} tokens").first
+        ).to_be_visible(timeout=APPEARS_WITHIN)
         same(answers(page).count(), 0)
 
 
