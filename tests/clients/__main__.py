@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench.children import Failed as ChildFailed
 from tests.clients.environments import Client, Failed, install, read_clients
 from tests.clients.gateway import Running, running
 from tests.clients.report import Result, table
@@ -98,7 +99,7 @@ def main() -> int:
                 # A gateway for each: what one client leaves behind cannot change the next one's results.
                 with running(folder / client.name) as gateway:
                     found = run_client(client, gateway, folder / client.name / "run", given.check)
-            except Failed as failed:
+            except (Failed, ChildFailed) as failed:
                 found = [Result(client.name, "run", "", False, str(failed))]
             results += found
             failures = sum(result.ok is False for result in found)
