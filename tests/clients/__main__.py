@@ -86,6 +86,8 @@ def main() -> int:
     options.add_argument("--install-only", action="store_true", help="make the environments and stop")
     options.add_argument("--keep", type=Path, help="a new folder for what the processes print; kept")
     given = options.parse_args()
+    # Ended from outside, it ends what it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="tidegate-clients-") as temporary:
         folder = given.keep.resolve() if given.keep else Path(temporary)
