@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 ARGS ?=
 
-.PHONY: up test lint smoke bench crash mutants locks clean
+.PHONY: up test lint smoke bench crash mutants clients locks clean
 
 up: $(VENV)/.installed
 	@exec $(BIN)/tidegate up $(ARGS)
@@ -38,6 +38,10 @@ crash: $(VENV)/.installed-dev
 mutants: $(VENV)/.installed-dev
 	$(BIN)/python tools/mutants.py $(ARGS)
 
+# Installs foreign programs into .clients/ and runs them against a gateway: docs/clients.md.
+clients: $(VENV)/.installed-dev
+	@$(BIN)/python -m tests.clients $(ARGS)
+
 $(VENV)/.python:
 	@tools/make_venv.sh $(VENV)
 	@touch $@
@@ -63,4 +67,4 @@ locks:
 	printf "hatchling\neditables\n" | $(LOCK) - -o requirements-build.lock > /dev/null
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist
+	rm -rf $(VENV) .clients .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist

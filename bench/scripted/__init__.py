@@ -15,6 +15,7 @@ The last user message may direct it; each directive takes `times=N` (only the fi
     [badargs NAME] [unknowntool]  a call with broken arguments; of a tool that is not there
     [saying WORDS]              said before the tool calls, in the same answer
     [say WORDS] [words N] [finish REASON]     the final answer: its text; N words; its finish reason
+    [text {"text": "…"}]        the final answer's text with its line breaks, a piece for each line
     [refuse WORDS]              a refusal, as the format marks one
     [think WORDS] [redacted] [nothink]  what it thinks, if asked to think; a block that is sealed; not at all
     [status CODE retry-after=S code=C type=T echo quote]   an HTTP error; it quotes the caller's credential, and what

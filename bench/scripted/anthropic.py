@@ -34,6 +34,7 @@ from bench.scripted.anthropic_answer import (
 from bench.scripted.anthropic_request import (
     Block,
     CacheControl,
+    Document,
     Image,
     Message,
     Redacted,
@@ -114,7 +115,11 @@ class Messages:
             key=key,
             tokens=tokens,
             most=request.max_tokens,
-            canned=request.stream and not request.thinks and request.max_tokens >= len(ANSWER),
+            canned=request.stream
+            and not request.thinks
+            and not request.stop_sequences
+            and request.max_tokens >= len(ANSWER),
+            stops=request.stop_sequences,
             thinks=request.thinks,
             system=system,
             bound=bound,
@@ -198,7 +203,8 @@ class Messages:
             before += b"".join(event_of("content_block_delta", {"index": index, "delta": delta}) for delta in stops)
             before += event_of("content_block_stop", {"index": index})
         reason, details = stop_of(plan)
-        yield before + ended(_encode(reason), details, usage_of(asked.tokens, plan.tokens, len(plan.thoughts)))
+        usage = usage_of(asked.tokens, plan.tokens, len(plan.thoughts))
+        yield before + ended(_encode(reason), details, usage, _encode(plan.stopped_by))
 
     def end(self, asked: Asked, plan: Plan, *, marked: bool) -> bytes:
         return STOPPED if marked else b""
@@ -227,7 +233,7 @@ class Messages:
                 "model": asked.model,
                 "content": content,
                 "stop_reason": reason,
-                "stop_sequence": None,
+                "stop_sequence": plan.stopped_by,
                 "stop_details": msgspec.Raw(details),
                 "usage": usage,
             }
@@ -277,6 +283,8 @@ def _measured(role: str, block: Block) -> tuple[int, int]:
         return hash(("use", block.id, block.name, given)), len(block.name) + len(given)
     if isinstance(block, Image):
         return hash(("image", block.source)), IMAGE_CHARACTERS
+    if isinstance(block, Document):
+        return hash(("document", block.source)), len(block.source.data)
     if isinstance(block, Thinking):
         return hash(block), len(block.thinking)
     return hash(block), len(block.data)

@@ -83,9 +83,10 @@ def started(identity: str, model: str, tokens: Tokens) -> bytes:
     return event(b"message_start", data)
 
 
-def ended(reason: bytes, details: bytes, usage: bytes) -> bytes:
-    data = b'{"type":"message_delta","delta":{"stop_reason":%b,"stop_sequence":null,"stop_details":%b},"usage":%b}' % (
+def ended(reason: bytes, details: bytes, usage: bytes, stopped_by: bytes = b"null") -> bytes:
+    data = b'{"type":"message_delta","delta":{"stop_reason":%b,"stop_sequence":%b,"stop_details":%b},"usage":%b}' % (
         reason,
+        stopped_by,
         details,
         usage,
     )
@@ -112,6 +113,7 @@ def full_usage(tokens: Tokens, output: int, thinking: int = 0) -> bytes:
 
 def stop_of(plan: Plan) -> tuple[str, bytes]:
     reason = "refusal" if plan.refused else STOPS.get(plan.finish, plan.finish)
+    reason = reason if plan.stopped_by is None else "stop_sequence"
     return reason, b'{"type":"refusal","category":null,"explanation":null}' if reason == "refusal" else b"null"
 
 

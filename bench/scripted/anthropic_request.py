@@ -48,6 +48,17 @@ class Image(_Strict, frozen=True, tag_field="type", tag="image"):
     cache_control: CacheControl | None = None
 
 
+class PdfSource(_Strict, frozen=True, tag_field="type", tag="base64"):
+    media_type: Literal["application/pdf"]
+    data: str
+
+
+class Document(_Strict, frozen=True, tag_field="type", tag="document"):
+    source: PdfSource
+    title: str | None = None
+    cache_control: CacheControl | None = None
+
+
 class ToolUse(_Strict, frozen=True, tag_field="type", tag="tool_use"):
     id: str
     name: str
@@ -57,7 +68,7 @@ class ToolUse(_Strict, frozen=True, tag_field="type", tag="tool_use"):
 
 class ToolResult(_Strict, frozen=True, tag_field="type", tag="tool_result"):
     tool_use_id: str
-    content: str | tuple[Text | Image, ...] | None = None
+    content: str | tuple[Text | Image | Document, ...] | None = None
     is_error: bool = False
     cache_control: CacheControl | None = None
 
@@ -71,7 +82,7 @@ class Redacted(_Strict, frozen=True, tag_field="type", tag="redacted_thinking"):
     data: str
 
 
-Block = Text | Image | ToolUse | ToolResult | Thinking | Redacted
+Block = Text | Image | Document | ToolUse | ToolResult | Thinking | Redacted
 
 
 class Message(_Strict, frozen=True):

@@ -11,6 +11,7 @@ from bench.scripted.anthropic_request import (
     CacheControl,
     ChoiceAny,
     ChoiceTool,
+    Document,
     Image,
     Message,
     Redacted,
@@ -23,7 +24,7 @@ from bench.scripted.anthropic_request import (
     ToolUse,
     UrlSource,
 )
-from bench.scripted.media import check_image
+from bench.scripted.media import check_image, check_pdf
 from bench.scripted.refusal import Refusal
 
 NEWEST = "2026-10-21"
@@ -32,7 +33,7 @@ LONGEST_USER = 256
 MOST_MARKS = 4
 _ID = re.compile(r"^[a-zA-Z0-9_-]+$")
 _CALL_NAME = re.compile(r"^[a-zA-Z0-9_-]{1,200}$")
-_OF_USERS = (Text, Image, ToolResult)
+_OF_USERS = (Text, Image, Document, ToolResult)
 _OF_ASSISTANTS = (Text, ToolUse, Thinking, Redacted)
 
 
@@ -120,6 +121,8 @@ def _check_block(block: Block, where: str) -> None:
         _check_text(block.text, where)
     elif isinstance(block, Image):
         _check_image(block, where)
+    elif isinstance(block, Document):
+        check_pdf(block.source.data, where)
     elif isinstance(block, ToolUse):
         if not _ID.match(block.id):
             raise Refusal(f"{where}.tool_use.id: String should match pattern '{_ID.pattern}'")
@@ -196,7 +199,7 @@ def _marks_of(request: Request) -> list[CacheControl]:
         for block in message.content:
             if isinstance(block, ToolResult) and isinstance(block.content, tuple):
                 found.extend(part.cache_control for part in block.content)
-            if isinstance(block, Text | Image | ToolUse | ToolResult):
+            if isinstance(block, Text | Image | Document | ToolUse | ToolResult):
                 found.append(block.cache_control)
     found.append(request.cache_control)
     return [mark for mark in found if mark is not None]

@@ -80,6 +80,7 @@ class Chat:
         last = max((place for place, message in enumerate(messages) if message.directs()), default=-1)
         most = request.max_completion_tokens or request.max_tokens
         options = request.stream_options
+        stops = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
         return Asked(
             request=request,
             model=request.model,
@@ -90,7 +91,11 @@ class Chat:
             key=key,
             tokens=Tokens(prompt, cached),
             most=most,
-            canned=options is not None and options.include_usage and (most is None or most >= len(ANSWER)),
+            canned=options is not None
+            and options.include_usage
+            and not stops
+            and (most is None or most >= len(ANSWER)),
+            stops=stops,
             thinks_when_told=True,
             system=system,
         )

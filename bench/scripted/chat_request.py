@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from bench.scripted.media import AUDIO_CHARACTERS, IMAGE_CHARACTERS, check_audio, check_data_url
+from bench.scripted.media import AUDIO_CHARACTERS, IMAGE_CHARACTERS, check_audio, check_data_url, check_file
 from bench.scripted.refusal import Refusal
 from bench.scripted.reuse import CHARACTERS_PER_TOKEN
 from bench.scripted.script import directs
@@ -19,6 +19,9 @@ from bench.scripted.toolset import check_unique
 MESSAGE_CHARACTERS = 16
 _TOOL_NAME = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
 LONGEST_ID = 40
+LARGEST_PENALTY = 2
+LARGEST_BIAS = 100
+MOST_LOGPROBS = 20
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,6 +50,20 @@ class Audio(_Strict, frozen=True, tag_field="type", tag="input_audio"):
     input_audio: InputAudio
 
 
+class FileData(_Strict, frozen=True):
+    file_data: str | None = None
+    filename: str | None = None
+    file_id: str | None = None
+
+
+class File(_Strict, frozen=True, tag_field="type", tag="file"):
+    file: FileData
+
+
+class RefusalPart(_Strict, frozen=True, tag_field="type", tag="refusal"):
+    refusal: str
+
+
 class Function(_Strict, frozen=True):
     name: str
     arguments: str
@@ -60,10 +77,11 @@ class ToolCall(_Strict, frozen=True):
 
 class Message(_Strict, frozen=True):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | tuple[Text | Image | Audio, ...] | None = None
+    content: str | tuple[Text | Image | Audio | File | RefusalPart, ...] | None = None
     tool_calls: tuple[ToolCall, ...] | None = None
     tool_call_id: str | None = None
     name: str | None = None
+    refusal: str | None = None
     reasoning_content: str | None = None
     """What compatible servers give, and take back."""
 
@@ -73,11 +91,16 @@ class Message(_Strict, frozen=True):
             return content
         return "\n".join(part.text for part in content if isinstance(part, Text)) if content else ""
 
-    def media(self) -> list[Image | Audio]:
+    def media(self) -> list[Image | Audio | File]:
         content = self.content
         if content is None or isinstance(content, str):
             return []
-        return [part for part in content if not isinstance(part, Text)]
+        return [part for part in content if isinstance(part, Image | Audio | File)]
+
+    def refuses(self) -> bool:
+        """Whether it says that the model declined, as text or as a part."""
+        content = self.content if isinstance(self.content, tuple) else ()
+        return self.refusal is not None or any(isinstance(part, RefusalPart) for part in content)
 
     def directs(self) -> bool:
         plain = isinstance(self.content, str)
@@ -118,6 +141,11 @@ class Request(_Strict, frozen=True):
     top_k: int | None = None
     min_p: float | None = None
     """These two are what compatible servers take, and OpenAI's own does not."""
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+    safety_identifier: str | None = None
+    store: bool | None = None
+    prediction: Any = None
+    web_search_options: Any = None
 
 
 class ToolFunction(_Strict, frozen=True):
@@ -153,8 +181,24 @@ def read_request(body: bytes) -> Request:
             raise Refusal("the limit of tokens must be at least 1.", param="max_tokens")
     if request.temperature is not None and not 0 <= request.temperature <= 2:
         raise Refusal("'temperature' must be between 0 and 2.", param="temperature")
+    _check_sampling(request)
     check_messages(request.messages)
     return request
+
+
+def _check_sampling(request: Request) -> None:
+    for name in ("frequency_penalty", "presence_penalty"):
+        if not -LARGEST_PENALTY <= (getattr(request, name) or 0) <= LARGEST_PENALTY:
+            raise Refusal(f"'{name}' must be between -2 and 2.", param=name, code="decimal_out_of_range")
+    for token, bias in (request.logit_bias or {}).items():
+        if not token.isdigit() or abs(bias) > LARGEST_BIAS:
+            raise Refusal("'logit_bias' maps token ids to numbers between -100 and 100.", param="logit_bias")
+    if request.top_logprobs is not None and not request.logprobs:
+        raise Refusal("'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs")
+    if not 0 <= (request.top_logprobs or 0) <= MOST_LOGPROBS:
+        raise Refusal("'top_logprobs' must be between 0 and 20.", param="top_logprobs")
+    if request.parallel_tool_calls is not None and not bytes(request.tools):
+        raise Refusal("'parallel_tool_calls' is only allowed when 'tools' are specified.", param="parallel_tool_calls")
 
 
 def check_messages(messages: tuple[Message, ...]) -> None:
@@ -186,6 +230,8 @@ def check_messages(messages: tuple[Message, ...]) -> None:
         if role != "assistant":
             if message.tool_calls is not None:
                 raise Refusal("only an assistant message has 'tool_calls'.", param=where)
+            if message.refuses():
+                raise Refusal("only an assistant message has a 'refusal'.", param=where)
             if message.reasoning_content is not None:
                 raise Refusal("only an assistant message has 'reasoning_content'.", param=where)
             media = message.media()
@@ -198,7 +244,7 @@ def check_messages(messages: tuple[Message, ...]) -> None:
             if not open_calls or len(open_calls) != len(message.tool_calls):
                 raise Refusal("'tool_calls' must not be empty, and each id must be its own.", param=where)
             check_calls(message.tool_calls, where)
-        elif message.content is None:
+        elif message.content is None and not message.refuses():
             raise Refusal("an assistant message needs content or 'tool_calls'.", param=where)
     if open_calls:
         raise Refusal(f"tool calls without results: {', '.join(sorted(open_calls))}", param="messages")
@@ -216,13 +262,15 @@ def check_calls(calls: tuple[ToolCall, ...], where: str) -> None:
             )
 
 
-def check_media(media: list[Image | Audio], role: str, where: str) -> None:
+def check_media(media: list[Image | Audio | File], role: str, where: str) -> None:
     """Raises Refusal for what is no picture or sound in the request itself: an address, other bytes."""
     if role != "user":
-        raise Refusal("only a user message may contain images or audio.", param=where)
+        raise Refusal("only a user message may contain images, audio or files.", param=where)
     for part in media:
         if isinstance(part, Image):
             check_data_url(part.image_url.url, where)
+        elif isinstance(part, File):
+            check_file(part.file.file_data, part.file.filename, part.file.file_id, where)
         else:
             check_audio(part.input_audio.format, part.input_audio.data, where)
 

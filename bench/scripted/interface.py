@@ -43,6 +43,8 @@ class Asked:
     """The most pieces that the answer may have."""
     canned: bool
     """Whether the plain answer may be said from canned bytes."""
+    stops: tuple[str, ...] = ()
+    """Texts that end the answer before them."""
     thinks: bool = False
     thinks_when_told: bool = False
     system: str = ""

@@ -1,4 +1,4 @@
-"""Pictures and sounds in a request: what says it is one must begin like one.
+"""Pictures, sounds and PDF files in a request: what says it is one must begin like one.
 
 Guarantee: `checked` returns the bytes, or raises Refusal with one sentence; nothing is fetched.
 """
@@ -11,6 +11,7 @@ from bench.scripted.refusal import Refusal
 
 IMAGE_BYTES = 5 * 1024 * 1024
 AUDIO_BYTES = 25 * 1024 * 1024
+FILE_BYTES = 32 * 1024 * 1024
 # What one costs, in the characters that tokens are counted by.
 IMAGE_CHARACTERS = 6400
 AUDIO_CHARACTERS = 1600
@@ -24,6 +25,8 @@ SOUNDS = {
     "wav": re.compile(rb"RIFF....WAVE", re.DOTALL),
     "mp3": re.compile(rb"ID3|\xff[\xe0-\xff]"),
 }
+FILE = re.compile(rb"%PDF-")
+_PDF_URL = re.compile(r"data:application/pdf;base64,")
 _DATA_URL = re.compile(r"data:(image/(?:png|jpeg|gif|webp));base64,")
 
 
@@ -41,6 +44,20 @@ def check_data_url(url: str, where: str) -> None:
 
 def check_audio(form: str, data: str, where: str) -> None:
     _checked(data, SOUNDS.get(form), AUDIO_BYTES, f"audio: it is not what it says, {form}", where)
+
+
+def check_file(data: str | None, name: str | None, identity: str | None, where: str) -> None:
+    """A PDF in the request itself, as the format's data URL; nothing has been uploaded."""
+    if identity is not None:
+        raise Refusal(f"No such File object: {identity}.", param=where, status=404)
+    found = _PDF_URL.match(data or "")
+    if found is None or not name:
+        raise Refusal("Invalid file: a 'filename' and a base64 data URL of a PDF are needed.", param=where)
+    check_pdf((data or "")[found.end() :], where)
+
+
+def check_pdf(data: str, where: str) -> None:
+    _checked(data, FILE, FILE_BYTES, "file: it is no PDF", where)
 
 
 def _checked(data: str, begins: re.Pattern[bytes] | None, most: int, wrong: str, where: str) -> None:

@@ -47,6 +47,12 @@ class InputImage(_Strict, frozen=True, tag_field="type", tag="input_image"):
     file_id: str | None = None
 
 
+class InputFile(_Strict, frozen=True, tag_field="type", tag="input_file"):
+    file_data: str | None = None
+    filename: str | None = None
+    file_id: str | None = None
+
+
 class OutputText(_Strict, frozen=True, tag_field="type", tag="output_text"):
     text: str
     annotations: tuple[Any, ...] = ()
@@ -65,7 +71,7 @@ class ReasoningText(_Strict, frozen=True, tag_field="type", tag="reasoning_text"
     text: str
 
 
-Part = InputText | InputImage | OutputText | OutputRefusal | ReasoningText
+Part = InputText | InputImage | InputFile | OutputText | OutputRefusal | ReasoningText
 
 
 class Item(_Strict, frozen=True):
@@ -80,7 +86,7 @@ class Item(_Strict, frozen=True):
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    output: str | tuple[InputText | InputImage, ...] | None = None
+    output: str | tuple[InputText | InputImage | InputFile, ...] | None = None
     summary: tuple[SummaryText, ...] | None = None
     encrypted_content: str | None = None
 
@@ -153,6 +159,7 @@ class Request(_Strict, frozen=True):
     text: TextConfig | None = None
     temperature: float | None = None
     top_p: float | None = None
+    top_logprobs: int | None = None
     truncation: Literal["auto", "disabled"] | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
     metadata: dict[str, str] | None = None

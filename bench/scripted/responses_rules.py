@@ -9,10 +9,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from bench.scripted.media import check_file
 from bench.scripted.refusal import Refusal
 from bench.scripted.responses_request import (
     LONGEST_ID,
     ChoiceFunction,
+    InputFile,
     InputImage,
     InputText,
     Item,
@@ -90,7 +92,7 @@ def check_items(request: Request, items: tuple[Item, ...]) -> None:
         elif item.type == "function_call" and not _NAME.match(item.name or ""):
             raise Refusal(f"Invalid '{where}.name': {item.name!r}.", param=f"{where}.name", code="invalid_value")
         elif isinstance(item.output, tuple):
-            _check_images(item.output, f"{where}.output")
+            _check_media(item.output, f"{where}.output")
     _check_calls(items)
     _check_reasoning(request, items)
 
@@ -129,26 +131,30 @@ def _check_shape(item: Item, where: str) -> None:
 
 def _check_message(item: Item, where: str) -> None:
     content = item.content
-    allowed = (OutputText, OutputRefusal) if item.role == "assistant" else (InputText, InputImage)
+    allowed = (OutputText, OutputRefusal) if item.role == "assistant" else (InputText, InputImage, InputFile)
     if isinstance(content, tuple):
         for place, part in enumerate(content):
             if not isinstance(part, allowed):
                 param = f"{where}.content[{place}]"
                 raise Refusal(f"Invalid value: such a part is not of {item.role}.", param=param, code="invalid_value")
-        _check_images(content, f"{where}.content")
+        _check_media(content, f"{where}.content")
     if item.role == "assistant":
         return
-    images = isinstance(content, tuple) and any(isinstance(part, InputImage) for part in content)
-    if images and item.role != "user":
-        raise Refusal("only a user message may contain images.", param=f"{where}.content", code="invalid_value")
-    if not images and not item.text().strip():
+    media = isinstance(content, tuple) and any(isinstance(part, InputImage | InputFile) for part in content)
+    if media and item.role != "user":
+        raise Refusal(
+            "only a user message may contain images or files.", param=f"{where}.content", code="invalid_value"
+        )
+    if not media and not item.text().strip():
         raise Refusal(f"a {item.role} message must not be empty.", param=f"{where}.content", code="invalid_value")
 
 
-def _check_images(parts: tuple[Any, ...], where: str) -> None:
+def _check_media(parts: tuple[Any, ...], where: str) -> None:
     for place, part in enumerate(parts):
         if isinstance(part, InputImage):
             check_image(part, f"{where}[{place}]")
+        elif isinstance(part, InputFile):
+            check_file(part.file_data, part.filename, part.file_id, f"{where}[{place}]")
 
 
 def _check_calls(items: tuple[Item, ...]) -> None:

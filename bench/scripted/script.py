@@ -57,9 +57,10 @@ class Directive:
 
 class Plan:
     """One answer: its pieces, and what is to go wrong. `sequence` is how many events have been told, where the format
-    numbers them. `refused`: its words are a refusal, as the format marks one."""
+    numbers them. `refused`: its words are a refusal, as the format marks one. `stopped_by`: the stop text of the caller
+    that ended it."""
 
-    __slots__ = ("calls", "faults", "finish", "pieces", "redacted", "refused", "sequence", "thoughts")
+    __slots__ = ("calls", "faults", "finish", "pieces", "redacted", "refused", "sequence", "stopped_by", "thoughts")
 
     def __init__(
         self,
@@ -73,6 +74,7 @@ class Plan:
         self.pieces, self.calls, self.finish = pieces, calls, finish
         self.thoughts, self.redacted = thoughts, redacted
         self.refused = False
+        self.stopped_by: str | None = None
         self.faults: dict[str, Directive] = {}
         self.sequence = 0
 
@@ -128,6 +130,8 @@ def plan_of(
     for place, directive in enumerate(script):
         if directive.name == ("saying" if calls else "say"):
             pieces = directive.pieces()
+        elif directive.name == "text" and not calls:
+            pieces = tuple(json.loads(directive.words[0])["text"].splitlines(keepends=True))
         elif directive.name == "words" and not calls:
             pieces = tuple("w0" if n == 0 else f" w{n}" for n in range(int(directive.words[0])))
         elif directive.name == "refuse" and not calls:
@@ -142,12 +146,27 @@ def plan_of(
             redacted = asked.thinks
         elif directive.name in FAULTS and meets(directive, step, place):
             faults[directive.name] = directive
+    pieces, stopped_by = _cut(pieces, asked.stops)
     if asked.most is not None and len(pieces) > asked.most:
-        pieces, finish = pieces[: asked.most], "length"
+        pieces, finish, stopped_by = pieces[: asked.most], "length", None
     plan = Plan(pieces, calls, finish, thoughts, redacted=redacted)
     plan.faults = faults
     plan.refused = refused
+    plan.stopped_by = stopped_by
     return plan
+
+
+def _cut(pieces: tuple[str, ...], stops: tuple[str, ...]) -> tuple[tuple[str, ...], str | None]:
+    """The pieces before the first of the texts that end an answer, and that text, if one comes."""
+    text = "".join(pieces)
+    found = min(((text.index(stop), stop) for stop in stops if stop in text), default=None)
+    if found is None:
+        return pieces, None
+    end, kept = found[0], []
+    for piece in pieces:
+        kept.append(piece[:end])
+        end = max(0, end - len(piece))
+    return tuple(piece for piece in kept if piece), found[1]
 
 
 def _wanted(script: list[Directive], step: int, names: tuple[str, ...]) -> list[tuple[str, str]]:

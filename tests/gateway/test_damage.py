@@ -497,7 +497,7 @@ def test_no_room_is_called_no_room(tmp_path: Path) -> None:
         _limit_files(running.pid, size)
         status, error = _refused_message(running, "say " + "x" * 100_000)
         assert (status, error["code"]) == (507, "store_full")
-        assert "no room" in error["message"]
+        assert "disk is full" in error["message"]
         assert ask(home, {"do": "status"})["store"]["full"]
         _limit_files(running.pid, None)
         assert running.say("say two", "talk").strip() == "two"

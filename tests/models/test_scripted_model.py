@@ -39,6 +39,11 @@ def hearing(form: str, data: bytes) -> dict[str, Any]:
     return {"role": "user", "content": [{"type": "input_audio", "input_audio": sound}]}
 
 
+def reading(data: bytes) -> dict[str, Any]:
+    url = f"data:application/pdf;base64,{base64.b64encode(data).decode()}"
+    return {"role": "user", "content": [{"type": "file", "file": {"filename": "a.pdf", "file_data": url}}]}
+
+
 async def post(server: ScriptedModel, body: Any, path: str = "/v1/chat/completions") -> tuple[int, Any]:
     async with aiohttp.ClientSession() as session, session.post(server.root + path, json=body) as response:
         return response.status, await response.json()
@@ -78,6 +83,14 @@ async def streamed(server: ScriptedModel, body: Any, path: str = "/v1/chat/compl
         {"model": "m", "messages": [USER], "tool_choice": "auto"},
         {"model": "m", "messages": [USER], "unheard_of": 1},
         {"model": "m", "messages": [USER], "temperature": 3},
+        {"model": "m", "messages": [USER], "presence_penalty": -2.1},
+        {"model": "m", "messages": [USER], "logit_bias": {"word": 1}},
+        {"model": "m", "messages": [USER], "logit_bias": {"7": 101}},
+        {"model": "m", "messages": [USER], "top_logprobs": 1},
+        {"model": "m", "messages": [USER], "parallel_tool_calls": False},
+        {"model": "m", "messages": [{**USER, "refusal": "no"}]},
+        {"model": "m", "messages": [reading(b"no PDF")]},
+        {"model": "m", "messages": [{"role": "user", "content": [{"type": "file", "file": {"filename": "a"}}]}]},
         {"model": "m", "messages": [USER], "max_tokens": 0},
         {"model": "m", "messages": [USER], "stream_options": {"include_usage": True}},
         {"model": "m", "messages": [{**USER, "tool_call_id": "a"}]},
@@ -270,6 +283,27 @@ async def test_words_can_come_before_a_tool_call(server: ScriptedModel) -> None:
     assert message["content"] == "one moment" and len(message["tool_calls"]) == 1
     _, answer = await post(server, {"model": "m", "messages": [said, calling("a"), result("a")]})
     assert answer["choices"][0]["message"]["content"] == "done"
+
+
+async def test_a_stop_text_ends_the_answer_before_it(server: ScriptedModel) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "[say one two three]"}]}
+    _, answer = await post(server, {**body, "stop": ["three", "wo"]})
+    assert answer["choices"][0]["message"]["content"] == "one t"
+    said = await streamed(server, {**body, "max_tokens": 9, "stop_sequences": ["two"]}, "/v1/messages")
+    assert b'"text":"one"' in said and b'"text":" two"' not in said
+    assert b'"stop_reason":"stop_sequence","stop_sequence":"two"' in said
+
+
+async def test_an_answer_can_have_lines(server: ScriptedModel) -> None:
+    _, answer = await post(
+        server, {"model": "m", "messages": [{"role": "user", "content": '[text {"text": "a\\n b\\n"}]'}]}
+    )
+    assert answer["choices"][0]["message"]["content"] == "a\n b\n"
+
+
+async def test_files_and_refusals_are_taken(server: ScriptedModel) -> None:
+    declined = {"role": "assistant", "content": None, "refusal": "no"}
+    assert (await post(server, {"model": "m", "messages": [reading(b"%PDF-1.7"), declined, USER]}))[0] == 200
 
 
 async def test_the_other_addresses_answer(server: ScriptedModel) -> None:
