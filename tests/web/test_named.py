@@ -145,5 +145,6 @@ async def test_a_named_session_keeps_its_agent(home: Path, model: ScriptedModel)
         assert (await chat(h, session="notes")).status == 200
         reply = await chat(h, session="notes", model="writer")
         assert reply.status == 409
+        assert reply.headers["x-should-retry"] == "false", "official clients try again after 409"
         assert reply.error["param"] == "model"
         assert "main" in reply.error["message"]

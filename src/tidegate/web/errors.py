@@ -94,7 +94,7 @@ class Errors:
         headers: Headers = []
         if retry_after is not None:
             headers.append((b"retry-after", str(max(1, math.ceil(retry_after))).encode()))
-        elif status == 429:
+        elif status in (409, 429):
             headers.append(_NO_RETRY)
         if status == 401:
             headers.append((b"www-authenticate", b'Bearer realm="tidegate"'))
