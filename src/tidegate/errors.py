@@ -14,7 +14,7 @@
     │   └── Stopping          503  the gateway is going down; what was accepted goes on after its next start
     ├── ModelFailed        the model's side failed; `kind` says how, `retryable` whether trying again may help
     ├── ToolFailed         tell the model in one sentence; the turn goes on
-    │   └── MediaLeftOut      tell the user as well: a picture or a sound could not be kept
+    │   └── MediaLeftOut      tell the user as well: media could not be kept
     ├── TurnFailed         the turn cannot go on (step limit, loop, resume budget); tell the user
     ├── Misconfigured      the operator must change the configuration
     └── StoreFailed        the store cannot do it now

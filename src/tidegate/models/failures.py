@@ -231,7 +231,10 @@ def _judge_marks(status: int, marks: str) -> tuple[ModelKind, bool, str] | None:
         return (
             "invalid",
             False,
-            ("the model takes no such pictures or sounds{status}; set `vision` or `audio` to false in its settings."),
+            (
+                "the model takes no such pictures, sounds or documents{status}; set `vision` or `audio` to false in "
+                "its settings."
+            ),
         )
     return None
 

@@ -298,7 +298,7 @@ class Fitting:
         self._house.counts["excerpts" if stage.cut is None else "cut"] += 1
 
     async def _hide_media(self, conversation: Conversation) -> bool:
-        """Pictures and sounds are told in words: all but those of the last message that has any, or those too."""
+        """Media is told in words: all but those of the last message that has any, or those too."""
         view = await self._house.view(self._taken)
         takes = conversation.model.wire.takes
         shown = [
@@ -314,7 +314,7 @@ class Fitting:
         view = await self._house.view(self._taken)
         conversation.recast(view.messages(), view.mark)
         self._house.counts["media"] += 1
-        which = "older pictures and sounds are" if len(shown) > 1 else "the pictures and sounds are"
+        which = f"{'older' if len(shown) > 1 else 'the'} pictures, sounds and documents are"
         self._journal.emit(Notice(text=f"The request was too large for the model's endpoint: {which} told in words."))
         return True
 
