@@ -125,8 +125,8 @@ class ModelFailed(TidegateError):
     """What a model's endpoint did wrong. `said` are its own words, which may quote the conversation: they are for who
     is in it, and `brief` is for the log. `shown` says that text of the failed answer was already visible, `heard` how
     many bytes of it had come, with thoughts and calls that nobody sees; `thoughts` that what is refused is what earlier
-    answers carried beside their words, `large` that it is the request's bytes, or those of a picture in it. `param` is
-    the field of the caller's request that the model cannot be given."""
+    answers carried beside their words, `large` that it is the request's bytes, or those of a picture in it, `documents`
+    that it is a document. `param` is the field of the caller's request that the model cannot be given."""
 
     def __init__(
         self,
@@ -140,6 +140,7 @@ class ModelFailed(TidegateError):
         shown: bool = False,
         thoughts: bool = False,
         large: bool = False,
+        documents: bool = False,
         param: str | None = None,
     ) -> None:
         super().__init__(f"{message} It said: {said}" if said else message)
@@ -153,6 +154,7 @@ class ModelFailed(TidegateError):
         self.heard = 0
         self.thoughts = thoughts
         self.large = large
+        self.documents = documents
         self.param = param
         self.retried = False
         """Whether the same was asked again before it was given up."""
