@@ -33,14 +33,20 @@ SCRIPTS = {
     "truncated": "[say It began with a question about the] [finish length]",
     "calls": "[tool clock {}]",
 }
+DOCUMENTS = {
+    "chat": "Unsupported chat content part type: 'file'. Supported types: ['text', 'image_url'].",
+    "responses": "Invalid value: 'input_file'. Supported values are: 'input_text' and 'input_image'.",
+    "anthropic": "messages.0.content.0.pdf.source.base64.data: The PDF specified was not valid.",
+}
+"""What servers say that do not take a document, by format."""
 _WISHED = re.compile(r"at most (\d+) words")
 WRITTEN = ("good", "longer", "empty", "blank", "injected")
 
 
 class Temper(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`times`: after so many summaries in this mood it is good. `windows`: tokens that a model takes, by its name, or
-    by `*` for all. `by_prompt`: requests with the same system prompt are one conversation, however they begin, and all
-    requests are traced."""
+    by `*` for all. `documents`: whether they are taken. `by_prompt`: requests with the same system prompt are one
+    conversation, however they begin, and all requests are traced."""
 
     marker: str = ""
     summary: str = "good"
@@ -48,6 +54,7 @@ class Temper(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     windows: dict[str, int] = {}
     body_bytes: int | None = None
     image_bytes: int | None = None
+    documents: bool = True
     by_prompt: bool = False
 
     def is_summary(self, asked: Asked) -> bool:
@@ -65,6 +72,8 @@ class Temper(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             largest = max(pictures(json.loads(body)), default=0)
             if largest > self.image_bytes:
                 raise picture_too_large(form, largest, self.image_bytes)
+        if not self.documents and (b'"file_data":' in body or b'"type":"document"' in body):
+            raise Refusal(DOCUMENTS[form])
 
     def check_tokens(self, form: str, asked: Asked) -> None:
         """Raises Refusal for more tokens than the model's window has."""

@@ -14,7 +14,7 @@
     │   └── Stopping          503  the gateway is going down; what was accepted goes on after its next start
     ├── ModelFailed        the model's side failed; `kind` says how, `retryable` whether trying again may help
     ├── ToolFailed         tell the model in one sentence; the turn goes on
-    │   └── MediaLeftOut      tell the user as well: a picture or a sound could not be kept
+    │   └── MediaLeftOut      tell the user as well: media could not be kept
     ├── TurnFailed         the turn cannot go on (step limit, loop, resume budget); tell the user
     ├── Misconfigured      the operator must change the configuration
     └── StoreFailed        the store cannot do it now
@@ -125,8 +125,8 @@ class ModelFailed(TidegateError):
     """What a model's endpoint did wrong. `said` are its own words, which may quote the conversation: they are for who
     is in it, and `brief` is for the log. `shown` says that text of the failed answer was already visible, `heard` how
     many bytes of it had come, with thoughts and calls that nobody sees; `thoughts` that what is refused is what earlier
-    answers carried beside their words, `large` that it is the request's bytes, or those of a picture in it. `param` is
-    the field of the caller's request that the model cannot be given."""
+    answers carried beside their words, `large` that it is the request's bytes, or those of a picture in it, `documents`
+    that it is a document. `param` is the field of the caller's request that the model cannot be given."""
 
     def __init__(
         self,
@@ -140,6 +140,7 @@ class ModelFailed(TidegateError):
         shown: bool = False,
         thoughts: bool = False,
         large: bool = False,
+        documents: bool = False,
         param: str | None = None,
     ) -> None:
         super().__init__(f"{message} It said: {said}" if said else message)
@@ -153,6 +154,7 @@ class ModelFailed(TidegateError):
         self.heard = 0
         self.thoughts = thoughts
         self.large = large
+        self.documents = documents
         self.param = param
         self.retried = False
         """Whether the same was asked again before it was given up."""

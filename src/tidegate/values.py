@@ -77,10 +77,23 @@ class ToolCall(Frozen, frozen=True):
     arguments: str
 
 
+PDF = "application/pdf"
+"""The only kind of document."""
+
+
+def media_kind(media_type: str) -> str:
+    """The word for it: picture, sound or document."""
+    if media_type == PDF:
+        return "document"
+    return "sound" if media_type.startswith("audio/") else "picture"
+
+
 class Media(Frozen, frozen=True):
-    """A picture or a sound for a model, as it is sent: small ones are `data`, larger ones lie in the session's spool
-    under the id `spooled` and are loaded only while a request is written. `note` says what was done to it (scaled).
-    Pictures have a size, sounds last so many `seconds` where that is known."""
+    """A picture, a sound or a document for a model, as it is sent. Small ones are `data`; larger ones lie in the
+    session's spool under the id `spooled` and are loaded only while a request is written.
+
+    `note` says what was done to it (scaled). Pictures have a `width` and a `height`; sounds have `seconds` where
+    their length is known. Documents have a `size` in bytes, and the `name` of their file if the sender gave one."""
 
     media_type: str
     data: bytes = b""
@@ -89,22 +102,36 @@ class Media(Frozen, frozen=True):
     height: int = 0
     seconds: float = 0.0
     note: str = ""
+    name: str = ""
+    size: int = 0
+
+    @property
+    def kind(self) -> str:
+        return media_kind(self.media_type)
 
     @property
     def is_sound(self) -> bool:
-        return self.media_type.startswith("audio/")
+        return self.kind == "sound"
+
+    @property
+    def is_document(self) -> bool:
+        return self.kind == "document"
 
     @property
     def about(self) -> str:
         """What it is, in a few words: `audio/wav, 3.2 s`."""
-        length = f"{self.seconds:.1f} s" if self.seconds else ""
-        size = length if self.is_sound else f"{self.width} x {self.height}"
-        return ", ".join(filter(None, (self.media_type, size, self.note)))
+        if self.is_document:
+            detail = self.name
+        elif self.is_sound:
+            detail = f"{self.seconds:.1f} s" if self.seconds else ""
+        else:
+            detail = f"{self.width} x {self.height}"
+        return ", ".join(filter(None, (self.media_type, detail, self.note)))
 
     @property
     def words(self) -> str:
         """What stands for it where there is nothing but text: `[sound: audio/wav, 3.2 s]`."""
-        return f"[{'sound' if self.is_sound else 'picture'}: {self.about}]"
+        return f"[{self.kind}: {self.about}]"
 
 
 class Carried(Frozen, frozen=True):
@@ -274,12 +301,13 @@ class Receipt(Frozen, frozen=True):
 
 
 class Brought(Frozen, frozen=True):
-    """A picture or a sound as a caller gave it, unchecked: `message` is the place of its message among those it came
-    with, `name` says where it stood."""
+    """A picture, a sound or a document as a caller gave it, unchecked. `message` is the place of its message among
+    those it came with, `name` says where it stood, `filename` is the caller's own name for it."""
 
     message: int
     name: str
     data: bytes
+    filename: str = ""
 
 
 class Inbound(Frozen, frozen=True):
@@ -368,7 +396,7 @@ class ToolEnded(Frozen, frozen=True, tag="tool_ended"):
     excerpt: str
     failed: bool = False
     media: tuple[str, ...] = ()
-    """Pictures and sounds that came with the result, in words."""
+    """Pictures, sounds and documents that came with the result, in words."""
     interrupted: bool = False
     """Whether the call began and did not come to its end."""
 

@@ -1,4 +1,4 @@
-"""Sounds in a conversation: loaded only while a request is written, the same when reloaded, else told in words."""
+"""Sounds and documents in a conversation: loaded only while a request is written, else told in words."""
 
 import base64
 from collections.abc import AsyncIterator
@@ -14,9 +14,9 @@ from tests.agent.test_conversation import Files, conversation
 from tests.models.support import Listener, configured
 from tests.spool.sounds import mp3, wav
 from tidegate.agent import Conversation
-from tidegate.agent.conversation import LOADED_BYTES
+from tidegate.agent.conversation import LOADED_BYTES, weigh_media
 from tidegate.models import Model
-from tidegate.spool import SOUND_BYTES
+from tidegate.spool import DOCUMENT_BYTES, SOUND_BYTES
 from tidegate.values import Call, Media, Message, ToolCall
 
 pytestmark = pytest.mark.anyio
@@ -119,6 +119,31 @@ async def test_a_sound_that_is_gone_or_too_much_is_told_in_its_place(server: Scr
         "result a\nSound 2 is no longer there.\nSound 3 is left out: those of one conversation are too many together."
     )
     await held.release()
+
+
+async def test_a_document_that_is_gone_or_too_much_is_told_as_one(server: ScriptedModel) -> None:
+    """D3, D5: the largest one fits alone."""
+    assert DOCUMENT_BYTES <= LOADED_BYTES
+    files = Files(sp_1=b"%PDF-1.7" + bytes(DOCUMENT_BYTES - 8), sp_3=bytes(LOADED_BYTES - DOCUMENT_BYTES + 1))
+    papers = [Media(media_type="application/pdf", spooled=f"sp_{place}", name="a.pdf") for place in (1, 2, 3)]
+    async with configured(server.base_url, vision=True) as model:
+        held = conversation(model, turn(*papers), files)
+        messages = await sent(server, held)
+        await held.release()
+    assert messages[2]["content"] == (
+        "result a\nDocument 2 is no longer there.\n"
+        "Document 3 is left out: those of one conversation are too many together."
+    )
+    (shown,) = [part["file"] for part in messages[3]["content"] if part["type"] == "file"]
+    assert base64.b64decode(shown["file_data"].partition(",")[2]) == files.given["sp_1"]
+
+
+def test_a_larger_document_is_taken_to_cost_more() -> None:
+    """By its size, inline or not, and never more than its longest that providers take."""
+    sizes = (10, 100_000, 1_000_000, 5_000_000, DOCUMENT_BYTES)
+    costs = [weigh_media(Media(media_type="application/pdf", spooled="sp_1", size=size)) for size in sizes]
+    assert costs == sorted(costs) and costs[0] == 6400 and costs[1] == 3 * 6400
+    assert costs[-2:] == [640_000, 640_000]
 
 
 async def test_a_longer_sound_is_taken_to_cost_more(hearing: Model) -> None:

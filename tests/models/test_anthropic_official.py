@@ -42,6 +42,7 @@ SECONDS = 20
 BLOCKS: dict[str, Any] = {
     "text": types.TextBlockParam,
     "image": types.ImageBlockParam,
+    "document": types.DocumentBlockParam,
     "tool_use": types.ToolUseBlockParam,
     "tool_result": types.ToolResultBlockParam,
     "thinking": types.ThinkingBlockParam,
@@ -83,7 +84,7 @@ def validate(request: Any) -> None:
         for block in message["content"]:
             strictly(BLOCKS[block["type"]], block)
             for part in block["content"] if block["type"] == "tool_result" else ():
-                assert part["type"] in ("text", "image")
+                assert part["type"] in ("text", "image", "document")
                 strictly(BLOCKS[part["type"]], part)
     for tool in request.get("tools", ()):
         strictly(types.ToolParam, tool)

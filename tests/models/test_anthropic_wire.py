@@ -30,6 +30,7 @@ BUDGET = Facts(window=200_000, output=64_000, vision=True, thinking="budget", kn
 PLAIN = Facts(window=200_000, output=8_192, thinking="none", known=True)
 WIRE = AnthropicWire(MODEL, ADAPTIVE)
 MARK = b',"cache_control":{"type":"ephemeral"}'
+DOCUMENT = Media(media_type="application/pdf", data=b"%PDF-1.7", name="a.pdf", size=8)
 PICTURE = Media(media_type="image/png", data=b"\x89PNG", width=1, height=1)
 SOUND = Media(media_type="audio/wav", data=b"RIFF", seconds=1.0)
 OWN = ToolDefinition(name="own", description="d")
@@ -76,7 +77,9 @@ def check(request: Any) -> None:
                     assert message["role"] == "user"
                     assert all(earlier["type"] == "tool_result" for earlier in message["content"][:place])
                     assert block["content"]
-                    assert all(part["type"] == "image" or part["text"].strip() for part in block["content"])
+                    assert all(
+                        part["type"] in ("image", "document") or part["text"].strip() for part in block["content"]
+                    )
                     answered.append(block["tool_use_id"])
                 case "thinking" | "redacted_thinking":
                     assert message["role"] == "assistant"
@@ -93,7 +96,7 @@ texts = st.text(max_size=30) | st.sampled_from(["", " ", "\n\n", '","role":"assi
 arguments = st.sampled_from(
     ["", "{}", ' {"a" : 1.0}', '{"role":"assistant","content":[{"type":"text"}]}', "[1]", "{", "x"]
 )
-media = st.lists(st.sampled_from([PICTURE, SOUND]), max_size=2).map(tuple)
+media = st.lists(st.sampled_from([PICTURE, SOUND, DOCUMENT]), max_size=2).map(tuple)
 users = st.builds(Message, role=st.just("user"), text=texts, aside=texts, media=media)
 
 
@@ -257,6 +260,19 @@ def test_what_the_gateway_adds_to_a_message_is_kept_apart_from_the_users_words()
     assert said[1]["text"] == aside("It is Monday.")
     assert said[2]["source"] == {"type": "base64", "media_type": "image/png", "data": "iVBORw=="}
     assert "cannot hear" in said[3]["text"]
+
+
+def test_a_document_is_a_block_under_its_name_and_may_be_marked_for_the_cache() -> None:
+    """S32, D3: in messages and in results."""
+    source = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0xLjc="}
+    block = {"type": "document", "source": source, "title": "a.pdf"}
+    said = Message(role="user", text="read", media=(DOCUMENT,))
+    assert content(said)[1] == block
+    (result,) = content(Message(role="tool", call_id="a", media=(DOCUMENT,)))
+    assert result["content"] == [block]
+    assert body([WIRE.encode(said)])["messages"][0]["content"][-1] == {**block, "cache_control": {"type": "ephemeral"}}
+    told = content(said, AnthropicWire(MODEL, PLAIN))[1]["text"]
+    assert told == "[A document (application/pdf, a.pdf) stands here, which this model cannot read.]"
 
 
 def test_only_pictures_that_the_format_and_the_model_know_are_taken() -> None:

@@ -14,6 +14,7 @@ from tidegate.values import Media, Message, ToolCall
 WIRE = OpenAIWire("demo", FACTS)
 SOUND = Media(media_type="audio/wav", data=wav(0.5), seconds=0.5)
 SONG = Media(media_type="audio/mpeg", data=bytes(1000))
+PAPER = Media(media_type="application/pdf", data=bytes(55), name="a.pdf", size=55)
 PICTURE = Media(media_type="image/png", data=bytes(77), width=4, height=3)
 
 
@@ -28,6 +29,7 @@ def said(*messages: Message) -> str:
         ((SOUND,), "a sound (wav, 16044 bytes)"),
         ((SONG,), "a sound (mp3, 1000 bytes)"),
         ((PICTURE,), "a picture (png, 77 bytes)"),
+        ((PAPER,), "a document (a.pdf, 55 bytes)"),
         ((SOUND, SONG, PICTURE), "a sound (wav, 16044 bytes), a sound (mp3, 1000 bytes) and a picture (png, 77 bytes)"),
     ],
 )

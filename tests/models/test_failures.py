@@ -246,6 +246,28 @@ def test_what_the_providers_say_has_its_kind(status: int, body: str, kind: str, 
 
 
 @pytest.mark.parametrize(
+    ("status", "said", "documents"),
+    [
+        (400, "Unsupported chat content part type: 'file'. Supported types: ['text'].", True),
+        (501, "Unknown part type: file", True),
+        (400, "unsupported content[].type", True),
+        (400, "Invalid value: file. Supported values are: 'text','image_url'.", True),
+        (400, "Invalid Value: 'file'. This model does not support file content types.", True),
+        (422, "Input tag 'file' found using 'type' does not match any of the expected tags", True),
+        (400, "unknown variant `file`, expected `text` or `image_url`", True),
+        (400, "A maximum of 100 PDF pages may be provided.", True),
+        (400, "The PDF specified is password protected.", True),
+        (500, "The PDF could not be read.", False),
+        (400, "Invalid value: 'filed'.", False),
+        (400, "Invalid image.", False),
+    ],
+)
+def test_a_refusal_of_a_document_is_known_as_one(status: int, said: str, documents: bool) -> None:
+    """D5: as servers put it that take none, or not this one; then it can be asked again without."""
+    assert COMPLAIN.of_status(status, _openai(said).encode(), {}, NOW).documents is documents
+
+
+@pytest.mark.parametrize(
     ("body", "seconds"),
     [
         ('{"error":{"message":"Rate limit reached. Please try again in 1.5s.","code":"rate_limit_exceeded"}}', 1.5),

@@ -34,6 +34,7 @@ OWN = ToolDefinition(name="own", description="D", parameters=msgspec.Raw(b'{"typ
 PREFIX = Prefix(prompt="You are a test.", tools=TOOLS, caller_tools=(OWN,))
 PICTURE = Media(media_type="image/png", data=b"\x89PNG", width=4, height=3)
 SOUND = Media(media_type="audio/wav", data=b"RIFF", seconds=1.0)
+DOCUMENT = Media(media_type="application/pdf", data=b"%PDF-1.7", name="a.pdf", size=8)
 CALLS = [
     Call(),
     Call(temperature=0.5, top_p=0.9, max_tokens=70, reasoning="max", user="u", metadata={"a": "b"}),
@@ -88,14 +89,14 @@ def test_the_check_itself_finds_what_is_wrong() -> None:
 
 
 def history(wire: OpenAIWire | ResponsesWire, answers: list[Message]) -> list[bytes]:
-    """A conversation with everything in it: each answer's calls get their results, with pictures and sounds."""
-    made = [wire.encode(Message(role="user", text="look", aside="a note", media=(PICTURE, SOUND)))]
+    """A conversation with everything in it: each answer's calls get their results, with pictures, sounds and
+    documents."""
+    shown = (PICTURE, DOCUMENT, SOUND)
+    made = [wire.encode(Message(role="user", text="look", aside="a note", media=shown))]
     for answer in answers:
         made.append(wire.encode(answer))
         results = [
-            Message(
-                role="tool", call_id=call.id, name=call.name, text="done", media=(PICTURE, SOUND)[: len(call.name) % 3]
-            )
+            Message(role="tool", call_id=call.id, name=call.name, text="done", media=shown[: len(call.name) % 4])
             for call in answer.calls
         ]
         made.append(wire.encode_results(results) if results else b"")

@@ -27,6 +27,7 @@ WIRE = OpenAIWire("m", Facts(vision=True, audio=True))
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256))
 PICTURE = Media(media_type="image/png", data=PNG, width=4, height=3)
 SOUND = Media(media_type="audio/mpeg", data=b"ID3 sound", seconds=2.5)
+DOCUMENT = Media(media_type="application/pdf", data=b"%PDF-1.7", name="a.pdf", size=8)
 texts = st.text(max_size=30)
 pictures = st.builds(
     Media,
@@ -102,6 +103,19 @@ def test_sounds_and_pictures_of_results_are_named_in_their_order() -> None:
     assert "]\nSounds that" in alone[0]["text"]
 
 
+def test_documents_of_results_are_named_in_their_order() -> None:
+    """D3: by their file's name, also beside other media."""
+    encoded = WIRE.encode_results([result_of("a", DOCUMENT, PICTURE), result_of("b", SOUND)])
+    shown = msgspec.json.decode(b"[" + encoded + b"]")[-1]["content"]
+    assert shown[0]["text"] == ASIDE_HEADING + (
+        "Pictures, sounds and documents that these results show, in this order: a (application/pdf, a.pdf); a (4 x 3); "
+        "b (audio/mpeg, 2.5 s)."
+    )
+    assert [part["type"] for part in shown] == ["text", "file", "image_url", "input_audio"]
+    url = "data:application/pdf;base64," + base64.b64encode(DOCUMENT.data).decode()
+    assert shown[1] == {"type": "file", "file": {"filename": "a.pdf", "file_data": url}}
+
+
 @pytest.mark.parametrize(
     ("facts", "media_type", "taken"),
     [
@@ -111,6 +125,8 @@ def test_sounds_and_pictures_of_results_are_named_in_their_order() -> None:
         (Facts(audio=True), "audio/wav", True),
         (Facts(audio=True), "audio/ogg", False),
         (Facts(audio=True), "image/png", False),
+        (Facts(vision=True), "application/pdf", True),
+        (Facts(audio=True), "application/pdf", False),
         (Facts(), "image/png", False),
     ],
 )

@@ -24,6 +24,7 @@ WIRE = ResponsesWire("m", FACTS)
 PLAIN = Call()
 NOTHING = WIRE.encode_prefix(Prefix(prompt=""))
 PICTURE = Media(media_type="image/png", data=b"\x89PNG pixels", width=4, height=3)
+DOCUMENT = Media(media_type="application/pdf", data=b"%PDF-1.7", name="a.pdf", size=8)
 SOUND = Media(media_type="audio/wav", data=b"RIFF", seconds=1.0)
 URL = "data:image/png;base64," + base64.b64encode(PICTURE.data).decode()
 items = st.dictionaries(texts, texts, min_size=1, max_size=2).map(lambda made: msgspec.Raw(msgspec.json.encode(made)))
@@ -216,9 +217,20 @@ def test_a_result_holds_its_pictures_itself() -> None:
     assert fourth["output"] == ""
 
 
+def test_a_document_goes_as_a_file_in_messages_and_in_results() -> None:
+    """D3, S32: under its name."""
+    data = "data:application/pdf;base64," + base64.b64encode(DOCUMENT.data).decode()
+    file = {"type": "input_file", "filename": "a.pdf", "file_data": data}
+    assert item(Message(role="user", media=(DOCUMENT,)))["content"] == [file]
+    result = WIRE.encode_results([Message(role="tool", call_id="a", name="x", media=(DOCUMENT,))])
+    assert msgspec.json.decode(result)["output"] == [file]
+
+
 @pytest.mark.parametrize(
     ("facts", "media_type", "taken"),
     [
+        (FACTS, "application/pdf", True),
+        (Facts(audio=True), "application/pdf", False),
         (FACTS, "image/png", True),
         (FACTS, "image/webp", True),
         (FACTS, "image/tiff", False),

@@ -16,11 +16,14 @@ tools = st.builds(
 prefixes = st.builds(Prefix, prompt=texts, tools=st.lists(tools, max_size=3).map(tuple))
 shown = st.builds(
     Media,
-    media_type=st.sampled_from(["image/png", "image/jpeg", "image/tiff", "audio/wav", "audio/mpeg", "audio/ogg"]),
+    media_type=st.sampled_from(
+        ["image/png", "image/jpeg", "image/tiff", "audio/wav", "audio/mpeg", "audio/ogg", "application/pdf"]
+    ),
     data=st.binary(min_size=1, max_size=30),
     width=st.integers(1, 2000),
     height=st.integers(1, 2000),
     note=texts,
+    name=texts,
 )
 several = st.lists(shown, max_size=2).map(tuple)
 users = st.one_of(

@@ -1,4 +1,5 @@
-"""Pictures and sounds on the page and in the terminal: shown where they stand, played when somebody wants to."""
+"""Pictures, sounds and documents on the page and in the terminal: shown where they stand, played or downloaded when
+somebody wants to."""
 
 import base64
 import os
@@ -143,6 +144,23 @@ def test_what_a_caller_brought_stands_with_his_words_on_the_page_and_in_the_term
     assert played(page) == [True, 3.2, True]
     assert "user:\n[sound: audio/wav, 3.2 s]\n" in tidegate(sounding.home, "sessions", "show", session)
     assert "[sound: audio/wav, 2.0 s]" in tidegate(sounding.home, "chat", said='call hum {"seconds": 2}\n')
+
+
+def test_a_document_is_a_link_that_downloads_it(page: Page, sounding: Gateway) -> None:
+    """D6, H05: by its name, never opened or shown as a picture; the terminal names it in words."""
+    data = b"%PDF-1.7\n" + bytes(300_000)
+    file = {"filename": "<b>tides.pdf", "file_data": "data:application/pdf;base64," + base64.b64encode(data).decode()}
+    body = {"model": "main", "messages": [{"role": "user", "content": [{"type": "file", "file": file}]}]}
+    answer = sounding.call("POST", "/v1/chat/completions", body, X_Session_Id="papers")
+    assert answer["choices"][0]["message"]["content"].startswith("You gave me a document (<b>tides.pdf, 300009 bytes).")
+    session = sounding.call("GET", "/api/sessions")["sessions"][0]["id"]
+    page.goto(f"{sounding.origin}/#/{session}")
+    expect(page.locator(".mine .media figcaption")).to_have_text("Document: application/pdf, <b>tides.pdf")
+    assert page.locator(".media img, .media audio, .media iframe").count() == 0
+    with page.expect_download() as downloading:
+        page.get_by_role("link", name="application/pdf, <b>tides.pdf").click()
+    assert downloading.value.path().read_bytes() == data
+    assert "user:\n[document: application/pdf, <b>tides.pdf]\n" in tidegate(sounding.home, "sessions", "show", session)
 
 
 def tidegate(home: Path, *arguments: str, said: str = "") -> str:

@@ -545,6 +545,26 @@ async def test_a_picture_that_is_too_large_is_told_in_words(
 
 
 @formats
+async def test_a_document_that_the_endpoint_refuses_is_told_in_words(
+    home: Path, server: ScriptedModel, clock: Clock, api: str
+) -> None:
+    """D3, D5: one that is damaged, or an endpoint that takes none, does not end the conversation."""
+    be(server, documents=False)
+    document = Media(media_type="application/pdf", data=b"%PDF-1.7", name="tides.pdf", size=8)
+    shown = Message(role="user", text="What is this?", media=(document,))
+    async with long(home, server, clock, api, window=8000) as house:
+        outcome, notices = await told(house, "", messages=(shown,))
+        assert outcome.state == "answered", outcome.error
+        assert len(notices) == 1 and "refused a document" in notices[0]
+        assert b"[document: application/pdf, tides.pdf, left out here]" in server.recorded[-1].body
+        outcome, notices = await told(house, "and now")
+        assert (outcome.state, notices) == ("answered", [])
+        assert [one.refused for one in spoken(server)] == [True, False, False]
+        rows = await house.store.read(messages.page, outcome.session)
+        assert rows[0].message.media, "it is kept"
+
+
+@formats
 async def test_a_provider_that_holds_its_window_refuses_nothing(
     home: Path, server: ScriptedModel, clock: Clock, api: str
 ) -> None:

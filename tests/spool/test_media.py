@@ -265,3 +265,50 @@ async def test_a_picture_of_a_hundred_megabytes_moves_memory_by_no_more_than_its
     found = await to_thread.run_sync(lambda: in_child("picture", str(tmp_path)))
     assert ID.match(found["spooled"])
     assert int(found["grown"]) <= 8 * 1024 * 1024
+
+
+# -- documents ---------------------------------------------------------------------------------------------------------
+
+DOCUMENT_BYTES = 20_000_000
+
+
+async def test_a_document_goes_as_it_is_inline_or_spooled(
+    mine: SessionSpool, spool: Spool, store: Store, tmp_path: Path
+) -> None:
+    """D2: from memory and from a file; 256 KiB are held with the message, and no more."""
+    at = b"%PDF-1.7\n" + bytes(INLINE_BYTES - 9)
+    media = await mine.media("papers/tides.pdf", at)
+    assert media == Media(media_type="application/pdf", data=at, name="tides.pdf", size=INLINE_BYTES)
+    assert (media.is_document, media.words) == (True, "[document: application/pdf, tides.pdf]")
+    assert not spool.root.exists()
+    with described(tmp_path / "a", at + b"\0") as fd:
+        media = await mine.media("tides.pdf", fd)
+    assert (media.data, media.size, await content(spool, media)) == (b"", INLINE_BYTES + 1, at + b"\0")
+    row = await store.read(spooled.get, media.spooled, SESSION)
+    assert row is not None and (row.kind, row.media_type, row.bytes) == ("media", "application/pdf", INLINE_BYTES + 1)
+    with pytest.raises(ToolFailed, match="is a document"):
+        await mine.page(media.spooled)
+
+
+async def test_the_largest_document_is_taken_and_one_byte_more_is_not(
+    mine: SessionSpool, spool: Spool, tmp_path: Path
+) -> None:
+    """D7: refused by its size, before any of it is copied."""
+    with described(tmp_path / "a", b"%PDF-1.7\n", size=DOCUMENT_BYTES) as fd:
+        media = await mine.media("a", fd)
+        assert (media.size, len(await content(spool, media))) == (DOCUMENT_BYTES, DOCUMENT_BYTES)
+    refused = pytest.raises(ToolFailed, match=r'The document "b" cannot be given: it has 20000001 bytes, more than')
+    with described(tmp_path / "b", b"%PDF-1.7\n", size=DOCUMENT_BYTES + 1) as fd, refused:
+        await mine.media("b", fd)
+    assert list(files(spool)) == [media.spooled]
+
+
+async def test_a_document_that_the_spool_refuses_goes_inline_up_to_a_limit(store: Store, tmp_path: Path) -> None:
+    """D5: as sounds do; beyond the limit it is said what was left out and why."""
+    mine = spool_of(tmp_path / "spool", store, quota=1000).of(SESSION, None)
+    data = b"%PDF-1.7\n" + bytes(UNSPOOLED_BYTES - 9)
+    media = await mine.media("tides.pdf", data)
+    assert (media.data, media.spooled) == (data, "")
+    assert media.words.startswith("[document: application/pdf, tides.pdf, kept in its message, since")
+    with pytest.raises(ToolFailed, match=r'The document "more" cannot be given: .*limits.spool_bytes'):
+        await mine.media("more", data)

@@ -140,7 +140,8 @@ async def test_a_sound_that_is_gone_is_told_in_words_and_can_be_fetched_no_more(
     async with running(home, model, project) as house:
         outcome = await house.say('[tool hum {"large":true}] one')
         row = next(row for row in (await house.door.transcript(outcome.session, ANNA)).rows if row.message.media)
-        assert await house.door.media(outcome.session, ANNA, row.seq or 0, 0) == ("audio/wav", LARGE)
+        media, data = await house.door.media(outcome.session, ANNA, row.seq or 0, 0)
+        assert (media.media_type, data) == ("audio/wav", LARGE)
         shutil.rmtree(house.door.spool.root / outcome.session)
         assert (await house.say("two")).state == "answered"
         assert "Sound 1 is no longer there." in told(house)

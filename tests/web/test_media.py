@@ -38,6 +38,10 @@ def picture(data: bytes, kind: str = "image/png") -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{encoded(data)}", "detail": "low"}}
 
 
+def document(data: bytes, name: str = "tides.pdf") -> dict[str, Any]:
+    return {"type": "file", "file": {"filename": name, "file_data": f"data:application/pdf;base64,{encoded(data)}"}}
+
+
 def said(*parts: dict[str, Any] | str) -> dict[str, Any]:
     content = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
     return {"model": "main", "messages": [{"role": "user", "content": content}]}
@@ -164,6 +168,9 @@ DATA = f"{PART}.input_audio.data"
         (picture(PICTURE, "image/svg+xml"), f"{PART}.image_url.url", "must be a data URL"),
         ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, f"{PART}.image_url.url", "is fetched"),
         (picture(saved(noise(300, 300), "PNG")[:5000]), PART, "is damaged"),
+        (document(b"PK\x03\x04\xff\xfe"), f"{PART}.file.file_data", "is no text in UTF-8, PDF, picture or sound"),
+        ({"type": "file", "file": {"file_data": "%PDF-1.7"}}, f"{PART}.file.file_data", "not valid base64"),
+        ({"type": "file", "file": {"file_id": "file-1"}}, f"{PART}.file.file_data", "is missing"),
     ],
 )  # fmt: skip
 async def test_what_is_not_what_it_says_is_refused_with_its_place(
@@ -181,6 +188,8 @@ async def test_what_is_too_large_or_too_much_is_413(home: Path, model: ScriptedM
     async with house(home, '[limits]\nbody_bytes = "64 MiB"\nspool_bytes = "1 MiB"\n', model=model) as gateway:
         answer = await post(gateway, said(sound(wav(0.1) + bytes(20_000_001 - len(wav(0.1))))))
         assert (answer.status, answer.error["param"]) == (413, "messages[0].content[0].input_audio.data")
+        answer = await post(gateway, said(document(b"%PDF-1.7" + bytes(20_000_000))))
+        assert (answer.status, answer.error["param"]) == (413, "messages[0].content[0].file.file_data")
         answer = await post(gateway, said(*[sound(SMALL)] * 51))
         assert (answer.status, answer.error["param"]) == (413, "messages")
         answer = await post(gateway, said(sound(LARGE), sound(wav(70))))
@@ -225,6 +234,27 @@ async def test_a_sound_can_be_fetched_whole_or_in_part_with_safe_headers(gateway
         assert part.headers["content-range"] == f"bytes 10-19/{len(data)}"
     behind = await call(gateway, "GET", f"{path}/{row['seq']}/media/0", headers={"Range": "bytes=9999999-"})
     assert (behind.status, behind.error["code"]) == (416, "out_of_range")
+
+
+@pytest.mark.parametrize("data", [b"%PDF-1.7 small", b"%PDF-1.7" + bytes(300_000)], ids=["inline", "spooled"])
+async def test_a_document_is_named_in_the_transcript_and_downloaded(gateway: House, data: bytes) -> None:
+    """D6: never opened in the gateway's own origin, whatever it holds and whatever its name is."""
+    name = 'high "tide"\r\nX-Evil: ö.pdf'
+    await post(gateway, said(document(data, name)), headers={"X-Session-Id": "papers"})
+    session = (await call(gateway, "GET", "/api/sessions")).json["sessions"][0]["id"]
+    path = f"/api/sessions/{session}/messages"
+    (row, *_) = (await call(gateway, "GET", path)).json["messages"]
+    (told,) = row["message"]["media"]
+    assert (told["media_type"], told["size"], "data" in told) == ("application/pdf", len(data), False)
+    assert told["name"] == name.replace("\r\n", "??")
+    fetched = await call(gateway, "GET", f"{path}/{row['seq']}/media/0")
+    assert (fetched.status, fetched.body, fetched.headers["content-type"]) == (200, data, "application/pdf")
+    assert fetched.headers["content-disposition"] == (
+        "attachment; filename*=UTF-8''high%20%22tide%22%3F%3FX-Evil%3A%20%C3%B6.pdf"
+    )
+    assert fetched.headers["x-content-type-options"] == "nosniff"
+    assert fetched.headers["content-security-policy"] == "default-src 'none'; sandbox"
+    assert "X-Evil" not in fetched.headers
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,10 @@ from tests.moody import FORMATS, KEY, Moody, toml
 from tests.spool.pictures import plain, saved
 from tests.web.asking import chat
 
+PDF = b"%PDF-1.7\n" + bytes(range(256)) * 4
+LARGE_PDF = b"%PDF-1.4\n" + bytes(300_000)
+"""More than is stored in a message."""
+
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("api", FORMATS)]
 
 ANSWER = "The tide comes in, the gate keeps the level."
@@ -166,6 +170,80 @@ async def test_a_file_of_text_becomes_text(gateway: House, server: Moody, prefix
     assert reply.status == 200, reply.body
     sent = server.recorded[-1].body.decode()
     assert "tides.md" in sent and "High tide at noön" in sent
+    assert server.stats()["refusals"] == []
+
+
+def document(
+    data: bytes, name: str | None = "tides.pdf", prefix: str = "data:application/pdf;base64,"
+) -> dict[str, Any]:
+    file = {"file_data": prefix + base64.b64encode(data).decode()}
+    return {"type": "file", "file": file if name is None else {"filename": name, **file}}
+
+
+def documents(body: Any) -> list[tuple[str, bytes]]:
+    """The name and the bytes of each document in a request of any format, in order."""
+    if isinstance(body, list):
+        return [found for item in body for found in documents(item)]
+    if not isinstance(body, dict):
+        return []
+    if body.get("type") == "document":
+        return [(body["title"], base64.b64decode(body["source"]["data"]))]
+    if "file_data" in body:
+        return [(body["filename"], base64.b64decode(body["file_data"].removeprefix("data:application/pdf;base64,")))]
+    return [found for item in body.values() for found in documents(item)]
+
+
+def settings_with_vision(server: Moody, api: str) -> str:
+    return toml(server.base_url, formats=(api, api, api), each="vision = true")
+
+
+async def test_a_pdf_reaches_the_model_as_it_is_also_after_a_restart(
+    tmp_path: Path, server: Moody, api: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H04, D3, B4: under its name, small ones and large ones, in a named conversation and in a single call."""
+    monkeypatch.setenv(KEY, "sesame")
+    settings = settings_with_vision(server, api)
+    parts = [{"type": "text", "text": "Read this."}, document(PDF), document(LARGE_PDF, "ebb & flöd.pdf", prefix="")]
+    messages = [{"role": "user", "content": parts}]
+    given = [("tides.pdf", PDF), ("ebb & flöd.pdf", LARGE_PDF)]
+    async with house(tmp_path / "home", toml=settings) as gateway:
+        once = await chat(gateway, messages=messages)
+        assert once.status == 200, once.body
+        assert documents(server.recorded[-1].decoded()) == given
+        named = await chat(gateway, messages=messages, session="papers")
+        assert named.status == 200, named.body
+        assert documents(server.recorded[-1].decoded()) == given
+    async with house(tmp_path / "home", toml=settings) as gateway:
+        assert (await chat(gateway, "And now?", session="papers")).status == 200
+        assert documents(server.recorded[-1].decoded()) == given
+    assert server.stats()["refusals"] == []
+
+
+async def test_a_pdf_without_a_name_or_in_a_tools_result_is_taken(
+    tmp_path: Path, server: Moody, api: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H04, D3: each format has a place for it."""
+    monkeypatch.setenv(KEY, "sesame")
+    asked = {"id": "c1", "type": "function", "function": {"name": "print", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": [document(PDF, None)]},
+        {"role": "assistant", "content": None, "tool_calls": [asked]},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "printed"}, document(LARGE_PDF)]},
+    ]
+    async with house(tmp_path / "home", toml=settings_with_vision(server, api)) as gateway:
+        reply = await chat(gateway, messages=messages)
+    assert reply.status == 200, reply.body
+    assert documents(server.recorded[-1].decoded()) == [("document.pdf", PDF), ("tides.pdf", LARGE_PDF)]
+    assert server.stats()["refusals"] == []
+
+
+async def test_a_model_without_vision_is_told_of_a_pdf_in_words(gateway: House, server: Moody) -> None:
+    """H04, D3: a note, not an error."""
+    reply = await chat(gateway, messages=[{"role": "user", "content": [document(LARGE_PDF, "a\nb.pdf")]}])
+    assert reply.status == 200, reply.body
+    sent = server.recorded[-1].body.decode()
+    assert "[A document (application/pdf, a?b.pdf) stands here, which this model cannot read.]" in sent
+    assert documents(server.recorded[-1].decoded()) == []
     assert server.stats()["refusals"] == []
 
 

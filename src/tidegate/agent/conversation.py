@@ -30,7 +30,7 @@ REQUEST_OVERHEAD = 2048
 """Bytes of a request beside what is said in it: the list of its pieces, its head and its parameters."""
 
 MEDIA_OVERHEAD = 256
-"""Bytes that a picture or a sound costs of which only the name is held."""
+"""Bytes that a picture, a sound or a document costs of which only the name is held."""
 
 LOADED_BYTES = 20 * 1024 * 1024
 """Of spooled media in one request, as files: what the strictest provider takes, written as text. The first ones are
@@ -38,6 +38,13 @@ shown, so that the request still begins as the one before."""
 
 PICTURE_TEXT_BYTES = 6400
 """Of text that costs about as many tokens as a picture does, large or small."""
+
+DOCUMENT_PAGE_BYTES = 50_000
+"""Of a document that are taken to be one page, between written pages (less) and scanned ones (more). A page costs about
+as many tokens as a picture, since that is how providers show it."""
+
+DOCUMENT_PAGES = 100
+"""That a document is taken to have at most: of a longer one that is scanned, size says little of the cost."""
 
 FRAME_BYTES = 64
 """That a message has around its text, whichever format it is sent in."""
@@ -388,7 +395,7 @@ class Conversation:
         lost: list[str] = []
         for place, media in enumerate(message.media, 1):
             if media.spooled and self.model.wire.takes(media.media_type):
-                kind = "Sound" if media.is_sound else "Picture"
+                kind = media.kind.capitalize()
                 try:
                     data = await self._load(media.spooled) if room >= 0 else b""
                 except OSError as error:
@@ -425,4 +432,7 @@ def _framed(group: Group) -> int:
 
 def weigh_media(media: Media) -> int:
     """Of text that costs about as much."""
-    return int((media.seconds or SOUND_SECONDS) * SOUND_TEXT_BYTES) if media.is_sound else PICTURE_TEXT_BYTES
+    if media.is_sound:
+        return int((media.seconds or SOUND_SECONDS) * SOUND_TEXT_BYTES)
+    pages = min(1 + media.size // DOCUMENT_PAGE_BYTES, DOCUMENT_PAGES) if media.is_document else 1
+    return pages * PICTURE_TEXT_BYTES

@@ -18,13 +18,13 @@ from tidegate.errors import ModelFailed
 from tidegate.models import Model
 from tidegate.values import Call, Message, TextReset
 
-Remedy = Literal["thoughts", "context", "size"]
+Remedy = Literal["thoughts", "context", "size", "documents"]
 """What can be done about a failure, with the same model: leave out what earlier answers carried; show less of what is
-old; show fewer pictures and sounds."""
+old; tell media in words, or only if there are documents among them."""
 
 
-TRIES: Mapping[Remedy, int] = MappingProxyType({"thoughts": 1, "context": 1, "size": 2})
-"""How often each is tried in one step: of pictures, the older ones are left out first."""
+TRIES: Mapping[Remedy, int] = MappingProxyType({"thoughts": 1, "context": 1, "size": 2, "documents": 2})
+"""How often each is tried in one step: of media, the older ones are left out first."""
 
 
 class Care(Protocol):
@@ -135,7 +135,9 @@ def remedy_for(failure: ModelFailed) -> Remedy | None:
         return "thoughts"
     if failure.kind == "context":
         return "context"
-    return "size" if failure.large else None
+    if failure.large:
+        return "size"
+    return "documents" if failure.documents else None
 
 
 def both(first: ModelFailed, then: ModelFailed) -> ModelFailed:

@@ -138,7 +138,9 @@ class ModelSettings(Frozen, frozen=True):
         int | None, Whole(1024, 2**30), "Tokens that a request and its answer may have together; else the catalogue's."
     ] = None
     max_output: Annotated[int | None, Whole(16, 2**30), "Tokens that an answer may have; else the catalogue's."] = None
-    vision: Annotated[bool | None, Flag(), "Whether it can be shown pictures; else what the catalogue says."] = None
+    vision: Annotated[
+        bool | None, Flag(), "Whether it can be shown pictures and PDF documents; else what the catalogue says."
+    ] = None
     audio: Annotated[bool | None, Flag(), "Whether it can be given sounds; else what the catalogue says."] = None
     thinking: Annotated[
         Literal["none", "effort", "adaptive", "budget"] | None,

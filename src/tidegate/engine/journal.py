@@ -39,7 +39,7 @@ def slim(message: Message) -> Message:
 
 
 def without_bytes(message: Message) -> Message:
-    """The message with its pictures and sounds told by what they are: their bytes can be fetched."""
+    """The message with its media told by what they are: their bytes can be fetched."""
     if not any(media.data for media in message.media):
         return message
     told = tuple(msgspec.structs.replace(media, data=b"") for media in message.media)

@@ -79,10 +79,16 @@ class _Url(msgspec.Struct):
     url: str
 
 
+class _File(msgspec.Struct):
+    filename: str
+    file_data: str
+
+
 class _Part(msgspec.Struct):
     text: str = ""
     input_audio: _Sound | None = None
     image_url: _Url | None = None
+    file: _File | None = None
 
     @property
     def given(self) -> str:
@@ -92,6 +98,8 @@ class _Part(msgspec.Struct):
         if self.image_url is not None:
             head, _, data = self.image_url.url.partition(";base64,")
             return f"a picture ({head.rpartition('/')[2]}, {_size(data)} bytes)"
+        if self.file is not None:
+            return f"a document ({self.file.filename}, {_size(self.file.file_data.partition(';base64,')[2])} bytes)"
         return ""
 
 
@@ -120,7 +128,7 @@ class _Message(msgspec.Struct):
 
     @property
     def given(self) -> list[str]:
-        """The pictures and sounds in it, in words."""
+        """The pictures, sounds and documents in it, in words."""
         return [part.given for part in self.content if part.given] if isinstance(self.content, list) else []
 
     @property

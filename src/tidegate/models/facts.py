@@ -65,7 +65,8 @@ class Facts(Frozen, frozen=True):
     """Whether nobody knows how it thinks, if it does: then nothing is said of that unless somebody asks for it."""
 
     def takes(self, media_type: str) -> bool:
-        """Whether the model can be shown this kind of thing."""
+        """Whether the model can be shown this kind of thing. Documents follow `vision`: providers show a model their
+        pages as pictures."""
         return self.audio if media_type.startswith("audio/") else self.vision
 
     def priced(self, usage: Usage) -> Usage:

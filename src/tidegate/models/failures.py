@@ -49,6 +49,11 @@ _REASONING = re.compile(
 _UNSHOWN = re.compile(
     r"(?i)support (for )?(image|audio|vision)|(image|audio|vision) input|does not support images|image_url is only"
 )
+_UNREAD = re.compile(
+    r"(?i)\bPDF\b|\bfile_data\b|content\[\]\.type|support (for )?(file|document)"
+    r"|(part type|value|tag|variant):? ['\"`]?(file|input_file|document)\b"
+)
+"""Says that a document is damaged, locked or too long, or that the endpoint takes none."""
 _TIMEOUT_STATUS = frozenset({408, 504, 522, 524})
 _OVERLOADED_STATUS = frozenset({409, 425, 498})
 _UNKNOWN_PATH_STATUS = frozenset({404, 405, 410})
@@ -93,6 +98,7 @@ class Complainer:
         after: float | None = None,
         thoughts: bool = False,
         large: bool = False,
+        documents: bool = False,
     ) -> ModelFailed:
         return ModelFailed(
             f"Model {self._name!r}: {what}",
@@ -103,6 +109,7 @@ class Complainer:
             said=self.quote(said),
             thoughts=thoughts,
             large=large,
+            documents=documents,
         )
 
     def of_status(self, status: int, body: bytes, headers: Mapping[str, str], now: float) -> ModelFailed:
@@ -111,6 +118,7 @@ class Complainer:
         kind, retryable, what = _judge(status, complaint)
         if headers.get("x-should-retry") in ("true", "false"):  # some endpoints know better than their status says
             retryable = headers["x-should-retry"] == "true"
+        marks = f"{complaint.marks} {complaint.said[:JUDGED_CHARACTERS]}"
         return self.failed(
             what.format(status=f" ({status})"),
             kind=kind,
@@ -119,7 +127,8 @@ class Complainer:
             status=status,
             after=complaint.after if wished is None else wished,
             thoughts=kind == "invalid" and _REASONING.search(f"{complaint.marks} {complaint.said}") is not None,
-            large=kind == "invalid" and _is_large(status, f"{complaint.marks} {complaint.said[:JUDGED_CHARACTERS]}"),
+            large=kind == "invalid" and _is_large(status, marks),
+            documents=kind == "invalid" and _UNREAD.search(marks) is not None,
         )
 
     def of_stream_error(self, error: bytes) -> ModelFailed:
@@ -231,7 +240,10 @@ def _judge_marks(status: int, marks: str) -> tuple[ModelKind, bool, str] | None:
         return (
             "invalid",
             False,
-            ("the model takes no such pictures or sounds{status}; set `vision` or `audio` to false in its settings."),
+            (
+                "the model takes no such pictures, sounds or documents{status}; set `vision` or `audio` to false in "
+                "its settings."
+            ),
         )
     return None
 

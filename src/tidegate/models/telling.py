@@ -11,6 +11,8 @@ from tidegate.values import Media, Message
 ASIDE_HEADING = "[Note from the gateway, not written by the user]\n"
 """Says to the model whose words these are."""
 
+UNNAMED = "document.pdf"
+"""The name of a document that came without one."""
 
 SUMMARY_TASK = "You write the summary of one part of a conversation between a person and an agent."
 """The first sentence of what a model is told that is to summarise."""
@@ -38,6 +40,8 @@ def aside(text: str) -> str:
 
 def described(media: Media) -> str:
     """What it is, in a few words."""
+    if media.is_document:
+        return f"({media.about})"
     if media.is_sound:
         about = f"{media.media_type}, {media.seconds:.1f} s" if media.seconds else media.media_type
     else:
@@ -47,9 +51,16 @@ def described(media: Media) -> str:
 
 def unseen(media: Media) -> str:
     """What a model is told instead of something that it cannot be shown."""
+    if media.is_document:
+        return f"[A document {described(media)} stands here, which this model cannot read.]"
     if media.is_sound:
         return f"[A sound {described(media)} stands here, which this model cannot hear.]"
     return f"[A picture {described(media)} stands here, which this model cannot see.]"
+
+
+def file_name(media: Media) -> str:
+    """The name that a document is sent under: the formats that ask for one insist on it."""
+    return media.name or UNNAMED
 
 
 def base64_of(media: Media) -> bytes:
@@ -68,7 +79,8 @@ def shown_by(results: Sequence[Message]) -> str:
     shown = [(result.name, media) for result in results for media in result.media]
     if not shown:
         return ""
-    sounds = sum(media.is_sound for _, media in shown)
-    kind = "Pictures" if not sounds else "Sounds" if sounds == len(shown) else "Pictures and sounds"
+    found = {media.kind for _, media in shown}
+    *others, last = (f"{kind}s" for kind in ("picture", "sound", "document") if kind in found)
+    kinds = f"{', '.join(others)} and {last}" if others else last
     told = "; ".join(f"{name} {described(media)}" for name, media in shown)
-    return f"{kind} that these results show, in this order: {told}."
+    return f"{kinds.capitalize()} that these results show, in this order: {told}."

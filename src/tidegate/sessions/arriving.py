@@ -1,4 +1,4 @@
-"""A message that brings pictures or sounds: they are made ready before it is taken in, and taken in with it.
+"""A message that brings pictures, sounds or documents: they are made ready before it is taken in, and taken in with it.
 
 Guarantee: a message is accepted with all that it brings, or not at all. What is refused names the part of the request.
 Small ones go into the message; larger ones are in the session's spool when the message is durable, with rows of the
@@ -50,7 +50,8 @@ async def _accept(inbound: Inbound, store: Store, spool: Spool, accept: Accept) 
 async def _ready(inbound: Inbound, arrivals: Arrivals) -> Inbound:
     media: dict[int, list[Media]] = {}
     for brought in inbound.brought:
-        media.setdefault(brought.message, []).append(await arrivals.media(brought.name, brought.data))
+        made = await arrivals.media(brought.name, brought.data, brought.filename)
+        media.setdefault(brought.message, []).append(made)
     messages = tuple(
         msgspec.structs.replace(message, media=tuple(media[place])) if place in media else message
         for place, message in enumerate(inbound.messages)

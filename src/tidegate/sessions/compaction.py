@@ -140,6 +140,8 @@ class Fitting:
     async def mend(self, conversation: Conversation, remedy: Remedy, failure: ModelFailed) -> bool:
         if remedy == "thoughts":
             return await self._forget_thoughts(conversation)
+        if remedy == "documents":
+            return await self._hide_media(conversation, documents=True)
         if remedy == "size" and await self._hide_media(conversation):
             return True
         if self._is_callers:
@@ -297,14 +299,15 @@ class Fitting:
         work.view = await self._house.view(self._taken)
         self._house.counts["excerpts" if stage.cut is None else "cut"] += 1
 
-    async def _hide_media(self, conversation: Conversation) -> bool:
-        """Pictures and sounds are told in words: all but those of the last message that has any, or those too."""
+    async def _hide_media(self, conversation: Conversation, *, documents: bool = False) -> bool:
+        """Media is told in words: all but that of the last message that has any, or that too. With `documents` only
+        messages that bring documents count; other media up to the last of them is told in words with them."""
         view = await self._house.view(self._taken)
         takes = conversation.model.wire.takes
         shown = [
             place
             for (place, _), message in zip(view.rows, view.shown_rows(), strict=True)
-            if any(takes(media.media_type) for media in message.media)
+            if any(takes(media.media_type) for media in message.media if media.is_document or not documents)
         ]
         if not shown:
             return False
@@ -314,8 +317,13 @@ class Fitting:
         view = await self._house.view(self._taken)
         conversation.recast(view.messages(), view.mark)
         self._house.counts["media"] += 1
-        which = "older pictures and sounds are" if len(shown) > 1 else "the pictures and sounds are"
-        self._journal.emit(Notice(text=f"The request was too large for the model's endpoint: {which} told in words."))
+        which = f"{'older' if len(shown) > 1 else 'the'} pictures, sounds and documents are"
+        why = (
+            "The model's endpoint refused a document"
+            if documents
+            else "The request was too large for the model's endpoint"
+        )
+        self._journal.emit(Notice(text=f"{why}: {which} told in words."))
         return True
 
     def _tell(self, before: View, work: Work, why: str) -> None:

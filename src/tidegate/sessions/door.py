@@ -346,16 +346,16 @@ class Sessions:
         )
         return queries.without_bytes(found)
 
-    async def media(self, session: str, principal: Principal, place: int, number: int) -> tuple[str, bytes]:
-        """The kind and the bytes of the n-th picture or sound of a row."""
+    async def media(self, session: str, principal: Principal, place: int, number: int) -> tuple[Media, bytes]:
+        """The n-th picture, sound or document of a row, and its bytes."""
         await self.row(session, principal)
         found: Media | None = await self.store.read(queries.media, session, place, number)
         try:
             if found is not None:
-                return found.media_type, found.data or await self.spool.load(session, found.spooled)
+                return found, found.data or await self.spool.load(session, found.spooled)
         except OSError as error:
             log.warning("media of a transcript cannot be read", session=session, error=str(error))
-        raise NotFound("There is no such picture or sound.", code="media_not_found")
+        raise NotFound("There is no such picture, sound or document.", code="media_not_found")
 
     def export(self, session: str, principal: Principal) -> AsyncIterator[bytes]:
         return queries.export(self, session, principal)

@@ -28,7 +28,7 @@ NAMES = {
     "gateway": "notes of the gateway",
     "answers": "answers",
     "results": "tool calls and results",
-    "media": "pictures and sounds",
+    "media": "pictures, sounds and documents",
 }
 """The parts that there can be, in the order in which they are told, and in words."""
 

@@ -5,13 +5,14 @@ memory never holds more of it than the excerpt.
 """
 
 from tidegate.spool.excerpts import bound_text
-from tidegate.spool.media import SOUND_BYTES, media_type_of, seems_media
+from tidegate.spool.media import DOCUMENT_BYTES, SOUND_BYTES, media_type_of, seems_media
 from tidegate.spool.place import Arrivals
 from tidegate.spool.recorder import Recorder
 from tidegate.spool.spool import SessionSpool, Spool, SpoolStats
 from tidegate.spool.workers import Workers
 
 __all__ = [
+    "DOCUMENT_BYTES",
     "SOUND_BYTES",
     "Arrivals",
     "Recorder",

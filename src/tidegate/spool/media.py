@@ -1,10 +1,11 @@
-"""Pictures and sounds for a model: within what every provider takes, small ones inline, larger ones in the spool.
+"""Pictures, sounds and documents for a model: within what every provider takes, small ones inline, larger ones in the
+spool.
 
 Guarantee: whoever brings one, a local file, a server or a caller, it obeys the same bounds, and what it is, its first
 bytes say and never its name. The gateway never decodes one and never holds more of it than a piece: a child reads it
 from a descriptor and leaves what a model may be given in memory that is the kernel's. Pictures may be made smaller;
-sounds go as they are or not at all. What the spool refuses goes into its message up to UNSPOOLED_BYTES in one turn, and
-says so. What is refused is a sentence for the model.
+sounds and documents go as they are or not at all. Nothing of a document is parsed. What the spool refuses goes into its
+message up to UNSPOOLED_BYTES in one turn, and says so. What is refused is a sentence for the model.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ from tidegate.errors import MediaLeftOut, ToolFailed
 from tidegate.spool import images, sounds
 from tidegate.spool.entry import UNSPOOLED_BYTES, Entry, Place
 from tidegate.spool.workers import Workers
-from tidegate.values import Media
+from tidegate.values import PDF, Media
 
 SIDE = 2000
 """Pixels of a side: what every provider takes without scaling by itself."""
@@ -35,8 +36,12 @@ SOUND_BYTES = 20_000_000
 SOUND_SECONDS = 3600
 """That a sound may last: most of what the models that hear can hold."""
 
+DOCUMENT_BYTES = 20_000_000
+"""Of a document: the strictest provider takes requests of 32 MB, and base64 makes it a third larger. One request can
+hold it (agent/conversation.py)."""
+
 INLINE_BYTES = 256 * 1024
-"""Of a picture or a sound that is stored in its message, and held in memory with it."""
+"""Of a picture, a sound or a document that is stored in its message, and held in memory with it."""
 
 PIXELS = 50_000_000
 """That are decoded: the largest cameras; more is a mistake or an attack."""
@@ -54,9 +59,9 @@ PIECE = 256 * 1024
 """That is copied at once."""
 
 NAME_CHARACTERS = 200
-"""Of a name in a message about it."""
+"""Of a name in a message about it, and of the name that a document keeps."""
 
-LOADED_BYTES = max(SHOWN_BYTES, SOUND_BYTES)
+LOADED_BYTES = max(SHOWN_BYTES, SOUND_BYTES, DOCUMENT_BYTES)
 """Of the largest that is ever kept."""
 
 CONVERT = 'a command like "ffmpeg -i IN -ac 1 OUT.mp3" makes a small one that can be'
@@ -64,6 +69,7 @@ CONVERT = 'a command like "ffmpeg -i IN -ac 1 OUT.mp3" makes a small one that ca
 
 
 _PICTURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a")
+_DOCUMENT = b"%PDF-"
 
 
 def seems_media(head: bytes) -> bool:
@@ -74,6 +80,8 @@ def seems_media(head: bytes) -> bool:
 
 def media_type_of(data: bytes) -> str:
     """What it is by its first bytes; nothing when it is none of the kinds that are given to models."""
+    if data.startswith(_DOCUMENT):
+        return PDF
     sound = sounds.kind(data[: sounds.HEAD_BYTES])
     if sound:
         return sound if sound.startswith("audio/") else ""
@@ -87,12 +95,15 @@ class Presenter:
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
 
-    async def media(self, name: str, source: bytes | int, place: Place) -> Media:
-        """`source` is the picture or the sound, or a descriptor of its file, which stays the caller's; `place` is where
-        a large one goes."""
+    async def media(self, name: str, source: bytes | int, place: Place, *, filename: str) -> Media:
+        """`source` is all of it, or a descriptor of its file, which stays the caller's. `place` is where a large one
+        goes. `name` names it in a refusal, `filename` is the name that a document keeps."""
         named = f'"{name[:NAME_CHARACTERS]}"'
         async with _described(source) as input:
-            if sounds.kind(os.pread(input, sounds.HEAD_BYTES, 0)):
+            head = os.pread(input, sounds.HEAD_BYTES, 0)
+            if head.startswith(_DOCUMENT):
+                return await self._document(input, f"The document {named} cannot be given", place, filename)
+            if sounds.kind(head):
                 return await self._sound(input, f"The sound {named} cannot be heard", place)
             return await self._picture(input, f"The picture {named} cannot be shown", place)
 
@@ -122,6 +133,22 @@ class Presenter:
             size = os.fstat(output).st_size
         if lost:
             raise _left_out(heard, lost, size)
+        return kept
+
+    async def _document(self, input: int, given: str, place: Place, filename: str) -> Media:
+        size = os.fstat(input).st_size
+        if size > DOCUMENT_BYTES:
+            raise ToolFailed(f"{given}: it has {size} bytes, more than the {DOCUMENT_BYTES} that a model can be given.")
+        with _anonymous() as output:
+            # A copy, since a file may change while it is kept.
+            for start in range(0, size, PIECE):
+                os.sendfile(output, input, start, min(PIECE, size - start))
+                await lowlevel.checkpoint()
+            size = os.fstat(output).st_size
+            made = Media(media_type=PDF, name=_printable(filename), size=size)
+            kept, lost = await _kept(made, output, place)
+        if lost:
+            raise _left_out(given, lost, size)
         return kept
 
     async def _scaled(self, input: int, output: int, most: int, shown: str) -> Media:
@@ -158,6 +185,10 @@ async def _kept(made: Media, output: int, place: Place) -> tuple[Media, str]:
 def _inline(made: Media, output: int, size: int, note: str = "") -> Media:
     note = "; ".join(filter(None, (made.note, note)))
     return msgspec.structs.replace(made, data=os.pread(output, size, 0), note=note)
+
+
+def _printable(name: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in name[:NAME_CHARACTERS])
 
 
 def _left_out(what: str, lost: str, size: int) -> MediaLeftOut:

@@ -96,11 +96,11 @@ class Arrivals(SessionPlace):
         self._arrived: list[_Arrived] = []  # house: allow a message's parts are bounded by its bytes
         self._refused: OSError | None = None
 
-    async def media(self, name: str, data: bytes) -> Media:
-        """As it goes with the message; `name` is where it stands in the request. Refused says why it cannot be
-        taken."""
+    async def media(self, name: str, data: bytes, filename: str = "") -> Media:
+        """As it goes with the message; `name` is where it stands in the request, `filename` the caller's name for it.
+        Refused says why it cannot be taken."""
         try:
-            return await self._spool.presenter.media(name, data, self)
+            return await self._spool.presenter.media(name, data, self, filename=filename)
         except ToolFailed as error:
             if QUOTA in error.message:
                 limit = "limits.spool_bytes"

@@ -28,7 +28,7 @@ from tidegate.spool.recorder import Recorder
 from tidegate.spool.search import Query, search
 from tidegate.spool.workers import Workers
 from tidegate.store import Db, SpooledRow, Store, processes, sessions, spooled
-from tidegate.values import Frozen, Media
+from tidegate.values import Frozen, Media, media_kind
 
 RESERVE = 512
 """Bytes and, of lines, a few, that whoever shows an excerpt has for a line of its own."""
@@ -101,7 +101,7 @@ class Spool:
         return tempfile.TemporaryFile(dir=self.root, buffering=0)
 
     async def load(self, session: str, id: str) -> bytes:
-        """A picture or a sound, to be sent with a request and let go. OSError when it cannot be read."""
+        """Media, to be sent with a request and let go. OSError when it cannot be read."""
         if not _ID.fullmatch(id):
             raise FileNotFoundError(id)
         return await to_thread.run_sync(_read_whole, self.file(session, id), LOADED_BYTES)
@@ -195,10 +195,10 @@ class SessionSpool:
             return await recorder.finish()
 
     async def media(self, name: str, source: bytes | int) -> Media:
-        """A picture as a model may be shown it, or a sound (WAV, MP3) as it is: its first bytes say which it is.
-        `source` is all of it, or a descriptor of its file, which stays the caller's. ToolFailed says why it cannot be
-        given."""
-        return await self._spool.presenter.media(name, source, self._place(name))
+        """A picture as a model may be shown it, or a sound (WAV, MP3) or a document (PDF) as it is: its first bytes say
+        which it is. `source` is all of it, or a descriptor of its file, which stays the caller's. The last part of
+        `name` is the name that a document keeps. ToolFailed says why it cannot be given."""
+        return await self._spool.presenter.media(name, source, self._place(name), filename=Path(name).name)
 
     def _place(self, name: str) -> SessionPlace:
         return SessionPlace(self._spool, self.session, self.turn, name, self._unspooled)
@@ -244,8 +244,9 @@ class SessionSpool:
     async def _text(self, id: str) -> SpooledRow:
         row = await self.row(id)
         if row.kind != "text":
-            kind = "sound" if row.media_type.startswith("audio/") else "picture"
-            raise ToolFailed(f"{row.id} is a {kind} ({row.media_type}), which came with its result.")
+            raise ToolFailed(
+                f"{row.id} is a {media_kind(row.media_type)} ({row.media_type}), which came with its result."
+            )
         return row
 
     @property

@@ -6,6 +6,7 @@ not his; a message enters by the same way as over `/v1`. Lists are bounded and p
 
 import hashlib
 from typing import Annotated, Literal
+from urllib.parse import quote
 
 import msgspec
 from msgspec import Meta
@@ -14,7 +15,7 @@ from tidegate.commands import CommandInfo, Commands
 from tidegate.errors import Conflict, NotAllowed, NotFound, Refused
 from tidegate.sessions import AgentView, Filling, Sessions, SessionView
 from tidegate.store import MessageRow
-from tidegate.values import IDEMPOTENCY, Accepted, Busyness, Inbound, Message, Outcome, Receipt
+from tidegate.values import IDEMPOTENCY, Accepted, Busyness, Inbound, Media, Message, Outcome, Receipt
 from tidegate.web import headers as given
 from tidegate.web.auth import Caller
 from tidegate.web.endpoint import Ask, Endpoint
@@ -139,8 +140,8 @@ class Api:
             ),
             Endpoint(
                 method="GET", path=f"{one}/messages/{{seq}}/media/{{number}}", handler=self.media,
-                summary="Fetch a picture or a sound of a transcript: of the row at this place, the n-th of its media, "
-                "from 0",
+                summary="Fetch a picture, a sound or a document of a transcript: of the row at this place, the n-th of "
+                "its media, from 0",
                 answers={200: "*/*", 206: "*/*"}, refusals=(404, 416), headers=("Range",),
             ),
             Endpoint(
@@ -229,15 +230,16 @@ class Api:
     async def media(self, ask: Ask) -> Answer:
         """Also a part of it: a browser that plays a sound asks for what it plays."""
         place, number = (_whole(ask.path[name]) for name in ("seq", "number"))
-        kind, data = await self._door.media(ask.path["id"], ask.caller.principal, place, number)
+        media, data = await self._door.media(ask.path["id"], ask.caller.principal, place, number)
         part = wanted(ask.headers.get(b"range"), len(data))
         status, placed = (200, []) if part is None else (206, [(b"content-range", part.header)])
         data = data if part is None else data[part.start : part.end]
         headers = [
-            (b"content-type", kind.encode()),
+            (b"content-type", media.media_type.encode()),
             (b"content-length", str(len(data)).encode()),
             (b"accept-ranges", b"bytes"),
             *placed,
+            *_attached(media),
             (b"x-content-type-options", b"nosniff"),
             (b"content-security-policy", b"default-src 'none'; sandbox"),  # media, whatever it says that it is
             (b"cache-control", b"private, max-age=86400, immutable"),
@@ -360,6 +362,14 @@ def _cursor(text: str | None) -> tuple[float, str] | None:
         return float(active), id
     except ValueError:
         raise Refused("before must be the `next` of the page before.", param="before") from None
+
+
+def _attached(media: Media) -> list[tuple[bytes, bytes]]:
+    """A document is downloaded, never opened in the gateway's own origin."""
+    if not media.is_document:
+        return []
+    name = quote(media.name or "document.pdf", safe="")
+    return [(b"content-disposition", f"attachment; filename*=UTF-8''{name}".encode())]
 
 
 def _whole(text: str) -> int:

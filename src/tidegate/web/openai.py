@@ -48,7 +48,7 @@ SYSTEM_ALONE = "The caller sent a system message and nothing else."
 """Stands for the user's message in a named session, whose system message is part of its prompt."""
 
 MOST_MEDIA = 50
-"""Pictures and sounds of one request: each is looked at by a process of its own."""
+"""Pictures, sounds and documents of one request: most are looked at by a process of its own."""
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -432,8 +432,8 @@ def conversation(messages: Sequence[ChatMessage], limit: int) -> Understood:
 def _understood(messages: tuple[Message, ...], prompt: str, brought: list[Brought]) -> Understood:
     if len(brought) > MOST_MEDIA:
         raise TooLarge(
-            f"`messages` bring {len(brought)} pictures and sounds; at most {MOST_MEDIA} are taken at once.",
-            limit="pictures and sounds of a request",
+            f"`messages` bring {len(brought)} pictures, sounds and documents; at most {MOST_MEDIA} are taken at once.",
+            limit="pictures, sounds and documents of a request",
             value=MOST_MEDIA,
             param="messages",
         )

@@ -1,7 +1,7 @@
 """The parts of a message: text, and of a user's message or a tool's result also pictures, sounds and files.
 
 A part is what its first bytes say it is; everything else is refused with the path of the part. A file of text becomes
-text, a picture or a sound is one however it is sent. Nothing is fetched from an address that a caller names.
+text; a picture, a sound or a PDF stays one, however it is sent. Nothing is fetched from an address that a caller names.
 """
 
 import binascii
@@ -11,8 +11,8 @@ from typing import Literal
 import msgspec
 
 from tidegate.errors import Refused, TooLarge
-from tidegate.spool import SOUND_BYTES, media_type_of
-from tidegate.values import Brought
+from tidegate.spool import DOCUMENT_BYTES, SOUND_BYTES, media_type_of
+from tidegate.values import PDF, Brought
 
 MEDIA_PARTS = ("image_url", "input_audio", "file")
 NAME_CHARACTERS = 200
@@ -47,20 +47,25 @@ class Part(msgspec.Struct):
 
 
 def brought_by(part: Part, where: str, message: int) -> Brought | None:
-    """The picture or sound of a part of one of `MEDIA_PARTS`; none of a file that is text."""
+    """The media of a part of one of `MEDIA_PARTS`; none of a file that is text."""
+    filename = ""
     if part.type == "input_audio":
         data = _sound(part.input_audio, f"{where}.input_audio")
     elif part.type == "image_url":
         data = _picture(part.image_url, f"{where}.image_url")
     else:
         data = _file(part.file, f"{where}.file")
-        if not media_type_of(data):
+        kind = media_type_of(data)
+        if not kind:
             return None
-    return Brought(message=message, name=where, data=data)
+        if kind == PDF:
+            _bound(len(data), DOCUMENT_BYTES, "a document's bytes", f"{where}.file.file_data")
+        filename = (part.file.filename if part.file is not None else None) or ""
+    return Brought(message=message, name=where, data=data, filename=filename)
 
 
 def text_of_file(part: Part, where: str) -> str:
-    """The text of a file with its name above it; empty for a picture or a sound."""
+    """The text of a file with its name above it; empty for media."""
     data = _file(part.file, f"{where}.file")
     if media_type_of(data):
         return ""
@@ -68,7 +73,7 @@ def text_of_file(part: Part, where: str) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise Refused(
-            f"`{where}.file` is no text in UTF-8, no picture and no sound, which are the files that are taken.",
+            f"`{where}.file` is no text in UTF-8, PDF, picture or sound, which are the files that are taken.",
             param=f"{where}.file.file_data",
         ) from None
     name = (part.file.filename if part.file is not None else None) or "without a name"
@@ -92,13 +97,7 @@ def _sound(given: InputAudio | None, where: str) -> bytes:
     if given is None:
         raise Refused(f"`{where}` is missing.", param=where)
     where = f"{where}.data"
-    if len(given.data) // 4 * 3 - given.data[-2:].count("=") > SOUND_BYTES:
-        raise TooLarge(
-            f"`{where}` is larger than the {SOUND_BYTES} bytes that a model can be given.",
-            limit="a sound's bytes",
-            value=SOUND_BYTES,
-            param=where,
-        )
+    _bound(len(given.data) // 4 * 3 - given.data[-2:].count("="), SOUND_BYTES, "a sound's bytes", where)
     data = _decoded(given.data, where)
     if media_type_of(data) != FORMATS[given.format]:
         raise Refused(f"`{where}` is no {given.format.upper()}, as its `format` says that it is.", param=where)
@@ -122,6 +121,16 @@ def _picture(given: ImageUrl | str | None, where: str) -> bytes:
     if media_type_of(data) != f"image/{kind}":
         raise Refused(f"`{where}` is no {kind.upper()}, as it says that it is.", param=where)
     return data
+
+
+def _bound(size: int, most: int, limit: str, where: str) -> None:
+    if size > most:
+        raise TooLarge(
+            f"`{where}` is larger than the {most} bytes that a model can be given.",
+            limit=limit,
+            value=most,
+            param=where,
+        )
 
 
 def _decoded(text: str, where: str) -> bytes:

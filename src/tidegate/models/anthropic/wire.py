@@ -21,12 +21,12 @@ from tidegate.models.caller_tools import invalid
 from tidegate.models.facts import Facts
 from tidegate.models.interface import Encoded
 from tidegate.models.naming import call_name
-from tidegate.models.telling import aside, base64_of, unseen
-from tidegate.values import Call, Media, Message, Prefix, ToolCall, ToolDefinition
+from tidegate.models.telling import aside, base64_of, file_name, unseen
+from tidegate.values import PDF, Call, Media, Message, Prefix, ToolCall, ToolDefinition
 
 API = "anthropic"
 CacheTtl = Literal["5m", "1h"]
-PICTURES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
+SHOWN = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp", PDF})
 
 # Part of the wire format: to change one of these sentences is to raise the version.
 NO_MESSAGE = "The message was empty."
@@ -48,7 +48,13 @@ _THOUGHTFUL = (_ANSWER + b'"content":[{"thinking":', _ANSWER + b'"content":[{"da
 _CALLING = b'"type":"tool_use"}]}'
 _END = b"}]}"
 # How a message ends whose last block may be marked for the cache: a thought may not.
-_MARKABLE = (b'"type":"text"}]}', b'"type":"image"}]}', b'"type":"tool_result"}]}', _CALLING)
+_MARKABLE = (
+    b'"type":"text"}]}',
+    b'"type":"image"}]}',
+    b'"type":"document"}]}',
+    b'"type":"tool_result"}]}',
+    _CALLING,
+)
 _MARKS: dict[CacheTtl, bytes] = {
     "5m": b',"cache_control":{"type":"ephemeral"}',
     "1h": b',"cache_control":{"type":"ephemeral","ttl":"1h"}',
@@ -72,6 +78,15 @@ class _Image(msgspec.Struct):
     type: str = "image"
 
 
+class _Document(msgspec.Struct):
+    source: _Source
+    title: str
+    type: str = "document"
+
+
+_Shown = _Text | _Image | _Document
+
+
 class _Use(msgspec.Struct):
     id: str
     name: str
@@ -81,14 +96,14 @@ class _Use(msgspec.Struct):
 
 class _Result(msgspec.Struct):
     tool_use_id: str
-    content: "list[_Text | _Image]"
+    content: "list[_Shown]"
     is_error: bool
     type: str = "tool_result"
 
 
 class _Message(msgspec.Struct):
     role: str
-    content: "Sequence[_Text | _Image | _Use | _Result | msgspec.Raw]"
+    content: "Sequence[_Shown | _Use | _Result | msgspec.Raw]"
 
 
 class _Tool(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -119,7 +134,7 @@ class AnthropicWire:
         self._mark = _MARKS[cache_ttl]
 
     def takes(self, media_type: str) -> bool:
-        return media_type in PICTURES and self._facts.takes(media_type)
+        return media_type in SHOWN and self._facts.takes(media_type)
 
     def encode(self, message: Message) -> bytes:
         if message.role == "tool":
@@ -127,7 +142,7 @@ class AnthropicWire:
         if message.role == "assistant":
             blocks = self._answer(message)
             return _encode(_Message("assistant", blocks)) if blocks else b""
-        said: list[_Text | _Image] = [*_texts(message.text, aside(message.aside) if message.aside.strip() else "")]
+        said: list[_Shown] = [*_texts(message.text, aside(message.aside) if message.aside.strip() else "")]
         said += [self._shown(media) for media in message.media]
         return _encode(_Message("user", said or [_Text(aside(NO_MESSAGE))]))
 
@@ -135,10 +150,10 @@ class AnthropicWire:
         """One message, as the API insists: all results first, then what the gateway has to add."""
         if not results:
             return b""
-        blocks: list[_Result | _Text | _Image] = []
-        behind: list[_Text | _Image] = []
+        blocks: list[_Result | _Shown] = []
+        behind: list[_Shown] = []
         for result in results:
-            content: list[_Text | _Image] = [*_texts(result.text)]
+            content: list[_Shown] = [*_texts(result.text)]
             # One that failed may hold words alone.
             (behind if result.failed else content).extend(map(self._shown, result.media))
             blocks.append(_Result(_id(result.call_id), content or [_Text(NO_OUTPUT)], result.failed))
@@ -203,11 +218,12 @@ class AnthropicWire:
             blocks.pop()  # an answer that was cut short while the model thought
         return blocks
 
-    def _shown(self, media: Media) -> _Text | _Image:
+    def _shown(self, media: Media) -> _Shown:
         if not self.takes(media.media_type):
             return _Text(unseen(media))
         # Already JSON, so that a large picture is copied as seldom as can be; nothing in it needs escaping.
-        return _Image(_Source(media.media_type, msgspec.Raw(b'"%b"' % base64_of(media))))
+        source = _Source(media.media_type, msgspec.Raw(b'"%b"' % base64_of(media)))
+        return _Document(source, file_name(media)) if media.is_document else _Image(source)
 
 
 def _texts(*texts: str) -> list[_Text]:

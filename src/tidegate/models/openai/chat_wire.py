@@ -2,7 +2,7 @@
 
 Guarantee: equal values give equal bytes, and the order of the body (model, parameters, tools, messages) lets a
 request only ever grow at its end. Tool arguments, the schemas of tools and whatever a model wants back go out verbatim;
-pictures and sounds go as they are. Nothing is kept here.
+pictures, sounds and documents go as they are. Nothing is kept here.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from tidegate.models.caller_tools import refuse_extras, refuse_fields
 from tidegate.models.facts import Facts
 from tidegate.models.interface import Encoded
 from tidegate.models.naming import call_id, call_name, short_id
-from tidegate.values import Call, Media, Message, Prefix, ToolCall
+from tidegate.values import PDF, Call, Media, Message, Prefix, ToolCall
 
 API = "openai-chat"
 """The name of this format, by which what a model wants back is known again."""
@@ -52,9 +52,22 @@ class _Audio(msgspec.Struct):
     type: Literal["input_audio"] = "input_audio"
 
 
+class _FileData(msgspec.Struct):
+    filename: str
+    file_data: msgspec.Raw
+
+
+class _File(msgspec.Struct):
+    file: _FileData
+    type: Literal["file"] = "file"
+
+
+_Part = _Text | _Image | _Audio | _File
+
+
 class _Plain(msgspec.Struct):
     role: str
-    content: str | list[_Text | _Image | _Audio]
+    content: str | list[_Part]
 
 
 class _Function(msgspec.Struct):
@@ -157,13 +170,14 @@ class OpenAIWire:
         self._opening = b'{"model":%b,"stream":true,"stream_options":{"include_usage":true}' % self._encode(model)
 
     def takes(self, media_type: str) -> bool:
-        return self._facts.takes(media_type) and (media_type in _PICTURES or media_type in _SOUNDS)
+        known = media_type in _PICTURES or media_type in _SOUNDS or media_type == PDF
+        return known and self._facts.takes(media_type)
 
     def encode(self, message: Message) -> bytes:
         if message.role == "assistant":
             return self._encode_answer(message)
         if message.aside or message.media:
-            parts: list[_Text | _Image | _Audio] = [_Text(message.text)] if message.text else []
+            parts: list[_Part] = [_Text(message.text)] if message.text else []
             if message.aside:
                 parts.append(_Text(telling.aside(message.aside)))
             parts += self._media(message.media)
@@ -224,15 +238,17 @@ class OpenAIWire:
     def _encode_call(self, call: ToolCall) -> bytes:
         return self._encode(_Call(self._id(call.id), _Function(call_name(call.name), call.arguments)))
 
-    def _media(self, shown: Iterable[Media]) -> list[_Text | _Image | _Audio]:
+    def _media(self, shown: Iterable[Media]) -> list[_Part]:
         """Already JSON, so that what is large is copied as seldom as can be; nothing in it needs escaping."""
-        parts: list[_Text | _Image | _Audio] = []
+        parts: list[_Part] = []
         for media in shown:
             if not self.takes(media.media_type):
                 parts.append(_Text(telling.unseen(media)))
             elif media.is_sound:
                 data = msgspec.Raw(b'"%b"' % telling.base64_of(media))
                 parts.append(_Audio(_Sound(data, _SOUNDS[media.media_type])))
+            elif media.is_document:
+                parts.append(_File(_FileData(telling.file_name(media), msgspec.Raw(telling.data_url(media)))))
             else:
                 parts.append(_Image(_Url(msgspec.Raw(telling.data_url(media)))))
         return parts

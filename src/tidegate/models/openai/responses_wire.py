@@ -20,7 +20,7 @@ from tidegate.models.caller_tools import brought_choice, brought_shape, invalid,
 from tidegate.models.facts import Facts
 from tidegate.models.interface import Encoded
 from tidegate.models.naming import call_id, call_name
-from tidegate.values import Call, Media, Message, Prefix, ToolCall
+from tidegate.values import PDF, Call, Media, Message, Prefix, ToolCall
 
 API = "openai-responses"
 """The name of this format, by which what a model wants back is known again."""
@@ -31,7 +31,7 @@ CALL_ID_CHARACTERS = 64
 IDENTIFIER_CHARACTERS = 128
 """As the service documents it."""
 
-_PICTURES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
+_SHOWN = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", PDF})
 
 
 class _Text(msgspec.Struct):
@@ -45,9 +45,18 @@ class _Image(msgspec.Struct):
     type: Literal["input_image"] = "input_image"
 
 
+class _File(msgspec.Struct):
+    filename: str
+    file_data: msgspec.Raw
+    type: Literal["input_file"] = "input_file"
+
+
+_Part = _Text | _Image | _File
+
+
 class _Message(msgspec.Struct):
     role: str
-    content: str | list[_Text | _Image]
+    content: str | list[_Part]
     phase: str | msgspec.UnsetType = msgspec.UNSET
     type: Literal["message"] = "message"
 
@@ -61,7 +70,7 @@ class _FunctionCall(msgspec.Struct):
 
 class _Output(msgspec.Struct):
     call_id: str
-    output: str | list[_Text | _Image]
+    output: str | list[_Part]
     type: Literal["function_call_output"] = "function_call_output"
 
 
@@ -119,7 +128,6 @@ _NO_CALL = Call()
 _THOUGHTS = b',"include":["reasoning.encrypted_content"]'
 """Lets thoughts come sealed, so that they can go back. A model that cannot think refuses it."""
 _kept = msgspec.json.Decoder(Kept).decode
-_Part = _Text | _Image
 
 
 class ResponsesWire:
@@ -138,7 +146,7 @@ class ResponsesWire:
 
     def takes(self, media_type: str) -> bool:
         """Messages of this format have no place for sounds."""
-        return media_type in _PICTURES and self._facts.takes(media_type)
+        return media_type in _SHOWN and self._facts.takes(media_type)
 
     def encode(self, message: Message) -> bytes:
         if message.role == "assistant":
@@ -203,19 +211,20 @@ class ResponsesWire:
         return [self._encode(_FunctionCall(_id(call.id), call_name(call.name), call.arguments)) for call in calls]
 
     def _output(self, result: Message) -> str | list[_Part]:
-        """With a picture it is a list, and without one the plain text that every server knows."""
+        """With a picture or a document it is a list, and without one the plain text that every server knows."""
         parts: list[_Part] = [_Text(result.text)] if result.text else []
         parts += self._media(result.media)
         told = [part.text for part in parts if isinstance(part, _Text)]
         return "\n".join(told) if len(told) == len(parts) else parts
 
     def _media(self, shown: Iterable[Media]) -> list[_Part]:
-        return [
-            _Image(msgspec.Raw(telling.data_url(media)))
-            if self.takes(media.media_type)
-            else _Text(telling.unseen(media))
-            for media in shown
-        ]
+        return [self._shown(media) for media in shown]
+
+    def _shown(self, media: Media) -> _Part:
+        if not self.takes(media.media_type):
+            return _Text(telling.unseen(media))
+        data = msgspec.Raw(telling.data_url(media))
+        return _File(telling.file_name(media), data) if media.is_document else _Image(data)
 
     def _parameters(self, call: Call) -> bytes:
         refuse_fields(call, "seed", "frequency_penalty", "presence_penalty", "logit_bias")

@@ -1,15 +1,25 @@
-// Pictures and sounds of a row. Guarantee: they come from the gateway alone, by the row's place, and only kinds that are
-// known are shown; a sound is fetched when it is played and never plays by itself; what cannot be shown is told in words.
+// Pictures, sounds and documents of a row. Guarantee: they come from the gateway alone, by the row's place, and only
+// kinds that are known are shown. A sound is fetched when it is played and never plays by itself; a document is a link
+// that downloads it. What cannot be shown is told in words.
 
 import { html, memo, useState } from "./ui.js";
 
 const PICTURES = new Set(["image/png", "image/jpeg", "image/gif", "image/webp"]);
 const SOUNDS = new Set(["audio/wav", "audio/mpeg"]);
+const DOCUMENT = "application/pdf";
 
 /** What it is, in a few words, as the gateway says it to models and in the terminal. */
-export function about({ media_type, width = 0, height = 0, seconds = 0, note = "" }) {
-  const size = media_type.startsWith("audio/") ? seconds && `${seconds.toFixed(1)} s` : `${width} x ${height}`;
-  return [media_type, size, note].filter(Boolean).join(", ");
+export function about({ media_type, width = 0, height = 0, seconds = 0, note = "", name = "" }) {
+  let detail = `${width} x ${height}`;
+  if (media_type === DOCUMENT) detail = name;
+  else if (media_type.startsWith("audio/")) detail = seconds && `${seconds.toFixed(1)} s`;
+  return [media_type, detail, note].filter(Boolean).join(", ");
+}
+
+function DocumentLink({ media, source }) {
+  return html`<figure class="media">
+    <figcaption>Document: <a href=${source} download=${media.name || "document.pdf"}>${about(media)}</a></figcaption>
+  </figure>`;
 }
 
 function Piece({ media, source }) {
@@ -29,5 +39,8 @@ function Piece({ media, source }) {
 export const MediaOf = memo(({ session, seq, media }) => {
   if (!media?.length || !session) return null;
   const path = `/api/sessions/${encodeURIComponent(session)}/messages/${seq}/media`;
-  return media.map((each, number) => html`<${Piece} key=${number} media=${each} source=${`${path}/${number}`} />`);
+  return media.map((each, number) => {
+    const Shown = each.media_type === DOCUMENT ? DocumentLink : Piece;
+    return html`<${Shown} key=${number} media=${each} source=${`${path}/${number}`} />`;
+  });
 });
