@@ -141,6 +141,44 @@ async def test_a_log_that_is_cut_off_stops_all_writes(path: Path) -> None:
                 await store.write(put_meta, "refused", 1)
 
 
+@pytest.mark.parametrize("rows", [1, 60])
+async def test_a_file_that_is_cut_off_before_a_checkpoint_stops_all_writes(path: Path, rows: int) -> None:
+    """L18, F4: the checkpoint does not write into what is left of it, nor is that taken for the whole file."""
+    armed = False
+
+    def cut(point: str, _: tuple[str, ...]) -> None:
+        if armed and point == "after-commit":
+            os.truncate(path, 0)
+
+    async with Store.open(path, wal_bytes=1 << 20, fault=cut) as store:
+        await store.write(new_session, "s_1")
+        await store.write(new_turn, "s_1", "t_1")
+        for number in range(rows):
+            await store.write(bulk, "s_1", "t_1", number, 50_000)
+        await store.write(maintenance.checkpoint)
+        armed = True
+        await store.write(bulk, "s_1", "t_1", rows, 600_000)
+        armed = False
+        for _ in range(2):
+            with pytest.raises(StoreLost, match="cut off"):
+                await store.write(put_meta, "refused", 1)
+
+
+async def test_a_file_that_is_cut_off_during_a_checkpoint_stops_all_writes(path: Path) -> None:
+    """L18, F4: the length after a checkpoint is that of the database, not whatever the file has."""
+
+    @_writer.outside
+    def cut(db: apsw.Connection) -> None:
+        os.truncate(path, 4096)
+
+    async with Store.open(path) as store:
+        await store.write(put_meta, "kept", 1)
+        await store.write(cut)
+        for _ in range(2):
+            with pytest.raises(StoreLost, match="cut off"):
+                await store.write(put_meta, "refused", 1)
+
+
 async def test_no_write_of_ours_is_taken_for_that_of_another_program(path: Path) -> None:
     """L18: checkpoints, shrinking and growing of the file are the store's own."""
     async with Store.open(path, wal_bytes=1 << 20) as store:

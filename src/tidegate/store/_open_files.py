@@ -39,13 +39,15 @@ class OpenFiles:
     def remember(self) -> None:
         """Takes the files as they are now for the open ones; to be called before anybody else knows of them."""
         self._known = tuple(_identity(path.stat()) for path in self._paths)
-        self.measure()
+        self.measure(0)
 
-    def measure(self) -> None:
-        """Only a checkpoint writes to the file: to be called after each."""
+    def measure(self, least: int) -> None:
+        """Only a checkpoint writes to the file: to be called after each. `least` is the length of the database as the
+        connection knows it: a file that became shorter than that was cut off, and is not measured."""
         with contextlib.suppress(OSError):  # `lost` tells of a file that is gone
             found = self._paths[0].stat()
-            self.bytes, self._modified = found.st_size, found.st_mtime_ns
+            if found.st_size >= min(self.bytes, least):
+                self.bytes, self._modified = found.st_size, found.st_mtime_ns
 
     def lost(self, log_bytes: int, *, index: bool) -> Loss | None:
         """What is wrong; None when all is as it should be. `log_bytes` is how long the log is at least; `index` says to

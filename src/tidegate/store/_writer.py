@@ -9,6 +9,7 @@ and closes its connection itself; `start` and `stop` own the thread.
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -330,7 +331,7 @@ class Writer:
             done = (job, None, ours(error, db))
         if done[2] is not None:
             self._problems.meet(done[2], "checkpoint", job.fn)
-        self._files.measure()
+        self._measure(db)
         self._worker.call(self._resolve, [done])
 
     def _strike(self, point: str, group: list[Writing]) -> None:
@@ -344,7 +345,7 @@ class Writer:
 
     def _bound_log(self, db: apsw.Connection) -> None:
         """Keeps the log small: after the acknowledgements, so that only the next group waits for it."""
-        if self._wal_pages < self._next_checkpoint:
+        if self._wal_pages < self._next_checkpoint or self._is_lost(index=False):
             return
         try:
             pages, moved = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
@@ -352,15 +353,19 @@ class Writer:
                 pages, moved = self._empty_log(db)
         except apsw.Error as error:
             self._problems.meet(ours(error, db), "checkpoint", self._bound_log)
-            self._files.measure()
+            self._measure(db)
             self._next_checkpoint = self._wal_pages + self._step_pages
             return
         self._problems.resolve("log")
         self._checkpoints += 1
-        self._files.measure()
+        self._measure(db)
         if moved >= pages:
             self._wal_pages = 0
         self._next_checkpoint = self._wal_pages + self._step_pages
+
+    def _measure(self, db: apsw.Connection) -> None:
+        with contextlib.suppress(apsw.Error):  # a database that cannot be read has no new length
+            self._files.measure(int(db.execute("PRAGMA page_count").get) * self._page_size)
 
     def _empty_log(self, db: apsw.Connection) -> tuple[int, int]:
         """Empties a log that has reached its bound. Reads under way are waited for; those that take longer have to
