@@ -153,6 +153,29 @@ async def test_undoing_the_turn_after_an_open_call_leaves_a_legal_conversation(
     assert [role for role, _ in told(model)] == ["user", "assistant", "tool", "user"]
 
 
+@pytest.mark.parametrize("answer", [False, True], ids=["left open", "answered"])
+@pytest.mark.parametrize("commands", [["/retry"], ["/undo", "/retry"], ["/undo", "/undo"]], ids=" ".join)
+async def test_no_undo_or_retry_leaves_a_result_without_its_call_or_a_call_with_two_results(
+    gateway: House, model: ScriptedModel, commands: list[str], answer: bool
+) -> None:
+    """H09, A5: results belong to a turn, and are undone or sent again with it."""
+    first = await chat(gateway, "go [tool weather {}]", session="notes", tools=[WEATHER])
+    result = {"role": "tool", "tool_call_id": call_id(first), "content": "sunny"}
+    await chat(gateway, messages=[*([result] if answer else ()), {"role": "user", "content": "so?"}], session="notes")
+    [session] = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
+    for text in commands:
+        done = await call(gateway, "POST", "/api/messages", json={"session": session["id"], "text": text})
+        assert done.status == 200
+        if turn := done.json["reply"]["turn"]:
+            outcome = await gateway.door.wait(turn)
+            assert outcome.state == "answered"
+    assert (await chat(gateway, "again", session="notes")).status == 200
+    shown = model.recorded[-1].decoded()["messages"]
+    asked = [each["id"] for message in shown for each in message.get("tool_calls") or ()]
+    assert [message["tool_call_id"] for message in shown if message["role"] == "tool"] == asked
+    assert len(asked) == (0 if commands == ["/undo", "/undo"] else 1)
+
+
 async def test_a_resumed_conversation_has_no_open_call(gateway: House, model: ScriptedModel) -> None:
     """H09: a new conversation that begins with an ended one's transcript is legal too."""
     await chat(gateway, "go [tool weather {}]", session="notes", tools=[WEATHER])

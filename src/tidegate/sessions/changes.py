@@ -99,7 +99,7 @@ async def undo(door: "Sessions", session: str, principal: "Principal") -> str:
         door.presence.unload(session, reason="undo")
         return turn
 
-    undone = await door.store.write_then(then, _undo_last, session, door.clock())
+    undone = await door.store.write_then(then, _undo, session, door.clock())
     if door.memory is not None:
         await door.memory.remind(row)
     return undone
@@ -113,10 +113,11 @@ async def retry(door: "Sessions", session: str, principal: "Principal") -> Accep
 
     def write(db: Db) -> None:
         last = _undo_last(db, session, now)
-        said = [found.message for found in messages.journal(db, last) if (found.step or "").startswith(turns.INCOMING)]
+        said = [found.message for found in messages.journal(db, last) if _is_said(found.step or "")]
         old = turns.get(db, last)
         if old is None:
             raise Conflict("There is no turn to try again.")
+        _close_calls(db, session, now, but=frozenset(message.call_id for message in said))
         turns.insert(
             db,
             id=turn,
@@ -228,9 +229,27 @@ def _undo_last(db: Db, session: str, now: float) -> str:
         raise Conflict("There is nothing to undo in this session.", code="nothing_to_undo")
     first = messages.first_of(db, last)
     messages.undo(db, last, now)
-    row = sessions.get(db, session)
-    if row is not None and not row.caller_tools:
-        messages.close_calls(db, session, now)
     if first is not None:
         summaries.uncover(db, session, first)
     return last
+
+
+def _undo(db: Db, session: str, now: float) -> str:
+    last = _undo_last(db, session, now)
+    _close_calls(db, session, now)
+    return last
+
+
+def _close_calls(db: Db, session: str, now: float, *, but: frozenset[str] = frozenset()) -> None:
+    """Closes calls that an undone turn had answered, in a session that has no caller tools any more: the next turn
+    looks for open calls only where there are some. The results belong to the turn of the calls and are undone with it.
+    """
+    row = sessions.get(db, session)
+    if row is not None and not row.caller_tools:
+        owner = messages.last_turn(db, session)
+        messages.close_calls(db, session, now, but=but, turn=owner, step=messages.CLOSED)
+
+
+def _is_said(step: str) -> bool:
+    """Whether a turn that is tried again is begun with this message too. Open calls are closed anew."""
+    return step.startswith(turns.INCOMING) and not step.startswith(messages.CLOSING)
