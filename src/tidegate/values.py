@@ -205,9 +205,10 @@ Reasoning = Literal["off", "minimal", "low", "medium", "high", "max"]
 
 class CallerTools(Frozen, frozen=True):
     """Tools that a caller runs itself, as one request gave them. `digest` identifies the set; `definitions` are dropped
-    from the stored call once they are frozen with the session's prefix. `only` hides the agent's own tools."""
+    from the stored call once they are frozen with the session's prefix. `only` hides the agent's own tools. Without
+    definitions it stands for the set that the session has."""
 
-    digest: bytes
+    digest: bytes = b""
     definitions: tuple[ToolDefinition, ...] = ()
     only: bool = False
 

@@ -20,6 +20,7 @@ WEATHER = {
     "type": "function",
     "function": {"name": "weather", "description": "Tells the weather.", "parameters": {"type": "object"}},
 }
+TIDES = {"type": "function", "function": {"name": "tides"}}
 CLOCK = {"type": "function", "function": {"name": "clock", "description": "The caller's own clock."}}
 MODES = """
 [agents.only]
@@ -205,13 +206,49 @@ async def test_the_first_set_is_frozen_and_another_rebuilds_the_prefix_and_says_
     same = await chat(gateway, session="notes", tools=[WEATHER])
     assert "x-caller-tools" not in first.headers and "x-caller-tools" not in same.headers
     assert "notices" not in same.json
-    other = await chat(gateway, session="notes", tools=[WEATHER, {**WEATHER, "function": {"name": "tides"}}])
+    other = await chat(gateway, session="notes", tools=[WEATHER, TIDES])
     assert other.headers["x-caller-tools"] == "changed"
     assert "prefix was rebuilt" in other.json["notices"][0]
     assert offered(model)[-2:] == ["weather", "tides"]
     none = await chat(gateway, session="notes")
     assert none.headers["x-caller-tools"] == "changed"
     assert "weather" not in offered(model)
+
+
+async def test_a_turn_that_is_tried_again_takes_the_tools_that_its_conversation_has(
+    gateway: House, model: ScriptedModel
+) -> None:
+    """H09, A4: the set of an earlier request is gone; no request with that set later does without its tools."""
+    await chat(gateway, "one", session="notes", tools=[WEATHER])
+    await chat(gateway, "two", session="notes", tools=[TIDES])
+    [session] = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
+    for text in ("/undo", "/retry"):
+        done = await call(gateway, "POST", "/api/messages", json={"session": session["id"], "text": text})
+    await gateway.door.wait(done.json["reply"]["turn"])
+    assert offered(model)[-1] == "tides"
+    again = await chat(gateway, "three", session="notes", tools=[WEATHER])
+    assert again.headers["x-caller-tools"] == "changed"
+    assert offered(model)[-1] == "weather"
+
+
+async def test_a_message_that_was_steered_too_late_keeps_the_callers_tools(
+    gateway: House, model: ScriptedModel
+) -> None:
+    """H09, A4: the turn that it becomes has no request of its own, so the frozen set stays."""
+
+    async def send() -> None:
+        await chat(gateway, "go [hold gate]", session="notes", tools=[WEATHER])
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(send)
+        await model.held("gate")
+        steered = await chat(gateway, "also", session="notes", tools=[WEATHER], headers={"X-Busy": "steer"})
+        assert steered.status == 202
+        model.release("gate")
+    last = await chat(gateway, "then", session="notes", tools=[WEATHER])
+    assert [role for role, _ in told(model)] == ["user", "assistant", "user", "assistant", "user"]
+    assert "x-caller-tools" not in last.headers and "notices" not in last.json
+    assert [record.decoded()["tools"][-1]["function"]["name"] for record in model.recorded] == ["weather"] * 3
 
 
 async def test_a_turn_that_waits_brings_its_own_tools_when_it_is_taken(gateway: House, model: ScriptedModel) -> None:
@@ -224,7 +261,7 @@ async def test_a_turn_that_waits_brings_its_own_tools_when_it_is_taken(gateway: 
     async with anyio.create_task_group() as group:
         group.start_soon(send, "first", "go [hold gate]", [WEATHER])
         await model.held("gate")
-        group.start_soon(send, "second", "then [tool tides {}]", [{**WEATHER, "function": {"name": "tides"}}])
+        group.start_soon(send, "second", "then [tool tides {}]", [TIDES])
         while (await call(gateway, "GET", "/api/sessions")).json["sessions"][0]["waiting"] != 1:
             await anyio.lowlevel.checkpoint()
         model.release("gate")
