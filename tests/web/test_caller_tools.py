@@ -270,6 +270,29 @@ async def test_a_turn_that_waits_brings_its_own_tools_when_it_is_taken(gateway: 
     assert offered(model)[-1] == "tides"
 
 
+async def test_the_header_of_a_turn_that_waits_compares_its_tools_with_those_of_the_turn_before_it(
+    gateway: House, model: ScriptedModel
+) -> None:
+    """H09, A4: header and notice say the same, however many turns wait."""
+    replies: dict[int, Reply] = {}
+
+    async def send(number: int, tools: list[Any]) -> None:
+        text = "then" if number else "go [hold gate]"
+        replies[number] = await chat(gateway, text, session="notes", tools=tools)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(send, 0, [WEATHER])
+        await model.held("gate")
+        for number, tools in enumerate(([TIDES], [TIDES], [WEATHER], []), start=1):
+            group.start_soon(send, number, tools)
+            while (await call(gateway, "GET", "/api/sessions")).json["sessions"][0]["waiting"] != number:
+                await anyio.lowlevel.checkpoint()
+        model.release("gate")
+    found = [replies[number] for number in range(5)]
+    assert [reply.headers.get("x-caller-tools") for reply in found] == [None, "changed", None, "changed", "changed"]
+    assert ["notices" in reply.json for reply in found] == [False, True, False, True, True]
+
+
 async def test_on_a_name_clash_the_agents_tool_wins_and_a_header_says_so(gateway: House, model: ScriptedModel) -> None:
     """H09, C3: a caller cannot answer for a tool of the agent."""
     reply = await chat(gateway, "go [tool clock {}]", tools=[CLOCK, WEATHER])

@@ -70,7 +70,7 @@ def admit(
     if not idle and turns.waiting(db, session.id) >= queue_length:
         raise _queue_full(queue_length)
     clashes = _shadowed(db, inbound, session)
-    changed = not created and inbound.call.tools_digest != session.caller_tools
+    changed = not created and inbound.call.tools_digest != _tools_ahead(db, session, idle=idle)
     _note_receipts(db, inbound, turn, now)
     leaving = on_disconnect(inbound, ephemeral=session.kind == "ephemeral")
     if take and idle:
@@ -114,6 +114,14 @@ def _shadowed(db: Db, inbound: Inbound, session: SessionRow) -> tuple[str, ...]:
         return ()
     prefix = sessions.prefix(db, session.prefix).with_caller_tools(inbound.call.caller_tools)
     return tuple(sorted(prefix.shadowed))
+
+
+def _tools_ahead(db: Db, session: SessionRow, *, idle: bool) -> bytes:
+    """The digest of the caller tools that the session will have when its last turn so far has begun."""
+    calls = [] if idle else turns.waiting_calls(db, session.id)
+    fixed = (call for call in calls if call.caller_tools is None or call.caller_tools.definitions)
+    last = next(fixed, None)
+    return session.caller_tools if last is None else last.tools_digest
 
 
 def _check_results(db: Db, inbound: Inbound, session: str, *, idle: bool) -> None:
