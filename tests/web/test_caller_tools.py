@@ -118,6 +118,22 @@ async def test_results_go_on_with_a_named_session(gateway: House, model: Scripte
     assert late.error["code"] == "unknown_tool_call"
 
 
+async def test_the_older_functions_go_on_with_a_named_session(gateway: House, model: ScriptedModel) -> None:
+    """H05, H09: their results name the function, not the call."""
+    functions = [WEATHER["function"]]
+    first = await chat(gateway, "go [tool weather {}]", session="notes", functions=functions)
+    said = first.json["choices"][0]["message"]
+    assert said["function_call"]["name"] == "weather"
+    result = {"role": "function", "name": "weather", "content": "sunny"}
+    for wrong, param in (({"name": "tides"}, "messages"), ({"name": None}, "messages[1].name")):
+        refused = await chat(gateway, messages=[said, {**result, **wrong}], session="notes", functions=functions)
+        assert (refused.status, refused.error["param"]) == (400, param)
+    second = await chat(gateway, messages=[said, result], session="notes", functions=functions)
+    assert second.status == 200
+    assert told(model)[-1] == ("tool", "sunny")
+    assert "x-caller-tools" not in second.headers
+
+
 async def test_results_outlive_a_restart_between_call_and_result(home: Path, model: ScriptedModel) -> None:
     """F4, H09: the open call is in the store."""
     async with house(home, model=model) as h:

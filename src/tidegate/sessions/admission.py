@@ -14,7 +14,18 @@ from tidegate.errors import Busy, Conflict, Mismatch, NotFound, Refused
 from tidegate.sessions import titles
 from tidegate.spool import Arrivals
 from tidegate.store import Db, ReceiptRow, SessionRow, Within, messages, receipts, sessions, turns
-from tidegate.values import DELEGATED, IDEMPOTENCY, RETRY, RETRY_MARK, Frozen, Inbound, OnDisconnect, Prefix, new_id
+from tidegate.values import (
+    DELEGATED,
+    IDEMPOTENCY,
+    RETRY,
+    RETRY_MARK,
+    Frozen,
+    Inbound,
+    Message,
+    OnDisconnect,
+    Prefix,
+    new_id,
+)
 
 
 class Fresh(Frozen, frozen=True):
@@ -66,7 +77,7 @@ def admit(
             return Admission(turn=running, session=session.id, how="steered")
     within = _within(db, inbound)
     idle = created or turns.is_idle(db, session.id)
-    _check_results(db, inbound, session.id, idle=idle)
+    inbound = _with_calls(db, inbound, session.id, idle=idle)
     if not idle and turns.waiting(db, session.id) >= queue_length:
         raise _queue_full(queue_length)
     clashes = _shadowed(db, inbound, session)
@@ -124,21 +135,28 @@ def _tools_ahead(db: Db, session: SessionRow, *, idle: bool) -> bytes:
     return session.caller_tools if last is None else last.tools_digest
 
 
-def _check_results(db: Db, inbound: Inbound, session: str, *, idle: bool) -> None:
-    """Tool results for a conversation of ours answer the calls that its last answer left to the caller."""
-    given = [message.call_id for message in inbound.messages if message.role == "tool"]
-    if not given or (inbound.name is None and inbound.session is None):
-        return
-    calls = {call.id for call in messages.open_calls(db, session)} if idle else set()
-    for id in given:
-        if id not in calls:
-            raise Refused(
-                f"This session has no open tool call {id[:100]!r}: results answer the tool calls of its last answer, "
-                "each of them once, before anything else is said.",
-                param="messages",
-                code="unknown_tool_call",
-            )
-        calls.discard(id)
+def _with_calls(db: Db, inbound: Inbound, session: str, *, idle: bool) -> Inbound:
+    """The same with every tool result naming its call. In a conversation of ours, results answer the calls that its
+    last answer left to the caller; those of the older `functions` name the function only."""
+    results = any(message.role == "tool" for message in inbound.messages)
+    if not results or (inbound.name is None and inbound.session is None):
+        return inbound
+    calls = {call.id: call for call in messages.open_calls(db, session)} if idle else {}
+    found: list[Message] = []
+    for message in inbound.messages:
+        if message.role == "tool":
+            same = (call.id for call in calls.values() if call.name == message.name)
+            id = message.call_id or next(same, message.name)
+            if id not in calls:
+                raise Refused(
+                    f"This session has no open tool call {id[:100]!r}: results answer the tool calls of its last "
+                    "answer, each of them once, before anything else is said.",
+                    param="messages",
+                    code="unknown_tool_call",
+                )
+            message = msgspec.structs.replace(message, call_id=id, name=calls.pop(id).name)
+        found.append(message)
+    return msgspec.structs.replace(inbound, messages=tuple(found))
 
 
 def on_disconnect(inbound: Inbound, *, ephemeral: bool) -> OnDisconnect:

@@ -365,10 +365,12 @@ def new_message(messages: Sequence[ChatMessage], limit: int) -> Understood:
                 raise Refused(
                     f"`{where}` is a tool's result after a user message; send results first.", param=f"{where}.role"
                 )
-            if message.tool_call_id is None:
-                raise Refused(f"`{where}.tool_call_id` is missing.", param=f"{where}.tool_call_id")
+            id, name = message.tool_call_id or "", message.name or ""
+            missing = "tool_call_id" if message.role == "tool" else "name"
+            if not id and (message.role == "tool" or not name):
+                raise Refused(f"`{where}.{missing}` is missing.", param=f"{where}.{missing}")
             text, more = _content(message, index, len(results), limit)
-            results.append(Message(role="tool", text=text, call_id=message.tool_call_id))
+            results.append(Message(role="tool", text=text, call_id=id, name="" if id else name))
             brought += more
     texts: list[str] = []
     for index in said:
