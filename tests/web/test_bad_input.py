@@ -138,7 +138,7 @@ def user(content: Any) -> list[dict[str, Any]]:
         (user([{"type": "file"}]), "messages[0].content[0].file"),
         (user([{"type": "file", "file": {"file_id": "f"}}]), "messages[0].content[0].file.file_data"),
         (user([{"type": "file", "file": {"file_data": "/w=="}}]), "messages[0].content[0].file.file_data"),
-        (user([{"type": "file", "file": {"file_data": "data:text/plain,hi"}}]), "messages[0].content[0].file.file_data"),
+        (user([{"type": "file", "file": {"file_data": "data:,hi"}}]), "messages[0].content[0].file.file_data"),
         (user([{"type": "video_url"}]), "messages[0].content[0].type"),
         ([{"role": "system", "content": [{"type": "input_audio"}]}, *user("x")], "messages[0].content[0].type"),
         (user(""), "messages[0].content"),
