@@ -250,6 +250,13 @@ class Call(Frozen, frozen=True):
         """Whether `tool_choice` makes the model call a tool."""
         return self.tool_choice not in (b"", b'"auto"', b'"none"')
 
+    @property
+    def chosen_tool(self) -> str:
+        """The name of the tool that `tool_choice` makes the model call; empty when it names none."""
+        if not self.tool_choice.startswith(b"{"):
+            return ""
+        return str(msgspec.json.decode(self.tool_choice)["function"]["name"])
+
 
 IDEMPOTENCY = "idempotency"
 """Source of a receipt: a key that the caller chose."""

@@ -342,6 +342,22 @@ async def test_a_forced_choice_holds_for_the_first_step(gateway: House, model: S
 
 
 @pytest.mark.parametrize("session", [None, "notes"])
+async def test_a_choice_must_name_a_tool_that_is_offered(
+    gateway: House, model: ScriptedModel, session: str | None
+) -> None:
+    """H09, H20: the caller's mistake, not the provider's."""
+
+    def named(name: str) -> dict[str, Any]:
+        return {"type": "function", "function": {"name": name}}
+
+    for name in ("weather", "clock"):
+        assert (await chat(gateway, session=session, tools=[WEATHER], tool_choice=named(name))).status == 200
+        assert model.recorded[-1].decoded()["tool_choice"] == named(name)
+    refused = await chat(gateway, session=session, tools=[WEATHER], tool_choice=named("tides"))
+    assert (refused.status, refused.error["param"]) == (400, "tool_choice")
+
+
+@pytest.mark.parametrize("session", [None, "notes"])
 async def test_the_shape_of_the_answer_is_asked_for_everywhere(
     gateway: House, model: ScriptedModel, session: str | None
 ) -> None:

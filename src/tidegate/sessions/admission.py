@@ -121,9 +121,16 @@ def admit(
 
 
 def _shadowed(db: Db, inbound: Inbound, session: SessionRow) -> tuple[str, ...]:
-    if inbound.call.caller_tools is None or session.prefix is None:
+    """Names of caller tools that will not be offered. A tool that the model must call has to be among those that will."""
+    chosen = inbound.call.chosen_tool
+    if (inbound.call.caller_tools is None and not chosen) or session.prefix is None:
         return ()
     prefix = sessions.prefix(db, session.prefix).with_caller_tools(inbound.call.caller_tools)
+    if chosen and all(tool.name != chosen for tool in prefix.offered):
+        raise Refused(
+            f"`tool_choice` names the tool {chosen[:100]!r}, which is neither in `tools` nor the agent's own.",
+            param="tool_choice",
+        )
     return tuple(sorted(prefix.shadowed))
 
 
