@@ -334,6 +334,33 @@ async def test_each_mode_does_what_it_says(home: Path, model: ScriptedModel) -> 
         assert calls(await chat(h, "go [tool weather {}]", model="formerly_on", tools=[WEATHER])) == ["weather"]
 
 
+async def test_a_prompt_speaks_of_no_tools_that_the_callers_replace(home: Path, model: ScriptedModel) -> None:
+    """H09: not when the conversation begins, and not after /reload."""
+    delegating = """
+[agents.boss]
+model = "main"
+tools = ["delegate"]
+delegates = ["main"]
+caller_tools = "only"
+"""
+    prompts: list[str] = []
+
+    async def ask(h: House, **fields: Any) -> None:
+        assert (await chat(h, model="boss", **fields)).status == 200
+        prompts.append(model.recorded[-1].decoded()["messages"][0]["content"])
+
+    async with house(home, delegating, model=model) as h:
+        await ask(h, session="notes", tools=[WEATHER])
+        [session] = (await call(h, "GET", "/api/sessions")).json["sessions"]
+        reloaded = await call(h, "POST", f"/api/sessions/{session['id']}/reload")
+        assert (reloaded.status, reloaded.json["changed"]) == (200, False)
+        await ask(h, session="notes", tools=[WEATHER])
+        await ask(h)
+    replaced, after_reload, own = prompts
+    assert replaced == after_reload
+    assert replaced in own and replaced != own
+
+
 async def test_a_forced_choice_holds_for_the_first_step(gateway: House, model: ScriptedModel) -> None:
     """H09: a model that must call a tool in every step would never answer."""
     await chat(gateway, "go [tool clock {}]", tools=[WEATHER], tool_choice="required")

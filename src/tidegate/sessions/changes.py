@@ -143,7 +143,10 @@ async def retry(door: "Sessions", session: str, principal: "Principal") -> Accep
 async def reload(door: "Sessions", session: str, principal: "Principal") -> bool:
     """Freeze the prompt and tools anew, as they are configured now; whether that changed anything."""
     row = await _quiet(door, session, principal)
-    fresh = await door.beginnings.of(row.agent, row.principal, await door.store.read(sessions.extra, row))
+    extra = await door.store.read(sessions.extra, row)
+    frozen = await door.store.read(sessions.prefix, row.prefix) if row.prefix is not None else None
+    own_tools = frozen is None or not frozen.caller_only
+    fresh = await door.beginnings.of(row.agent, row.principal, extra, own_tools=own_tools)
 
     def write(db: Db) -> bool:
         _check_idle(db, session)
