@@ -60,6 +60,7 @@ async def test_a_body_that_is_no_chat_request_is_400(gateway: House, model: Scri
     reply = await call(gateway, "POST", CHAT, data=body, headers={"Content-Type": "application/json"})
     assert reply.status == 400, reply.body
     assert reply.error["type"] == "invalid_request_error"
+    assert "jSON" not in reply.error["message"]
     assert not model.recorded
     assert (await chat(gateway)).status == 200
 

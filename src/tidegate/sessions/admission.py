@@ -121,7 +121,7 @@ def admit(
 
 
 def _shadowed(db: Db, inbound: Inbound, session: SessionRow) -> tuple[str, ...]:
-    """Names of caller tools that will not be offered. A tool that the model must call has to be among those that will."""
+    """Names of caller tools that will not be offered. Refuses a `tool_choice` of a tool that will not be."""
     chosen = inbound.call.chosen_tool
     if (inbound.call.caller_tools is None and not chosen) or session.prefix is None:
         return ()
