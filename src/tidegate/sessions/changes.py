@@ -113,7 +113,7 @@ async def retry(door: "Sessions", session: str, principal: "Principal") -> Accep
 
     def write(db: Db) -> None:
         last = _undo_last(db, session, now)
-        said = [found.message for found in messages.journal(db, last) if _is_said(found.step or "")]
+        said = [found.message for found in messages.journal(db, last) if (found.step or "").startswith(turns.INCOMING)]
         old = turns.get(db, last)
         if old is None:
             raise Conflict("There is no turn to try again.")
@@ -251,8 +251,3 @@ def _close_calls(db: Db, session: str, now: float, *, but: frozenset[str] = froz
     if row is not None and not row.caller_tools:
         owner = messages.last_turn(db, session)
         messages.close_calls(db, session, now, but=but, turn=owner, step=messages.CLOSED)
-
-
-def _is_said(step: str) -> bool:
-    """Whether a turn that is tried again is begun with this message too. Open calls are closed anew."""
-    return step.startswith(turns.INCOMING) and not step.startswith(messages.CLOSING)
