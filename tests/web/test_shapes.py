@@ -165,7 +165,7 @@ async def test_a_file_of_text_becomes_text(gateway: House, server: Moody, prefix
     reply = await chat(gateway, messages=[{"role": "user", "content": parts}])
     assert reply.status == 200, reply.body
     sent = server.recorded[-1].body.decode()
-    assert "tides.md" in sent and "High tide at noön" in sent
+    assert "Read this.\\nFile 'tides.md':\\n# High tide at noön" in sent
     assert server.stats()["refusals"] == []
 
 

@@ -519,7 +519,8 @@ def _text(message: ChatMessage, index: int) -> str:
         if part.type == "refusal" and message.role == "assistant":
             pieces.append(part.refusal or "")
         elif part.type == "file" and part.type in media:
-            pieces.append(text_of_file(part, f"messages[{index}].content[{place}]"))
+            text = text_of_file(part, f"messages[{index}].content[{place}]")
+            pieces.append(f"\n{text}" if text and pieces else text)
         elif part.type in media:
             continue
         elif part.type != "text":
