@@ -37,6 +37,7 @@ tools = ["clock"]
 caller_tools = "refuse"
 [agents.formerly_on]
 model = "main"
+tools = ["clock"]
 caller_tools = true
 [agents.formerly_off]
 model = "main"
@@ -332,6 +333,7 @@ async def test_each_mode_does_what_it_says(home: Path, model: ScriptedModel) -> 
             assert (refused.status, refused.error["param"]) == (400, "tools")
             assert "caller_tools" in refused.error["message"]
         assert calls(await chat(h, "go [tool weather {}]", model="formerly_on", tools=[WEATHER])) == ["weather"]
+        assert offered(model) == ["weather"], "true means only"
 
 
 async def test_a_prompt_speaks_of_no_tools_that_the_callers_replace(home: Path, model: ScriptedModel) -> None:
