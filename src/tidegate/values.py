@@ -232,9 +232,10 @@ Reasoning = Literal["off", "minimal", "low", "medium", "high", "max"]
 
 class CallerTools(Frozen, frozen=True):
     """Tools that a caller runs itself, as one request gave them. `digest` identifies the set; `definitions` are dropped
-    from the stored call once they are frozen with the session's prefix. `only` hides the agent's own tools."""
+    from the stored call once they are frozen with the session's prefix. `only` hides the agent's own tools. Without
+    definitions it stands for the set that the session has."""
 
-    digest: bytes
+    digest: bytes = b""
     definitions: tuple[ToolDefinition, ...] = ()
     only: bool = False
 
@@ -275,6 +276,13 @@ class Call(Frozen, frozen=True):
     def is_forced(self) -> bool:
         """Whether `tool_choice` makes the model call a tool."""
         return self.tool_choice not in (b"", b'"auto"', b'"none"')
+
+    @property
+    def chosen_tool(self) -> str:
+        """The name of the tool that `tool_choice` makes the model call; empty when it names none."""
+        if not self.tool_choice.startswith(b"{"):
+            return ""
+        return str(msgspec.json.decode(self.tool_choice)["function"]["name"])
 
 
 IDEMPOTENCY = "idempotency"

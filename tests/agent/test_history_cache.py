@@ -18,9 +18,7 @@ from tidegate.agent.history_cache import LEAST_BYTES
 
 pytestmark = pytest.mark.anyio
 
-STATE = HistoryState(
-    signature=b"one", version=7, era=0, mark="", carries=False, owed=0, estimated=100, counted=(25, 100)
-)
+STATE = HistoryState(signature=b"one", version=7, era=0, mark="", carries=False, estimated=100, counted=(25, 100))
 FILE_BYTES = 8 * LEAST_BYTES
 
 

@@ -60,6 +60,7 @@ async def test_a_body_that_is_no_chat_request_is_400(gateway: House, model: Scri
     reply = await call(gateway, "POST", CHAT, data=body, headers={"Content-Type": "application/json"})
     assert reply.status == 400, reply.body
     assert reply.error["type"] == "invalid_request_error"
+    assert "jSON" not in reply.error["message"]
     assert not model.recorded
     assert (await chat(gateway)).status == 200
 
@@ -138,6 +139,7 @@ def user(content: Any) -> list[dict[str, Any]]:
         (user([{"type": "file"}]), "messages[0].content[0].file"),
         (user([{"type": "file", "file": {"file_id": "f"}}]), "messages[0].content[0].file.file_data"),
         (user([{"type": "file", "file": {"file_data": "/w=="}}]), "messages[0].content[0].file.file_data"),
+        (user([{"type": "file", "file": {"file_data": "data:,hi"}}]), "messages[0].content[0].file.file_data"),
         (user([{"type": "video_url"}]), "messages[0].content[0].type"),
         ([{"role": "system", "content": [{"type": "input_audio"}]}, *user("x")], "messages[0].content[0].type"),
         (user(""), "messages[0].content"),

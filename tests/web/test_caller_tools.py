@@ -20,6 +20,7 @@ WEATHER = {
     "type": "function",
     "function": {"name": "weather", "description": "Tells the weather.", "parameters": {"type": "object"}},
 }
+TIDES = {"type": "function", "function": {"name": "tides"}}
 CLOCK = {"type": "function", "function": {"name": "clock", "description": "The caller's own clock."}}
 MODES = """
 [agents.only]
@@ -36,6 +37,7 @@ tools = ["clock"]
 caller_tools = "refuse"
 [agents.formerly_on]
 model = "main"
+tools = ["clock"]
 caller_tools = true
 [agents.formerly_off]
 model = "main"
@@ -117,6 +119,22 @@ async def test_results_go_on_with_a_named_session(gateway: House, model: Scripte
     assert late.error["code"] == "unknown_tool_call"
 
 
+async def test_the_older_functions_go_on_with_a_named_session(gateway: House, model: ScriptedModel) -> None:
+    """H05, H09: their results name the function, not the call."""
+    functions = [WEATHER["function"]]
+    first = await chat(gateway, "go [tool weather {}]", session="notes", functions=functions)
+    said = first.json["choices"][0]["message"]
+    assert said["function_call"]["name"] == "weather"
+    result = {"role": "function", "name": "weather", "content": "sunny"}
+    for wrong, param in (({"name": "tides"}, "messages"), ({"name": None}, "messages[1].name")):
+        refused = await chat(gateway, messages=[said, {**result, **wrong}], session="notes", functions=functions)
+        assert (refused.status, refused.error["param"]) == (400, param)
+    second = await chat(gateway, messages=[said, result], session="notes", functions=functions)
+    assert second.status == 200
+    assert told(model)[-1] == ("tool", "sunny")
+    assert "x-caller-tools" not in second.headers
+
+
 async def test_results_outlive_a_restart_between_call_and_result(home: Path, model: ScriptedModel) -> None:
     """F4, H09: the open call is in the store."""
     async with house(home, model=model) as h:
@@ -153,6 +171,29 @@ async def test_undoing_the_turn_after_an_open_call_leaves_a_legal_conversation(
     assert [role for role, _ in told(model)] == ["user", "assistant", "tool", "user"]
 
 
+@pytest.mark.parametrize("answer", [False, True], ids=["left open", "answered"])
+@pytest.mark.parametrize("commands", [["/retry"], ["/undo", "/retry"], ["/undo", "/undo"]], ids=" ".join)
+async def test_no_undo_or_retry_leaves_a_result_without_its_call_or_a_call_with_two_results(
+    gateway: House, model: ScriptedModel, commands: list[str], answer: bool
+) -> None:
+    """H09, A5: results belong to a turn, and are undone or sent again with it."""
+    first = await chat(gateway, "go [tool weather {}]", session="notes", tools=[WEATHER])
+    result = {"role": "tool", "tool_call_id": call_id(first), "content": "sunny"}
+    await chat(gateway, messages=[*([result] if answer else ()), {"role": "user", "content": "so?"}], session="notes")
+    [session] = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
+    for text in commands:
+        done = await call(gateway, "POST", "/api/messages", json={"session": session["id"], "text": text})
+        assert done.status == 200
+        if turn := done.json["reply"]["turn"]:
+            outcome = await gateway.door.wait(turn)
+            assert outcome.state == "answered"
+    assert (await chat(gateway, "again", session="notes")).status == 200
+    shown = model.recorded[-1].decoded()["messages"]
+    asked = [each["id"] for message in shown for each in message.get("tool_calls") or ()]
+    assert [message["tool_call_id"] for message in shown if message["role"] == "tool"] == asked
+    assert len(asked) == (0 if commands == ["/undo", "/undo"] else 1)
+
+
 async def test_a_resumed_conversation_has_no_open_call(gateway: House, model: ScriptedModel) -> None:
     """H09: a new conversation that begins with an ended one's transcript is legal too."""
     await chat(gateway, "go [tool weather {}]", session="notes", tools=[WEATHER])
@@ -182,13 +223,49 @@ async def test_the_first_set_is_frozen_and_another_rebuilds_the_prefix_and_says_
     same = await chat(gateway, session="notes", tools=[WEATHER])
     assert "x-caller-tools" not in first.headers and "x-caller-tools" not in same.headers
     assert "notices" not in same.json
-    other = await chat(gateway, session="notes", tools=[WEATHER, {**WEATHER, "function": {"name": "tides"}}])
+    other = await chat(gateway, session="notes", tools=[WEATHER, TIDES])
     assert other.headers["x-caller-tools"] == "changed"
     assert "prefix was rebuilt" in other.json["notices"][0]
     assert offered(model)[-2:] == ["weather", "tides"]
     none = await chat(gateway, session="notes")
     assert none.headers["x-caller-tools"] == "changed"
     assert "weather" not in offered(model)
+
+
+async def test_a_turn_that_is_tried_again_takes_the_tools_that_its_conversation_has(
+    gateway: House, model: ScriptedModel
+) -> None:
+    """H09, A4: the set of an earlier request is gone; no request with that set later does without its tools."""
+    await chat(gateway, "one", session="notes", tools=[WEATHER])
+    await chat(gateway, "two", session="notes", tools=[TIDES])
+    [session] = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
+    for text in ("/undo", "/retry"):
+        done = await call(gateway, "POST", "/api/messages", json={"session": session["id"], "text": text})
+    await gateway.door.wait(done.json["reply"]["turn"])
+    assert offered(model)[-1] == "tides"
+    again = await chat(gateway, "three", session="notes", tools=[WEATHER])
+    assert again.headers["x-caller-tools"] == "changed"
+    assert offered(model)[-1] == "weather"
+
+
+async def test_a_message_that_was_steered_too_late_keeps_the_callers_tools(
+    gateway: House, model: ScriptedModel
+) -> None:
+    """H09, A4: the turn that it becomes has no request of its own, so the frozen set stays."""
+
+    async def send() -> None:
+        await chat(gateway, "go [hold gate]", session="notes", tools=[WEATHER])
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(send)
+        await model.held("gate")
+        steered = await chat(gateway, "also", session="notes", tools=[WEATHER], headers={"X-Busy": "steer"})
+        assert steered.status == 202
+        model.release("gate")
+    last = await chat(gateway, "then", session="notes", tools=[WEATHER])
+    assert [role for role, _ in told(model)] == ["user", "assistant", "user", "assistant", "user"]
+    assert "x-caller-tools" not in last.headers and "notices" not in last.json
+    assert [record.decoded()["tools"][-1]["function"]["name"] for record in model.recorded] == ["weather"] * 3
 
 
 async def test_a_turn_that_waits_brings_its_own_tools_when_it_is_taken(gateway: House, model: ScriptedModel) -> None:
@@ -201,13 +278,36 @@ async def test_a_turn_that_waits_brings_its_own_tools_when_it_is_taken(gateway: 
     async with anyio.create_task_group() as group:
         group.start_soon(send, "first", "go [hold gate]", [WEATHER])
         await model.held("gate")
-        group.start_soon(send, "second", "then [tool tides {}]", [{**WEATHER, "function": {"name": "tides"}}])
+        group.start_soon(send, "second", "then [tool tides {}]", [TIDES])
         while (await call(gateway, "GET", "/api/sessions")).json["sessions"][0]["waiting"] != 1:
             await anyio.lowlevel.checkpoint()
         model.release("gate")
     assert replies["first"].status == 200
     assert calls(replies["second"]) == ["tides"]
     assert offered(model)[-1] == "tides"
+
+
+async def test_the_header_of_a_turn_that_waits_compares_its_tools_with_those_of_the_turn_before_it(
+    gateway: House, model: ScriptedModel
+) -> None:
+    """H09, A4: header and notice say the same, however many turns wait."""
+    replies: dict[int, Reply] = {}
+
+    async def send(number: int, tools: list[Any]) -> None:
+        text = "then" if number else "go [hold gate]"
+        replies[number] = await chat(gateway, text, session="notes", tools=tools)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(send, 0, [WEATHER])
+        await model.held("gate")
+        for number, tools in enumerate(([TIDES], [TIDES], [WEATHER], []), start=1):
+            group.start_soon(send, number, tools)
+            while (await call(gateway, "GET", "/api/sessions")).json["sessions"][0]["waiting"] != number:
+                await anyio.lowlevel.checkpoint()
+        model.release("gate")
+    found = [replies[number] for number in range(5)]
+    assert [reply.headers.get("x-caller-tools") for reply in found] == [None, "changed", None, "changed", "changed"]
+    assert ["notices" in reply.json for reply in found] == [False, True, False, True, True]
 
 
 async def test_on_a_name_clash_the_agents_tool_wins_and_a_header_says_so(gateway: House, model: ScriptedModel) -> None:
@@ -233,6 +333,34 @@ async def test_each_mode_does_what_it_says(home: Path, model: ScriptedModel) -> 
             assert (refused.status, refused.error["param"]) == (400, "tools")
             assert "caller_tools" in refused.error["message"]
         assert calls(await chat(h, "go [tool weather {}]", model="formerly_on", tools=[WEATHER])) == ["weather"]
+        assert offered(model) == ["weather"], "true means only"
+
+
+async def test_a_prompt_speaks_of_no_tools_that_the_callers_replace(home: Path, model: ScriptedModel) -> None:
+    """H09: not when the conversation begins, and not after /reload."""
+    delegating = """
+[agents.boss]
+model = "main"
+tools = ["delegate"]
+delegates = ["main"]
+caller_tools = "only"
+"""
+    prompts: list[str] = []
+
+    async def ask(h: House, **fields: Any) -> None:
+        assert (await chat(h, model="boss", **fields)).status == 200
+        prompts.append(model.recorded[-1].decoded()["messages"][0]["content"])
+
+    async with house(home, delegating, model=model) as h:
+        await ask(h, session="notes", tools=[WEATHER])
+        [session] = (await call(h, "GET", "/api/sessions")).json["sessions"]
+        reloaded = await call(h, "POST", f"/api/sessions/{session['id']}/reload")
+        assert (reloaded.status, reloaded.json["changed"]) == (200, False)
+        await ask(h, session="notes", tools=[WEATHER])
+        await ask(h)
+    replaced, after_reload, own = prompts
+    assert replaced == after_reload
+    assert replaced in own and replaced != own
 
 
 async def test_a_forced_choice_holds_for_the_first_step(gateway: House, model: ScriptedModel) -> None:
@@ -240,6 +368,22 @@ async def test_a_forced_choice_holds_for_the_first_step(gateway: House, model: S
     await chat(gateway, "go [tool clock {}]", tools=[WEATHER], tool_choice="required")
     first, second = (recorded.decoded() for recorded in model.recorded)
     assert (first["tool_choice"], second.get("tool_choice")) == ("required", None)
+
+
+@pytest.mark.parametrize("session", [None, "notes"])
+async def test_a_choice_must_name_a_tool_that_is_offered(
+    gateway: House, model: ScriptedModel, session: str | None
+) -> None:
+    """H09, H20: the caller's mistake, not the provider's."""
+
+    def named(name: str) -> dict[str, Any]:
+        return {"type": "function", "function": {"name": name}}
+
+    for name in ("weather", "clock"):
+        assert (await chat(gateway, session=session, tools=[WEATHER], tool_choice=named(name))).status == 200
+        assert model.recorded[-1].decoded()["tool_choice"] == named(name)
+    refused = await chat(gateway, session=session, tools=[WEATHER], tool_choice=named("tides"))
+    assert (refused.status, refused.error["param"]) == (400, "tool_choice")
 
 
 @pytest.mark.parametrize("session", [None, "notes"])

@@ -7,7 +7,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.house import House, house
-from tests.web.asking import chat
+from tests.web.asking import CHAT, call, chat
 
 pytestmark = pytest.mark.anyio
 
@@ -108,8 +108,27 @@ async def test_a_parameter_that_cannot_be_honoured_is_refused_by_name(gateway: H
 
 
 async def test_a_plain_response_format_and_empty_tools_are_no_wish(gateway: House) -> None:
-    """H09: what asks for nothing is refused nowhere."""
+    """H09: what asks for nothing is refused nowhere, however the client writes it."""
     assert (await chat(gateway, session="n", tools=[], response_format={"type": "text"})).status == 200
+    spaced = b'{"model": "main", "messages": [{"role": "user", "content": "hello"}], "tools": [\n  ]}'
+    again = await call(gateway, "POST", CHAT, data=spaced, headers={"X-Session-Id": "n"})
+    assert (again.status, again.headers.get("x-caller-tools")) == (200, None)
+
+
+async def test_a_tool_choice_without_tools_is_about_the_agents_own(gateway: House, model: ScriptedModel) -> None:
+    """H09: checked and passed on, not dropped."""
+    assert (await chat(gateway, tool_choice="none")).status == 200
+    assert model.recorded[-1].decoded()["tool_choice"] == "none"
+    refused = await chat(gateway, tool_choice="sometimes")
+    assert (refused.status, refused.error["param"]) == (400, "tool_choice")
+
+
+async def test_parameters_of_a_function_that_are_no_object_are_refused(gateway: House) -> None:
+    """H09, H20: under the name of the field that they came in."""
+    function = {"name": "weather", "parameters": []}
+    for field, value in (("functions", [function]), ("tools", [{"type": "function", "function": function}])):
+        reply = await chat(gateway, **{field: value})
+        assert (reply.status, reply.error["param"]) == (400, field)
 
 
 async def test_a_callers_tool_call_comes_back_and_its_result_goes_in(home: Path, model: ScriptedModel) -> None:

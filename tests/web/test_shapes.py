@@ -169,7 +169,7 @@ async def test_a_file_of_text_becomes_text(gateway: House, server: Moody, prefix
     reply = await chat(gateway, messages=[{"role": "user", "content": parts}])
     assert reply.status == 200, reply.body
     sent = server.recorded[-1].body.decode()
-    assert "tides.md" in sent and "High tide at noön" in sent
+    assert "Read this.\\nFile 'tides.md':\\n# High tide at noön" in sent
     assert server.stats()["refusals"] == []
 
 
@@ -252,4 +252,33 @@ async def test_json_without_a_schema_is_asked_of_every_format(gateway: House, se
     reply = await chat(gateway, "Say it as json.", response_format={"type": "json_object"})
     assert reply.status == 200, reply.body
     assert "one JSON object" in server.recorded[-1].body.decode() or "json_object" in server.recorded[-1].body.decode()
+    assert server.stats()["refusals"] == []
+
+
+@pytest.mark.parametrize(
+    "wish", ["go [together weather {} clock {}]", "go [together weather {} tides {}]"], ids=["with own", "left open"]
+)
+async def test_results_of_a_step_are_read_in_the_order_of_its_calls_live_and_after_a_restart(
+    tmp_path: Path, server: Moody, api: str, wish: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A2, H09: whoever ran the tools, and whenever the results came; so the provider's cache holds."""
+    monkeypatch.setenv(KEY, "sesame")
+    settings = toml(server.base_url, formats=(api, *FORMATS[:2]))
+    tools = [{"type": "function", "function": {"name": name}} for name in ("weather", "tides")]
+    shown: list[list[str]] = []
+
+    async def ask(h: House, **fields: Any) -> Any:
+        reply = await chat(h, session="notes", tools=tools, **fields)
+        assert reply.status == 200, reply.body
+        sent = server.recorded[-1].body.decode()
+        shown.append(sorted((mark for mark in ("sunny", "(UTC)", "No result") if mark in sent), key=sent.find))
+        return reply.json["choices"][0]["message"]
+
+    async with house(tmp_path / "other", toml=settings) as h:
+        [first, *_] = (await ask(h, text=wish))["tool_calls"]
+        await ask(h, messages=[{"role": "tool", "tool_call_id": first["id"], "content": "sunny"}])
+    async with house(tmp_path / "other", toml=settings) as h:
+        await ask(h, text="and now")
+    in_order = ["sunny", "(UTC)" if "clock" in wish else "No result"]
+    assert shown == [[], in_order, in_order]
     assert server.stats()["refusals"] == []

@@ -100,6 +100,7 @@ async def test_an_ambiguous_request_is_refused_and_its_connection_closed(
     head, body = await raw(gateway, sent)
     assert head.startswith(b"HTTP/1.1 400 "), head
     assert b"\r\nconnection: close" in head.lower()
+    assert b"\r\nx-request-id: req_" in head.lower()
     error = json.loads(body)["error"]
     assert error["code"] == code
     assert set(error) == {"message", "type", "param", "code"}

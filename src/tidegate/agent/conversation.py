@@ -84,6 +84,7 @@ class Conversation:
         "_load",
         "_loaded",
         "_owed",
+        "_places",
         "_results",
         "_unloaded",
         "behind",
@@ -133,6 +134,9 @@ class Conversation:
         """Results that the last answer still waits for."""
         self._results: list[Message] = []  # house: allow at most as many as an answer has calls
         """Those that came."""
+        self._places: dict[str, int] = {}  # house: allow one for each call of an answer
+        """The order of the last calls by their ids. A caller's results may come later than those of the agent's tools,
+        and in any order; a model reads them in the order of the calls, as it will when they come from the store."""
         self._unloaded = 0
         """Of the history that are not encoded."""
         self._estimated = 0
@@ -173,6 +177,8 @@ class Conversation:
             if self._results:  # one is missing, and will not come
                 self._close_step(encoded)
             self._owed = len(message.calls)
+            if message.calls:
+                self._places = {call.id: place for place, call in enumerate(message.calls)}
             if message.usage is not None:
                 counted.append((message, self._estimated))
             if message.carried:
@@ -306,8 +312,8 @@ class Conversation:
         self.history.release()
 
     async def _keep_history(self) -> None:
-        """Hands the history on, if it is what the store holds and all of it is encoded."""
-        if self._keep is None or self.version < 0 or self._unloaded or self._results:
+        """Hands the history on, if it is what the store holds, all of it is encoded, and every call has its result."""
+        if self._keep is None or self.version < 0 or self._unloaded or self._owed > 0:
             return
         state = HistoryState(
             signature=self.signature,
@@ -315,7 +321,6 @@ class Conversation:
             era=self.era,
             mark=self.mark,
             carries=self.carries,
-            owed=self._owed,
             estimated=self._estimated,
             counted=self._counted,
         )
@@ -325,7 +330,6 @@ class Conversation:
         """The history of an empty conversation, as it was kept."""
         self.mark = state.mark
         self.carries = state.carries
-        self._owed = state.owed
         self._estimated = state.estimated
         self._counted = state.counted
         for piece in pieces:
@@ -334,7 +338,8 @@ class Conversation:
     # -- messages --
 
     def _close_step(self, encoded: list[bytes]) -> None:
-        results, self._results = tuple(self._results), []
+        results = tuple(sorted(self._results, key=lambda result: self._places.get(result.call_id, 0)))
+        self._results = []
         self._add(results, encoded)
 
     def _add(self, group: Group, encoded: list[bytes]) -> None:

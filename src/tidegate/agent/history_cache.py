@@ -47,7 +47,6 @@ class HistoryState(Frozen, frozen=True):
     era: int
     mark: str
     carries: bool
-    owed: int
     estimated: int
     counted: tuple[int, int] | None
 

@@ -14,7 +14,7 @@ from tidegate.agent import interrupted, missing, not_run
 from tidegate.engine.journal import Billing, bill, commit_row
 from tidegate.errors import Conflict
 from tidegate.store import Db, MessageRow, approvals, intents, messages, receipts, sessions, turns
-from tidegate.values import Call, Failure, Frozen, Message, Outcome, TurnState, Usage, new_id
+from tidegate.values import Call, CallerTools, Failure, Frozen, Message, Outcome, TurnState, Usage, new_id
 
 LONG_TURN = 60.0
 """Seconds after which a turn's end counts as activity of its own; before that, its beginning is recent enough."""
@@ -155,14 +155,15 @@ def _late_notices(late: int, spilled: str | None) -> Iterator[str]:
 
 
 def _spill(db: Db, ending: Ending, now: float) -> str:
-    """What was accepted into this turn and not drained becomes the next turn, so that it is taken exactly once."""
+    """What was accepted into this turn and not drained becomes the next turn, so that it is taken exactly once. The
+    caller tools stay as they are."""
     turn = new_id("t")
     turns.insert(
         db,
         id=turn,
         session=ending.session,
         channel=ending.billing.channel,
-        call=Call(),
+        call=Call(caller_tools=CallerTools()),
         on_disconnect="continue",
         now=now,
         job=ending.billing.job,

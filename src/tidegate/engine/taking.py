@@ -141,10 +141,14 @@ def peek(db: Db, turn: str) -> Taken | None:
 
 
 def freeze_caller_tools(db: Db, session: SessionRow, call: Call) -> SessionRow:
-    """Puts the caller tools of a turn that begins into its session's prefix, where these are not the ones in it."""
+    """Puts the caller tools of a turn that begins into its session's prefix, where these are not the ones in it. A call
+    without their definitions, such as one that is tried again, takes those of the session."""
+    given = call.caller_tools
     if call.tools_digest == session.caller_tools or session.prefix is None:
         return session
-    prefix = sessions.prefix(db, session.prefix).with_caller_tools(call.caller_tools)
+    if given is not None and not given.definitions:
+        return session
+    prefix = sessions.prefix(db, session.prefix).with_caller_tools(given)
     return sessions.set_caller_tools(db, session, prefix, call.tools_digest)
 
 

@@ -14,7 +14,18 @@ from tidegate.errors import Busy, Conflict, Mismatch, NotFound, Refused
 from tidegate.sessions import titles
 from tidegate.spool import Arrivals
 from tidegate.store import Db, ReceiptRow, SessionRow, Within, messages, receipts, sessions, turns
-from tidegate.values import DELEGATED, IDEMPOTENCY, RETRY, RETRY_MARK, Frozen, Inbound, OnDisconnect, Prefix, new_id
+from tidegate.values import (
+    DELEGATED,
+    IDEMPOTENCY,
+    RETRY,
+    RETRY_MARK,
+    Frozen,
+    Inbound,
+    Message,
+    OnDisconnect,
+    Prefix,
+    new_id,
+)
 
 
 class Fresh(Frozen, frozen=True):
@@ -66,11 +77,11 @@ def admit(
             return Admission(turn=running, session=session.id, how="steered")
     within = _within(db, inbound)
     idle = created or turns.is_idle(db, session.id)
-    _check_results(db, inbound, session.id, idle=idle)
+    inbound = _with_calls(db, inbound, session.id, idle=idle)
     if not idle and turns.waiting(db, session.id) >= queue_length:
         raise _queue_full(queue_length)
     clashes = _shadowed(db, inbound, session)
-    changed = not created and inbound.call.tools_digest != session.caller_tools
+    changed = not created and inbound.call.tools_digest != _tools_ahead(db, session, idle=idle)
     _note_receipts(db, inbound, turn, now)
     leaving = on_disconnect(inbound, ephemeral=session.kind == "ephemeral")
     if take and idle:
@@ -110,27 +121,49 @@ def admit(
 
 
 def _shadowed(db: Db, inbound: Inbound, session: SessionRow) -> tuple[str, ...]:
-    if inbound.call.caller_tools is None or session.prefix is None:
+    """Names of caller tools that will not be offered. Refuses a `tool_choice` of a tool that will not be."""
+    chosen = inbound.call.chosen_tool
+    if (inbound.call.caller_tools is None and not chosen) or session.prefix is None:
         return ()
     prefix = sessions.prefix(db, session.prefix).with_caller_tools(inbound.call.caller_tools)
+    if chosen and all(tool.name != chosen for tool in prefix.offered):
+        raise Refused(
+            f"`tool_choice` names the tool {chosen[:100]!r}, which is neither in `tools` nor the agent's own.",
+            param="tool_choice",
+        )
     return tuple(sorted(prefix.shadowed))
 
 
-def _check_results(db: Db, inbound: Inbound, session: str, *, idle: bool) -> None:
-    """Tool results for a conversation of ours answer the calls that its last answer left to the caller."""
-    given = [message.call_id for message in inbound.messages if message.role == "tool"]
-    if not given or (inbound.name is None and inbound.session is None):
-        return
-    calls = {call.id for call in messages.open_calls(db, session)} if idle else set()
-    for id in given:
-        if id not in calls:
-            raise Refused(
-                f"This session has no open tool call {id[:100]!r}: results answer the tool calls of its last answer, "
-                "each of them once, before anything else is said.",
-                param="messages",
-                code="unknown_tool_call",
-            )
-        calls.discard(id)
+def _tools_ahead(db: Db, session: SessionRow, *, idle: bool) -> bytes:
+    """The digest of the caller tools that the session will have when its last turn so far has begun."""
+    calls = [] if idle else turns.waiting_calls(db, session.id)
+    fixed = (call for call in calls if call.caller_tools is None or call.caller_tools.definitions)
+    last = next(fixed, None)
+    return session.caller_tools if last is None else last.tools_digest
+
+
+def _with_calls(db: Db, inbound: Inbound, session: str, *, idle: bool) -> Inbound:
+    """The same with every tool result naming its call. In a conversation of ours, results answer the calls that its
+    last answer left to the caller; those of the older `functions` name the function only."""
+    results = any(message.role == "tool" for message in inbound.messages)
+    if not results or (inbound.name is None and inbound.session is None):
+        return inbound
+    calls = {call.id: call for call in messages.open_calls(db, session)} if idle else {}
+    found: list[Message] = []
+    for message in inbound.messages:
+        if message.role == "tool":
+            same = (call.id for call in calls.values() if call.name == message.name)
+            id = message.call_id or next(same, message.name)
+            if id not in calls:
+                raise Refused(
+                    f"This session has no open tool call {id[:100]!r}: results answer the tool calls of its last "
+                    "answer, each of them once, before anything else is said.",
+                    param="messages",
+                    code="unknown_tool_call",
+                )
+            message = msgspec.structs.replace(message, call_id=id, name=calls.pop(id).name)
+        found.append(message)
+    return msgspec.structs.replace(inbound, messages=tuple(found))
 
 
 def on_disconnect(inbound: Inbound, *, ephemeral: bool) -> OnDisconnect:

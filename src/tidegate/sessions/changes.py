@@ -99,7 +99,7 @@ async def undo(door: "Sessions", session: str, principal: "Principal") -> str:
         door.presence.unload(session, reason="undo")
         return turn
 
-    undone = await door.store.write_then(then, _undo_last, session, door.clock())
+    undone = await door.store.write_then(then, _undo, session, door.clock())
     if door.memory is not None:
         await door.memory.remind(row)
     return undone
@@ -117,6 +117,7 @@ async def retry(door: "Sessions", session: str, principal: "Principal") -> Accep
         old = turns.get(db, last)
         if old is None:
             raise Conflict("There is no turn to try again.")
+        _close_calls(db, session, now, but=frozenset(message.call_id for message in said))
         turns.insert(
             db,
             id=turn,
@@ -142,7 +143,10 @@ async def retry(door: "Sessions", session: str, principal: "Principal") -> Accep
 async def reload(door: "Sessions", session: str, principal: "Principal") -> bool:
     """Freeze the prompt and tools anew, as they are configured now; whether that changed anything."""
     row = await _quiet(door, session, principal)
-    fresh = await door.beginnings.of(row.agent, row.principal, await door.store.read(sessions.extra, row))
+    extra = await door.store.read(sessions.extra, row)
+    frozen = await door.store.read(sessions.prefix, row.prefix) if row.prefix is not None else None
+    own_tools = frozen is None or not frozen.caller_only
+    fresh = await door.beginnings.of(row.agent, row.principal, extra, own_tools=own_tools)
 
     def write(db: Db) -> bool:
         _check_idle(db, session)
@@ -228,9 +232,22 @@ def _undo_last(db: Db, session: str, now: float) -> str:
         raise Conflict("There is nothing to undo in this session.", code="nothing_to_undo")
     first = messages.first_of(db, last)
     messages.undo(db, last, now)
-    row = sessions.get(db, session)
-    if row is not None and not row.caller_tools:
-        messages.close_calls(db, session, now)
     if first is not None:
         summaries.uncover(db, session, first)
     return last
+
+
+def _undo(db: Db, session: str, now: float) -> str:
+    last = _undo_last(db, session, now)
+    _close_calls(db, session, now)
+    return last
+
+
+def _close_calls(db: Db, session: str, now: float, *, but: frozenset[str] = frozenset()) -> None:
+    """Closes calls that an undone turn had answered, in a session that has no caller tools any more: the next turn
+    looks for open calls only where there are some. The results belong to the turn of the calls and are undone with it.
+    """
+    row = sessions.get(db, session)
+    if row is not None and not row.caller_tools:
+        owner = messages.last_turn(db, session)
+        messages.close_calls(db, session, now, but=but, turn=owner, step=messages.CLOSED)

@@ -23,6 +23,8 @@ _LAST = 2**62
 """A place after every row."""
 NO_RESULT = "No result: the caller did not return one."
 """The result of a call that its caller left open."""
+CLOSING, CLOSED = f"{INCOMING}call-", "closed-"
+"""How the steps are named that give an open call such a result: in the turn that comes next, or in the call's own."""
 UNANSWERED = "unanswered-"
 """How the steps are named that `close_inbox` places."""
 ENDED_FIRST = "This message was not answered: the conversation ended first."
@@ -206,14 +208,16 @@ def close_calls(
     *,
     but: frozenset[str] = frozenset(),
     turn: str | None = None,
+    step: str = CLOSING,
     settling: bool = False,
 ) -> int:
-    """Gives the session's open calls a result that says there is none, except those that are answered now; how many."""
+    """Gives the session's open calls a result that says there is none, except those that are answered now; how many.
+    The results are steps of `turn`, named <step>0, …, so that they are undone with it; without one, of no turn."""
     left = [call for call in open_calls(db, session) if call.id not in but]
     for place, call in enumerate(left):
         message = Message(role="tool", call_id=call.id, name=call.name, text=NO_RESULT, failed=True)
-        step = None if turn is None else f"{INCOMING}call-{place}"
-        append(db, session=session, turn=turn, step=step, message=message, now=now, settling=settling)
+        name = None if turn is None else f"{step}{place}"
+        append(db, session=session, turn=turn, step=name, message=message, now=now, settling=settling)
     return len(left)
 
 

@@ -210,6 +210,16 @@ def waiting(db: Db, session: str) -> int:
     return int(db.execute(count, (session,)).get)
 
 
+def waiting_calls(db: Db, session: str) -> list[Call]:
+    """Of the turns that wait, the latest first."""
+    rows = db.execute(
+        "SELECT call FROM turns WHERE session = ? AND state IN ('queued', 'running') AND state = 'queued'"
+        " ORDER BY number DESC",
+        (session,),
+    )
+    return [decode_call(call) for (call,) in rows]
+
+
 def is_idle(db: Db, session: str) -> bool:
     """Whether no turn of the session waits or runs."""
     open_one = db.execute(

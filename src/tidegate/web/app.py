@@ -6,7 +6,6 @@ owns no task; `background` is what its server must run.
 """
 
 import asyncio
-import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -29,7 +28,7 @@ from tidegate.web.chat import CHAT, ChatCompletions
 from tidegate.web.cors import Cors
 from tidegate.web.decoding import Bodies, Gone
 from tidegate.web.endpoint import Ask, Endpoint, PathApp
-from tidegate.web.errors import Answer, Errors, Headers, json_answer, send_answer
+from tidegate.web.errors import Answer, Errors, Headers, json_answer, request_id, send_answer
 from tidegate.web.events import Events
 from tidegate.web.health import Health
 from tidegate.web.memory import MemoryApi
@@ -80,7 +79,7 @@ class _Watched:
 
     async def __call__(self, message: Any) -> None:
         if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message["headers"], *self._headers, (b"x-request-id", _request_id())]}
+            message = {**message, "headers": [*message["headers"], *self._headers, (b"x-request-id", request_id())]}
             self.status = message["status"]
         elif not message.get("more_body"):
             self.done = True
@@ -306,10 +305,6 @@ def _routes(endpoints: list[Endpoint], keyring: Keyring, bodies: Bodies) -> Rout
     for endpoint in endpoints:
         by_path.setdefault(endpoint.path, []).append(endpoint)
     return Routes({path: PathApp(group, keyring, bodies) for path, group in by_path.items()})
-
-
-def _request_id() -> bytes:
-    return b"req_" + os.urandom(12).hex().encode()
 
 
 def _nothing() -> None:

@@ -25,7 +25,7 @@ from tidegate.web.connection import unless_gone
 from tidegate.web.decoding import Bodies, decode, refuse_duplicates
 from tidegate.web.endpoint import Endpoint
 from tidegate.web.errors import Answer, Errors, json_answer, send_answer
-from tidegate.web.openai import ChatRequest, call_of, conversation, extras_of, is_given, new_message
+from tidegate.web.openai import ChatRequest, brings_tools, call_of, conversation, extras_of, is_given, new_message
 from tidegate.web.sse import Pulse, Stream
 from tidegate.web.telling import Telling
 
@@ -165,7 +165,7 @@ class ChatCompletions:
             old_functions=is_given(request.functions),
             full=full,
             may_cancel=leaving == "cancel" or (leaving is None and name is None and key is None),
-            ignores_tools=call.caller_tools is None and (is_given(request.tools) or is_given(request.functions)),
+            ignores_tools=call.caller_tools is None and brings_tools(request),
         )
 
     # -- out --

@@ -119,7 +119,7 @@ def decode(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
     except msgspec.ValidationError as error:
         raise refuse(str(error), decoder.type) from None
     except msgspec.DecodeError as error:
-        text = str(error)
+        text = str(error).removeprefix("JSON is malformed: ")
         if repaired(body) != body:  # what the decoder says of it depends on what follows
             text = "it holds a lone surrogate or bytes that are not UTF-8; send valid Unicode"
         raise Refused(f"The body is not valid JSON: {text[:1].lower()}{text[1:]}.", code="invalid_json") from None

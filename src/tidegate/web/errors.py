@@ -8,6 +8,7 @@ and anything unforeseen 500.
 """
 
 import math
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -99,6 +100,11 @@ class Errors:
         if status == 401:
             headers.append((b"www-authenticate", b'Bearer realm="tidegate"'))
         return json_answer(ErrorAnswer(error=body), status=status, headers=headers)
+
+
+def request_id() -> bytes:
+    """The `x-request-id` of a response."""
+    return b"req_" + os.urandom(12).hex().encode()
 
 
 def json_answer(value: Any, *, status: int = 200, headers: Headers | None = None) -> Answer:

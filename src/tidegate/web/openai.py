@@ -58,6 +58,7 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Label = Annotated[str, Meta(max_length=512)]
 
 
+_ABSENT = re.compile(rb"(null|\[\s*\])?")
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
@@ -135,7 +136,11 @@ class _Tool(msgspec.Struct):
 
 
 def is_given(raw: Raw) -> bool:
-    return bytes(raw) not in (b"", b"null", b"[]")
+    return _ABSENT.fullmatch(raw) is None
+
+
+def brings_tools(request: ChatRequest) -> bool:
+    return is_given(request.tools) or is_given(request.functions)
 
 
 def call_of(request: ChatRequest, mode: str, extras: bytes = b"") -> Call:
@@ -173,7 +178,7 @@ def call_of(request: ChatRequest, mode: str, extras: bytes = b"") -> Call:
         prompt_cache_key=request.prompt_cache_key,
         extras=extras,
         caller_tools=tools,
-        tool_choice=_choice(request) if tools is not None else b"",
+        tool_choice=b"" if tools is None and brings_tools(request) else _choice(request),
         response_format=_response_format(request),
     )
 
@@ -253,13 +258,13 @@ def caller_tools(request: ChatRequest, mode: str) -> CallerTools | None:
     _unique(param, (function.name for function in functions))
     if mode == "ignore":
         return None
-    definitions = tuple(map(_definition, functions))
+    definitions = tuple(_definition(function, param) for function in functions)
     only = mode == "only"
     digest = hashlib.blake2b(msgspec.json.encode(definitions), digest_size=16, person=b"only" if only else b"merge")
     return CallerTools(digest=digest.digest(), definitions=definitions, only=only)
 
 
-def _definition(function: "_Function") -> ToolDefinition:
+def _definition(function: "_Function", param: str) -> ToolDefinition:
     given = bytes(function.parameters).strip()
     definition = ToolDefinition(
         name=function.name, description=function.description or "", strict=bool(function.strict)
@@ -267,16 +272,15 @@ def _definition(function: "_Function") -> ToolDefinition:
     if given in (b"", b"null", b"{}"):
         return definition
     if not given.startswith(b"{"):
-        raise Refused(f"The parameters of the tool {function.name!r} must be an object.", param="tools")
+        raise Refused(f"The parameters of the tool {function.name!r} must be an object.", param=param)
     return msgspec.structs.replace(definition, parameters=msgspec.Raw(given))  # a copy of its own, not the whole body
 
 
 def _choice(request: ChatRequest) -> bytes:
+    """Without tools of the caller's it is about the agent's own."""
     if is_given(request.functions):
         return _old_choice(request.function_call)
-    if is_given(request.tools) and is_given(request.tool_choice):
-        return _tool_choice(request.tool_choice)
-    return b""
+    return _tool_choice(request.tool_choice) if is_given(request.tool_choice) else b""
 
 
 def _checked(param: str, raw: Raw, kind: Any) -> Any:
@@ -365,10 +369,12 @@ def new_message(messages: Sequence[ChatMessage], limit: int) -> Understood:
                 raise Refused(
                     f"`{where}` is a tool's result after a user message; send results first.", param=f"{where}.role"
                 )
-            if message.tool_call_id is None:
-                raise Refused(f"`{where}.tool_call_id` is missing.", param=f"{where}.tool_call_id")
+            id, name = message.tool_call_id or "", message.name or ""
+            missing = "tool_call_id" if message.role == "tool" else "name"
+            if not id and (message.role == "tool" or not name):
+                raise Refused(f"`{where}.{missing}` is missing.", param=f"{where}.{missing}")
             text, more = _content(message, index, len(results), limit)
-            results.append(Message(role="tool", text=text, call_id=message.tool_call_id))
+            results.append(Message(role="tool", text=text, call_id=id, name="" if id else name))
             brought += more
     texts: list[str] = []
     for index in said:
@@ -513,7 +519,8 @@ def _text(message: ChatMessage, index: int) -> str:
         if part.type == "refusal" and message.role == "assistant":
             pieces.append(part.refusal or "")
         elif part.type == "file" and part.type in media:
-            pieces.append(text_of_file(part, f"messages[{index}].content[{place}]"))
+            text = text_of_file(part, f"messages[{index}].content[{place}]")
+            pieces.append(f"\n{text}" if text and pieces else text)
         elif part.type in media:
             continue
         elif part.type != "text":

@@ -89,7 +89,14 @@ def _file(given: File | None, where: str) -> bytes:
             param=f"{where}.file_data",
         )
     # Some clients send the bytes alone, others a data URL.
-    encoded = given.file_data.partition(";base64,")[2] if given.file_data.startswith("data:") else given.file_data
+    encoded = given.file_data
+    if encoded.startswith("data:"):
+        _, mark, encoded = encoded.partition(";base64,")
+        if not mark:
+            raise Refused(
+                f"`{where}.file_data` is a data URL without ;base64, in it; send the file's bytes in base64.",
+                param=f"{where}.file_data",
+            )
     return _decoded(encoded, f"{where}.file_data")
 
 

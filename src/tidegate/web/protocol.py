@@ -22,7 +22,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from tidegate.web.corked import Corked
-from tidegate.web.errors import ErrorAnswer, ErrorBody
+from tidegate.web.errors import ErrorAnswer, ErrorBody, request_id
 from tidegate.web.halfclosed import HalfClosed
 from tidegate.web.unframed import Unframed
 
@@ -227,7 +227,8 @@ class Connection(HttpToolsProtocol):
         status, message, code = self._refusal
         error = ErrorBody(message=message, type="invalid_request_error", param=None, code=code)
         body = msgspec.json.encode(ErrorAnswer(error=error))
-        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body)
+        head += b"x-request-id: %b\r\n\r\n" % request_id()
         if not self.transport.is_closing():
             self._corked.write(STATUS_LINE[status] + head + body)
             self._corked.unread = self.is_idle
