@@ -7,7 +7,7 @@ from bench.readings import median, spread
 from bench.report import Figure
 from bench.suite import Bench
 
-GOAL = 2.0
+GOAL = 2.5
 MS = 1000.0
 
 

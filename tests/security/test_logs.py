@@ -258,7 +258,7 @@ def test_a_line_that_is_repeated_in_a_tight_loop_is_counted_instead_of_written()
         configured.clock.now += REPEAT_SECONDS
         Log("tidegate.test").warning("a thing broke", number="last")
         counts = {line["event"]: line["repeated"] for line in configured.lines() if "repeated" in line}
-        assert counts == {"a thing broke": 20_000 - REPEATS, "socket %d failed": 20_000 - REPEATS}
+        assert counts == {"a thing broke": 20_000 - REPEATS, "socket 19999 failed": 20_000 - REPEATS}
         assert configured.lines()[-1]["number"] == "last"
         assert_clean(configured.text)
 

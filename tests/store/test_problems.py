@@ -1,5 +1,6 @@
 """Problems that stand: what each of SQLite's errors becomes, and files that are lost, cut off or written by others."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -13,9 +14,10 @@ from anyio import to_thread
 
 from tests.logs import capture_logs
 from tests.store.making import bulk, get_meta, new_session, new_turn, put_meta
-from tidegate.errors import Conflict, DiskFailed, StoreDamaged, StoreFailed, StoreFull, StoreLost
+from tidegate.engine import describe
+from tidegate.errors import Conflict, DiskFailed, StoreBusy, StoreDamaged, StoreFailed, StoreFull, StoreLost
 from tidegate.store import Problems, Store, _writer, maintenance
-from tidegate.store._errors import translate
+from tidegate.store._errors import disk_failure, translate
 
 pytestmark = pytest.mark.anyio
 
@@ -210,3 +212,11 @@ async def test_a_write_of_another_program_is_noticed_and_checked(path: Path) -> 
         assert store.touched
         assert await store.integrity() == []
         assert not store.touched
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_running_out_of_descriptors_is_no_failure_of_the_disk(number: int) -> None:
+    """L11, L18: it passes by itself, and nobody has to look at the disk."""
+    failure = disk_failure(number, os.strerror(number))
+    assert isinstance(failure, StoreBusy)
+    assert describe(failure).status == 503 and describe(failure).retry

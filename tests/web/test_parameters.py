@@ -80,6 +80,7 @@ async def test_unknown_fields_are_ignored(gateway: House) -> None:
         ("reasoning_effort", 3),
         ("stop", ["a", "b", "c", "d", "e"]),
         ("stop", ""),
+        ("stop", ["x" * 501]),
         ("stop", [1]),
         ("n", 2),
         ("n", 0),

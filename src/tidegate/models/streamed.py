@@ -56,6 +56,7 @@ class StreamedAnswer(ABC):
     __slots__ = (
         "_event_bytes",
         "_events",
+        "_is_intact",
         "_limit",
         "_on_text",
         "_wire",
@@ -74,6 +75,8 @@ class StreamedAnswer(ABC):
         self._event_bytes = event_bytes
         self.weigh = Scale(limit)
         self._wire = 0
+        self._is_intact = True
+        """Whether nothing came yet that could have to be repaired: plain ASCII without escapes."""
         self.text: list[str] = []
         self.calls: list[GrowingCall] = []
         self.done = False
@@ -95,6 +98,8 @@ class StreamedAnswer(ABC):
     def feed(self, received: bytes) -> None:
         """Takes what the network gave; hands on the text in it in one piece."""
         self._wire += len(received)
+        if self._is_intact and (b"\\" in received or not received.isascii()):
+            self._is_intact = False
         if self._wire > WIRE_FACTOR * self._limit + self._event_bytes:
             raise AnswerBroken("the stream is far longer than its answer", limit="answer_bytes")
         try:
@@ -126,7 +131,7 @@ class StreamedAnswer(ABC):
         fresh = len(self.text)
         try:
             for event in events:
-                self.event(repaired(event))
+                self.event(event if self._is_intact else repaired(event))
                 if self.done:
                     break
         finally:

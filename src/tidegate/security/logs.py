@@ -157,7 +157,7 @@ class _Handler(logging.Handler):
         told = self._repeated.pop(kind)
         if told.last is not None:
             count = {"repeated": told.lines - REPEATS, "seconds": round(self._clock() - told.since)}
-            self._write(lambda record: {**_plain(record, kind[2]), **count}, told.last)
+            self._write(lambda record: {**_plain(record, _message(record).partition("\n")[0]), **count}, told.last)
 
     def _write(self, make: Callable[[logging.LogRecord], Event], record: logging.LogRecord) -> None:
         try:
@@ -188,12 +188,15 @@ def _kind(record: logging.LogRecord) -> Kind:
     return record.name, record.levelno, words, record.exc_info[0] if record.exc_info else None
 
 
-def _event(record: logging.LogRecord) -> Event:
+def _message(record: logging.LogRecord) -> str:
     try:
-        message = record.getMessage()
+        return record.getMessage()
     except Exception as error:  # a library's wrong format string is no reason to fail, nor to lose the line
-        message = f"{record.msg!r} could not be formatted: {type(error).__name__}"
-    event = _plain(record, message)
+        return f"{record.msg!r} could not be formatted: {type(error).__name__}"
+
+
+def _event(record: logging.LogRecord) -> Event:
+    event = _plain(record, _message(record))
     values = getattr(record, VALUES, None)
     if isinstance(values, dict):
         del event["logger"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import apsw
 import msgspec
 
-from tidegate.errors import Conflict, DiskFailed, Refused, StoreDamaged, StoreFailed, StoreFull
+from tidegate.errors import Conflict, DiskFailed, Refused, StoreBusy, StoreDamaged, StoreFailed, StoreFull
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """What the system says when there is no room: on the disk, in a quota, or for a file of this size."""
@@ -53,8 +53,10 @@ def translate(error: BaseException, db: apsw.Connection | None = None) -> BaseEx
     return StoreFailed(f"The store could not do it ({type(error).__name__}: {error}).")
 
 
-def disk_failure(number: int, why: str, what: str = "the database") -> StoreFull | DiskFailed:
+def disk_failure(number: int, why: str, what: str = "the database") -> StoreFull | DiskFailed | StoreBusy:
     """The error for what the system refuses with this errno, in the words `why`."""
+    if number in (errno.EMFILE, errno.ENFILE):
+        return StoreBusy(f"No file descriptor is left for {what}; try again soon.")
     if number in NO_ROOM:
         return StoreFull(f"The disk has no room for {what} ({why}); free some space, then try again.")
     return DiskFailed(
@@ -63,7 +65,7 @@ def disk_failure(number: int, why: str, what: str = "the database") -> StoreFull
     )
 
 
-def _refused_by_disk(error: apsw.Error, db: apsw.Connection | None) -> StoreFull | DiskFailed:
+def _refused_by_disk(error: apsw.Error, db: apsw.Connection | None) -> StoreFull | DiskFailed | StoreBusy:
     number = 0
     if db is not None and isinstance(error, (apsw.IOError, apsw.CantOpenError)):
         number = db.system_errno  # that of the last such error; of others SQLite keeps none

@@ -29,6 +29,7 @@ REASONING = {
     "max": "max",
 }
 MAX_STOPS = 4
+MAX_STOP_CHARACTERS = 500
 MAX_METADATA = 16
 MAX_METADATA_CHARACTERS = 512
 MAX_BIASES = 1024
@@ -197,6 +198,8 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
         raise Refused(f"`stop` has {len(stops)} texts; at most {MAX_STOPS} are taken.", param="stop")
     if "" in stops:
         raise Refused("`stop` must not be empty.", param="stop")
+    if any(len(stop) > MAX_STOP_CHARACTERS for stop in stops):
+        raise Refused(f"A text of `stop` is longer than {MAX_STOP_CHARACTERS} characters.", param="stop")
     return stops
 
 
