@@ -19,7 +19,7 @@ from tidegate.models.streamed import GrowingCall, StreamedAnswer, finish_of, giv
 from tidegate.values import Carried, Message, Usage
 
 _DONE = b"[DONE]"
-_NULL = len(b"null")  # no longer than that, a value holds nothing
+_NULL = len(b"null")  # no longer than that, a list holds nothing
 _FINISHES = {
     "length": "length",
     "model_length": "length",
@@ -116,8 +116,8 @@ class ChatAnswer(StreamedAnswer):
     def _take_chunk(self, chunk: _Chunk) -> None:
         if chunk.error and (complaint := given(chunk.error)):
             raise AnswerError(complaint)
-        if len(chunk.usage) > _NULL:
-            self._usage = given(chunk.usage)
+        if chunk.usage:
+            self._usage = given(chunk.usage) or self._usage
         if chunk.choices:
             choice = chunk.choices[0]
             if not choice.index:
@@ -129,8 +129,8 @@ class ChatAnswer(StreamedAnswer):
             if choice.finish_reason == _ERROR:
                 raise AnswerError(b'{"message":"The answer ended with an error."}')
             self._finish = choice.finish_reason
-        if len(choice.usage) > _NULL:
-            self._usage = given(choice.usage)
+        if choice.usage:
+            self._usage = given(choice.usage) or self._usage
         if len(choice.logprobs) > _NULL:
             self._keep_logprobs(choice.logprobs)
         delta = choice.delta or choice.message
