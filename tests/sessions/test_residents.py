@@ -88,6 +88,22 @@ async def test_a_long_conversation_comes_back_as_it_was_unloaded(home: Path, mod
         assert model.stats()["refused"] == 0
 
 
+async def test_a_long_past_that_is_loaded_again_is_not_weighed_as_if_it_were_in_memory(
+    home: Path, model: ScriptedModel
+) -> None:
+    """A6, L99: the residents' bytes are those that are held, also while the model is being asked."""
+    async with core(home, model=model) as house:
+        session = (await house.say("far too long " * 40_000)).session
+        house.door.presence.unload(session, reason="test")
+        async with anyio.create_task_group() as group:
+            group.start_soon(house.say, "on [hold gate]")
+            await model.held("gate")
+            resident = record(house, session).resident
+            assert resident is not None
+            assert house.door.presence.stats().resident_bytes <= resident.weight < 300 * 1024
+            model.release("gate")
+
+
 @pytest.mark.parametrize("way", ["undo", "said elsewhere", "other model"])
 async def test_what_has_changed_meanwhile_is_read_from_the_store(home: Path, model: ScriptedModel, way: str) -> None:
     """S34, A2: a history that was kept is used on the same terms as a resident."""

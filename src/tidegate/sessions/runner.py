@@ -309,6 +309,11 @@ class Runner:
         if kept is not None:
             conversation.restore(*kept)
         conversation.behind = past.inside
+        try:
+            await conversation.history.settle()  # before it is weighed: a long past does not stay in memory
+        except BaseException:
+            await conversation.release()
+            raise
         return conversation
 
     async def _read(self, taken: Taken, start: Start) -> View:
