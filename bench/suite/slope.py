@@ -59,7 +59,9 @@ def growth(samples: list[dict[str, Any]]) -> float:
     def cost(first: dict[str, Any], last: dict[str, Any]) -> float:
         return float((last["cpu"] - first["cpu"]) / (last["turns"] - first["turns"]))
 
-    return cost(samples[-1 - part], samples[-1]) / cost(samples[0], samples[part])
+    earlier = cost(samples[0], samples[part])
+    # A few turns may cost less than the kernel's clock can tell.
+    return cost(samples[-1 - part], samples[-1]) / earlier if earlier else 1.0
 
 
 def run(bench: Bench) -> list[Figure]:
