@@ -11,7 +11,7 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests import core
 from tests.house import WAIT, House, house
-from tests.web.asking import CHAT, Reply, asked, chat
+from tests.web.asking import CHAT, Reply, asked, call, chat
 from tidegate.web import create_app
 from tidegate.web.sse import KEEP_ALIVE_SECONDS, Pulse, Stream
 
@@ -183,3 +183,15 @@ async def _broken_off(gateway: House, model: ScriptedModel) -> None:
     assert "text_reset" in [name for name, _ in full.events]
     assert full.body.endswith(b"data: [DONE]\n\n")
     assert full.streamed.endswith("w39")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/healthz", 200), ("GET", "/v1/models", 200), ("GET", "/v1/nope", 404), ("PUT", "/v1/models", 405)],
+)
+async def test_every_response_has_an_id_of_its_own(gateway: House, method: str, path: str, status: int) -> None:
+    """H10: by which a person can name it to the operator."""
+    replies = [await call(gateway, method, path) for _ in range(2)]
+    assert {reply.status for reply in replies} == {status}
+    first, second = (reply.headers["x-request-id"] for reply in replies)
+    assert first.startswith("req_") and first != second

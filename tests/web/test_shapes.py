@@ -282,3 +282,17 @@ async def test_results_of_a_step_are_read_in_the_order_of_its_calls_live_and_aft
     in_order = ["sunny", "(UTC)" if "clock" in wish else "No result"]
     assert shown == [[], in_order, in_order]
     assert server.stats()["refusals"] == []
+
+
+async def test_one_call_at_a_time_is_asked_for_in_the_words_of_each_format(
+    gateway: House, server: Moody, api: str
+) -> None:
+    """H08: `parallel_tool_calls` has another name at Anthropic's."""
+    reply = await chat(gateway, parallel_tool_calls=False)
+    assert reply.status == 200, reply.body
+    asked = server.recorded[-1].decoded()
+    if api == "anthropic":
+        assert asked["tool_choice"] == {"type": "auto", "disable_parallel_tool_use": True}
+    else:
+        assert asked["parallel_tool_calls"] is False
+    assert server.stats()["refusals"] == []
