@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 ARGS ?=
 
-.PHONY: up test lint smoke bench crash mutants clients locks clean
+.PHONY: up test test-user lint smoke bench crash mutants clients locks clean
 
 up: $(VENV)/.installed
 	@exec $(BIN)/tidegate up $(ARGS)
@@ -15,6 +15,11 @@ up: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	@tools/need_programs.sh
 	@tools/run_tests.sh $(BIN)/python $(ARGS)
+
+# The tests of sandboxes once more, for whoever runs the others as root.
+test-user: $(VENV)/.installed-dev
+	@tools/need_programs.sh
+	@tools/test_as_user.sh $(BIN)/python $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check

@@ -37,6 +37,7 @@ from tidegate.workspaces.interface import Backend, BoxLimits, BoxSpec, owner_of
 from tidegate.workspaces.local import Local
 from tidegate.workspaces.script import background
 from tidegate.workspaces.ssh import Ssh
+from tidegate.workspaces.users import user_of
 
 STARTS = 3
 """Starts that are measured before the first kill; their median says when kills fall."""
@@ -87,6 +88,14 @@ async def sandbox(start: Start) -> None:
     await backend.open(spec)
 
 
+async def network(start: Start) -> None:
+    """A sandbox with a network of its own."""
+    backend, spec = _bubblewrap(start.home), msgspec.structs.replace(_spec(start.home), network=True)
+    await (await backend.open(spec)).close()
+    start.begin()
+    await backend.open(spec)
+
+
 async def command(start: Start) -> None:
     await _command(_bubblewrap(start.home), start)
 
@@ -124,7 +133,7 @@ async def job(start: Start) -> None:
 
 
 KINDS: Mapping[str, Callable[[Start], Awaitable[None]]] = MappingProxyType(
-    {kind.__name__: kind for kind in (sandbox, command, local, ssh, check, search, job)}
+    {kind.__name__: kind for kind in (sandbox, network, command, local, ssh, check, search, job)}
 )
 
 
@@ -147,9 +156,12 @@ def _bubblewrap(home: Path) -> Bubblewrap:
 
 def _spec(home: Path) -> BoxSpec:
     limits = BoxLimits(memory_bytes=1024 * MIB, processes=200, disk_bytes=64 * MIB, file_bytes=2 * MIB, cpu_seconds=100)
-    spec = BoxSpec(session="s_1", folder=home / "work", private=home / "private", environment={}, limits=limits)
+    user = user_of("", None, owner_of(home))
+    spec = BoxSpec(session="s_1", folder=home / "work", private=home / "private", limits=limits, user=user)
     for folder in (spec.folder, spec.private, spec.home, spec.temporary):
         folder.mkdir(exist_ok=True)
+        if user is not None:
+            os.chown(folder, *user)
     return spec
 
 

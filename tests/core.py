@@ -15,13 +15,13 @@ from tidegate.lifetimes import Ledger, Scope
 from tidegate.models import Clients, Models, Patience
 from tidegate.security import Principal, resolve
 from tidegate.sessions import Channels, EndHook, Sessions
-from tidegate.store import Store
+from tidegate.store import Db, Store, principals
 from tidegate.tools import ToolRegistry, Toolset, builtin_toolsets
 from tidegate.values import Accepted, Call, Inbound, Message, Outcome
 
 OWNER = Principal(id="p_owner", name="owner", role="owner")
-ANNA = Principal(id="p_anna", name="anna", role="user")
-BERT = Principal(id="p_bert", name="bert", role="user")
+ANNA = Principal(id="p_anna", name="anna", role="member")
+BERT = Principal(id="p_bert", name="bert", role="member")
 
 WAIT = 20
 """Seconds before a test that waits for something gives up; nothing asserts on how long it took."""
@@ -84,6 +84,16 @@ class Core:
     async def answered(self, turn: str) -> Outcome:
         with anyio.fail_after(WAIT):
             return await self.door.wait(turn)
+
+    async def know(self, *people: Principal) -> None:
+        """Has the store know of them, as it does of everybody who has a key."""
+
+        def add(db: Db) -> None:
+            for each in people:
+                if principals.get(db, each.id) is None:
+                    principals.add(db, id=each.id, name=each.name, role=each.role, agents=None, now=1.0)
+
+        await self.store.write(add)
 
     def requests(self) -> list[dict[str, Any]]:
         """What the model server was asked, oldest first."""

@@ -2,14 +2,14 @@
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
 
 from bench.scripted_model import ScriptedModel
-from tests.core import WAIT, Core, core, settings
+from tests.core import ANNA, BERT, OWNER, WAIT, Core, core, settings
 from tidegate.tools import ToolContext, Toolset, tool
 from tidegate.values import Answered, Asked, Event
 
@@ -25,7 +25,7 @@ class Deeds:
         self.goes_on = anyio.Event()
 
     def toolset(self) -> Toolset:
-        @tool(effect="execute", parallel=True)
+        @tool(effect="write", contained=True, parallel=True)
         async def push(ctx: ToolContext, *, what: str, force: bool = False) -> str:
             """Pushes something."""
             self.done.append(what)
@@ -44,7 +44,13 @@ class Deeds:
             self.done.append(what)
             return f"built {what}"
 
-        @tool(effect="execute", parallel=True, timeout=None)
+        @tool(effect="execute", timeout=None)
+        async def deploy(ctx: ToolContext, *, what: str) -> str:
+            """Does something outside the sandbox."""
+            self.done.append(what)
+            return f"deployed {what}"
+
+        @tool(effect="write", contained=True, parallel=True, timeout=None)
         async def linger(ctx: ToolContext, *, what: str, then: str = "") -> str:
             """Takes its time, and may then have a question."""
             self.done.append(what)
@@ -62,21 +68,31 @@ class Deeds:
             """Asks the same again and again."""
             return ", ".join([await ctx.ask("Sure?", ("yes", "no")) for _ in range(times)])
 
-        return Toolset((push, note, build, linger, hurry, insist))
+        return Toolset((push, note, build, deploy, linger, hurry, insist))
 
 
 def configured(
     model: ScriptedModel, extra: str = "", *, mode: str = "balanced", rules: Sequence[str] = (), agent: str = ""
 ) -> str:
+    """An agent that asks before it pushes or lingers, unless `rules` say otherwise."""
+    lines = [*rules, *(("ask push", "ask linger") if mode == "balanced" else ())]
     text = settings(model, extra, tools=ALL)
-    return text.replace('approvals = "autonomous"', f'approvals = "{mode}"\nrules = {json.dumps(list(rules))}\n{agent}')
+    return text.replace('approvals = "autonomous"', f'approvals = "{mode}"\nrules = {json.dumps(lines)}\n{agent}')
 
 
 def asking(
     home: Path, model: ScriptedModel, deeds: Deeds, extra: str = "", *, config: str = "", **options: Any
 ) -> AbstractAsyncContextManager[Core]:
     toolsets = {"deeds": deeds.toolset()}
-    return core(home, model=model, toml=config or configured(model, extra), toolsets=toolsets, **options)
+
+    @asynccontextmanager
+    async def entered() -> Any:
+        toml = config or configured(model, extra)
+        async with core(home, model=model, toml=toml, toolsets=toolsets, **options) as house:
+            await house.know(OWNER, ANNA, BERT)
+            yield house
+
+    return entered()
 
 
 async def ask(

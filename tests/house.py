@@ -59,11 +59,10 @@ class House:
         self.server: Server = rooms["server"]
         self.health: Health = rooms["health"]
 
-    async def add_key(self, name: str, agents: tuple[str, ...] | None = None) -> str:
+    async def add_key(self, name: str, agents: tuple[str, ...] | None = None, role: str | None = None) -> str:
         """A new key of the user `name`, who is made if there is none."""
-        async with self.client.post(
-            "/api/keys", json={"name": name, "agents": list(agents) if agents is not None else None}
-        ) as response:
+        sent = {"name": name, "agents": list(agents) if agents is not None else None, "role": role}
+        async with self.client.post("/api/keys", json=sent) as response:
             assert response.status == 201, await response.text()
             return str((await response.json())["key"])
 

@@ -10,7 +10,7 @@ import anyio
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core, core, settings
-from tidegate.store import Db, principals
+from tidegate.store import Db
 from tidegate.tools import Toolset
 from tidegate.values import Outcome
 
@@ -49,6 +49,10 @@ ASKING_TASK = 'delegate to helper: call clock {"zone": "Europe/Paris"}'
 """A task whose agent asks before it does anything."""
 
 
+DEEDS = ["ask push", "ask linger"]
+"""Rules of `balanced` agents."""
+
+
 def task(agent: str, text: str, *, together: tuple[tuple[str, str], ...] = ()) -> str:
     """The directive that gives a task; with `together`, several in one step."""
     calls = [f"delegate {json.dumps({'agent': name, 'task': words})}" for name, words in ((agent, text), *together)]
@@ -58,7 +62,9 @@ def task(agent: str, text: str, *, together: tuple[tuple[str, str], ...] = ()) -
 def configured(model: ScriptedModel, extra: str = "", *, tools: str = "", approvals: str = "autonomous") -> str:
     names = "".join(f', "{name}"' for name in tools.split())
     text = settings(model, AGENTS.format(more=names, approvals=approvals) + extra, tools=f'"delegate", "clock"{names}')
-    return text.replace('approvals = "autonomous"', f'approvals = "{approvals}"', 1)
+    rules = f"\nrules = {json.dumps(DEEDS)}" if approvals == "balanced" else ""
+    text = text.replace('approvals = "autonomous"', f'approvals = "{approvals}"', 1)
+    return text.replace(f'approvals = "{approvals}"', f'approvals = "{approvals}"{rules}')
 
 
 def delegating(
@@ -75,15 +81,10 @@ def delegating(
     @asynccontextmanager
     async def entered() -> Any:
         async with core(home, model=model, toml=toml, toolsets=toolsets, **options) as house:
-            await house.store.write(_know_anna)
+            await house.know(ANNA)
             yield house
 
     return entered()
-
-
-def _know_anna(db: Db) -> None:
-    if principals.get(db, ANNA.id) is None:
-        principals.add(db, id=ANNA.id, name=ANNA.name, role="user", agents=None, now=1.0)
 
 
 def result(house: Core, number: int = -1) -> list[str]:

@@ -1,6 +1,6 @@
 #!/bin/bash
-# What the tests drive besides Python: a browser for the chat page, sandboxes, a search program and an ssh server for
-# workspaces. Installs from Debian what is missing, when that can be done without asking.
+# What the tests drive besides Python: a browser for the chat page, sandboxes and their network, a search program and an
+# ssh server for workspaces. Installs from Debian what is missing, when that can be done without asking.
 set -euo pipefail
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 
@@ -15,9 +15,13 @@ need() { # PACKAGE PROGRAM...: one of the programs must be there
 }
 need chromium chromium chromium-browser google-chrome
 need bubblewrap bwrap
+need passt pasta
+need nftables nft
+need iproute2 ip
 need util-linux nsenter
 need util-linux setpriv
 need bsdutils script
+need git git
 need ripgrep rg
 need openssh-client ssh
 need openssh-server sshd

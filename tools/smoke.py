@@ -77,7 +77,7 @@ def use(address: str, link: str) -> None:
     page, _, code = link.partition("#code=")
     if b"<html" not in fetch(page):
         raise Failed("The link did not open the chat page.")
-    if json.loads(fetch(f"{address}/api/login", {"code": code})) != {"signed_in": True}:
+    if not json.loads(fetch(f"{address}/api/login", {"code": code}))["signed_in"]:
         raise Failed("The link's code did not sign in.")
 
 

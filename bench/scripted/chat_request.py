@@ -22,6 +22,7 @@ LONGEST_ID = 40
 LARGEST_PENALTY = 2
 LARGEST_BIAS = 100
 MOST_LOGPROBS = 20
+SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority")
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -187,6 +188,13 @@ def read_request(body: bytes) -> Request:
 
 
 def _check_sampling(request: Request) -> None:
+    if request.service_tier not in (None, *SERVICE_TIERS):
+        tiers = ", ".join(map(repr, SERVICE_TIERS))
+        raise Refusal(
+            f"Invalid value: {request.service_tier!r}. Supported values are: {tiers}.",
+            param="service_tier",
+            code="invalid_value",
+        )
     for name in ("frequency_penalty", "presence_penalty"):
         if not -LARGEST_PENALTY <= (getattr(request, name) or 0) <= LARGEST_PENALTY:
             raise Refusal(f"'{name}' must be between -2 and 2.", param=name, code="decimal_out_of_range")

@@ -266,6 +266,8 @@ class Call(Frozen, frozen=True):
     tool_choice: bytes = b""
     response_format: bytes = b""
     """These two are the caller's JSON, verbatim; empty when not given."""
+    attended: bool | None = None
+    """Whether somebody is there who can be asked; None leaves it to the channel."""
 
     @property
     def tools_digest(self) -> bytes:
@@ -428,6 +430,8 @@ class Asked(Frozen, frozen=True, tag="asked"):
     choices: tuple[str, ...] = ()
     expires: float | None = None
     agent: str = ""
+    for_owner: bool = False
+    """Whether only the owner of the gateway may answer it."""
 
 
 class Answered(Frozen, frozen=True, tag="answered"):

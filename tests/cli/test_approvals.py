@@ -42,7 +42,7 @@ def waiting(running: Gateway, session: str | None = None) -> list[dict[str, Any]
 
 def begin(running: Gateway, text: str) -> dict[str, Any]:
     """A turn of a terminal that waits; what it asks."""
-    accepted = running.call("POST", "/api/messages", {"text": text, "channel": "terminal"})
+    accepted = running.call("POST", "/api/messages", {"text": text})
     return asked(running, accepted["session"])
 
 
@@ -155,9 +155,7 @@ def test_the_commands_answer_from_another_conversation(careful: Gateway) -> None
 def test_who_waits_behind_a_question_can_answer_it(careful: Gateway) -> None:
     """S29: a message that is queued behind a turn that asks brings its question here."""
     question = begin(careful, CLOCK)
-    behind = careful.call(
-        "POST", "/api/messages", {"text": "say behind", "session": question["session"], "channel": "terminal"}
-    )
+    behind = careful.call("POST", "/api/messages", {"text": "say behind", "session": question["session"]})
     assert behind["how"] == "queued"
     with at_terminal(careful.home, "--session", question["session"]) as (terminal, process):
         terminal.until("denies \\? ")
@@ -173,7 +171,7 @@ def test_approvals_are_listed_and_answered_from_outside(careful: Gateway) -> Non
     assert (run.returncode, run.stdout) == (0, "Nothing waits for an answer.\n")
     approval, question = begin(careful, CLOCK), begin(careful, QUESTION)
     text = tidegate("approvals", "list", home=careful.home).stdout
-    assert f"{approval['id']}: an approval of conversation {approval['session']}" in text
+    assert f"{approval['id']}: an approval in owner's conversation {approval['session']}" in text
     assert "    clock\n    zone: Europe/Paris\n" in text and "    1. red\n    2. blue\n" in text
     listed = json.loads(tidegate("approvals", "list", "--json", home=careful.home).stdout)
     assert listed == [approval, question]

@@ -214,7 +214,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 
 def _begun(running: Gateway, **fields: str) -> str:
     """A conversation with one answered turn; its id."""
-    accepted = running.call("POST", "/api/messages", {"text": "say begun", "channel": "terminal", **fields})
+    accepted = running.call("POST", "/api/messages", {"text": "say begun", **fields})
     deadline = time.monotonic() + WAIT
     while running.call("GET", f"/api/turns/{accepted['turn']}")["state"] != "answered":
         assert time.monotonic() < deadline

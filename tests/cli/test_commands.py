@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +106,13 @@ def test_status_says_what_it_does_and_what_it_holds(running: Gateway) -> None:
 
 def test_status_makes_a_new_link_that_signs_in_once(running: Gateway) -> None:
     """X04: the code stands in the fragment and dies at first use."""
-    link = tidegate("status", "--link", home=running.home).stdout.strip()
-    address, _, code = link.partition("/#code=")
+    run = tidegate("status", "--link", home=running.home)
+    address, _, code = run.stdout.strip().partition("/#code=")
     assert address == running.address
-    assert running.call("POST", "/api/login", {"code": code}) == {"signed_in": True}
+    assert re.fullmatch(r"The link works once, until \d{4}-\d\d-\d\d \d\d:\d\d\.\n", run.stderr)
+    assert running.call("POST", "/api/login", {"code": code})["signed_in"]
+    made = _json("status", "--link", home=running.home)
+    assert set(made) == {"link", "expires"} and made["expires"] > time.time()
     with pytest.raises(OSError, match="401"):
         running.call("POST", "/api/login", {"code": code})
 
@@ -206,7 +211,7 @@ def test_a_key_is_made_listed_used_and_revoked(running: Gateway) -> None:
     headers = {"Authorization": f"Bearer {made['key']}"}
     assert running.call("GET", "/api/sessions", None, **headers)["sessions"] == []
     row = next(key for key in _json("keys", "list", home=home) if key["id"] == made["id"])
-    assert (row["name"], row["label"], row["role"]) == ("anna", "phone", "user")
+    assert (row["name"], row["label"], row["role"]) == ("anna", "phone", "member")
     assert "anna" in tidegate("keys", "list", home=home).stdout
     assert made["key"] not in tidegate("keys", "list", home=home).stdout
     assert _json("keys", "revoke", made["id"], home=home) == {"revoked": made["id"], "changed": True}
@@ -302,7 +307,9 @@ def test_commands_in_hints_can_be_copied(nobody: Path) -> None:
     with gateway(nobody) as running:
         running.until("Ctrl-C stops")
         assert running.link == next(line for line in running.said if "#code=" in line).removeprefix("chat ")
-        assert f"The link opens once; `tidegate status --link --home {nobody}` gives another." in running.said
+        again = f"`tidegate status --link --home {nobody}` gives another."
+        [told] = [line for line in running.said if line.endswith(again)]
+        assert re.fullmatch(r"The link works once, until \d\d:\d\d; ", told.removesuffix(again))
         refused = tidegate("up", "--port", "0", home=nobody).stderr
         assert f"`tidegate stop --home {nobody}`" in refused
         assert f"`tidegate up --replace --home {nobody}`" in refused

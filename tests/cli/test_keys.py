@@ -30,10 +30,10 @@ def test_making_a_key_says_for_whom_it_is_and_what_it_may(running: Gateway) -> N
     key, said = add(running, "dora")
     assert "one more key" in said and "main" in said
     row = next(line for line in tidegate("keys", "list", home=running.home).stdout.splitlines() if "dora" in line)
-    assert row.split()[1:4] == ["dora", "user", "main"]
+    assert row.split()[1:4] == ["dora", "member", "main"]
     run = tidegate("keys", "add", "emil", "--json", home=running.home)
     made = json.loads(run.stdout)
-    assert (made["name"], made["role"], made["agents"], made["new"]) == ("emil", "user", None, True)
+    assert (made["name"], made["role"], made["agents"], made["new"]) == ("emil", "member", None, True)
 
 
 def test_a_key_of_the_owner_is_made_only_by_that_name(running: Gateway) -> None:

@@ -21,7 +21,8 @@ def write(home: Path, tmp_path: Path) -> Path:
     project = tmp_path / "project"
     skill(project / ".agents" / "skills", "ours", "What we do.", head="license: MIT\nmetadata:\n  version: 1.0\n")
     skill(home / "skills", "mine", "What \\u001b[31m I do.")
-    skill(home / "skills", "ours")
+    skill(home / "skills", "mine-too", "Both have it.")
+    skill(project / ".agents" / "skills", "mine-too")
     skill(home / "skills", "broken", head="name: x\n")
     (home / "tidegate.toml").write_text(SETTINGS.format(project=project))
     return project
@@ -33,8 +34,12 @@ def test_skills_are_listed_with_where_they_are_from_and_what_is_left_out(nobody:
     run = tidegate("skills", "--json", home=nobody)
     assert run.returncode == 0, run.stderr
     main, narrow = json.loads(run.stdout)
-    assert [(each["name"], each["from"]) for each in main["skills"]] == [("mine", "user"), ("ours", "project")]
-    assert main["skills"][1] == {
+    assert [(each["name"], each["from"]) for each in main["skills"]] == [
+        ("mine", "user"),
+        ("mine-too", "user"),
+        ("ours", "project"),
+    ]
+    assert main["skills"][2] == {
         "name": "ours",
         "description": "What we do.",
         "from": "project",
@@ -45,18 +50,19 @@ def test_skills_are_listed_with_where_they_are_from_and_what_is_left_out(nobody:
         "tools": [],
     }
     assert {(Path(left["path"]).parent.name, left["covered"]) for left in main["left_out"]} == {
-        ("ours", True),
+        ("mine-too", True),
         ("broken", False),
     }
     assert [each["name"] for each in narrow["skills"]] == ["mine"] and not narrow["left_out"]
     heads, *rows = tidegate("skills", home=nobody).stdout.splitlines()
     assert heads.split() == ["agent", "skill", "from", "folder", "description"]
-    assert [row.split()[:3] for row in rows[:3]] == [
+    assert [row.split()[:3] for row in rows[:4]] == [
         ["main", "mine", "user"],
+        ["main", "mine-too", "user"],
         ["main", "ours", "project"],
         ["narrow", "mine", "user"],
     ]
-    assert any("broken/SKILL.md is left out: its frontmatter has the name" in row for row in rows[3:])
+    assert any("broken/SKILL.md is left out: its frontmatter has the name" in row for row in rows[4:])
     assert not any("\x1b" in row for row in rows)
 
 

@@ -29,7 +29,7 @@ def test_who_follows_a_turn_sees_its_tasks_and_is_asked_by_them(running: Gateway
         assert "the agent helper asks for your approval" in shown and re.search(r"clock\s+zone: Europe/Paris", shown)
         [question] = running.call("GET", "/api/approvals")["approvals"]
         listed = tidegate("approvals", "list", home=running.home).stdout
-        assert f"an approval of conversation {question['conversation']}" in listed
+        assert f"an approval in owner's conversation {question['conversation']}" in listed
         assert "1 asking a person, 1 waiting for other agents" in tidegate("status", home=running.home).stdout
         terminal.type("y\r")
         went_on = terminal.until("delegate gave me this:\\s+The answer of the agent 'helper':\\s+The clock says")
@@ -40,7 +40,7 @@ def test_who_follows_a_turn_sees_its_tasks_and_is_asked_by_them(running: Gateway
 
 def test_who_joins_a_conversation_whose_task_waits_is_asked(running: Gateway) -> None:
     """S29: and then sees how the turn goes on."""
-    begun = running.call("POST", "/api/messages", {"text": ASKING_TASK, "channel": "terminal"})
+    begun = running.call("POST", "/api/messages", {"text": ASKING_TASK})
     deadline = time.monotonic() + WAIT
     while not (found := running.call("GET", f"/api/approvals?session={begun['session']}")["approvals"]):
         assert time.monotonic() < deadline

@@ -429,3 +429,29 @@ def test_paths_start_at_the_home_folder() -> None:
     assert config.project("third") is None
     with pytest.raises(Misconfigured):
         config.path("~nobody-of-that-name/x")
+
+
+@pytest.mark.parametrize("secret", ['key = "env:A"', 'keys = ["env:A", "env:B"]', 'headers = { x-key = "file:b" }'])
+@pytest.mark.parametrize("host", ["10.0.0.1", "example.org", "[2001:db8::1]:8080", "localhost.example.org"])
+def test_no_key_is_sent_over_plain_http_to_another_machine(secret: str, host: str) -> None:
+    """X15: others on the way could read it. Without a key, over https and on this machine it may be."""
+    model = '[models.main]\napi = "openai-chat"\nmodel = "m"\nbase_url = "{}"\n'
+    with pytest.raises(Misconfigured) as told:
+        read(model.format(f"http://{host}/v1") + secret, HOME)
+    assert told.value.message == (
+        "tidegate.toml: [models.main] base_url would carry its key over plain http to another machine, where others "
+        "can read it; use https, or a tunnel to 127.0.0.1"
+    )
+    for fine in (model.format(f"http://{host}/v1"), model.format(f"https://{host}/v1") + secret):
+        assert read(fine, HOME).models["main"] is not None
+    for here in ("127.0.0.1:8080", "127.1.2.3", "localhost:1", "[::1]"):
+        assert read(model.format(f"http://{here}/v1") + secret, HOME).models["main"] is not None
+
+
+def test_no_key_of_a_search_engine_is_sent_over_plain_http_to_another_machine() -> None:
+    """X15: a search engine without a key may be asked so."""
+    web = '[web]\nsearch = "searxng"\nsearch_url = "http://{}"\n'
+    with pytest.raises(Misconfigured, match="search_url would carry 'search_key' over plain http"):
+        read(web.format("10.0.0.1") + 'search_key = "env:A"', HOME)
+    assert read(web.format("10.0.0.1"), HOME).web.search_key is None
+    assert read(web.format("127.0.0.1:8888") + 'search_key = "env:A"', HOME).web.search_key == "env:A"

@@ -71,9 +71,9 @@ POINTS = {
     "when it is given": f"'tidegate.sessions.delegation.Delegation', '_give', 'after', {HELPER}",
     "when it gives one itself": f"'tidegate.sessions.delegation.Delegation', '_give', 'after', {WORKER}",
     "when the innermost is about to act": "'tidegate.agent.hands.Hands', '_run', 'before',"
-    " lambda self, step, tool, call: tool.name != 'write_file'",
+    " lambda self, step, tool, *a, **k: tool.name != 'write_file'",
     "when the innermost has acted": "'tidegate.agent.hands.Hands', '_run', 'after',"
-    " lambda self, step, tool, call: tool.name != 'write_file'",
+    " lambda self, step, tool, *a, **k: tool.name != 'write_file'",
     "when the innermost has answered": f"'tidegate.sessions.delegation.Delegation', '_outcome', 'after', {WORKER}",
     "when that answer is written down": "'tidegate.engine.journal.Journal', '_commit', 'after',"
     + RESULT.format(outer=False) + " or not self._live.parent.parent is None or not self._live.children == {}",
@@ -87,6 +87,7 @@ POINTS = {
 def home(tmp_path: Path) -> Path:
     home = tmp_path / "home"
     (home / "project").mkdir(parents=True)
+    (home / "project").chmod(0o777)  # where root has made it, agents are another user
     return home
 
 
@@ -101,7 +102,7 @@ def faulty(tmp_path: Path, point: str) -> dict[str, str]:
 
 def say(running: Gateway) -> str:
     """The turn of the one message, however often it is sent."""
-    said = {"text": SAID, "channel": "page"}
+    said = {"text": SAID}
     return str(running.call("POST", "/api/messages", said, **{"Idempotency-Key": "once"})["turn"])
 
 

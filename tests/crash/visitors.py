@@ -46,7 +46,7 @@ class Visitors:
 
     async def page(self, name: str) -> None:
         """A page: a message, the stream of what happens, the same message again, commands, a new conversation."""
-        said = {"text": f"{name} [tool clock {{}}]", "channel": "page"}
+        said = {"text": f"{name} [tool clock {{}}]"}
         begun = await self.ask("POST", "/api/messages", said, **{"Idempotency-Key": name})
         async with self.stream(begun["session"]) as events:
             await self.over(begun["turn"])
@@ -54,7 +54,7 @@ class Visitors:
         again = await self.ask("POST", "/api/messages", said, **{"Idempotency-Key": name})
         assert (again["turn"], again["how"]) == (begun["turn"], "replayed")
         for line in ("/status", f"/title {name}", "/reasoning low", "/undo", "/new"):
-            await self.ask("POST", "/api/messages", {"text": line, "session": begun["session"], "channel": "page"})
+            await self.ask("POST", "/api/messages", {"text": line, "session": begun["session"]})
 
     async def leave_named(self, name: str) -> None:
         """Hangs up in the middle of the text; the turn goes on."""
@@ -79,7 +79,7 @@ class Visitors:
         await self.over(first["turn"])
 
     async def stop(self, name: str) -> None:
-        first = await self.ask("POST", "/api/messages", {"text": f"{name} {LONG}", "channel": "terminal"})
+        first = await self.ask("POST", "/api/messages", {"text": f"{name} {LONG}"})
         await self.ask("POST", f"/api/sessions/{first['session']}/stop", {})
         await self.over(first["turn"])
 

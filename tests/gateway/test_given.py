@@ -1,6 +1,7 @@
 """The folders that agents are given hold nothing of the gateway's: looked at before it starts."""
 
 import json
+import pwd
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from tests.gateway.running import gateway, tidegate
 from tidegate.gateway import Unready, examine, given
 from tidegate.gateway.given import OWN, SYSTEM
 from tidegate.workspaces import bubblewrap
+
+pytestmark = pytest.mark.sandbox
 
 
 @pytest.fixture
@@ -97,6 +100,7 @@ def test_a_home_below_the_project_is_refused_and_a_project_elsewhere_is_not(home
     beside, inside = tmp_path / "project", home / "papers"
     beside.mkdir()
     inside.mkdir()
+    inside.chmod(0o777)  # else whoever runs this as root is warned
     for folder in (beside, inside, home.parent / "homework", beside / "later"):
         write(home, workspace=str(folder), read_only=str(beside))
         assert examine(home).config.project("coder") == folder
@@ -119,6 +123,71 @@ def test_a_folder_that_holds_a_secret_of_the_settings_is_given_to_nobody(home: P
     (home / "papers" / "key").write_text("secret")
     write(home, workspace="papers", more=more)
     assert f"holds the secret that {setting} names" in refusal(home)
+
+
+@pytest.mark.parametrize("setting", ["workspace", "read_only"])
+@pytest.mark.parametrize("folder", ["/proc", "/proc/self", "/sys/kernel", "/dev", "/dev/../proc", "{up}/link"])
+def test_no_folder_of_the_kernel_is_given(home: Path, setting: str, folder: str) -> None:
+    """X18: the environment of the gateway is in /proc, and every device in /dev; with ssh as well."""
+    (home.parent / "link").symlink_to("/proc")
+    write(home, **{setting: folder.format(up=home.parent)})
+    settings = (home / "tidegate.toml").read_text()
+    for backend in ("auto", "ssh"):
+        chosen = f'[workspaces]\nbackend = "{backend}"\nssh_host = "h"\n'
+        (home / "tidegate.toml").write_text(settings.replace("[workspaces]\n", chosen))
+        assert "which shows the machine's processes and devices; leave it out" in refusal(home)
+
+
+def test_a_variable_that_holds_a_secret_is_shown_to_no_command(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """X18: by the name that the settings refer to, by another name, and from a file."""
+    model = '[agents.main]\nmodel = "m"\n[models.m]\napi = "demo"\nkey = "{}"\n[workspaces]\nenvironment = ["{}"]\n'
+    (home / "key").write_text("a-secret-of-mine\n")
+    monkeypatch.setenv("MY_KEY", "a-secret-of-mine")
+    monkeypatch.setenv("SAME_KEY", "a-secret-of-mine")
+    monkeypatch.setenv("PLAIN", "something else")
+    for reference, name in (("env:MY_KEY", "MY_KEY"), ("env:MY_KEY", "SAME_KEY"), ("file:key", "MY_KEY")):
+        (home / "tidegate.toml").write_text(model.format(reference, name))
+        assert refusal(home) == (
+            f"{home}/tidegate.toml: [workspaces] environment: {name} holds the secret that [models.m] key names, and "
+            "every command could read it; take it out of the list"
+        )
+    for name in ("PLAIN", "NOT_SET"):
+        (home / "tidegate.toml").write_text(model.format("env:MY_KEY", name))
+        assert examine(home).config.workspaces.environment == (name,)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ('[workspaces]\nread_only = ["/proc"]\n', "lies in /proc"),
+        (
+            '[models.main]\napi = "demo"\nkey = "env:HOME"\n[workspaces]\nenvironment = ["HOME"]\n',
+            "HOME holds the secret that [models.main] key names",
+        ),
+        (
+            '[models.main]\napi = "anthropic"\nbase_url = "http://10.0.0.1"\nmodel = "m"\nkey = "env:HOME"\n',
+            "base_url would carry its key over plain http to another machine",
+        ),
+    ],
+)
+def test_the_start_and_config_check_refuse_alike(home: Path, settings: str, sentence: str) -> None:
+    """X18: nothing runs before it is mended, and the sentence says how."""
+    (home / "tidegate.toml").write_text(settings)
+    start, check = tidegate("up", "--port", "0", home=home), tidegate("config", "check", home=home)
+    assert (start.returncode, check.returncode) == (1, 1)
+    assert start.stderr == check.stderr
+    assert sentence in check.stderr
+
+
+@pytest.mark.parametrize("text", ["/", "/root", "/home", "/home/../root", "~", "link", "{daemon}"])
+def test_nobodys_home_folder_is_worked_in(home: Path, text: str) -> None:
+    """X13: what is left in `.bashrc` or `.ssh` there is executed or believed when its owner logs in."""
+    (home / "link").symlink_to(Path.home())
+    daemon = next(user.pw_dir for user in pwd.getpwall() if user.pw_shell.endswith("nologin"))
+    write(home, workspace=text.format(daemon=daemon))
+    assert " the home folder of " in refusal(home) or "holds the gateway's home folder" in refusal(home)
+    start, check = tidegate("up", "--port", "0", home=home), tidegate("config", "check", home=home)
+    assert (start.returncode, check.returncode) == (1, 1) and start.stderr == check.stderr
 
 
 def test_a_folder_of_another_machine_is_not_compared_with_this_ones(home: Path) -> None:

@@ -15,6 +15,8 @@ from tests.gateway.running import WAIT, Gateway, gateway
 from tests.workspaces.sshd import SSHD, sshd
 from tidegate.workspaces.interface import Enforcement
 
+pytestmark = pytest.mark.sandbox
+
 SETTINGS = """
 [models.main]
 api = "demo"
@@ -226,7 +228,7 @@ def test_status_says_how_each_limit_of_a_workspace_is_kept(home: Path) -> None:
         session = person.session
         assert (home / "workspaces" / session / "big").stat().st_size == 1 << 20
         kept = running.call("GET", "/api/status")["workspaces"]["enforced"]
-        assert set(kept) == {"processes", "memory_bytes", "disk_bytes", "file_bytes", "cpu_seconds"}
+        assert set(kept) == {"processes", "memory_bytes", "disk_bytes", "files", "file_bytes", "cpu_seconds"}
         assert set(kept.values()) <= set(get_args(Enforcement))
         assert (kept["file_bytes"], kept["disk_bytes"]) == ("rlimit", "polled")
 

@@ -535,16 +535,16 @@ def test_thinking_by_a_budget_gives_way_to_a_tool_that_must_be_called() -> None:
     ("model", "facts", "call", "sent"),
     [
         ("claude-haiku-4-5", BUDGET, Call(temperature=0.2), {"temperature": 0.2}),
-        ("claude-haiku-4-5", BUDGET, Call(temperature=1.7), {"temperature": 1.0}),
         ("claude-haiku-4-5", BUDGET, Call(top_p=0.5), {"top_p": 0.5}),
-        ("claude-haiku-4-5", BUDGET, Call(temperature=0.2, top_p=0.5), {"temperature": 0.2}),
-        ("claude-haiku-4-5", BUDGET, Call(temperature=0.2, top_p=0.5, reasoning="high"), {}),
+        ("claude-haiku-4-5", BUDGET, Call(temperature=0.2, top_p=1), {"temperature": 0.2}),
+        ("claude-haiku-4-5", BUDGET, Call(temperature=1, top_p=0.5), {"top_p": 0.5}),
+        ("claude-haiku-4-5", BUDGET, Call(temperature=1, top_p=1, reasoning="high"), {}),
         ("claude-haiku-4-5", BUDGET, Call(temperature=0.2, reasoning="off"), {"temperature": 0.2}),
-        (MODEL, ADAPTIVE, Call(temperature=0.2, top_p=0.5), {}),
-        (MODEL, ADAPTIVE, Call(temperature=0.2, reasoning="off"), {}),
-        ("claude-opus-9", Facts(), Call(temperature=0.2), {}),
-        ("some-other-model", ADAPTIVE, Call(temperature=0.2), {"temperature": 0.2}),
-        ("some-other-model", ADAPTIVE, Call(temperature=0.2, reasoning="low"), {}),
+        (MODEL, ADAPTIVE, Call(temperature=1, top_p=1), {}),
+        (MODEL, ADAPTIVE, Call(temperature=1, reasoning="off"), {}),
+        ("claude-opus-9", Facts(), Call(temperature=1), {}),
+        ("some-other-model", ADAPTIVE, Call(temperature=0.2, top_p=0.5), {"temperature": 0.2, "top_p": 0.5}),
+        ("some-other-model", ADAPTIVE, Call(temperature=1, reasoning="low"), {}),
         ("some-local-model", Facts(), Call(temperature=0.2), {"temperature": 0.2}),
     ],
 )
@@ -555,6 +555,29 @@ def test_chance_is_set_only_where_the_model_takes_it(
     assert {name: request[name] for name in ("temperature", "top_p") if name in request} == sent
     version = Anthropic(model, facts).headers(None)["anthropic-version"]
     assert version == SAMPLED_VERSION if sent else version in (VERSION, SAMPLED_VERSION)
+
+
+@pytest.mark.parametrize(
+    ("model", "facts", "call", "param"),
+    [
+        ("claude-haiku-4-5", BUDGET, Call(temperature=1.7), "temperature"),
+        ("claude-haiku-4-5", BUDGET, Call(temperature=0.2, top_p=0.5), "top_p"),
+        ("claude-haiku-4-5", BUDGET, Call(temperature=0, reasoning="high"), "temperature"),
+        ("claude-haiku-4-5", BUDGET, Call(top_p=0.5, reasoning="high"), "top_p"),
+        ("claude-haiku-4-5", BUDGET, Call(extras=b'{"top_k":4}', reasoning="high"), "top_k"),
+        (MODEL, ADAPTIVE, Call(temperature=0.2), "temperature"),
+        (MODEL, ADAPTIVE, Call(top_p=0.2, reasoning="off"), "top_p"),
+        ("claude-opus-9", Facts(), Call(temperature=0.2), "temperature"),
+        ("some-other-model", ADAPTIVE, Call(temperature=0.2, reasoning="low"), "temperature"),
+    ],
+)
+def test_sampling_that_the_model_does_not_take_is_refused_by_name(
+    model: str, facts: Facts, call: Call, param: str
+) -> None:
+    """H08: another answer than the one that was asked for is not passed off as it."""
+    with pytest.raises(ModelFailed, match="This model takes") as refused:
+        body([], call, wire=AnthropicWire(model, facts))
+    assert refused.value.param == param
 
 
 def test_the_key_goes_in_the_header_that_the_api_reads() -> None:

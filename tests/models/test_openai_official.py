@@ -37,7 +37,8 @@ SOUND = Media(media_type="audio/wav", data=b"RIFF", seconds=1.0)
 DOCUMENT = Media(media_type="application/pdf", data=b"%PDF-1.7", name="a.pdf", size=8)
 CALLS = [
     Call(),
-    Call(temperature=0.5, top_p=0.9, max_tokens=70, reasoning="max", user="u", metadata={"a": "b"}),
+    Call(temperature=0.5, top_p=0.9, max_tokens=70, reasoning="off", user="u", metadata={"a": "b"}),
+    Call(temperature=1, max_tokens=70, reasoning="max"),
     Call(
         reasoning="off",
         tool_choice=b'{"type":"function","function":{"name":"own"}}',

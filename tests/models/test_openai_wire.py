@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.models.transcripts import carrying, groups, prefixes, texts
+from tidegate.errors import ModelFailed
 from tidegate.models.facts import Facts
 from tidegate.models.openai.chat import OpenAIChat
 from tidegate.models.openai.chat_wire import API, CALL_ID_CHARACTERS, OpenAIWire, Wanted
@@ -144,17 +145,19 @@ def test_the_effort_is_a_word_that_the_model_knows(thinking: Any, efforts: Any, 
     assert decoded(wire, Call(reasoning=asked, temperature=1.0)).get("reasoning_effort") == sent
 
 
-def test_the_chance_in_an_answer_is_set_only_where_the_model_lets_it_be() -> None:
-    """A3: OpenAI's own that think refuse it, and would refuse every call of a client that always sends it."""
+def test_sampling_is_sent_where_the_model_takes_it_and_refused_by_name_elsewhere() -> None:
+    """A3, H08: OpenAI's own models that reason take the default values only."""
     call = Call(temperature=0.5, top_p=0.9)
-    for wire, sent in [
-        (OpenAIWire("m", FACTS, completion_tokens=True), False),
-        (OpenAIWire("m", Facts(), completion_tokens=True), True),
-        (WIRE, True),
-    ]:
-        assert ({"temperature", "top_p"} <= set(decoded(wire, call))) is sent
+    for wire in (OpenAIWire("m", Facts(), completion_tokens=True), WIRE):
+        assert {"temperature", "top_p"} <= set(decoded(wire, call))
+    reasoning = OpenAIWire("m", FACTS, completion_tokens=True)
+    for field in ("temperature", "top_p"):
+        with pytest.raises(ModelFailed, match="takes no") as refused:
+            decoded(reasoning, Call(**{field: 0.0}))
+        assert refused.value.param == field
+    assert not {"temperature", "top_p"} & set(decoded(reasoning, Call(temperature=1, top_p=1)))
     off = msgspec.structs.replace(call, reasoning="off")
-    assert "temperature" in decoded(OpenAIWire("m", FACTS, completion_tokens=True), off)
+    assert "temperature" in decoded(reasoning, off)
 
 
 def test_what_the_gateway_adds_to_a_message_is_kept_apart_from_the_users_words() -> None:

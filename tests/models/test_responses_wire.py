@@ -97,7 +97,7 @@ def test_every_word_and_every_call_is_sent_once(past: list[list[Message]]) -> No
 def test_a_request_is_made_of_the_very_pieces_of_its_history() -> None:
     """L22, S32: writing a request copies nothing of a long history."""
     history = [WIRE.encode(Message(role="user", text="x" * 65_536)) for _ in range(8)]
-    pieces = WIRE.body(WIRE.encode_prefix(Prefix(prompt="p")), history, Call(temperature=0.5))
+    pieces = WIRE.body(WIRE.encode_prefix(Prefix(prompt="p")), history, Call(max_tokens=70))
     assert all(any(piece is held for held in pieces) for piece in history)
 
 
@@ -177,10 +177,14 @@ def test_the_effort_is_a_word_that_the_model_knows(facts: Facts, asked: str | No
     assert decoded(Call(reasoning=asked, max_tokens=9), facts=facts).get("reasoning") == sent
 
 
-def test_the_chance_in_an_answer_is_set_only_where_the_model_lets_it_be() -> None:
-    """A3: one that thinks refuses it, and would refuse every call of a client that always sends it."""
+def test_sampling_is_sent_where_the_model_takes_it_and_refused_by_name_elsewhere() -> None:
+    """A3, H08: a model that reasons takes the default values only."""
     call = Call(temperature=0.5, top_p=0.9)
-    assert not {"temperature", "top_p"} & set(decoded(call))
+    for field in ("temperature", "top_p"):
+        with pytest.raises(ModelFailed, match="takes no") as refused:
+            decoded(Call(**{field: 0.0}))
+        assert refused.value.param == field
+    assert not {"temperature", "top_p"} & set(decoded(Call(temperature=1, top_p=1)))
     assert {"temperature", "top_p"} <= set(decoded(call, facts=Facts()))
     assert {"temperature", "top_p"} <= set(decoded(msgspec.structs.replace(call, reasoning="off")))
 

@@ -75,7 +75,7 @@ LOOKS = """() => {
 def test_tab_reaches_every_control_and_shows_where_it_is(page: Page) -> None:
     """The order is that of the page, and what has the focus looks otherwise than without it."""
     say(page, "what time is it")
-    page.get_by_role("button", name="Sign out").focus()
+    page.get_by_role("button", name="Signed-in browsers").focus()
     reached: list[str] = []
     for _ in range(4):
         page.keyboard.press("Tab")

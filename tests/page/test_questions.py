@@ -1,7 +1,9 @@
 """What an agent asks, on the page: cards that stay until they are answered, here or anywhere."""
 
+import json
 import re
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from tests.page import browser as chromium
-from tests.page.browser import Visit
+from tests.page.browser import PATIENCE, Visit
 from tests.page.conftest import address_of_conversation, answers, leave, say, send
 from tests.page.gateway import Gateway
 
@@ -41,6 +43,7 @@ def careful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 def started(home: Path) -> Gateway:
     (home / "tidegate.toml").write_text(CAREFUL)
     (home / "project").mkdir()
+    (home / "project").chmod(0o777)  # where root has made it, agents are another user
     gateway = Gateway(home)
     try:
         gateway.start()
@@ -102,6 +105,30 @@ def test_an_approval_is_a_card_with_what_would_be_done(page: Page) -> None:
     expect(page.locator("#composer")).to_be_focused()
     expect(page.locator(".asking")).to_have_count(0)
     expect(page).to_have_title(re.compile(r"^[^(]"))
+
+
+def test_what_another_person_may_not_approve_reaches_the_owners_page(
+    new_page: Callable[..., Visit], careful: Gateway
+) -> None:
+    """X11, S29: a command outside the sandbox, shown whole however long it is, first in the list."""
+    key = careful.call("POST", "/api/keys", {"name": "mallory"})["key"]
+    command = "echo " + "x" * 9000 + " | wc -c"
+    said = {"text": f"call terminal {json.dumps({'command': command})}", "attended": True}
+    begun = careful.call("POST", "/api/messages", said, Authorization=f"Bearer {key}")
+    deadline = time.monotonic() + PATIENCE / 1000
+    while not waiting(careful):
+        assert time.monotonic() < deadline
+    page = new_page().page
+    entry = page.locator(f'.entries a[href="#/{begun["session"]}"]')
+    expect(entry).to_contain_text("Asks for terminal")
+    entry.click()
+    card = page.locator(".question")
+    expect(card).to_contain_text("asks for the owner's approval")
+    assert command in (card.locator("pre").text_content() or "")
+    card.get_by_role("button", name="Approve").click()
+    expect(card).to_have_count(0)
+    expect(page.locator(".answer .markdown").last).to_contain_text("9001")
+    expect(entry).to_have_count(0)
 
 
 def test_a_denial_may_say_why(page: Page) -> None:

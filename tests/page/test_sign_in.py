@@ -3,9 +3,11 @@
 import re
 from collections.abc import Callable
 
-from playwright.sync_api import Request, expect
+import pytest
+from playwright.sync_api import Page, Request, expect
 
 from tests.page.browser import Visit
+from tests.page.conftest import leave, say
 from tests.page.gateway import Gateway
 
 REFUSED = "status of 401"  # the browser's own remark about a response that the test asks for
@@ -85,7 +87,7 @@ def test_signing_out_ends_the_cookie(new_visit: Callable[..., Visit], gateway: G
     visit = new_visit()
     with visit.page.expect_response("**/api/commands"):  # what is under way at that moment would be refused
         visit.page.goto(gateway.new_link())
-    visit.page.get_by_role("button", name="Sign out").click()
+    visit.page.get_by_role("button", name="Sign out", exact=True).click()
     expect(visit.page.get_by_label("One-time code")).to_be_visible()
     visit.page.reload()
     expect(visit.page.get_by_label("One-time code")).to_be_visible()
@@ -102,3 +104,58 @@ def test_the_page_may_load_nothing_but_its_own_files(new_visit: Callable[..., Vi
     assert "unsafe" not in policy
     expect(visit.page.locator("#composer")).to_be_visible()
     assert visit.page.locator("script:not([src]), style, [style*=expression]").count() == 0
+
+
+def test_a_browser_that_lost_its_page_token_is_told_how_to_sign_in(
+    new_visit: Callable[..., Visit], gateway: Gateway
+) -> None:
+    """X05: the cookie is still there and opens nothing; a new link mends it."""
+    visit = new_visit()
+    visit.page.goto(gateway.new_link())
+    expect(visit.page.locator("#composer")).to_be_visible()
+    visit.page.evaluate("localStorage.clear()")
+    visit.page.reload()
+    expect(visit.page.get_by_role("alert")).to_contain_text("tidegate status --link")
+    assert len(visit.context.cookies()) == 1
+    visit.page.goto(gateway.new_link())
+    expect(visit.page.locator("#composer")).to_be_visible()
+    visit.forgive(REFUSED)
+
+
+def test_tabs_share_a_sign_in_and_its_end(new_visit: Callable[..., Visit], gateway: Gateway) -> None:
+    """X05: another tab that signs in anew replaces both parts for all of them."""
+    visit = new_visit()
+    first, second = Visit(visit.context), Visit(visit.context)
+    first.page.goto(gateway.new_link())
+    expect(first.page.locator("#composer")).to_be_visible()
+    second.page.goto(gateway.origin)
+    expect(second.page.locator("#composer")).to_be_visible()
+    second.page.goto(gateway.new_link())
+    expect(second.page.locator("#composer")).to_be_visible()
+    for tab in (first, second):
+        say(tab.page, "say we are both in")
+    second.page.get_by_role("button", name="Sign out", exact=True).click()
+    for tab in (first, second):
+        expect(tab.page.get_by_label("One-time code")).to_be_visible()
+    first.page.goto(gateway.new_link())
+    for tab in (first, second):
+        expect(tab.page.locator("#composer")).to_be_visible()
+        tab.forgive(REFUSED)
+        leave(tab, gateway.origin)
+
+
+@pytest.mark.parametrize(
+    ("agent", "name"),
+    [
+        ("Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 Chrome/120.0 Safari/537.36", "Chrome on Linux"),
+        ("Mozilla/5.0 (Windows NT 10.0) AppleWebKit/537.36 Chrome/120.0 Safari/537.36 Edg/120.0", "Edge on Windows"),
+        ("Mozilla/5.0 (Macintosh; Intel Mac OS X 14_0) AppleWebKit/605.1 Version/17.0 Safari/605.1", "Safari on macOS"),
+        ("Mozilla/5.0 (iPhone; CPU iPhone OS 17_0 like Mac OS X) Version/17.0 Safari/604.1", "Safari on iPhone"),
+        ("Mozilla/5.0 (Android 14; Mobile; rv:120.0) Gecko/120.0 Firefox/120.0", "Firefox on Android"),
+        ("curl/8.0", "Browser"),
+    ],
+)
+def test_a_browser_is_listed_by_a_name_that_people_know(page_of_record: Page, agent: str, name: str) -> None:
+    """Its program and its system, as far as they are known."""
+    asked = "async (agent) => (await import('/static/signin.js')).browserName(agent)"
+    assert page_of_record.evaluate(asked, agent) == name

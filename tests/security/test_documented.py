@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 
 from tidegate.config import read
+from tidegate.security import ROLES, Right
 from tidegate.security.policy import Action, Verdict, decide, parse
+from tidegate.security.principal import RIGHTS
 from tidegate.tools import ToolRegistry, builtin_toolsets
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "approvals.md").read_text()
+PAGES = Path(__file__).resolve().parents[2] / "docs"
+PAGE = (PAGES / "approvals.md").read_text()
 RULES = re.findall(r"^\| `((?:allow|ask|deny) [^|]*)` \| `(\w+) ({.*?})` \| `(\w+) ({.*?})` \|$", PAGE, re.MULTILINE)
 EFFECTS = {"terminal": "execute", "write_file": "write", "read_file": "read"}
 
@@ -19,6 +22,28 @@ def action(tool: str, arguments: str) -> Action:
     return Action(
         tool=tool, effect=EFFECTS[tool], arguments=json.loads(arguments), channel="page", contained=tool != "terminal"
     )
+
+
+ROWS: dict[Right, str] = {
+    "talk": "talk",
+    "approve": "approve",
+    "approve_outside": "effects outside the sandbox",
+    "see_usage": "see usage",
+    "pair": "pair people",
+    "configure": "configure",
+}
+
+
+def test_the_table_of_roles_and_rights_is_the_codes() -> None:
+    """X11: every right and every role, and each right is explained."""
+    section = (PAGES / "security.md").read_text().partition("## Roles and rights")[2].partition("\n## ")[0]
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
+    assert lines[0] == ["right", *ROLES] and list(ROWS) == list(RIGHTS)
+    assert lines[2:] == [
+        [ROWS[right], *("yes" if role in RIGHTS[right] else "no" for role in ROLES)] for right in RIGHTS
+    ]
+    for label in ROWS.values():
+        assert f"- **{label}**: " in section
 
 
 def test_there_are_examples() -> None:

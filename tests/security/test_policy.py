@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.errors import Misconfigured
-from tidegate.security.policy import Action, Mode, Rule, decide, parse
+from tidegate.security.policy import Action, Mode, Rule, decide, parse, strictest
 
 TOOLS = ("terminal", "write_file", "read_file", "web_fetch", "ask_user")
 EFFECTS = ("read", "write", "execute", "network")
@@ -82,8 +82,70 @@ def test_a_rule_fits_when_all_that_it_says_holds(rule: Rule, action: Action) -> 
         value = action.arguments.get(name)
         said.append(value is not None and (not isinstance(value, str) or fnmatch.fnmatchcase(value, pattern)))
     assert rule.fits(action) <= all(said)
-    if all(isinstance(action.arguments.get(name), str) for name, _ in rule.arguments):
+    if rule.decision != "allow" and all(isinstance(action.arguments.get(name), str) for name, _ in rule.arguments):
         assert rule.fits(action) == all(said)
+
+
+SHELL = ";&|<>$`(){}\\'\"#\n\r\0"
+words = st.text(st.characters(exclude_characters=SHELL + "*?[]"), max_size=12)
+pieces = words | st.sampled_from(("a && b", "x | y", "'q'", "$HOME"))
+
+
+@given(st.lists(pieces, min_size=2, max_size=4), st.data())
+def test_a_wildcard_of_an_allowed_command_stands_for_no_character_of_the_shell(
+    literals: list[str], data: st.DataObject
+) -> None:
+    """X12: what the rule spells out is allowed as it stands; `ask` and `deny` go on to fit everything."""
+    pattern = "*".join(literals)
+    between = data.draw(st.lists(words, min_size=len(literals) - 1, max_size=len(literals) - 1))
+    harmless = _joined(literals, between)
+    place = data.draw(st.integers(0, len(between) - 1))
+    at = data.draw(st.integers(0, len(between[place])))
+    character = data.draw(st.sampled_from(SHELL))
+    between[place] = between[place][:at] + character + between[place][at:]
+    hostile = _joined(literals, between)
+    rules = {
+        decision: Rule(decision=decision, tool="terminal", arguments=(("command", pattern),))
+        for decision in ("allow", "ask", "deny")
+    }
+    assert rules["allow"].fits(act(command=harmless)) and not rules["allow"].fits(act(command=hostile))
+    for decision in ("ask", "deny"):
+        assert rules[decision].fits(act(command=harmless)) and rules[decision].fits(act(command=hostile))
+
+
+def _joined(literals: list[str], between: list[str]) -> str:
+    return "".join(f"{literal}{text}" for literal, text in zip(literals, [*between, ""], strict=True))
+
+
+@given(st.text(st.characters(exclude_characters="*?[")))
+def test_a_pattern_without_a_wildcard_allows_just_its_command(command: str) -> None:
+    """X12: with whatever characters it has."""
+    assert Rule(decision="allow", arguments=(("command", command),)).fits(act(command=command))
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["git status; rm -rf ~", "git status && id", "git status | sh", "git status $(id)", "git status `id`",
+     "git status\nid", "git status > ~/.bashrc", "git status <(id)", "git status & id",
+     'git status "a"', "git status #"],
+)  # fmt: skip
+@pytest.mark.parametrize("pattern", ["git status*", "git*", "*", "git status[!a]*", "git status?*"])
+def test_an_allowed_prefix_allows_no_second_command(pattern: str, command: str) -> None:
+    """X12: the mode decides then, and asks."""
+    rule = parse(f"allow terminal command={pattern}")
+    assert decide([rule], "balanced", act(command="git status -s")).decision == "allow"
+    assert decide([rule], "balanced", act(command=command)).because == "approvals = balanced"
+    assert rule.fits(act("write_file", "write", command="a", path="b")) is False
+    assert parse("allow write_file path=*").fits(act("write_file", "write", path="notes (1) & more.txt"))
+
+
+@given(st.lists(st.lists(rules(), max_size=3), min_size=1, max_size=3), st.sampled_from(MODES), actions)
+def test_of_several_policies_the_strictest_decides(given: list[list[Rule]], mode: Mode, action: Action) -> None:
+    """X11: no policy that is added makes the verdict milder."""
+    order = ["allow", "ask", "deny"]
+    verdicts = [decide(lines, mode, action) for lines in given]
+    found = order.index(strictest(verdicts).decision)
+    assert found == max(order.index(verdict.decision) for verdict in verdicts)
 
 
 @pytest.mark.parametrize(("mode", "asked"), [("strict", (True, False)), ("balanced", (False,)), ("autonomous", ())])

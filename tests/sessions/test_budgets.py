@@ -118,7 +118,7 @@ async def test_a_budget_for_some_principals_knows_them_by_name(home: Path, model
     """X22: those that were made after the start too."""
     toml = settings(model, budget("guests", per="principal", each="total", tokens=1) + 'only = ["guest"]\n')
     async with core(home, model=model, toml=toml) as house:
-        guest = await house.store.write(principals.add, name="guest", role="user", agents=None, now=1.0)
+        guest = await house.store.write(principals.add, name="guest", role="member", agents=None, now=1.0)
         for principal, stops in ((ANNA.id, False), (guest.id, True)):
             assert (await house.say("hello", name=None, principal=principal)).state == "answered"
             again = await house.say("hello", name=None, principal=principal)

@@ -409,6 +409,7 @@ async def test_a_turn_with_many_long_results_is_worked_to_its_end(
     steps = '[tool read_file {"path": "page.txt"}] ' * 15
     folder = home.with_name("project")
     folder.mkdir()
+    folder.chmod(0o777)  # where root has made it, agents are another user
     more = f'workspace = "{folder}"\n[workspaces]\nbackend = "local"\n[limits]\nrepeats = 100'
     async with long(home, server, clock, agent=more, tools='"files"', window=2 * WINDOW) as house:
         await told(house, f"[tool write_file {page}]")

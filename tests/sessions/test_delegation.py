@@ -401,6 +401,7 @@ async def test_a_task_works_in_a_folder_of_its_own_that_is_gone_with_it(home: Pa
 async def test_a_task_of_an_agent_with_a_project_works_in_the_project(home: Path, model: ScriptedModel) -> None:
     """V10: what it writes there stays, as everything in a folder of the user's."""
     (home / "project").mkdir(parents=True)
+    (home / "project").chmod(0o777)  # where root has made it, agents are another user
     extra = '[agents.writer]\nmodel = "main"\nworkspace = "project"\ntools = ["files"]\napprovals = "autonomous"'
     write = '[tool write_file {"path": "a.txt", "content": "kept"}]'
     toml = configured(model, extra).replace('delegates = ["helper", "second"]', 'delegates = ["writer"]', 1)

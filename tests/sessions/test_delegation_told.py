@@ -8,11 +8,12 @@ import anyio
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.core import ANNA, BERT, WAIT, Core
+from tests.core import ANNA, BERT, OWNER, WAIT, Core
 from tests.deeds import Deeds, until
 from tests.tasks import configured, delegating, result, rows, still, task
 from tidegate.commands import build
-from tidegate.errors import NotFound
+from tidegate.errors import NotAllowed, NotFound
+from tidegate.store import audit
 from tidegate.values import Answered, Asked, Event, Notice, ToolProgress
 
 pytestmark = pytest.mark.anyio
@@ -131,6 +132,66 @@ async def test_what_a_task_asks_reaches_the_person_where_he_is(home: Path, model
         assert [(event.id, event.state) for event in closed] == [(question.id, "approved")]
 
 
+@pytest.mark.parametrize(
+    ("giver", "helper", "verdict"),
+    [
+        ('rules = ["deny push"]', "", "deny"),
+        ('rules = ["deny push"]', 'rules = ["allow push"]', "deny"),
+        ("", 'rules = ["deny push"]', "deny"),
+        ('rules = ["ask push"]', 'rules = ["allow push"]', "ask"),
+        ('approvals = "strict"', 'approvals = "autonomous"', "ask"),
+        ('approvals = "autonomous"', 'approvals = "strict"', "ask"),
+        ('approvals = "autonomous"', 'approvals = "autonomous"', "allow"),
+    ],
+)
+@pytest.mark.parametrize("deep", [False, True])
+async def test_a_task_is_never_less_restricted_than_who_gave_it(
+    home: Path, model: ScriptedModel, giver: str, helper: str, verdict: str, deep: bool
+) -> None:
+    """X11: the strictest of all policies on the way decides, also where an agent in between has a milder one."""
+    deeds = Deeds()
+    toml = agents_with(model, giver, 'approvals = "autonomous"' if deep else helper, helper)
+    said = task("helper", task("second", PUSH) + " [say ok]" if deep else PUSH) + " [say done]"
+    async with delegating(home, model, toml=toml, toolsets={"deeds": deeds.toolset()}) as house:
+        accepted = await house.accept(said, channel="page")
+        if verdict == "ask":
+            [question] = await asked_by(house, accepted.turn)
+            assert question.tool == "push" and deeds.done == []
+            await house.door.questions.answer(question.id, ANNA, "denied")
+        assert (await house.answered(accepted.turn)).text == "done"
+        assert deeds.done == (["a"] if verdict == "allow" else [])
+
+
+def agents_with(model: ScriptedModel, *settings_of: str) -> str:
+    """Three agents in a row with these settings; what hands a task on is allowed to."""
+    text = configured(model, tools="deeds")
+    first, helper, second = text.index("[agents.main]"), text.index("[agents.helper]"), text.index("[agents.second]")
+    parts = [text[:first], text[first:helper], text[helper:second], text[second:]]
+    for place, given in enumerate(settings_of, start=1):
+        if not given.startswith("rules"):
+            given += '\nrules = ["allow delegate"]\n'
+        kept = "" if "approvals" in given else 'approvals = "autonomous"\n'
+        parts[place] = parts[place].replace('approvals = "autonomous"\n', f"{kept}{given}\n")
+    return "".join(parts)
+
+
+async def test_what_leaves_the_sandbox_is_the_owners_to_approve_in_a_task_too(home: Path, model: ScriptedModel) -> None:
+    """X11, X14: handing it on gives nobody a right."""
+    deeds = Deeds()
+    async with delegating(home, model, toolsets={"deeds": deeds.toolset()}, approvals="balanced") as house:
+        said = task("helper", '[tool deploy {"what": "d"}] [say ok]') + " [say done]"
+        accepted = await house.accept(said, channel="page")
+        [question] = await asked_by(house, accepted.turn)
+        assert question.for_owner
+        with pytest.raises(NotAllowed):
+            await house.door.questions.answer(question.id, ANNA, "approved")
+        commands = build(house.door)
+        with pytest.raises(NotAllowed):
+            await commands.run("/approve", principal=ANNA, channel="page", session=accepted.session, agent="main")
+        await house.door.questions.answer(question.id, OWNER, "approved")
+        assert (await house.answered(accepted.turn)).text == "done" and deeds.done == ["d"]
+
+
 async def test_a_stop_closes_what_tasks_have_asked(home: Path, model: ScriptedModel) -> None:
     """S30: whoever followed the turn is told so before it ends."""
     deeds = Deeds()
@@ -229,3 +290,19 @@ async def test_a_task_that_asks_keeps_no_place(home: Path, model: ScriptedModel)
         assert (await house.answered(accepted.turn)).text == "done"
         assert result(house)[1].endswith("quick") and deeds.done == []
         assert house.door.engine._places.taken == 0
+
+
+async def test_what_a_task_does_is_recorded_under_the_conversation_that_it_was_given_in(
+    home: Path, model: ScriptedModel
+) -> None:
+    """X24: its own session is gone with it; whom it works for and who approved is known."""
+    toolsets = {"deeds": Deeds().toolset()}
+    async with delegating(home, model, toolsets=toolsets, approvals="balanced") as house:
+        accepted = await house.accept(f"{task('helper', task('second', PUSH))} [say done]", channel="page")
+        [question] = await asked_by(house, accepted.turn)
+        await house.door.questions.answer(question.id, ANNA, "approved")
+        await house.answered(accepted.turn)
+        found = [row for row in await house.store.read(audit.listing) if row.kind != "principal"]
+        assert {(row.session, row.principal) for row in found} == {(accepted.session, ANNA.id)}
+        steps = [(row.kind, row.outcome) for row in reversed(found) if " push " in f" {row.subject} "]
+        assert steps == [("approval", "asked"), ("approval", "approved"), ("tool", "begun"), ("tool", "done")]

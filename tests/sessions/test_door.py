@@ -10,7 +10,7 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, BERT, OWNER, WAIT, Core, core
 from tidegate.errors import Busy, Conflict, NotFound, Stopping, TooLarge
-from tidegate.store import messages
+from tidegate.store import messages, turns
 from tidegate.values import Event, MessageAdded, TextDelta, TurnEnded
 
 pytestmark = pytest.mark.anyio
@@ -75,6 +75,21 @@ async def test_steering_has_the_length_of_the_queue(home: Path, model: ScriptedM
             await house.door.engine.idle(running.session)
         said = [row.message.text for row in (await house.door.transcript(running.session, ANNA)).rows]
         assert [text for text in said if text.startswith(("steer", "one"))] == ["steer 0", "steer 1"]
+
+
+async def test_what_is_said_on_another_channel_enters_no_running_turn(home: Path, model: ScriptedModel) -> None:
+    """X20: it is queued, as a turn of its own channel, so that rules about that hold for it."""
+    async with core(home, model=model) as house:
+        running = await house.accept("[hold gate]", channel="page")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        assert (await house.accept("same", busy="steer", channel="page")).how == "steered"
+        other = await house.accept("other", busy="steer", channel="http")
+        assert other.how == "queued" and other.turn != running.turn
+        model.release("gate")
+        await house.answered(other.turn)
+        turn = await house.store.read(turns.get, other.turn)
+        assert turn is not None and turn.channel == "http"
 
 
 async def test_all_queues_together_have_a_limit_too(home: Path, model: ScriptedModel) -> None:

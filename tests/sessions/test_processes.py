@@ -228,6 +228,7 @@ async def test_who_started_a_process_can_be_asked_in_the_turn_that_it_begins(hom
     """S29, X11: where a person is; where there is none, to ask is to deny."""
     deeds = Deeds()
     async with working(home, model, deeds, mode="balanced") as house:
+        await house.know(ANNA)
         session = (await house.say("[say hello]", channel="http")).session
         await house.say(job(PUSH), channel="page")
         await let_go(house)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -13,7 +14,9 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, BERT, OWNER, WAIT
 from tests.deeds import Deeds, ask, asked, asking, configured, results, until
-from tidegate.errors import Conflict, NotFound, Refused
+from tidegate.commands import build
+from tidegate.errors import Conflict, NotAllowed, NotFound, Refused
+from tidegate.security import Principal
 from tidegate.store import approvals
 from tidegate.values import Answered, Asked, Event, MessageAdded, TurnEnded
 
@@ -68,7 +71,7 @@ async def test_an_answer_given_before_the_turn_looks_again_counts(
         turn, [question] = await ask(house)
         await house.store.write(
             lambda db: approvals.answer(
-                db, question.id, decision="approved", principal=ANNA.id, role="user", now=house.door.clock()
+                db, question.id, decision="approved", principal=ANNA.id, role="member", now=house.door.clock()
             )
         )
     async with asking(home, model, deeds) as house:
@@ -219,10 +222,10 @@ async def test_where_nobody_could_answer_to_ask_is_to_deny(
 ) -> None:
     """X11: with nothing configured; the model is told why, and nothing waits."""
     deeds = Deeds()
-    config = configured(model).replace('approvals = "balanced"\n', "").replace("rules = []\n", "")
+    config = re.sub(r'approvals = "balanced"\nrules = .*\n', "", configured(model))
     async with asking(home, model, deeds, config=config) as house:
         outcome = await house.say(
-            '[tool push {"what": "a"}] [tool ask_user {"question": "?"}] [say done]', **{"channel": "page", **where}
+            '[tool deploy {"what": "a"}] [tool ask_user {"question": "?"}] [say done]', **{"channel": "page", **where}
         )
         assert outcome.text == "done" and deeds.done == []
         denied, unasked = results(house)
@@ -440,8 +443,8 @@ async def test_a_tool_that_was_approved_may_still_ask(home: Path, model: Scripte
 
 
 async def test_a_person_sees_what_a_call_would_hide(home: Path, model: ScriptedModel) -> None:
-    """X14: no line passes for another argument, nothing is invisible or turned around, and what is long shows both
-    ends and says what is left out."""
+    """X14: no line passes for another argument, nothing is invisible or turned around, and what is long is shown
+    whole."""
     deeds = Deeds()
     long = "begin " + "x" * 20_000 + " end"
     tricks = ["ls\nforce: false", "rm \u202e sl\u200b \x1b[31m", long]
@@ -454,11 +457,101 @@ async def test_a_person_sees_what_a_call_would_hide(home: Path, model: ScriptedM
             assert sum(line.startswith("force:") for line in lines) == 1
             assert not any(hidden in question.summary for hidden in "\u202e\u200b\x1b")
             if what is long:
-                assert "begin xx" in question.summary and "xx end" in question.summary
-                assert "characters are not shown" in question.summary and len(question.summary) < 4000
+                assert question.summary == f"push\nwhat: {long}\nforce: true"
             await house.door.questions.answer(question.id, ANNA, "approved")
             await house.answered(turn)
         assert deeds.done == tricks
+
+
+async def test_what_is_too_long_to_be_shown_whole_is_refused_unasked(home: Path, model: ScriptedModel) -> None:
+    """X14: nobody approves what they have not seen; characters that are written out count as they are shown."""
+    deeds = Deeds()
+    async with asking(home, model, deeds) as house:
+        for what in ("x" * approvals.SUMMARY_CHARACTERS, "\u200b" * 11_000):
+            await house.say(f"[tool push {json.dumps({'what': what})}] [say done]", channel="page")
+            (result,) = results(house)[-1:]
+            assert "65,536 characters that a person can be shown whole" in result
+        assert deeds.done == [] and await house.door.questions.open_for(ANNA) == []
+
+
+# -- whose it is to approve ------------------------------------------------------------------------------------------
+
+DEPLOY = '[tool deploy {"what": "d"}] [say done]'
+
+
+async def test_effects_outside_the_sandbox_are_the_owners_to_approve(home: Path, model: ScriptedModel) -> None:
+    """X11, X14: whoever's conversation it is; the refusal names the right and who has it."""
+    deeds = Deeds()
+    async with asking(home, model, deeds) as house:
+        adam = Principal(id="p_adam", name="adam", role="admin")
+        await house.know(adam)
+        for person in (ANNA, adam):
+            turn, [question] = await ask(house, DEPLOY, principal=person.id)
+            assert question.for_owner and await house.door.questions.open_for(person) == []
+            with pytest.raises(NotAllowed, match="effects outside the sandbox: that takes the role owner, and yours"):
+                await house.door.questions.answer(question.id, person, "approved")
+            with pytest.raises(NotFound):
+                await house.door.questions.answer(question.id, BERT, "approved")
+            commands = build(house.door)
+            session = (await house.door.outcome(turn)).session
+            for line in ("/approve", f"/approve {question.id}"):
+                with pytest.raises(NotAllowed, match="effects outside the sandbox"):
+                    await commands.run(line, principal=person, channel="page", session=session, agent="main")
+            [view] = await house.door.questions.open_for(OWNER)
+            assert deeds.done == [] and view.id == question.id
+            await house.door.questions.answer(question.id, OWNER, "approved")
+            assert (await house.answered(turn)).text == "done"
+            assert deeds.done == ["d"]
+            deeds.done.clear()
+        turn, [question] = await ask(house, DEPLOY, principal=OWNER.id)
+        await house.door.questions.answer(question.id, OWNER, "approved")
+        assert (await house.answered(turn)).text == "done" and deeds.done == ["d"]
+
+
+async def test_a_guest_approves_nothing_and_answers_questions(home: Path, model: ScriptedModel) -> None:
+    """X11: what their conversations ask for waits for the owner."""
+    deeds = Deeds()
+    async with asking(home, model, deeds) as house:
+        gwen = Principal(id="p_gwen", name="gwen", role="guest")
+        await house.know(gwen)
+        turn, [question] = await ask(house, principal=gwen.id)
+        with pytest.raises(NotAllowed, match="actions in one's own conversations: that takes the role owner or"):
+            await house.door.questions.answer(question.id, gwen, "approved")
+        await house.door.questions.answer(question.id, OWNER, "denied")
+        assert (await house.answered(turn)).text == "done" and deeds.done == []
+        turn, [question] = await ask(house, '[tool ask_user {"question": "Why?"}] [say ok]', principal=gwen.id)
+        await house.door.questions.answer(question.id, gwen, "answered", "because")
+        assert (await house.answered(turn)).text == "ok"
+
+
+async def test_somebody_whom_the_store_does_not_know_approves_nothing(home: Path, model: ScriptedModel) -> None:
+    """X11: a missing row is no right."""
+    deeds = Deeds()
+    async with asking(home, model, deeds) as house:
+        nobody = Principal(id="p_nobody", name="nobody")
+        turn, [question] = await ask(house, principal=nobody.id)
+        with pytest.raises(NotAllowed):
+            await house.door.questions.answer(question.id, nobody, "approved")
+        await house.door.stop((await house.door.outcome(turn)).session, nobody)
+        await house.answered(turn)
+        assert deeds.done == []
+
+
+async def test_leave_given_in_a_sandbox_does_not_hold_without_one(home: Path, model: ScriptedModel) -> None:
+    """X14, S31: approved by a member, then the gateway comes back with another backend before the call has run."""
+    deeds = Deeds()
+    asks = configured(model, '[workspaces]\nbackend = "bubblewrap"', rules=("ask build",))
+    build = '[tool build {"what": "b"}] [say done]'
+    async with asking(home, model, deeds, config=asks, drain=None) as house:
+        turn, [question] = await ask(house, build)
+        await house.store.write(
+            lambda db: approvals.answer(
+                db, question.id, decision="approved", principal=ANNA.id, role="member", now=house.door.clock()
+            )
+        )
+    async with asking(home, model, deeds, config=asks.replace("bubblewrap", "local")) as house:
+        assert (await house.answered(turn)).text == "done"
+        assert deeds.done == [] and "another action" in results(house)[0]
 
 
 async def test_arguments_that_no_tool_could_read_are_asked_about_and_fail(home: Path, model: ScriptedModel) -> None:
@@ -515,8 +608,8 @@ async def test_what_is_executed_needs_a_person_unless_a_sandbox_keeps_it(
         accepted = await house.accept('[tool build {"what": "b"}] [say done]', channel="page")
         if asks:
             (question,) = await asked(house, accepted.turn)
-            assert question.tool == "build" and deeds.done == []
-            await house.door.questions.answer(question.id, ANNA, "approved")
+            assert question.tool == "build" and question.for_owner and deeds.done == []
+            await house.door.questions.answer(question.id, OWNER, "approved")
         assert (await house.answered(accepted.turn)).text == "done"
         assert deeds.done == ["b"]
         turn, [question] = await ask(house)

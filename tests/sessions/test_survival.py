@@ -29,6 +29,7 @@ from tidegate.store import (
     Db,
     SummaryRow,
     approvals,
+    audit,
     messages,
     notes,
     principals,
@@ -73,6 +74,7 @@ a background process with `restart` | stays     | stays   | started again   | st
 a sign-in to the chat page          | stays     | stays   | stays           | stays          | stays        | stays
 memory                              | stays     | stays   | stays           | stays          | stays        | stays
 usage                               | stays     | stays   | stays           | stays          | stays        | anonymous
+the audit log                       | stays     | stays   | stays           | stays          | stays        | stays
 """)
 """In the order of the page. A queued message "stays" while it is queued or once it was taken by its turn."""
 
@@ -84,7 +86,6 @@ NOT_BUILT = {
     "a run in the background": "command /background",
     "OAuth grants": "promise L27",
     "linked identities and pairings": "promise X02",
-    "the audit": "file src/tidegate/store/audit.py",
 }
 """What has no row because it does not exist yet, each with the sign by which a test sees that it was built: a promise
 that is kept now, a command, a file. Whoever builds one moves it into TABLE and onto the page."""
@@ -136,7 +137,7 @@ class Caller:
     async def send(self, text: str, session: str | None = None, agent: str = "main") -> dict[str, Any]:
         """Where it went: `session` and `turn`."""
         place = {"agent": agent} if session is None else {"session": session}
-        answer: dict[str, Any] = await self.call("POST", "/api/messages", {"text": text, "channel": "page", **place})
+        answer: dict[str, Any] = await self.call("POST", "/api/messages", {"text": text, "attended": True, **place})
         return answer
 
     async def say(self, text: str, session: str | None = None, agent: str = "main") -> str:
@@ -163,7 +164,7 @@ class Scene:
         self.model = model
         self.toml = toml(model, project)
         self.keeper, self.again = own_number(), own_number()
-        self.cookie = ""
+        self.cookie = self.page_token = ""
         self.idle = self.asking = self.running = self.elsewhere = ""
         """Sessions: with everything and no turn; with a turn that waits for a person; with one that waits for a task,
         and a message behind it; with a folder of the user's."""
@@ -175,12 +176,14 @@ class Scene:
     async def prepare(self) -> None:
         """What an earlier process has left: a conversation with a summary, and a sign-in."""
         self.project.mkdir()
+        self.project.chmod(0o777)  # where root has made it, agents are another user
         async with house(self.home, toml=self.toml) as h:
             self.idle = await Caller(h.client).say("[say hello]")
             await h.store.write(summarise, self.idle)
             body, headers = {"code": await h.code()}, {"Origin": h.url}
             async with h.client.post("/api/login", json=body, headers=headers) as response:
                 self.cookie = response.headers["Set-Cookie"].split(";")[0].partition("=")[2]
+                self.page_token = (await response.json())["page_token"]
 
     async def furnish(self, caller: Caller) -> None:
         made = "mkdir deep && cd deep && export TIDE=high && echo made > file && seq 100000"
@@ -247,6 +250,7 @@ class Scene:
             "the frozen prompt and tool list": _left(prefix is not None and bool(sessions.prefix(db, prefix).tools)),
             "the shell": _left(workspaces.shell(db, self.idle) is not None),
             "memory": _left(remembered == ["likes tea"]),
+            "the audit log": _left(bool(audit.listing(db, session=self.idle, kind="tool"))),
             "usage": "gone" if not named[1] else "stays" if named[0] else "anonymous",
         }
 
@@ -272,7 +276,10 @@ class Scene:
 
     async def _is_signed_in(self, h: House) -> bool:
         """The cookie's name has the port in it, which is another one in each process of a test."""
-        headers = {"Cookie": f"tidegate_{h.url.rpartition(':')[2]}={self.cookie}"}
+        headers = {
+            "Cookie": f"tidegate_{h.url.rpartition(':')[2]}={self.cookie}",
+            "X-Page-Token": self.page_token,
+        }
         async with aiohttp.ClientSession() as browser, browser.get(f"{h.url}/api/agents", headers=headers) as response:
             return response.status == 200
 

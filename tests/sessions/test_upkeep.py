@@ -9,7 +9,7 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, Core, core
 from tidegate.sessions import chores, ending
-from tidegate.store import Db, messages, receipts, sessions
+from tidegate.store import Db, audit, maintenance, messages, receipts, sessions
 from tidegate.values import Message, Prefix
 from tidegate.workspaces import workspaces as rooms
 
@@ -65,6 +65,23 @@ async def test_one_run_removes_every_expired_receipt(home: Path, model: Scripted
         await run(house, "tidy")
         assert await count(house, "receipts") == 0
         assert house.store.stats().writes - before > number // receipts.BATCH
+
+
+async def test_one_run_removes_every_row_of_the_audit_log_whose_retention_is_over(
+    home: Path, model: ScriptedModel
+) -> None:
+    """X24, L19: `expiry.audit` says when; what is younger stays, and the number of rows is known."""
+    day, number = 86400.0, 3 * maintenance.BATCH + 7
+
+    def fill(db: Db) -> None:
+        for each in range(number + 5):
+            audit.append(db, "tool", "done", 1.0 if each < number else 3 * day)
+
+    async with core(home, '[expiry]\naudit = "2d"', model=model, clock=lambda: 4 * day) as house:
+        await house.store.write(fill)
+        await run(house, "tidy")
+        assert await count(house, "audit") == 5
+        assert house.door.status()["audit"] == {"rows": 5}
 
 
 async def test_one_run_removes_every_prompt_that_nobody_uses(home: Path, model: ScriptedModel) -> None:

@@ -75,7 +75,7 @@ async def test_the_documented_project_files_enter_the_prompt(tmp_path: Path, mon
 
 def test_the_places_and_their_order_are_those_that_are_said(tmp_path: Path) -> None:
     said = re.findall(r"^\d\. `?([^`,]+)`?", PAGE.partition("the first one is used:")[2], re.MULTILINE)
-    assert said[:3] == [*IN_PROJECT, "skills"] and said[3].startswith("the folders of")
+    assert said[0] == "skills" and said[1].startswith("the folders of") and tuple(said[2:4]) == IN_PROJECT
     assert Looker(read("", tmp_path)).look("main").entries == ()
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.logs import capture_logs
 from tests.skills.making import Clock, configured, skill
 from tidegate.skills import Library, Shelf, Unfit
-from tidegate.skills.looks import LOOK_SECONDS, Looks
+from tidegate.skills.looks import LOOK_SECONDS, For, Looks
 
 pytestmark = pytest.mark.anyio
 
@@ -81,15 +81,15 @@ async def test_an_agent_without_the_toolset_has_no_skills(home: Path) -> None:
 async def test_many_who_begin_together_share_one_look() -> None:
     looked: list[str] = []
 
-    def look(agent: str) -> str:
-        looked.append(agent)
-        return f"found for {agent}"
+    def look(whom: For) -> str:
+        looked.append(whom.agent)
+        return f"found for {whom.agent}"
 
     looks = Looks("test", look, "", len)
     found: list[str] = []
 
     async def begin(agent: str) -> None:
-        found.append(await looks.of(agent))
+        found.append(await looks.of(For(agent)))
 
     async with anyio.create_task_group() as group:
         for number in range(50):
@@ -102,23 +102,23 @@ async def test_a_folder_that_does_not_answer_holds_up_no_session() -> None:
     clock, answers, hangs = Clock(), threading.Event(), threading.Event()
     looked: list[str] = []
 
-    def look(agent: str) -> str:
-        looked.append(agent)
+    def look(whom: For) -> str:
+        looked.append(whom.agent)
         if hangs.is_set():
             answers.wait(20)
         return f"look {len(looked)}"
 
     looks = Looks("test", look, "nothing", len, clock=clock, patience=0.05)
     with capture_logs() as lines, anyio.fail_after(20):
-        assert await looks.of("main") == "look 1"
+        assert await looks.of(For("main")) == "look 1"
         hangs.set()
         for _ in range(3):
             clock.now += LOOK_SECONDS
-            assert await looks.of("main") == "look 1"
+            assert await looks.of(For("main")) == "look 1"
         assert (len(looked), len(lines)) == (2, 1) and "does not answer" in lines[0]["event"]
         hangs.clear()
         answers.set()
-        while await looks.of("main") != "look 3":
+        while await looks.of(For("main")) != "look 3":
             clock.now += LOOK_SECONDS
             await anyio.lowlevel.checkpoint()
 
@@ -126,7 +126,7 @@ async def test_a_folder_that_does_not_answer_holds_up_no_session() -> None:
 async def test_who_leaves_during_a_look_takes_it_from_nobody() -> None:
     started, goes_on = threading.Event(), threading.Event()
 
-    def look(agent: str) -> str:
+    def look(whom: For) -> str:
         started.set()
         goes_on.wait(20)
         return "found"
@@ -135,11 +135,11 @@ async def test_who_leaves_during_a_look_takes_it_from_nobody() -> None:
     with anyio.fail_after(20):
         async with anyio.create_task_group() as group:
             async with anyio.create_task_group() as leaving:
-                leaving.start_soon(looks.of, "main")
+                leaving.start_soon(looks.of, For("main"))
                 await anyio.to_thread.run_sync(started.wait)
                 leaving.cancel_scope.cancel()
                 group.start_soon(anyio.to_thread.run_sync, goes_on.set)
-            assert await looks.of("main") == "found"
+            assert await looks.of(For("main")) == "found"
 
 
 async def test_files_of_a_skill_are_listed_and_read_within_its_folder(home: Path) -> None:

@@ -48,12 +48,13 @@ def test_a_project_on_another_machine_has_no_skills_here(home: Path, project: Pa
     assert Looker(config).look("main") == Shelf()
 
 
-def test_of_two_with_one_name_the_projects_is_used_and_the_other_told(home: Path, project: Path) -> None:
+def test_of_two_with_one_name_the_owners_is_used_and_the_other_told(home: Path, project: Path) -> None:
+    """X19: what a session can write never stands in for what the owner wrote."""
     for folder in (home / "skills", project / ".agents" / "skills", project / ".claude" / "skills"):
         skill(folder, "deploy", f"From {folder.parent.name}.")
     shelf = Looker(configured(home, project=project)).look("main")
-    assert [entry.skill.description for entry in shelf.entries] == ["From .agents."]
-    assert [left.path.parts[-4:-2] for left in shelf.left_out] == [(".claude", "skills"), ("home", "skills")]
+    assert [entry.skill.description for entry in shelf.entries] == ["From home."]
+    assert [left.path.parts[-4:-2] for left in shelf.left_out] == [(".agents", "skills"), (".claude", "skills")]
     assert all(left.covered and "comes first" in str(left) for left in shelf.left_out)
 
 
@@ -63,6 +64,14 @@ def test_one_that_cannot_be_used_covers_no_other(home: Path, project: Path) -> N
     shelf = Looker(configured(home, project=project)).look("main")
     assert [entry.place.origin for entry in shelf.entries] == ["user"]
     assert "deploy/SKILL.md is left out: its frontmatter has the name" in why(shelf)
+
+
+def test_a_broken_one_of_the_owners_leaves_no_room_for_a_projects(home: Path, project: Path) -> None:
+    """X19"""
+    skill(home / "skills", "deploy", head="name: again\n")
+    skill(project / ".agents" / "skills", "deploy")
+    shelf = Looker(configured(home, project=project)).look("main")
+    assert not shelf.entries and [left.covered for left in shelf.left_out] == [False, True]
 
 
 def test_the_same_folder_by_two_names_is_one(home: Path, project: Path) -> None:

@@ -90,7 +90,7 @@ async def test_the_first_answer_counts_and_the_same_one_may_be_sent_twice(asked:
 async def test_an_answer_in_time_counts_and_a_late_one_does_not(asked: Store) -> None:
     """S29: before the timer has closed it, too."""
     await ask(asked, "ap_1", expires=10.0)
-    assert await asked.read(approvals.open_for, principal=OWNER, role="user", now=10.0) == []
+    assert await asked.read(approvals.open_for, principal=OWNER, role="member", now=10.0) == []
     assert (await answer(asked, "ap_1", "approved", now=10.0)).how == "expired"
     assert [row.id for row in await asked.write(approvals.expire, 10.0)] == ["ap_1"]
     late = await answer(asked, "ap_1", "approved", now=11.0)
@@ -114,7 +114,7 @@ async def test_only_who_may_answer_can_tell_that_there_is_a_question(asked: Stor
     assert await open_for(OTHER, "owner") == ["ap_others"]
     assert await asked.read(approvals.seen_by, "ap_mine", principal=OTHER, role="owner") is None
     for id in ("ap_mine", "ap_owners", "ap_others"):
-        assert await asked.read(approvals.seen_by, id, principal=OWNER, role="user") is not None
+        assert await asked.read(approvals.seen_by, id, principal=OWNER, role="member") is not None
     assert await asked.read(approvals.of_session, "s_1", principal=OTHER) == []
     assert len(await asked.read(approvals.of_session, "s_1", principal=OWNER)) == 3
     assert len(await asked.read(approvals.of_session, "s_1", principal=None, limit=2)) == 2
@@ -185,9 +185,11 @@ async def test_what_one_call_has_asked_is_closed_without_its_neighbours(asked: S
     assert await asked.write(approvals.cancel_call, "t_1", "tool-0-1", 2.0) == []
     left = await asked.read(approvals.open_of, "s_1", 2.0)
     assert [row.id for row in left] == ["ap_2", "ap_3", "ap_4"]
-    one = await asked.read(lambda db: approvals.open_for(db, principal=OWNER, role="user", now=2.0, session="s_1"))
+    one = await asked.read(lambda db: approvals.open_for(db, principal=OWNER, role="member", now=2.0, session="s_1"))
     assert one == left
-    assert await asked.read(lambda db: approvals.open_for(db, principal=OWNER, role="user", now=2.0, session="s")) == []
+    assert (
+        await asked.read(lambda db: approvals.open_for(db, principal=OWNER, role="member", now=2.0, session="s")) == []
+    )
 
 
 def test_arguments_that_are_nested_too_deeply_have_a_digest_too() -> None:

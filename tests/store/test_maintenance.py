@@ -37,7 +37,7 @@ def fill(db: Db) -> None:
     settings.put(db, "s_1", "model", "fast", "command", 1.0)
     principals.add_key(db, owner.id, "cookie", b"valid", "", 1.0, 1e9)
     principals.add_key(db, owner.id, "cookie", b"for ever", "", 1.0)
-    principals.revoke(db, principals.add_key(db, owner.id, "key", b"revoked", "", 1.0), 2.0)
+    principals.revoke(db, "key", 2.0, id=principals.add_key(db, owner.id, "key", b"revoked", "", 1.0))
     for number in range(MANY):
         settings.put(db, "s_1", f"k{number}", 1, "command", 1.0, 2.0)
         principals.add_key(db, owner.id, "code", number.to_bytes(4, "big"), "", 1.0, 2.0)
@@ -144,3 +144,19 @@ async def test_maintenance_gives_up_when_the_store_does(store: Store) -> None:
     await store.close()
     with pytest.raises(StoreFailed):
         await maintenance.tidy(store, 1.0)
+
+
+async def test_a_check_between_searches_and_writes_finds_no_damage_where_there_is_none(tmp_path: Path) -> None:
+    """L18: parts of the index that were merged since the last search are no damage."""
+
+    def find(db: Db) -> None:
+        db.execute("SELECT rowid FROM messages_text WHERE messages_text MATCH 'word'").fetchall()
+
+    def add(db: Db, number: int) -> None:
+        db.execute("INSERT INTO messages_text(rowid, text) VALUES(?, ?)", (number, f"word w{number}"))
+
+    async with Store.open(tmp_path / "tidegate.db", readers=1) as store:
+        for number in range(1, 40):
+            await store.write(add, number)
+            assert await store.integrity() == []
+            await store.read(find)

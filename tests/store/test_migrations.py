@@ -20,6 +20,7 @@ from tidegate.store import (
     migrations,
     principals,
     processes,
+    projects,
     search,
     sessions,
     settings,
@@ -83,10 +84,22 @@ async def test_an_old_conversation_goes_on(old: Path) -> None:
         assert len(await store.read(messages.history, "s_verse")) == 3
 
 
+async def test_an_old_sign_in_is_signed_out(old: Path) -> None:
+    """X05: its cookie alone was enough, and may be known to others."""
+    with contextlib.closing(apsw.Connection(str(old))) as db:
+        db.execute(
+            "INSERT INTO keys(id, principal, kind, digest, created) VALUES('k_old', ?, 'cookie', ?, 1.0)",
+            (OWNER, b"c" * 32),
+        )
+    async with Store.open(old) as store:
+        assert await store.read(principals.authenticate, b"c" * 32, "cookie", 5.0) is None
+        assert await store.read(principals.list_keys, None, "cookie") == []
+
+
 async def test_an_old_approval_still_waits_for_its_answer(old: Path) -> None:
     """S29: and one that was answered stays answered."""
     async with Store.open(old) as store:
-        (waiting,) = await store.read(approvals.open_for, principal=OWNER, role="user", now=5.0)
+        (waiting,) = await store.read(approvals.open_for, principal=OWNER, role="member", now=5.0)
         assert (waiting.id, waiting.turn, waiting.summary) == ("a_1", "t_1", '{"command":"rm x"}')
         assert (waiting.digest, waiting.expires) == (b"d" * 32, 9.0)
         answered = await store.read(approvals.get, "a_2")
@@ -237,3 +250,29 @@ async def test_a_call_that_had_begun_before_intents_said_more_counts_as_one_with
     await anyio.to_thread.run_sync(as_of_six, path)
     async with Store.open(path) as store:
         assert await store.read(intents.open_of, "t_1") == {"tool-0-0": IntentRow("clock", False, None)}
+
+
+def as_of_eight(path: Path) -> None:
+    """A file of the eighth format, in which a user and the owner worked in a project folder."""
+    with contextlib.closing(apsw.Connection(str(path))) as db:
+        make_old(db, 8)
+        db.execute("INSERT INTO principals VALUES('p_anna', 'anna', 'user', NULL, 1), ('p_me', 'me', 'owner', NULL, 1)")
+        for principal, folder in (("p_anna", "/shared"), ("p_me", "/mine")):
+            db.execute(
+                "INSERT INTO sessions(id, principal, channel, kind, agent, created, active)"
+                " VALUES(?1, ?1, 'http', 'named', 'main', 1, 1)",
+                (principal,),
+            )
+            db.execute(
+                "INSERT INTO workspaces(session, backend, folder, project, state)"
+                " VALUES(?, 'bubblewrap', ?, 1, 'live')",
+                (principal, folder),
+            )
+
+
+async def test_whoever_worked_in_a_project_folder_before_could_write_in_it(tmp_path: Path) -> None:
+    """X19, L18: nothing there is trusted until the owner accepts it; the owner is no such writer."""
+    path = tmp_path / "tidegate.db"
+    await anyio.to_thread.run_sync(as_of_eight, path)
+    async with Store.open(path) as store:
+        assert await store.read(projects.known) == (frozenset({("/shared", "p_anna")}), frozenset())

@@ -149,17 +149,23 @@ async def test_an_intent_stays_open_until_its_result_and_cannot_begin_twice(stor
 async def test_a_key_is_found_by_its_digest_until_it_is_revoked_or_expires(store: Store) -> None:
     """X01, X05: kinds are apart; what is revoked stays known and stays out."""
     owner = await store.write(principals.add, name="owner", role="owner", agents=None, now=1.0)
-    guest = await store.write(principals.add, name="guest", role="user", agents=("main",), now=2.0)
+    guest = await store.write(principals.add, name="guest", role="member", agents=("main",), now=2.0)
     with pytest.raises(Conflict, match="owner"):
-        await store.write(principals.add, name="owner", role="user", agents=None, now=3.0)
+        await store.write(principals.add, name="owner", role="member", agents=None, now=3.0)
     first = await store.write(principals.add_key, owner.id, "key", b"d1" * 16, "laptop", 1.0, None)
-    await store.write(principals.add_key, guest.id, "cookie", b"d2" * 16, "", 1.0, 10.0)
-    assert await store.read(principals.authenticate, b"d1" * 16, "key", 5.0) == owner
+    second = await store.write(principals.add_key, guest.id, "cookie", b"d2" * 16, "", 1.0, 10.0, b"p2" * 16)
+    browser = (b"d2" * 16, "cookie")
+    assert await store.read(principals.authenticate, b"d1" * 16, "key", 5.0) == (first, owner)
     assert await store.read(principals.authenticate, b"d1" * 16, "cookie", 5.0) is None
-    assert await store.read(principals.authenticate, b"d2" * 16, "cookie", 9.0) == guest
-    assert await store.read(principals.authenticate, b"d2" * 16, "cookie", 10.0) is None
-    assert await store.write(principals.revoke, first, 6.0)
-    assert not await store.write(principals.revoke, first, 7.0)
+    assert await store.read(principals.authenticate, *browser, 9.0, b"p2" * 16) == (second, guest)
+    assert await store.read(principals.authenticate, *browser, 9.0, b"p1" * 16) is None
+    assert await store.read(principals.authenticate, *browser, 9.0) is None
+    assert await store.read(principals.authenticate, *browser, 10.0, b"p2" * 16) is None
+    assert await store.write(principals.revoke, "cookie", 6.0, id=first) == []
+    assert await store.write(principals.revoke, "key", 6.0, id=first, principal=guest.id) == []
+    assert await store.write(principals.revoke, "key", 6.0, id=first) == [first]
+    assert await store.write(principals.revoke, "key", 7.0, id=first) == []
+    assert await store.write(principals.revoke, "cookie", 11.0) == []
     assert await store.read(principals.authenticate, b"d1" * 16, "key", 7.0) is None
     assert await store.read(principals.knows, b"d1" * 16)
     assert not await store.read(principals.knows, b"d3" * 16)
@@ -179,6 +185,9 @@ async def test_a_one_time_code_works_once_and_in_time(store: Store) -> None:
     assert await store.write(principals.use_code, b"c1", 5.0) == owner
     assert await store.write(principals.use_code, b"c1", 5.0) is None
     assert await store.write(principals.use_code, b"c2", 10.0) is None
+    assert [await store.read(principals.code_state, code) for code in (b"c1", b"c2", b"k1", b"c3")] == [
+        "used", "expired", "unknown", "unknown",
+    ]  # fmt: skip
     assert await store.write(principals.use_code, b"k1", 5.0) is None
     assert await store.read(principals.authenticate, b"c2", "key", 5.0) is None
 
@@ -190,5 +199,3 @@ async def test_the_use_of_a_key_is_noted_to_the_minute(store: Store) -> None:
         await store.write(principals.mark_used, b"k1", now)
         (key,) = await store.read(principals.list_keys)
         assert key.used == used
-    assert await store.write(principals.revoke_digest, b"k1", 70.0)
-    assert not await store.write(principals.revoke_digest, b"k1", 71.0)

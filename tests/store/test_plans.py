@@ -15,6 +15,7 @@ from tidegate.store import (
     Store,
     SummaryRow,
     approvals,
+    audit,
     endings,
     intents,
     maintenance,
@@ -53,9 +54,13 @@ GROWING = (
     "indexed_sessions",
     "indexed_extents",
     "summaries",
+    "audit",
 )
-OPEN = "turns_open|endings_pending|processes_live|processes_restart|processes_untold|workspaces_trash|outbox_sending"
-"""Indexes that hold only what is open, of which there is little."""
+OPEN = (
+    "turns_open|endings_pending|processes_live|processes_restart|processes_untold|workspaces_trash|outbox_sending"
+    "|audit_configuration"
+)
+"""Indexes that hold only what is open, or the configurations there were, of which there is little."""
 
 
 def scenario(db: apsw.Connection) -> None:
@@ -194,6 +199,12 @@ def upkeep(db: apsw.Connection) -> None:
     """What the maintenance timer sends to the store."""
     settings.expire(db, 1.0, 10)
     principals.prune_keys(db, 1.0, 10)
+    audit.append_configuration(db, b"c", 1.0)
+    audit.append_failed_sign_in(db, 1.0)
+    audit.append_further_failures(db, 7200.0)
+    audit.count(db)
+    audit.listing(db, since=1.0, before=(2.0, 3))
+    audit.prune(db, 2.0, 10)
     maintenance.unused_prompts(db, b"")
     sessions.shed(db, "s_1", 1)
     outbox.claim_due(db, 1.0, 10)

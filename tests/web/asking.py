@@ -102,6 +102,13 @@ async def call(h: House, method: str, path: str, **options: Any) -> Reply:
             return Reply(response.status, response.headers, await response.read())
 
 
+async def signed_in(h: House) -> dict[str, str]:
+    """What a browser that is signed in as the owner sends: its cookie and its page token."""
+    reply = await call(h, "POST", "/api/login", json={"code": await h.code()}, headers={"Origin": h.url}, key="")
+    assert reply.status == 200, reply.body
+    return {"Cookie": reply.headers["Set-Cookie"].split(";")[0], "X-Page-Token": reply.json["page_token"]}
+
+
 async def chat(h: House, text: str = "hello", *, headers: Mapping[str, str] | None = None, key: str | None = None,
                session: str | None = None, **fields: Any) -> Reply:  # fmt: skip
     """A chat request with one user message, or with `messages`."""

@@ -5,14 +5,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import anyio
 import msgspec
 import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.house import WAIT, House, house
-from tests.web.asking import call, chat
+from tests.web.asking import call, chat, signed_in
 from tidegate.store import turns
 
 pytestmark = pytest.mark.anyio
@@ -116,7 +115,7 @@ async def test_a_slash_is_a_command_and_its_reply_comes_at_once(gateway: House, 
 
 
 async def test_a_message_is_recorded_with_the_door_it_came_by(gateway: House) -> None:
-    """H21: a program's key is the API unless it says what it is; a signed-in browser is the page."""
+    """H21, X20: a key is the API's, whatever its holder claims to be; a signed-in browser is the page."""
 
     async def channel(**said: str) -> tuple[str, str]:
         accepted = await say(gateway, "one", **said)
@@ -127,14 +126,10 @@ async def test_a_message_is_recorded_with_the_door_it_came_by(gateway: House) ->
         return view["channel"], turn.channel
 
     assert await channel() == ("http", "http")
-    for name in ("http", "page", "terminal"):
-        assert await channel(channel=name) == (name, name)
-    async with aiohttp.ClientSession(gateway.url, cookie_jar=aiohttp.CookieJar(unsafe=True)) as browser:
-        origin = {"Origin": gateway.url}
-        async with browser.post("/api/login", json={"code": await gateway.code()}, headers=origin) as signed_in:
-            assert signed_in.status == 200
-        async with browser.post("/api/messages", json={"text": "one"}, headers=origin) as response:
-            accepted = await response.json()
+    for name in ("page", "terminal", "pigeon"):
+        assert await channel(channel=name) == ("http", "http")
+    headers = {**await signed_in(gateway), "Origin": gateway.url}
+    accepted = (await call(gateway, "POST", "/api/messages", json={"text": "one"}, headers=headers, key="")).json
     await ended(gateway, accepted["turn"])
     assert (await call(gateway, "GET", f"/api/sessions/{accepted['session']}")).json["channel"] == "page"
 
@@ -148,7 +143,7 @@ async def test_a_message_is_recorded_with_the_door_it_came_by(gateway: House) ->
         ({"text": "x", "busy": "maybe"}, "busy"),
         ({"text": "x", "session": 5}, "session"),
         ({"text": "x", "session": ""}, "session"),
-        ({"text": "x", "channel": "pigeon"}, "channel"),
+        ({"text": "x", "attended": "perhaps"}, "attended"),
     ],
 )
 async def test_a_wrong_message_is_refused_by_field(gateway: House, body: Any, param: str) -> None:

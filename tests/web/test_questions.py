@@ -33,7 +33,7 @@ async def careful(home: Path, model: ScriptedModel, deeds: Deeds) -> AsyncIterat
 
 async def begin(h: House, text: str, key: str | None = None, **fields: Any) -> tuple[str, str, Any]:
     """A turn that waits: its session, its id, and what it asks."""
-    sent = {"text": text, "channel": "page", **fields}
+    sent = {"text": text, "attended": True, **fields}
     accepted = (await call(h, "POST", "/api/messages", json=sent, key=key)).json
     with anyio.fail_after(WAIT):
         while not (found := (await waiting(h, key, session=accepted["session"]))["approvals"]):
@@ -84,6 +84,8 @@ async def test_a_question_is_answered_by_a_choice_or_its_number(careful: House) 
         ({"decision": "answered"}, "text"),
         ({"decision": "answered", "text": "green"}, "text"),
         ({"decision": "answered", "text": "3"}, "text"),
+        ({"decision": "answered", "text": "0000000011"}, "text"),
+        ({"decision": "answered", "text": "000000001" + "0" * 5000}, "text"),
         ({"decision": "answered", "text": "x" * 16_001}, "text"),
         ({"decision": "maybe"}, "decision"),
         ({}, "decision"),

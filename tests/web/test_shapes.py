@@ -146,6 +146,23 @@ async def test_a_field_is_honoured_or_refused_by_name(
     assert server.stats()["refusals"] == []
 
 
+async def test_a_value_that_only_the_provider_refuses_is_the_callers_mistake(
+    gateway: House, server: Moody, api: str
+) -> None:
+    """H08, H20: 400 with the caller's own name for the field, asked once and of no other model; a good one works."""
+    field, wrong, right = {
+        "openai-chat": ("service_tier", "warp", "flex"),
+        "openai-responses": ("service_tier", "warp", "flex"),
+        "anthropic": ("top_k", "many", 40),
+    }[api]
+    reply = await chat(gateway, **{field: wrong})
+    assert reply.status == 400, reply.body
+    assert (reply.error["param"], reply.error["code"]) == (field, "invalid_value")
+    assert reply.error["type"] == "invalid_request_error"
+    assert server.asked == ["first"]
+    assert (await chat(gateway, **{field: right})).status == 200
+
+
 async def test_a_picture_may_stand_in_a_tools_result(gateway: House, server: Moody) -> None:
     """H04, D3: as LangChain sends what a tool has drawn."""
     url = "data:image/png;base64," + base64.b64encode(saved(plain(4, 4), "PNG")).decode()

@@ -1,21 +1,15 @@
-"""The page: signing in, the cookie, where requests come from, and its files."""
+"""The page: signing in, its two parts, where requests come from, and its files."""
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.house import House, house
-from tests.web.asking import CHAT, call, chat, raw
+from tests.web.asking import CHAT, call, chat, raw, signed_in
 
 pytestmark = pytest.mark.anyio
-
-
-async def signed_in(h: House) -> str:
-    """A cookie, as a browser would send it."""
-    reply = await call(h, "POST", "/api/login", json={"code": await h.code()}, headers={"Origin": h.url}, key="")
-    assert reply.status == 200, reply.body
-    return reply.headers["Set-Cookie"].split(";")[0]
 
 
 async def test_a_code_becomes_a_cookie_and_dies(gateway: House) -> None:
@@ -26,21 +20,54 @@ async def test_a_code_becomes_a_cookie_and_dies(gateway: House) -> None:
     cookie = reply.headers["Set-Cookie"]
     for part in ("HttpOnly", "SameSite=Strict", "Path=/", "Max-Age="):
         assert part in cookie
-    assert code not in cookie and gateway.key not in cookie
-    assert reply.headers["Cache-Control"] == "no-store"
+    assert code not in cookie and gateway.key not in cookie and reply.json["page_token"] not in cookie
     again = await call(gateway, "POST", "/api/login", json={"code": code}, headers={"Origin": gateway.url}, key="")
     assert again.status == 401
     assert again.error["code"] == "invalid_code"
     assert (await call(gateway, "GET", "/api/agents", key=code)).status == 401
-    value = cookie.split(";")[0]
-    shown = await call(gateway, "GET", "/api/agents", headers={"Cookie": f"a=b; {value}; c=d"}, key="")
-    assert shown.status == 200
+    sent = {"Cookie": f"a=b; {cookie.split(';')[0]}; c=d", "X-Page-Token": reply.json["page_token"]}
+    assert (await call(gateway, "GET", "/api/agents", headers=sent, key="")).status == 200
+
+
+async def test_neither_part_of_a_sign_in_is_enough_alone(gateway: House) -> None:
+    """H23, X05: nor with a part of another sign-in; each refusal says what to do."""
+    ours, other = await signed_in(gateway), await signed_in(gateway)
+    cookie, token = {"Cookie": ours["Cookie"]}, {"X-Page-Token": ours["X-Page-Token"]}
+    for given in (cookie, token, {**ours, "X-Page-Token": other["X-Page-Token"]}, {**token, "Cookie": "a=b"}):
+        for method, path in (("GET", "/api/sessions"), ("GET", "/v1/models"), ("POST", "/api/keys")):
+            headers = {**given, "Origin": gateway.url}
+            reply = await call(gateway, method, path, json={"name": "owner"}, headers=headers, key="")
+            assert (reply.status, reply.error["code"]) == (401, "signed_out")
+            assert "`tidegate status --link`" in reply.error["message"]
+    made = await call(gateway, "POST", "/api/keys", json={"name": "x"}, headers={**ours, "Origin": gateway.url}, key="")
+    assert made.status == 201
+    assert (await call(gateway, "GET", "/api/agents", key=ours["X-Page-Token"])).status == 401
+
+
+async def test_a_refused_code_says_why_and_how_long_links_work(gateway: House) -> None:
+    """H23: a link that somebody else has used is worth knowing."""
+    used, expired = await gateway.code(), await gateway.code(seconds=-1)
+    await call(gateway, "POST", "/api/login", json={"code": used}, key="")
+    for code, why in ((used, "was used already"), (expired, "for 15 minutes"), ("tgc_x", "for 15 minutes")):
+        reply = await call(gateway, "POST", "/api/login", json={"code": code}, key="")
+        assert reply.status == 401
+        assert why in reply.error["message"] and "`tidegate status --link`" in reply.error["message"]
+
+
+async def test_signing_in_again_replaces_the_sign_in_of_that_browser(gateway: House) -> None:
+    """H23: so that the list of browsers is one of browsers."""
+    before = await signed_in(gateway)
+    headers = {**before, "Origin": gateway.url}
+    await call(gateway, "POST", "/api/login", json={"code": await gateway.code()}, headers=headers, key="")
+    assert (await call(gateway, "GET", "/api/agents", headers=before, key="")).status == 401
+    assert len((await call(gateway, "GET", "/api/browsers")).json["browsers"]) == 1
 
 
 async def test_a_code_expires_and_a_key_or_cookie_is_no_code(gateway: House) -> None:
     """H23, X05: each token is for its own purpose."""
-    token = (await signed_in(gateway)).partition("=")[2]
-    for code in (await gateway.code(seconds=-1), gateway.key, token, "", "x" * 501):
+    sent = await signed_in(gateway)
+    token = sent["Cookie"].partition("=")[2]
+    for code in (await gateway.code(seconds=-1), gateway.key, token, sent["X-Page-Token"], "", "x" * 501):
         reply = await call(gateway, "POST", "/api/login", json={"code": code}, headers={"Origin": gateway.url}, key="")
         assert reply.status in (400, 401)
     assert (await call(gateway, "GET", "/api/agents", key=token)).status == 401
@@ -48,30 +75,29 @@ async def test_a_code_expires_and_a_key_or_cookie_is_no_code(gateway: House) -> 
 
 async def test_signing_out_ends_the_cookie(gateway: House) -> None:
     """H23: in the store, not only in the browser."""
-    cookie = await signed_in(gateway)
-    headers = {"Cookie": cookie, "Origin": gateway.url}
-    out = await call(gateway, "POST", "/api/logout", json={}, headers=headers, key="")
+    sent = await signed_in(gateway)
+    out = await call(gateway, "POST", "/api/logout", json={}, headers={**sent, "Origin": gateway.url}, key="")
     assert out.status == 200
     assert "Max-Age=0" in out.headers["Set-Cookie"]
-    assert (await call(gateway, "GET", "/api/agents", headers={"Cookie": cookie}, key="")).status == 401
+    assert (await call(gateway, "GET", "/api/agents", headers=sent, key="")).status == 401
 
 
 async def test_another_page_cannot_use_the_cookie(gateway: House) -> None:
     """H23, X04: the origin is checked on what changes something, and wherever a browser tells it."""
-    cookie = await signed_in(gateway)
+    sent = await signed_in(gateway)
     message = {"text": "hello"}
     for origin in ("https://evil.example", "null", gateway.url.replace("http:", "https:"), gateway.url + "0", ""):
-        headers = {"Cookie": cookie, "Origin": origin}
+        headers = {**sent, "Origin": origin}
         for method, path in (("POST", "/api/messages"), ("GET", "/api/sessions"), ("DELETE", "/api/sessions/s_x")):
             reply = await call(gateway, method, path, json=message, headers=headers, key="")
             assert reply.status == 403, (origin, path)
             assert reply.error["code"] == "origin_not_allowed"
-    silent = await call(gateway, "POST", "/api/messages", json=message, headers={"Cookie": cookie}, key="")
+    silent = await call(gateway, "POST", "/api/messages", json=message, headers=sent, key="")
     assert silent.status == 403
     for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)):
-        headers = {"Cookie": cookie, "Sec-Fetch-Site": site}
+        headers = {**sent, "Sec-Fetch-Site": site}
         assert (await call(gateway, "GET", "/api/sessions", headers=headers, key="")).status == status
-    ours = {"Cookie": cookie, "Origin": gateway.url}
+    ours = {**sent, "Origin": gateway.url}
     assert (await call(gateway, "POST", "/api/messages", json=message, headers=ours, key="")).status == 202
 
 
@@ -83,6 +109,60 @@ async def test_a_foreign_page_cannot_sign_in_either(gateway: House) -> None:
     assert (await call(gateway, "POST", "/api/login", json={"code": code}, key="")).status == 200
 
 
+async def test_a_foreign_page_is_refused_before_its_body_is_read(gateway: House) -> None:
+    """H23, X04: the answer comes although nothing of the body was sent."""
+    head = b"POST /api/login HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\nConnection: close\r\n"
+    refused, body = await raw(gateway, head + b"Origin: https://evil.example\r\n\r\n")
+    assert refused.startswith(b"HTTP/1.1 403") and b"origin_not_allowed" in body
+
+
+async def test_signing_in_takes_4_kib_at_most(gateway: House) -> None:
+    """H21: anybody may send them; said in advance or not."""
+    code = await gateway.code()
+    fits = b'{"code": "%b"%b}' % (code.encode(), b" " * (4096 - len(code) - 12))
+    assert len(fits) == 4096
+    headers = {"Origin": gateway.url, "Content-Type": "application/json"}
+
+    async def in_pieces() -> AsyncIterator[bytes]:
+        for _ in range(5):
+            yield b" " * 1000
+
+    for body in (fits + b" ", in_pieces()):
+        reply = await call(gateway, "POST", "/api/login", data=body, headers=headers, key="")
+        assert (reply.status, reply.error["code"]) == (413, "too_large")
+        assert "4096" in reply.error["message"]
+    assert (await call(gateway, "POST", "/api/login", data=fits, headers=headers, key="")).status == 200
+    head = b"POST /api/login HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    refused, _ = await raw(gateway, head + b"1001\r\n" + b" " * 4097 + b"\r\n")  # and what follows never comes
+    assert refused.startswith(b"HTTP/1.1 413")
+
+
+async def test_no_response_of_the_apis_is_stored_or_sniffed(gateway: House) -> None:
+    """X04: refusals, failures and what is not there included."""
+    await chat(gateway, "hello", session="one")
+    (session,) = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
+    for method, path, key in (
+        ("GET", "/api/sessions", None),
+        ("GET", "/api/status", None),
+        ("HEAD", f"/api/sessions/{session['id']}/events", None),
+        ("GET", f"/api/sessions/{session['id']}/export", None),
+        ("GET", "/api/sessions/s_nothing", None),
+        ("GET", "/api/nothing", None),
+        ("PUT", "/api/sessions", None),
+        ("GET", "/api/keys", ""),
+        ("POST", "/api/login", ""),
+        ("POST", "/api/logout", None),
+        ("GET", "/v1/models", None),
+        ("POST", CHAT, ""),
+    ):
+        reply = await call(gateway, method, path, key=key)
+        found = [reply.headers.getall(name, []) for name in ("Cache-Control", "X-Content-Type-Options")]
+        assert found == [["no-store"], ["nosniff"]], (method, path)
+    head, _ = await raw(gateway, b"GET /api/sessions HTTP/1.1\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400")
+    assert b"cache-control: no-store" in head and b"x-content-type-options: nosniff" in head
+
+
 async def test_an_allowed_origin_may(home: Path, model: ScriptedModel) -> None:
     """H23: server.origins, for a gateway behind a proxy; the cookie is then for https only."""
     async with house(home, '[server]\norigins = ["https://chat.example"]', model=model) as h:
@@ -90,10 +170,8 @@ async def test_an_allowed_origin_may(home: Path, model: ScriptedModel) -> None:
         reply = await call(h, "POST", "/api/login", json={"code": await h.code()}, headers=headers, key="")
         assert reply.status == 200
         assert "; Secure" in reply.headers["Set-Cookie"]
-        cookie = reply.headers["Set-Cookie"].split(";")[0]
-        shown = await call(
-            h, "POST", "/api/messages", json={"text": "x"}, headers={**headers, "Cookie": cookie}, key=""
-        )
+        headers |= {"Cookie": reply.headers["Set-Cookie"].split(";")[0], "X-Page-Token": reply.json["page_token"]}
+        shown = await call(h, "POST", "/api/messages", json={"text": "x"}, headers=headers, key="")
         assert shown.status == 202
 
 
@@ -117,13 +195,14 @@ async def test_a_listed_page_may_call_with_a_key_and_no_other(home: Path, model:
         assert echoed.headers["Access-Control-Allow-Headers"] == names
         strange = await call(h, "OPTIONS", CHAT, headers={**wanted, "Access-Control-Request-Headers": "a b;c"}, key="")
         assert strange.headers["Access-Control-Allow-Headers"].startswith("Authorization")
+        assert "X-Page-Token" in strange.headers["Access-Control-Allow-Headers"]
 
 
 @pytest.mark.parametrize("host", [b"evil.example", b"evil.example:8420", b"127.0.0.1.evil.example"])
 async def test_a_rebound_name_gets_neither_page_nor_cookie(gateway: House, host: bytes) -> None:
     """H23, X04: on loopback only the gateway's own names count; a key needs no name."""
-    cookie = (await signed_in(gateway)).encode()
-    for line in (b"GET / HTTP/1.1", b"GET /api/sessions HTTP/1.1\r\nCookie: " + cookie):
+    sent = "".join(f"\r\n{name}: {value}" for name, value in (await signed_in(gateway)).items()).encode()
+    for line in (b"GET / HTTP/1.1", b"GET /api/sessions HTTP/1.1" + sent):
         head, body = await raw(gateway, line + b"\r\nHost: " + host + b"\r\nConnection: close\r\n\r\n")
         assert head.split(b" ")[1] in (b"403", b"401"), head
         assert b'"error"' in body
@@ -134,14 +213,14 @@ async def test_a_rebound_name_gets_neither_page_nor_cookie(gateway: House, host:
 
 async def test_a_rebound_name_with_our_port_cannot_use_the_cookie(gateway: House) -> None:
     """H23, X04: there the cookie has its right name, and the name of the host is what gives it away."""
-    headers = {"Cookie": await signed_in(gateway), "Host": f"evil.example:{gateway.url.rpartition(':')[2]}"}
+    headers = {**await signed_in(gateway), "Host": f"evil.example:{gateway.url.rpartition(':')[2]}"}
     reply = await call(gateway, "GET", "/api/sessions", headers=headers, key="")
     assert (reply.status, reply.error["code"]) == (403, "host_not_allowed")
 
 
 async def test_two_gateways_on_one_machine_do_not_share_a_cookie(gateway: House) -> None:
     """H23: cookies know no ports, so the name has it."""
-    name = (await signed_in(gateway)).partition("=")[0]
+    name = (await signed_in(gateway))["Cookie"].partition("=")[0]
     assert name == f"tidegate_{gateway.url.rpartition(':')[2]}"
 
 

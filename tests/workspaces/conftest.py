@@ -9,6 +9,13 @@ from tests.workspaces.making import Room, room
 __all__ = ["home", "model", "rooms", "session"]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test of this folder is one of sandboxes."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.sandbox)
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     return tmp_path / "home"

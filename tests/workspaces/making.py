@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 
 from tests.store.making import new_session
-from tidegate.config import AgentSettings, Config, ModelSettings, WorkspaceSettings
+from tidegate.config import AgentSettings, Config, ModelSettings, WebSettings, WorkspaceSettings
 from tidegate.lifetimes import Ledger, Presence, Scope
 from tidegate.spool import Spool
 from tidegate.store import ProcessRow, Store, notices, sessions
@@ -112,9 +112,10 @@ def _end(db: Any, session: str) -> None:
     sessions.end(db, session, reason="test", hooks=(), now=5.0)
 
 
-def config_of(home: Path, **settings: Any) -> Config:
+def config_of(home: Path, web: WebSettings | None = None, **settings: Any) -> Config:
     return Config(
         home=home,
+        web=web or WebSettings(),
         models={
             "main": ModelSettings(api="openai-chat", base_url="http://127.0.0.1:1/v1", model="m"),
             "demo": ModelSettings(api="demo"),

@@ -17,7 +17,7 @@ from tidegate.errors import ToolFailed
 from tidegate.tools.files.editing import edit
 from tidegate.tools.files.writing import write
 from tidegate.workspaces.files.shelf import Shelf
-from tidegate.workspaces.folders import used_bytes
+from tidegate.workspaces.folders import Used, used
 
 pytestmark = pytest.mark.anyio
 
@@ -172,13 +172,13 @@ async def test_a_large_workspace_is_measured_seldom(home: Path, monkeypatch: pyt
     """L20: to measure takes a small part of the time, whatever is asked."""
     monkeypatch.setattr("tidegate.workspaces.disk.QUICK_SECONDS", 0)
     monkeypatch.setattr("tidegate.workspaces.disk.MEASURE_AGAIN", 1e9)
-    measured: list[int] = []
+    measured: list[Used] = []
 
-    def counted(folders: Any, enough: int) -> int:
+    def counted(folders: Any, enough: Used) -> Used:
         measured.append(enough)
-        return used_bytes(folders, enough)
+        return used(folders, enough)
 
-    monkeypatch.setattr("tidegate.workspaces.disk.used_bytes", counted)
+    monkeypatch.setattr("tidegate.workspaces.disk.measured", counted)
     async with room(home) as rooms:
         session = await rooms.new_session()
         for _ in range(3):
@@ -228,6 +228,7 @@ async def test_several_that_write_at_once_by_handles_of_their_own_do_not_either(
 async def test_a_project_may_be_written_however_large_it_is(home: Path) -> None:
     async with room(home, disk_bytes=MIB) as rooms:
         (home / "project").mkdir()
+        (home / "project").chmod(0o777)  # where root has made it, its user is another
         (home / "project" / "large").write_bytes(b"x" * 3 * MIB)
         session = await rooms.new_session()
         await write(await rooms.of(session, "project").files(), "more", "x" * MIB)

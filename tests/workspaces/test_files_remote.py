@@ -69,6 +69,15 @@ def fill(folder: Path) -> None:
     os.mkfifo(folder / "pipe")
 
 
+async def test_what_other_programs_execute_is_not_written_in_a_project_over_there(place: Place) -> None:
+    """X12: the check is sent along; elsewhere than in a project it refuses nothing."""
+    files = RemoteFiles(_opening(place), (), place.spec.temporary, project=True)
+    for path in (".git/hooks/post-commit", ".envrc", "sub/.git/config"):
+        assert "is read-only: other programs" in await told(files.write(path, b"evil"))
+    await files.write(".gitignore", b"x")
+    await RemoteFiles(_opening(place), (), place.spec.temporary).write(".envrc", b"x")
+
+
 @pytest.mark.parametrize(
     "path",
     [

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.anyio
 
 ROOT = Path(__file__).resolve().parents[2]
 NOBODY = "65534"
-KILLS = {"sandbox": 40, "command": 15, "local": 10, "check": 10, "search": 10, "job": 3}
+KILLS = {"sandbox": 40, "network": 25, "command": 15, "local": 10, "check": 10, "search": 10, "job": 3}
 """How often each kind of start is killed: as often as it takes to find what one kill in ten leaves, for a sandbox."""
 
 
@@ -137,7 +137,8 @@ async def test_a_sandbox_ends_with_its_lifeline_which_no_command_can_hold(rooms:
 
 
 @pytest.mark.parametrize(
-    ("kind", "user"), [*((kind, None) for kind in KILLS), ("sandbox", NOBODY), ("command", NOBODY)]
+    ("kind", "user"),
+    [*((kind, None) for kind in KILLS), *((kind, NOBODY) for kind in ("sandbox", "network", "command"))],
 )
 def test_nothing_outlives_a_gateway_that_is_killed_while_it_starts_something(kind: str, user: str | None) -> None:
     """L14, L09: at random moments of the start of a sandbox, of a command in one, of a helper. The next start finds no

@@ -202,11 +202,11 @@ async def test_what_is_held_is_on_the_books(rooms: Room, session: str) -> None:
     assert held.count == 1 and held.children == 2 and held.fds > 0
     status = rooms.workspaces.status()
     assert (status["boxes"], status["processes"], status["backend"], status["sandboxed"]) == (1, 1, "bubblewrap", True)
-    assert set(status["enforced"]) == {"memory_bytes", "processes", "disk_bytes", "file_bytes", "cpu_seconds"}
+    assert set(status["enforced"]) == {"memory_bytes", "processes", "disk_bytes", "files", "file_bytes", "cpu_seconds"}
 
 
 @pytest.mark.parametrize(
-    ("backend", "meaning"), [("auto", "a hole in the sandbox"), ("local", "so do the agents' commands"), ("none", "")]
+    ("backend", "meaning"), [("auto", "a flaw in the gateway itself"), ("local", "without a sandbox"), ("none", "")]
 )
 @pytest.mark.parametrize("user", [0, 1000])
 async def test_a_gateway_that_runs_as_root_says_what_that_means(

@@ -72,8 +72,8 @@ async def test_a_place_in_memory_is_bounded_however_much_memory_there_may_be(hom
 
 
 async def test_the_kernel_is_told_how_many_processes_there_may_be(home: Path) -> None:
-    """L14: where it counts them; of a plain user the test of a killed gateway shows that it does."""
-    async with room(home, processes=77) as rooms:
+    """L14: where no control group does; the test of a killed gateway shows that it counts them."""
+    async with room(home, polled=True, processes=77) as rooms:
         assert await rooms.said(await rooms.new_session(), "ulimit -u; ulimit -Hu") == "77\n77"
 
 

@@ -53,7 +53,7 @@ async def test_it_has_no_capability_and_can_get_none(rooms: Room, session: str) 
 
 async def test_it_can_change_no_setting_of_the_machine(rooms: Room, session: str) -> None:
     """X12: also where the gateway is root: the kernel's own files ask for their owner, not for a capability."""
-    writable = "find /proc -path '/proc/[0-9]*' -prune -o -type f -writable -print | head -3"
+    writable = "find /proc -path '/proc/[0-9]*' -prune -o -type f -writable -print 2>/dev/null | head -3"
     assert await rooms.said(session, writable) == ""
     done, _ = await rooms.run(session, "exec 5>/proc/sys/kernel/core_pattern")
     assert done.code != 0
@@ -93,13 +93,12 @@ async def test_it_has_no_descriptor_that_it_was_not_given(rooms: Room, session: 
 
 
 async def test_there_is_no_network_unless_it_is_allowed(home: Path) -> None:
+    """X12: and then it is one of its own."""
     interfaces = "tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' ' | sort | tr '\\n' ' '"
     async with room(home) as rooms:
         assert await rooms.said(await rooms.new_session(), interfaces) == "lo"
     async with room(home, network=True) as rooms:
-        mine = Path("/proc/net/dev").read_text().splitlines()[2:]
-        wanted = sorted(line.partition(":")[0].strip() for line in mine)
-        assert (await rooms.said(await rooms.new_session(), interfaces)).split() == wanted
+        assert await rooms.said(await rooms.new_session(), interfaces) == "lo uplink"
 
 
 async def test_sessions_do_not_see_each_others_files(rooms: Room, session: str) -> None:

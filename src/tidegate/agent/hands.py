@@ -21,6 +21,7 @@ from tidegate.agent.turn import EXCERPT_CHARACTERS, Effect, Parked, Turn
 from tidegate.errors import MediaLeftOut, ToolFailed, TurnFailed
 from tidegate.lifetimes import gather, is_cancelled
 from tidegate.log import Log
+from tidegate.store.approvals import action_digest
 from tidegate.tools import Result, Tool, ToolContext, Toolset
 from tidegate.values import Message, Notice, ToolCall, ToolEnded, ToolStarted
 
@@ -95,9 +96,8 @@ class Hands:
     async def _use(self, step: str, call: ToolCall) -> Message:
         tool = self._tools.get(call.name)
         self._turn.emit(ToolStarted(call_id=call.id, name=call.name, arguments=call.arguments[:EXCERPT_CHARACTERS]))
-        message = await self._turn.step(
-            step, lambda: self._run(step, tool, call), effect=self._effect(step, tool, call)
-        )
+        effect = self._effect(step, tool, call)
+        message = await self._turn.step(step, lambda: self._run(step, tool, call, effect.hosts.append), effect=effect)
         await self._permits.withdraw(self._turn, step, lost=message.interrupted)
         self._turn.emit(tool_ended(message))
         return message
@@ -116,11 +116,13 @@ class Hands:
             tool=call.name,
             read_only=tool is not None and tool.read_only,
             repeatable=tool is not None and tool.repeatable,
+            digest=None if tool is None or tool.effect == "read" else action_digest(call.name, call.arguments),
+            hosts=[],
             interrupted=lambda read_only: interrupted(call, GATEWAY_STOPPED, read_only=read_only),
             refused=refused,
         )
 
-    async def _run(self, step: str, tool: Tool | None, call: ToolCall) -> Message:
+    async def _run(self, step: str, tool: Tool | None, call: ToolCall, contacts: Callable[[str], None]) -> Message:
         assert tool is not None, "a tool that is not here is refused before it is run"
         with Progress(self._turn, call) as progress:
             context = msgspec.structs.replace(
@@ -128,6 +130,7 @@ class Hands:
                 step=step,
                 call=call.id,
                 progress=progress,
+                contacts=contacts,
                 ask=partial(self._permits.ask, self._turn, step),
             )
             result = await self._outcome(tool, context, call)

@@ -107,7 +107,7 @@ class Mind:
                     self._weigh()
                 return await ask(turn, self.conversation, call, self.purse)
             except ModelFailed as failure:
-                if failure.param is not None:
+                if failure.param is not None and first is None:
                     raise  # the caller's mistake: another model would not answer what was asked for
                 remedy = remedy_for(failure)
                 if remedy is not None and mended.count(remedy) < TRIES[remedy] and await self._mend(remedy, failure):

@@ -29,12 +29,15 @@ class Effect(Frozen, frozen=True):
     The intent is committed before the step runs. If a crash leaves an intent without a result, a `repeatable` step is
     run again; any other is never run twice, and its result is what `interrupted` gives, which is told whether the step
     was read-only when it began. `refused` is asked before the intent is committed, and may take days: what it gives is
-    the result, and the step is not run.
+    the result, and the step is not run. A step with a `digest`, of the exact action, is recorded in the audit log: with
+    its intent, and with its result, then with the `hosts` that it has contacted.
     """
 
     tool: str
     read_only: bool
     repeatable: bool
+    digest: bytes | None
+    hosts: list[str]
     interrupted: Callable[[bool], Message]
     refused: Callable[[], Awaitable[Message | None]]
 

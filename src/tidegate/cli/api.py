@@ -27,6 +27,7 @@ _ID = re.compile(r"[A-Za-z0-9_:-]{1,100}")
 _WHERE_TO_LOOK = {
     "session_not_found": "sessions list --all",
     "key_not_found": "keys list",
+    "browser_not_found": "browsers list",
     "setting_not_found": "sessions settings",
     "question_not_found": "approvals list",
     "note_not_found": "memory list",
@@ -107,6 +108,11 @@ class Api:
         if not _ID.fullmatch(id):
             raise self._missing(f"There is no key {id[:100]!r}.", "key_not_found")
         return f"/api/keys/{id}"
+
+    def browser(self, id: str) -> str:
+        if not _ID.fullmatch(id):
+            raise self._missing(f"There is no signed-in browser {id[:100]!r}.", "browser_not_found")
+        return f"/api/browsers/{id}"
 
     def approval(self, id: str) -> str:
         if not _ID.fullmatch(id):

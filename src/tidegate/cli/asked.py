@@ -20,9 +20,8 @@ def described(question: dict[str, Any]) -> list[str]:
 def heading(question: dict[str, Any]) -> str:
     what = "an approval" if question["kind"] == "approval" else "a question"
     until = f", until {when(question['expires'])}" if question.get("expires") else ""
-    return (
-        f"{question['id']}: {what} of conversation {question['conversation']}, asked {when(question['asked'])}{until}"
-    )
+    whose = f"{plain(question['person'])}'s conversation {question['conversation']}"
+    return f"{question['id']}: {what} in {whose}, asked {when(question['asked'])}{until}"
 
 
 def hint(question: dict[str, Any]) -> str:

@@ -24,7 +24,6 @@ from tidegate.errors import NotFound, TidegateError
 from tidegate.gateway import hint
 
 _CHANNEL = "terminal"
-_PIPE = "http"  # the channel of programs: nobody reads a pipe who could be asked
 _NOT_UTF_8 = "This is not UTF-8 text: convert it first."
 
 
@@ -73,7 +72,7 @@ def _check_session(api: Api, home: Path, session: str, agent: str | None) -> Non
     if agent not in (None, view["agent"]):
         raise TidegateError(f"The conversation {session} is with agent {view['agent']}: leave --agent out.")
     # Refused, in the gateway's own words, where one may look and not speak.
-    api.call("POST", "/api/messages", {"text": "/status", "session": session, "channel": _CHANNEL})
+    api.call("POST", "/api/messages", {"text": "/status", "session": session})
 
 
 def _last(api: Api, agent: str | None) -> str | None:
@@ -92,7 +91,7 @@ class _Chat:
         self._home = home
         self._agent = agent
         self.session = session
-        self._channel = _CHANNEL if interactive else _PIPE
+        self._attended = interactive  # nobody reads a pipe who could be asked
         self._printer = Printer(interactive=interactive)
         self._person = Person(api, self._printer, self._command) if interactive else None
 
@@ -123,7 +122,7 @@ class _Chat:
         self.session = reply.get("session")
 
     def _send(self, text: str) -> Any:
-        body: dict[str, Any] = {"text": text, "channel": self._channel}
+        body: dict[str, Any] = {"text": text, "attended": self._attended}
         if self.session is not None:
             body["session"] = self.session
         elif self._agent is not None:

@@ -18,7 +18,7 @@ import click
 from tidegate.cli.options import home_option, json_option
 from tidegate.cli.output import enumerated, print_json, size
 from tidegate.cli.status import commands
-from tidegate.config import ModelSettings, is_loopback
+from tidegate.config import ModelSettings, WorkspaceSettings, is_loopback
 from tidegate.errors import TidegateError
 from tidegate.gateway import Holder, HomeLock, Unready, ask, examine, hint, holder_of, lost_database, settings
 
@@ -58,6 +58,7 @@ def _findings(home: Path) -> Iterator[Finding]:
     )  # fmt: skip
     for check in checks:
         yield check(home, holder)
+    yield from _protections(home)
     yield from _models(home)
 
 
@@ -225,6 +226,22 @@ def _disk(home: Path, _holder: Holder | None) -> Finding:
     if free < _LITTLE_DISK:
         return Finding("disk", "warn", f"{size(free)} free at {folder}: make room soon.")
     return Finding("disk", "ok", f"{size(free)} free at {folder}.")
+
+
+def _protections(home: Path) -> Iterator[Finding]:
+    """What keeps sandboxes apart from the machine; a warning where the settings need what is missing."""
+    from tidegate.workspaces.protections import protections
+
+    try:
+        workspaces = settings(home).workspaces
+    except TidegateError:
+        workspaces = WorkspaceSettings()
+    sandboxed = workspaces.backend in ("auto", "bubblewrap")
+    for name, text, missing in protections():
+        needed = sandboxed and (name != "pasta" or workspaces.network)
+        if missing and not needed:
+            missing = f"not needed by the settings. {missing[0].upper()}{missing[1:]}"
+        yield Finding(name, "warn" if missing and needed else "ok", missing or text)
 
 
 def _commands(home: Path, holder: Holder | None) -> Finding:

@@ -30,10 +30,15 @@ def command() -> None:
 @click.argument("name")
 @click.option("--agent", "agents", multiple=True, help="An agent this principal may use (again for more; default all).")
 @click.option("--label", default="", help="What the key is for.")
+@click.option(
+    "--role", type=click.Choice(["admin", "member", "guest"]), help="What a new principal may do (default member)."
+)
 @click.option("--owner", is_flag=True, help="Needed for one more key of the owner, which may do everything.")
 @home_option
 @json_option
-def add(name: str, agents: tuple[str, ...], label: str, owner: bool, home: Path, as_json: bool) -> None:
+def add(
+    name: str, agents: tuple[str, ...], label: str, role: str | None, owner: bool, home: Path, as_json: bool
+) -> None:
     """Make a key for the principal NAME; a principal that does not exist yet is made.
 
     The key is shown once: the gateway keeps only its digest. Conversations belong to the principal, so a second key of
@@ -46,18 +51,18 @@ def add(name: str, agents: tuple[str, ...], label: str, owner: bool, home: Path,
     api = Api(home)
     _check_agents(api, agents)
     had = next((key for key in api.call("GET", "/api/keys")["keys"] if key["name"] == name), None)
-    role = had["role"] if had is not None else "user"
-    if owner and role != "owner":
+    holds = had["role"] if had is not None else role or "member"
+    if owner and holds != "owner":
         raise click.UsageError(f"{name} is not the owner of this gateway: leave --owner out.")
-    if role == "owner" and not owner:
-        raise TidegateError(f"{name} owns this gateway, and a key of his may do everything: say --owner to make one.")
-    made = api.call("POST", "/api/keys", {"name": name, "label": label, "agents": list(agents) or None})
+    if holds == "owner" and not owner:
+        raise TidegateError(f"{name} owns this gateway, and their key may do everything: say --owner to make one.")
+    made = api.call("POST", "/api/keys", {"name": name, "label": label, "agents": list(agents) or None, "role": role})
     allowed = had["agents"] if had is not None else list(agents) or None
     if as_json:
-        print_json({**made, "name": name, "role": role, "agents": allowed, "new": had is None})
+        print_json({**made, "name": name, "role": holds, "agents": allowed, "new": had is None})
         return
     print(made["key"])
-    print(plain(_told(name, role, allowed, had is None)), file=sys.stderr)
+    print(plain(_told(name, holds, allowed, had is None)), file=sys.stderr)
 
 
 def _check_agents(api: "Api", agents: tuple[str, ...]) -> None:
@@ -80,7 +85,7 @@ def _told(name: str, role: str, agents: list[str] | None, new: bool) -> str:
     else:
         may = "every agent" if agents is None else f"agent {_agents(agents)}"
         whose = f"{name} is new" if new else f"This is one more key of {name}, with the same conversations"
-        what = f"{whose}, and may use {may}"
+        what = f"{whose}, has the role {role} and may use {may}"
     return f"{what}; the key is shown this once."
 
 

@@ -1,7 +1,8 @@
 """What commands print: tables for people, JSON for programs, and text that cannot play tricks on a terminal.
 
 Guarantee: on a terminal no word is broken at its edge that could stand on the next line, in a table neither; into a
-pipe or file each row of a table goes as one line, whatever its length.
+pipe or file each row of a table goes as one line, whatever its length. What a terminal is sent has no control character
+but newline and tab, and none that turns text around: `guard_terminal` sees to that for the whole process.
 """
 
 import json
@@ -11,11 +12,13 @@ import sys
 import textwrap
 from collections.abc import Collection, Sequence
 from datetime import datetime
+from io import TextIOWrapper
 from itertools import zip_longest
 from typing import Any
 
-# Everything that a terminal could take for an order: C0 but tab and newline, DEL, C1.
-_ORDERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+from tidegate.visible import escaped_json
+from tidegate.visible import plain as plain
+
 _COLUMN = 48  # longer cells are cut in tables; JSON has them whole
 _GAP = "  "  # between columns
 _SECOND_COLUMN = re.compile(r" *(?:\S+ )*\S* {2,}(?=\S)")
@@ -26,25 +29,52 @@ def at_terminal() -> bool:
     return sys.stdin is not None and sys.stdin.isatty()
 
 
-def plain(text: str) -> str:
-    """The text without control characters: what a model or a stranger wrote must not move the cursor."""
-    return _ORDERS.sub("", text)
+class TerminalStream(TextIOWrapper):
+    """Standard output or error at a terminal: what is written there passes `plain`, whoever wrote it."""
+
+    def write(self, text: str, /) -> int:
+        super().write(plain(text))
+        return len(text)
+
+
+def guard_terminal() -> None:
+    """From now on nothing that this process prints can give orders to a terminal."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a character is no error
+            if stream.isatty():
+                options: dict[str, Any] = {"encoding": stream.encoding, "errors": stream.errors}
+                guarded = TerminalStream(stream.detach(), line_buffering=True, **options)
+                setattr(sys, name, guarded)
+                setattr(sys, f"__{name}__", guarded)  # by which the terminal's size is asked for
+
+
+def write_faint(text: str) -> None:
+    """The only orders that a terminal is given by its stream, around text that has none."""
+    assert isinstance(sys.stdout, TextIOWrapper)
+    TextIOWrapper.write(sys.stdout, f"\x1b[2m{plain(text)}\x1b[0m")
 
 
 def print_json(value: Any) -> None:
-    json.dump(value, sys.stdout, indent=2, ensure_ascii=False)
-    sys.stdout.write("\n")
+    sys.stdout.write(escaped_json(json.dumps(value, indent=2, ensure_ascii=False)) + "\n")
 
 
 def print_table(
-    heads: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str, numbers: Collection[int] = ()
+    heads: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    *,
+    empty: str,
+    numbers: Collection[int] = (),
+    whole: Collection[int] = (),
 ) -> None:
-    """A table, or the sentence `empty` when there is nothing in it. The columns of `numbers` end at their right. Where
-    a terminal is too narrow, cells go on in the next line; where it is much too narrow, each row is a list."""
+    """A table, or the sentence `empty` when there is nothing in it. The columns of `numbers` end at their right, cells
+    of the columns of `whole` are not cut. Where a terminal is too narrow, cells go on in the next line; where it is
+    much too narrow, each row is a list."""
     if not rows:
         print(empty)
         return
-    cells = [list(heads), *([_cell(value) for value in row] for row in rows)]
+    cells = [list(heads), *([_cell(value, column in whole) for column, value in enumerate(row)] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(heads))]
     if (room := terminal_width()) is not None:
         narrowed = _narrowed(cells, widths, room)
@@ -116,9 +146,9 @@ def _print_lists(cells: Sequence[Sequence[str]], room: int) -> None:
                 print(_wrapped(f"{head.ljust(width)}{_GAP}{cell}", room))
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any, whole: bool) -> str:
     text = "" if value is None else plain(str(value)).replace("\n", " ")
-    return text if len(text) <= _COLUMN else text[: _COLUMN - 1] + "…"
+    return text if whole or len(text) <= _COLUMN else text[: _COLUMN - 1] + "…"
 
 
 def when(seconds: float | None) -> str:

@@ -8,7 +8,7 @@ move the cursor.
 import os
 import sys
 
-from tidegate.cli.output import plain, wrapped
+from tidegate.cli.output import plain, wrapped, write_faint
 
 
 class Printer:
@@ -46,15 +46,15 @@ class Printer:
             print(shown, file=sys.stderr)
             return
         self.end_line()
-        self._write(self._faint(wrapped(f"· {shown}")) + "\n")
+        self._write(wrapped(f"· {shown}"), faint=True)
+        self._write("\n")
 
     def progress(self, text: str) -> None:
         """What a running tool puts out, as it comes; nothing of it for a pipe."""
         # A program that draws over its own line means a new state of it: a terminal that is shared gets it as a line.
         if self._interactive and (shown := plain(text.replace("\r\n", "\n").replace("\r", "\n"))):
             self._turn_to(tool=True)
-            self._write(self._faint(shown))
-            self._fresh = shown.endswith("\n")
+            self._write(shown, faint=True)
 
     def _turn_to(self, *, tool: bool) -> None:
         """An answer does not go on in a tool's line, nor the other way round."""
@@ -62,10 +62,7 @@ class Printer:
             self.end_line()
         self._of_tool = tool
 
-    def _faint(self, text: str) -> str:
-        return f"\x1b[2m{text}\x1b[0m" if self._dim else text
-
-    def _write(self, text: str) -> None:
-        sys.stdout.write(text)
+    def _write(self, text: str, *, faint: bool = False) -> None:
+        write_faint(text) if faint and self._dim else sys.stdout.write(text)
         sys.stdout.flush()
         self._fresh = text.endswith("\n")

@@ -4,12 +4,11 @@ import errno
 import importlib
 import os
 import sys
-from io import TextIOWrapper
 from typing import Any
 
 import click
 
-from tidegate.cli.output import plain
+from tidegate.cli.output import guard_terminal, plain
 from tidegate.errors import TidegateError
 
 COMMANDS = {
@@ -21,9 +20,12 @@ COMMANDS = {
     "usage": "Show what models have used and cost, and the budgets.",
     "memory": "List or edit what is remembered of people and agents' work.",
     "approvals": "List or answer what agents wait for: approvals and questions.",
+    "audit": "Show the audit log: who did what, when, with what outcome.",
     "keys": "Add, list or revoke keys for the HTTP API.",
+    "browsers": "List signed-in browsers or sign them out.",
     "models": "List the configured models and what is known of them.",
     "skills": "List the skills of the agents, and what is wrong with those left out.",
+    "projects": "List or accept what prompts take from shared project folders.",
     "config": "Check or show the configuration.",
     "doctor": "Look for what could keep the gateway from working.",
     "version": "Show the version.",
@@ -71,8 +73,7 @@ def root() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit."""
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a character is no error
+    guard_terminal()
     sys.exit(_run(arguments))
 
 

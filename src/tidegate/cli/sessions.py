@@ -10,6 +10,7 @@ import msgspec
 from tidegate.cli.options import home_option, json_option
 from tidegate.cli.output import at_terminal, plain, print_json, print_table, when
 from tidegate.values import Media
+from tidegate.visible import escaped_json
 
 _PAGE = 200  # rows asked for at once
 
@@ -206,7 +207,7 @@ def export(session: str, output: Path | None, force: bool, home: Path) -> None:
         print(f"Wrote {output}.")
         return
     for line in lines:
-        sys.stdout.buffer.write(line)
+        sys.stdout.buffer.write(escaped_json(line.decode()).encode())
 
 
 @command.command("settings")

@@ -1,5 +1,6 @@
 """`tidegate status`: what the running gateway does and holds."""
 
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import click
 
 from tidegate.cli.options import home_option, json_option
-from tidegate.cli.output import counted, print_json, print_table, size, span
+from tidegate.cli.output import counted, print_json, print_table, size, span, when
 from tidegate.cli.usage import spent_of
 from tidegate.gateway import ask
 
@@ -23,7 +24,11 @@ def command(home: Path, as_json: bool, memory: bool, link: bool) -> None:
     """Show what the running gateway does and holds."""
     if link:
         made = ask(home, {"do": "code"})
-        print_json(made) if as_json else print(made["link"])
+        if as_json:
+            print_json(made)
+        else:
+            print(made["link"])
+            print(f"The link works once, until {when(made['expires'])}.", file=sys.stderr)
         return
     status = ask(home, {"do": "status", "memory": memory})
     if as_json:
@@ -53,6 +58,7 @@ def _print_facts(status: dict[str, Any]) -> None:
         ("connections", f"{connections['open']} of {connections['limit']:,}; {connections['descriptors']} of "
                         f"{connections['descriptors_limit']:,} descriptors"),
         ("process", f"{size(held['anonymous'] + held['swap'])} of its own, {size(held['rss'])} resident"),
+        ("audit log", counted(status["audit"]["rows"], "row")),
     ]  # fmt: skip
     facts.append(("commands", commands(status["workspaces"])))
     if any(status["context"].values()):
@@ -85,7 +91,8 @@ def commands(found: dict[str, Any]) -> str:
     """Where the agents' commands run, and what holds their limits. `found` is what the gateway says of workspaces."""
     if found["problem"]:
         return str(found["problem"])
-    return f"{found['backend']}; {found['limits'] or 'what holds their limits is found out with the first one'}"
+    told = f"{found['backend']}; {found['limits'] or 'what holds their limits is found out with the first one'}"
+    return f"{told}; not counted: {', '.join(found['uncounted'])}" if found["uncounted"] else told
 
 
 def _compactions(counts: dict[str, int]) -> str:

@@ -61,6 +61,8 @@ async def _find(context: Context, id: str, kind: Literal["approval", "question"]
         raise Conflict(f"Several wait: say which one.\n{listing(fitting)}", code="several_questions")
     if found:
         raise Conflict(f"Nothing of that kind waits here, but this does.\n{listing(found)}", code="answer_unfit")
+    if others := await questions.not_for(context.principal, context.session):
+        return others[0]  # to be refused, with who may
     elsewhere = await questions.open_for(context.principal, limit=LISTED) if context.session else []
     if elsewhere:
         raise NotFound(f"Nothing waits here, but elsewhere.\n{listing(elsewhere)}", code="question_not_found")

@@ -7,10 +7,13 @@ line that is no known command is answered with the nearest one, never sent to a 
 
 from collections.abc import Awaitable, Callable, Iterable
 
-from tidegate.errors import Misconfigured, NotAllowed, Refused
+from tidegate.errors import Misconfigured, Refused
 from tidegate.security import Principal
 from tidegate.sessions import Sessions
 from tidegate.values import Frozen
+
+LONGEST_NAME = 100
+"""Characters of an unknown command that are compared and quoted; a whole message may begin with a slash."""
 
 
 class Context(Frozen, frozen=True):
@@ -104,11 +107,12 @@ class Commands:
         if command is None:
             import difflib  # only a mistake needs it
 
+            word = word if len(word) <= LONGEST_NAME else f"{word[:LONGEST_NAME]}…"
             near = difflib.get_close_matches(word.lower(), self._commands, n=1)
             hint = f"did you mean /{near[0]}?" if near else "/help lists them."
             raise Refused(f"There is no command /{word}; {hint}", code="unknown_command")
-        if command.owner_only and principal.role != "owner":
-            raise NotAllowed(f"/{command.name} is for the owner of this gateway.")
+        if command.owner_only:
+            principal.require("configure")
         context = Context(door=self._door, principal=principal, channel=channel, session=session, agent=agent)
         return await command.handler(context, rest.strip())
 

@@ -10,7 +10,7 @@ async def skills(context: Context, words: str) -> Reply:
     library, agent = context.door.skills, await _agent(context)
     if library is None or not library.serves(agent):
         return Reply(text=f"The agent {agent} has no skills.", session=context.session)
-    shelf = await library.shelf(agent)
+    shelf = await library.shelf(agent, context.principal.id)
     lines = [f"{entry.name} ({entry.place.origin})  {entry.skill.description}" for entry in shelf.entries]
     if broken := sum(not left.covered for left in shelf.left_out):
         lines.append(f"{broken} more cannot be used; `tidegate skills` says why.")

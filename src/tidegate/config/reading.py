@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
-from tidegate.config.rules import NAME, Wrong, looks_secret, nearest, quote
+from tidegate.config.rules import NAME, Wrong, is_reference, looks_secret, nearest, quote
 from tidegate.config.settings import (
     NAMED,
     SINGLE,
@@ -43,6 +44,7 @@ NAMES_AT_MOST = 1000
 PRICES = ("price_input", "price_output", "price_cached", "price_written")
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]{1,64}")
 TOML_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
+_IN_THE_CLEAR = "over plain http to another machine, where others can read it; use https, or a tunnel to 127.0.0.1"
 DEFAULT_TOOLS = ("ask", "clock", "context", "files", "memory", "skills", "terminal")
 
 
@@ -232,6 +234,8 @@ def _check_web(web: WebSettings | None, faults: list[str]) -> None:
     needed = "search_url" if web.search == "searxng" else "search_key"
     if not getattr(web, needed):
         faults.append(f"[web] needs the key {needed!r} with search = {quote(web.search)}")
+    if web.search_key is not None and _is_open(web.search_url):
+        faults.append(f"[web] search_url would carry 'search_key' {_IN_THE_CLEAR}")
 
 
 def _check_models(models: dict[str, ModelSettings | None], faults: list[str]) -> None:
@@ -249,6 +253,9 @@ def _model_faults(model: ModelSettings) -> Iterator[str]:
                 yield f"needs the key {key!r} with api = {quote(model.api)}"
     if model.key is not None and model.keys:
         yield "has both 'key' and 'keys'; keep one of them"
+    secret = model.key is not None or model.keys or any(map(is_reference, model.headers.values()))
+    if secret and _is_open(model.base_url):
+        yield f"base_url would carry its key {_IN_THE_CLEAR}"
     if model.cache_ttl is not None and model.api != "anthropic":
         yield f"has the key 'cache_ttl', which only api = \"anthropic\" knows, not {quote(model.api)}; remove it"
     if model.context_window is not None and (model.max_output or 0) > model.context_window:
@@ -257,6 +264,12 @@ def _model_faults(model: ModelSettings) -> Iterator[str]:
     for needed in ("price_input", "price_output"):
         if given and needed not in given:
             yield f"needs the key {needed!r} too, since it has {given[0]!r}; prices come together"
+
+
+def _is_open(url: str) -> bool:
+    """Whether others on the way can read what is sent to an address."""
+    parts = urlsplit(url)
+    return parts.scheme == "http" and not is_loopback(parts.hostname or "")
 
 
 def _check_agents(

@@ -7,6 +7,7 @@ Guarantee: a rule either returns a value of the setting's type or raises `Wrong`
 import ipaddress
 import json
 import math
+import pwd
 import re
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -29,6 +30,9 @@ DENSE = re.compile(r"(?=[^\s]*[0-9])(?=[^\s]*[A-Za-z])[A-Za-z0-9+/=_~.-]{24,}")
 
 ENV_REFERENCE = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*")
 FILE_REFERENCE = re.compile(r"file:[^\x00-\x1f\x7f]+")
+LARGEST_USER = 2**32 - 2
+"""The highest number that a user can have; the one above it stands for nobody."""
+
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 FRAMING = frozenset(
@@ -283,6 +287,23 @@ class Text(Plain):
         if len(value) > self.at_most:
             raise Wrong(f"must have at most {self.at_most} characters, not {len(value)}")
         return value
+
+
+class UserName(Text):
+    shape = "a name or number of a user other than root"
+
+    def __init__(self) -> None:
+        super().__init__(at_most=256)
+
+    def read(self, value: Any) -> str:
+        name = super().read(value)
+        try:
+            number = int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid if name else None
+        except KeyError:
+            raise Wrong(f"must be {self.shape}; there is no user {quote(name)} here") from None
+        if number == 0 or (number is not None and number > LARGEST_USER):
+            raise Wrong(f"must be {self.shape}, not {quote(name)}")
+        return name
 
 
 class FilePath(Text):

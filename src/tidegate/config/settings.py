@@ -31,6 +31,7 @@ from tidegate.config.rules import (
     Share,
     Size,
     Text,
+    UserName,
     Whole,
     Words,
 )
@@ -115,7 +116,11 @@ class ModelSettings(Frozen, frozen=True):
         OneOf("demo", "openai-chat", "openai-responses", "anthropic"),
         "Wire format: OpenAI's chat completions or responses, Anthropic's messages, or the built-in demo model.",
     ]
-    base_url: Annotated[str, Address(), "Base of the API; needed for every api but demo."] = ""
+    base_url: Annotated[
+        str,
+        Address(),
+        "Base of the API; needed for every api but demo. With a key it must be https, or on this machine.",
+    ] = ""
     model: Annotated[str, Text(), "The provider's name of the model; needed for every api but demo."] = ""
     key: Annotated[
         str | None, Reference(), "Where the API key is. No key is ever taken from anywhere that is not named here."
@@ -204,8 +209,8 @@ class AgentSettings(Frozen, frozen=True):
     workspace: Annotated[
         str | None,
         FilePath(),
-        "Folder of yours, outside what is the gateway's own, that all its conversations work in; by default each gets "
-        "one of its own, gone with it.",
+        "Folder of yours that all its conversations work in, nobody's home folder and nothing of the gateway's own; by "
+        "default each gets one of its own, gone with it.",
     ] = None
     description: Annotated[str, Text(), "One line for people who choose among agents."] = ""
     approvals: Annotated[
@@ -391,10 +396,22 @@ class WorkspaceSettings(Frozen, frozen=True):
         "How commands are kept apart; auto is bubblewrap where it works, else none. local has no wall: it is for a "
         "machine that you would let the agent have.",
     ] = "auto"
-    network: Annotated[bool, Flag(), "Whether commands in a sandbox reach the network."] = False
+    user: Annotated[
+        str,
+        UserName(),
+        "The user, by name or number, that commands and file tools run as where root starts the gateway; empty: the "
+        "owner of the project folder, or, where that is root or there is none, a number that no other user has.",
+    ] = ""
+    network: Annotated[
+        bool,
+        Flag(),
+        "Whether commands in a sandbox reach public addresses, and those of web.private. It takes the packages passt "
+        "and nftables.",
+    ] = False
     memory_bytes: Annotated[int, Size(16 * MiB), "Memory of all commands of one conversation."] = 1024 * MiB
     processes: Annotated[int, Whole(4, 100_000), "Processes of one conversation at once."] = 256
     disk_bytes: Annotated[int, Size(1 * MiB), "Disk that one conversation's folder may take."] = 2048 * MiB
+    files: Annotated[int, Whole(100), "Files and folders that one conversation's folder may hold."] = 1_000_000
     file_bytes: Annotated[int, Size(1 * MiB), "Largest file that a command may write."] = 1024 * MiB
     cpu_seconds: Annotated[float, Duration(1), "Processor time of one command."] = HOUR
     command_seconds: Annotated[float, Duration(1), "How long a command in the terminal may take, at most."] = 600.0
@@ -408,7 +425,9 @@ class WorkspaceSettings(Frozen, frozen=True):
         int, Size(1 * MiB), "Disk that those folders may take together; beyond it the oldest go earlier."
     ] = 8192 * MiB
     environment: Annotated[
-        tuple[str, ...], Words(), "Variables of the gateway's own environment that commands may see."
+        tuple[str, ...],
+        Words(),
+        "Variables of the gateway's own environment that commands may see; none that holds a secret.",
     ] = ("LANG", "TZ")
     read_only: Annotated[tuple[str, ...], Lines(), "Folders outside that commands in a sandbox may read."] = ()
     ssh_host: Annotated[str, Text(), "Where commands run with the backend ssh: `host` or `user@host`."] = ""
@@ -439,13 +458,14 @@ class WebSettings(Frozen, frozen=True):
 
 
 class Expiry(Frozen, frozen=True):
-    """When idle conversations end and ended ones are removed."""
+    """When idle conversations end, and how long what is over is kept."""
 
     named_idle: Annotated[float | None, Duration(60, never=True), "Idle time after which a conversation ends."] = None
     ephemeral_idle: Annotated[float, Duration(60), "Idle time after which what is left of a one-shot call ends."] = DAY
     retention: Annotated[
         float | None, Duration(60, never=True), "How long the transcript of an ended conversation is kept."
     ] = 90 * DAY
+    audit: Annotated[float, Duration(DAY), "How long the rows of the audit log are kept."] = 365 * DAY
 
 
 class LogSettings(Frozen, frozen=True):

@@ -52,7 +52,7 @@ def describe(error: BaseException) -> Failure:
             return Failure(
                 message=error.message,
                 type="invalid_request_error",
-                code="unsupported_parameter",
+                code="unsupported_parameter" if error.upstream_status is None else "invalid_value",
                 status=400,
                 param=error.param,
             )

@@ -2,7 +2,8 @@
 
 Guarantee: a step that has a row is never made again; a step's row is committed before the next step starts; the intent
 of a step with an effect is committed before it runs, and an intent without a row is never run again unless it is
-repeatable. The row that ends the turn is kept back and committed together with the end (`tail`).
+repeatable. The row that ends the turn is kept back and committed together with the end (`tail`). A call with an effect
+is recorded in the audit log in the transactions of its intent and of its result.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ import msgspec
 from tidegate.agent import EXCERPT_CHARACTERS, Effect, Parked
 from tidegate.engine.live import Live
 from tidegate.errors import StoreFailed
-from tidegate.store import Db, IntentRow, MessageRow, Store, intents, messages, turns, usage
+from tidegate.store import AuditKind, Db, IntentRow, MessageRow, Store, audit, intents, messages, turns, usage
 from tidegate.values import Event, Frozen, Message, MessageAdded, ToolCall, Usage
 
 T = TypeVar("T")
@@ -80,6 +81,35 @@ def bill(db: Db, turn: str, model: str, tokens: Usage, billing: Billing, now: fl
     )
 
 
+def record_call(
+    db: Db,
+    turn: str,
+    step: str,
+    tool: str,
+    digest: bytes | None,
+    outcome: str,
+    billing: Billing,
+    now: float,
+    hosts: Iterable[str] = (),
+) -> None:
+    """The rows of the audit log about a call, in the writer's transaction: one if it has an effect, and one for each
+    host that it has contacted."""
+    events: list[tuple[AuditKind, bytes]] = [("egress", audit.host_name(host)) for host in dict.fromkeys(hosts)]
+    if digest is not None:
+        events.insert(0, ("tool", digest))
+    for kind, of in events:
+        audit.append(
+            db,
+            kind,
+            outcome,
+            now,
+            subject=f"{tool} {turn} {step}",
+            principal=billing.principal,
+            session=billing.session,
+            of=of,
+        )
+
+
 class Journal:
     def __init__(
         self,
@@ -104,6 +134,8 @@ class Journal:
         self.cut_calls: tuple[tuple[str, Usage], ...] = ()
         """Model and tokens of calls that broke off and are not written down yet: at most the last one and the tries
         before it."""
+        self.hosts: dict[str, list[str]] = {}
+        """Hosts that the calls under way have contacted, by step."""
         self._live = live
         self._store = store
         self._billing = billing
@@ -155,7 +187,7 @@ class Journal:
         if ends is not None and ends(message):
             self.tail = (name, message)
         else:
-            await self._commit(name, message, settles_intent=effect is not None)
+            await self._commit(name, message, effect)
         return message
 
     async def _make(self, name: str, make: Callable[[], Awaitable[Message]], effect: Effect | None) -> Message:
@@ -167,18 +199,29 @@ class Journal:
         if intent is None:
             if (refusal := await effect.refused()) is not None:
                 return refusal
-            await self._store.write(
-                intents.begin,
+            await self._begin(name, effect)
+        elif not effect.repeatable or intent.repeatable is False:
+            return effect.interrupted(intent.read_only)
+        self.hosts[name] = effect.hosts
+        return await make()
+
+    async def _begin(self, name: str, effect: Effect) -> None:
+        now = self._clock()
+
+        def begin(db: Db) -> None:
+            intents.begin(
+                db,
                 self.id,
                 name,
                 effect.tool,
-                self._clock(),
+                now,
                 read_only=effect.read_only,
                 repeatable=effect.repeatable,
+                digest=effect.digest,
             )
-        elif not effect.repeatable or intent.repeatable is False:
-            return effect.interrupted(intent.read_only)
-        return await make()
+            record_call(db, self.id, name, effect.tool, effect.digest, "begun", self._billing, now)
+
+        await self._store.write(begin)
 
     def conclude(self, answer: Message, calls: tuple[ToolCall, ...]) -> Message:
         self.concluded = msgspec.structs.replace(answer, calls=calls)
@@ -234,13 +277,13 @@ class Journal:
         """Whether this drain stands before a step that is already recorded: then it gave nothing, and must again."""
         return f"model-{self._drains - 1}" in self._recorded
 
-    async def _commit(self, name: str, message: Message, *, settles_intent: bool) -> None:
+    async def _commit(self, name: str, message: Message, effect: Effect | None) -> None:
         now = self._clock()
         cut, self.cut_calls = self.cut_calls, ()
 
         def write(db: Db) -> MessageRow:
-            if settles_intent:
-                intents.clear(db, self.id, name)
+            if effect is not None:
+                self._record_result(db, name, message, effect, intents.clear(db, self.id, name), now)
             self.bill_cut(db, cut)
             return commit_row(db, self.id, self.session, name, message, self._billing, now)
 
@@ -249,4 +292,14 @@ class Journal:
         except StoreFailed:
             self.cut_calls = cut
             raise
+        self.hosts.pop(name, None)
         self.emit(MessageAdded(seq=row.seq or 0, message=slim(message)))
+
+    def _record_result(self, db: Db, name: str, message: Message, effect: Effect, begun: bool, now: float) -> None:
+        if message.interrupted:
+            outcome = "interrupted"
+        elif message.failed:
+            outcome = "failed" if begun else "denied"
+        else:
+            outcome = "done"
+        record_call(db, self.id, name, effect.tool, effect.digest, outcome, self._billing, now, effect.hosts)

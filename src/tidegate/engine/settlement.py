@@ -8,10 +8,11 @@ its receipts. Tasks that the turn gave leave only their usage, which is counted 
 When it does not commit, the turn is still running and goes on at the next start.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from tidegate.agent import interrupted, missing, not_run
-from tidegate.engine.journal import Billing, bill, commit_row
+from tidegate.engine.journal import Billing, bill, commit_row, record_call
 from tidegate.errors import Conflict
 from tidegate.store import Db, MessageRow, approvals, intents, messages, receipts, sessions, turns
 from tidegate.values import Call, CallerTools, Failure, Frozen, Message, Outcome, TurnState, Usage, new_id
@@ -37,6 +38,8 @@ class Ending(Frozen, frozen=True):
     steps: int = 0
     cut_calls: tuple[tuple[str, Usage], ...] = ()
     """Model and tokens of calls that broke off: they are part of `usage`, and of no row."""
+    hosts: Mapping[str, Sequence[str]] = MappingProxyType({})
+    """Hosts that calls without a result have contacted, by step."""
     notices: tuple[str, ...] = ()
     within: str | None = None
     """The turn that gave it its task."""
@@ -75,7 +78,7 @@ def settle(db: Db, ending: Ending, now: float) -> Settled:
     rows = [commit(step, message) for step, message in ending.tail]
     if ending.state != "answered":
         approvals.cancel_turn(db, ending.turn, now)
-        rows += [commit(step, message) for step, message in _owed(db, ending)]
+        rows += [commit(step, message) for step, message in _owed(db, ending, now)]
         intents.clear_turn(db, ending.turn)
     for model, tokens in ending.cut_calls:
         bill(db, ending.turn, model, tokens, ending.billing, now)
@@ -101,8 +104,8 @@ def settle(db: Db, ending: Ending, now: float) -> Settled:
     return Settled(outcome=outcome, rows=tuple(rows), spilled=spilled, version=sessions.version(db, ending.session))
 
 
-def _owed(db: Db, ending: Ending) -> Iterator[tuple[str, Message]]:
-    """The results that the turn's calls still lack."""
+def _owed(db: Db, ending: Ending, now: float) -> Iterator[tuple[str, Message]]:
+    """The results that the turn's calls still lack. Those that had begun are recorded as interrupted."""
     begun = intents.open_of(db, ending.turn)
     why = ending.error.message if ending.error is not None else "The turn ended first."
     for step, call in missing([(row.step or "", row.message) for row in messages.journal(db, ending.turn)]):
@@ -110,6 +113,17 @@ def _owed(db: Db, ending: Ending) -> Iterator[tuple[str, Message]]:
         if intent is None:
             yield step, not_run(call, why)
         else:
+            record_call(
+                db,
+                ending.turn,
+                step,
+                intent.tool,
+                intent.digest,
+                "interrupted",
+                ending.billing,
+                now,
+                ending.hosts.get(step, ()),
+            )
             yield step, interrupted(call, why, read_only=intent.read_only)
 
 

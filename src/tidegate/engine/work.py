@@ -50,6 +50,7 @@ def ending_of(live: Live, work: Work, taken: Taken, tallied: tuple[Usage, int]) 
         usage=usage,
         steps=steps,
         cut_calls=journal.cut_calls if journal is not None else (),
+        hosts=journal.hosts if journal is not None else {},
         notices=tuple(live.notices),
         within=taken.turn.within,
         delegated=live.delegated,

@@ -1,20 +1,23 @@
-"""The folders that agents are given, looked at before a gateway starts.
+"""The folders and variables that agents are given, looked at before a gateway starts.
 
 Guarantee: what belongs to the gateway is in none of them. A folder that is the home folder, holds it, or is one of the
 gateway's own in it is a fault, and so is one that holds a secret which the settings name: whoever works there could
-read the owner's key, rewrite the configuration and stop the gateway. Folders are compared by what they are, not by how
-they are written, so that no `~`, `..`, link or second mount hides one. A folder that is not there is a warning. Nothing
-is kept, made or changed.
+read the owner's key, rewrite the configuration and stop the gateway. So is one that shows the kernel's own folders, and
+a variable that holds a secret. A folder to work in is nobody's home folder and holds none: what is written there is
+executed when they log in. Folders are compared by what they are, not by how they are written, so that no `~`, `..`,
+link or second mount hides one. A folder that is not there is a warning. Nothing is kept, made or changed.
 """
 
 import contextlib
 import os
+import pwd
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
 from tidegate.config import FILE_NAME, Config
 from tidegate.errors import Misconfigured
+from tidegate.security import Secret
 
 SHOWABLE = frozenset({"skills"})
 """Folders of the home that agents may read, and nobody but the owner writes: what one put there, others would go by."""
@@ -24,6 +27,12 @@ OWN = frozenset({"indexes", "spool", "tools", "trash", "workspaces"})
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 """What every sandbox shows of the machine."""
+
+KERNEL = ("/proc", "/sys", "/dev")
+"""Folders of the kernel's: processes with their environment, devices. A sandbox has its own."""
+
+NO_LOGIN = ("/nologin", "/false", "/sync", "/true")
+"""Shells of users who are no people."""
 
 _ELSEWHERE = "name a folder that lies elsewhere, or move the home folder with --home or TIDEGATE_HOME"
 
@@ -41,7 +50,11 @@ def unsafe(config: Config, secrets: Mapping[str, str]) -> Iterator[str]:
         # With ssh it is another machine's, but for skills, which the gateway reads.
         here = config.workspaces.backend != "ssh" or use == "skills"
         own = OWN if use != "writing" else OWN | SHOWABLE
-        if here and (why := _shows(folder, config.home, home, kept, own)) is not None:
+        why = _shows(folder, config.home, home, kept, own) if here else None
+        why = why or _of_the_kernel(folder)
+        if here and use == "writing":
+            why = why or _is_home(folder)
+        if why is not None:
             yield f"{FILE_NAME}: {setting}: {why}"
     for system in (Path(name) for name in SYSTEM if not Path(name).is_symlink()):
         shown = _Place(system)
@@ -53,6 +66,22 @@ def unsafe(config: Config, secrets: Mapping[str, str]) -> Iterator[str]:
         for setting, file in kept.items():
             if file.lies_in(shown):
                 yield f"{FILE_NAME}: {setting}: the file lies in {system}, which every sandbox shows; keep it elsewhere"
+
+
+def told(
+    config: Config, references: Mapping[str, str], secrets: Mapping[str, Secret], environment: Mapping[str, str]
+) -> Iterator[str]:
+    """A sentence for each variable that commands would see and that holds a secret of the settings. `references` are by
+    setting, `secrets` by reference."""
+    for name in config.workspaces.environment:
+        value = Secret(environment.get(name, "").strip())
+        for setting, reference in references.items():
+            if reference == f"env:{name}" or secrets.get(reference) == value:
+                yield (
+                    f"{FILE_NAME}: [workspaces] environment: {name} holds the secret that {setting} names, and every "
+                    "command could read it; take it out of the list"
+                )
+                break
 
 
 def missing(config: Config) -> Iterator[str]:
@@ -91,6 +120,38 @@ def _shows(
         if file.lies_in(place):
             return f"the folder {folder} holds the secret that {setting} names; keep that file elsewhere"
     return None
+
+
+def _of_the_kernel(folder: Path) -> str | None:
+    """Which folder of the kernel's it would show, and what to do about it."""
+    place = _Place(folder)
+    for name in KERNEL:
+        kernel = _Place(Path(name))
+        if place.lies_in(kernel):
+            return f"{folder} lies in {name}, which shows the machine's processes and devices; leave it out"
+        if kernel.lies_in(place):
+            return f"{folder} holds {name}, which shows the machine's processes and devices; name a folder below it"
+    return None
+
+
+def _is_home(folder: Path) -> str | None:
+    """Why agents cannot work in the folder: it is somebody's home folder, or holds that of somebody who can log in."""
+    place = _Place(folder)
+    for name, home, logs_in in _homes():
+        its = _Place(home)
+        if its.lies_in(place) and (logs_in or place.lies_in(its)):
+            how = "is" if place.lies_in(its) else "holds"
+            return f"the folder {folder} {how} the home folder of {name}; name a folder for the project alone"
+    return None
+
+
+def _homes() -> Iterator[tuple[str, Path, bool]]:
+    with contextlib.suppress(RuntimeError):
+        yield "the gateway's user", Path.home(), True
+    yield "root", Path("/root"), True
+    yield "the machine's users", Path("/home"), True
+    for user in pwd.getpwall():
+        yield user.pw_name, Path(user.pw_dir), not user.pw_shell.endswith(NO_LOGIN)
 
 
 def _is_own(path: Path, own: frozenset[str]) -> bool:

@@ -15,13 +15,12 @@ from anyio import to_thread
 
 from tidegate.errors import Misconfigured, StoreDamaged
 from tidegate.gateway.lock import was_used
-from tidegate.security import digest, make_code, make_key
+from tidegate.security import CODE_SECONDS, digest, make_code, make_key
 from tidegate.store import Store, principals
 
 KEY_NAME = "api-key"
 DATABASE_NAME = "tidegate.db"
 OWNER = "owner"
-CODE_SECONDS = 900.0  # to open the link that was printed; another is one command away
 _FOLDER_MODE = 0o700
 _KEY_MODE = 0o600
 
@@ -94,6 +93,12 @@ async def ensure_key(store: Store, home: Path, *, fresh: bool) -> str | None:
     return None if known else f"The key in {path} is revoked: remove the file and start again to get a new one."
 
 
+async def key_digest(home: Path) -> bytes:
+    """Of the key that the command line uses."""
+    key = await to_thread.run_sync(_read, home / KEY_NAME)
+    return digest(key or "")
+
+
 def _read_or_prepare(path: Path) -> tuple[str, bool]:
     """The key, and whether it still has to get its name."""
     key = _read(path)
@@ -112,12 +117,12 @@ def _pending(path: Path) -> Path:
     return path.with_name(path.name + ".new")
 
 
-async def one_time_code(store: Store) -> str:
-    """A code that signs the owner in to the chat page, once and soon."""
+async def one_time_code(store: Store) -> tuple[str, float]:
+    """A code that signs the owner in to the chat page, once and soon, and when it expires."""
     code = make_code()
     now = time.time()
     await store.write(_add_code, digest(code), now, now + CODE_SECONDS)
-    return code
+    return code, now + CODE_SECONDS
 
 
 def _add_code(db: principals.Db, hashed: bytes, now: float, expires: float) -> None:

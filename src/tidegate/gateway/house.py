@@ -19,6 +19,7 @@ from pathlib import Path
 from anyio import to_thread
 
 from tidegate import commands
+from tidegate.config import show
 from tidegate.errors import Misconfigured, StoreDamaged, TidegateError
 from tidegate.gateway import exposure, readiness, welcome
 from tidegate.gateway import home as home_folder
@@ -39,7 +40,7 @@ from tidegate.log import Log
 from tidegate.models import Clients, Models
 from tidegate.security import Redactor, configure_logging
 from tidegate.sessions import Chore, Sessions
-from tidegate.store import Store, maintenance
+from tidegate.store import Store, audit, maintenance
 from tidegate.web import Health, Server, create_app
 
 _HANDOVER_SECONDS = 5.0  # beside the old gateway's own budget, for it to close what is not turns
@@ -262,6 +263,7 @@ class House:
     async def _ensure_key(self) -> None:
         if (warning := await home_folder.ensure_key(self._store, self.home, fresh=self._fresh)) is not None:
             self._say(f"WARNING {warning}")
+        await self._store.write(audit.append_configuration, show(self._config).encode(), time.time())
         self._lock.mark_used()
 
     async def _open_models(self) -> None:
@@ -314,6 +316,7 @@ class House:
             status=lambda: self._reception.status(memory=True),
             gauges=lambda: self._reception.gauges(),
             descriptors=self._descriptors,
+            terminal=await home_folder.key_digest(self.home),
         )
         self._server = Server(app, self._config, self._socket, descriptors=self._descriptors)
         self._health.add("connections", self._server.check)
@@ -381,7 +384,7 @@ class House:
         self._takeover.release()
         for line in self._tape.lines(self._config):
             self._say(line)
-        for line in welcome.lines(self._config, self.address, await self._reception.link()):
+        for line in welcome.lines(self._config, self.address, *await self._reception.link()):
             self._say(line)
 
 

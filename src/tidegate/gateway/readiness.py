@@ -5,6 +5,8 @@ first two it takes from here. All faults are told together, each with the full p
 changed.
 """
 
+import os
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -53,6 +55,7 @@ def examine(home: Path, environment: Mapping[str, str], *, keyless: bool = False
         except Misconfigured as error:
             errors.append(error.message)
     errors += given.unsafe(config, references)
+    errors += given.told(config, references, secrets, environment)
     errors += rules.unreadable(config)
     errors += prices.unknown(config)
     errors += _no_plugin(config)
@@ -63,8 +66,20 @@ def examine(home: Path, environment: Mapping[str, str], *, keyless: bool = False
         *_pointless_delegates(config),
         *_pointless_rules(config, tools),
         *_doubtful_skills(config),
+        *_no_network(config),
+        *_projects_of_root(config),
     )
     return Ready(config, secrets, tools, warnings)
+
+
+def _no_network(config: Config) -> Iterator[str]:
+    """Where sandboxes are to have one, and what that takes is not installed."""
+    if config.workspaces.network and config.workspaces.backend in ("auto", "bubblewrap"):
+        from tidegate.workspaces import network
+
+        if why := network.missing():
+            text = f"{FILE_NAME}: [workspaces] network: commands will be refused, as they can be given none: {why}"
+            yield with_path(config.home, text)
 
 
 def _toolsets(config: Config, errors: list[str]) -> dict[str, Toolset]:
@@ -96,6 +111,25 @@ def _no_plugin(config: Config) -> Iterator[str]:
             indexes.find(config.context.index, config.home)
     except Misconfigured as error:
         yield f"{FILE_NAME}: {error.message}"
+
+
+def _projects_of_root(config: Config) -> Iterator[str]:
+    """Folders in which agents can write nothing, since they are never root."""
+    if os.geteuid() != 0 or config.workspaces.backend == "ssh":
+        return
+    from tidegate.workspaces.users import is_root  # only where it is used
+
+    if not is_root():
+        return
+    for name in config.agents:
+        folder = config.project(name)
+        if folder is not None and folder.is_dir():
+            found = folder.stat()
+            if found.st_uid == 0 and not found.st_mode & stat.S_IWOTH:
+                yield (
+                    f"{FILE_NAME}: [agents.{name}] workspace: {folder} belongs to root, and agents never run as root, "
+                    "so they can write nothing there: give it to another user (chown)"
+                )
 
 
 def with_path(home: Path, message: str) -> str:

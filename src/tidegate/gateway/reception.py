@@ -95,9 +95,10 @@ class Reception:
             **{f"connections_{name}": float(value) for name, value in self._server.report().items()},
         }
 
-    async def link(self) -> str:
-        """A new one-time link to the chat page."""
-        return welcome.link(self._address, await one_time_code(self._store))
+    async def link(self) -> tuple[str, float]:
+        """A new one-time link to the chat page, and when it expires."""
+        code, expires = await one_time_code(self._store)
+        return welcome.link(self._address, code), expires
 
     async def _on_status(self, request: dict[str, Any]) -> dict[str, Any]:
         return await self.status(memory=request.get("memory") is True)
@@ -113,7 +114,8 @@ class Reception:
         }
 
     async def _on_code(self, _request: dict[str, Any]) -> dict[str, Any]:
-        return {"link": await self.link()}
+        link, expires = await self.link()
+        return {"link": link, "expires": expires}
 
     async def _on_check(self, _request: dict[str, Any]) -> dict[str, Any]:
         problems = list(await self._store.integrity())

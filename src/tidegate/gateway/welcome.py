@@ -1,5 +1,6 @@
 """What a person sees when the gateway is ready."""
 
+import time
 from collections.abc import Iterator
 
 from tidegate import __version__
@@ -10,7 +11,7 @@ from tidegate.gateway.hint import hint
 _AGENTS_SHOWN = 20  # `tidegate status` names them all
 
 
-def lines(config: Config, address: str, chat: str) -> Iterator[str]:
+def lines(config: Config, address: str, chat: str, expires: float) -> Iterator[str]:
     """The line `ready` says where, for programs that wait for it; the next is the link to the chat page, and nothing
     else stands on it. The code is in the fragment, which a browser keeps to itself."""
     if config.demo:
@@ -25,7 +26,8 @@ def lines(config: Config, address: str, chat: str) -> Iterator[str]:
         yield f"and {len(agents) - _AGENTS_SHOWN} more agents"
     yield f"ready {address}"
     yield f"chat {chat}"
-    yield f"The link opens once; {hint(config.home, 'status --link')} gives another."
+    until = time.strftime("%H:%M", time.localtime(expires))
+    yield f"The link works once, until {until}; {hint(config.home, 'status --link')} gives another."
     yield f"tidegate {__version__}, home {config.home}, key in {config.home / 'api-key'}; Ctrl-C stops."
 
 

@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 _log = logging.getLogger(__name__)
@@ -37,10 +38,16 @@ class Starter:
         self._kept = False
 
     def start(
-        self, command: Sequence[str], environment: Mapping[str, str], given: Mapping[int, int | None]
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        given: Mapping[int, int | None],
+        *,
+        within: Callable[[Callable[[], int]], int] | None = None,
     ) -> "Spawned":
         """`given` says, for a number in the process, which descriptor of ours it is; None for one that leads nowhere.
-        Raises OSError when it cannot be started, or not be watched."""
+        `within` calls what starts the process, on a thread from which it inherits something. Raises OSError when it
+        cannot be started, or not be watched."""
         if not self._kept:
             _keep_to_ourselves()
             self._kept = True
@@ -54,16 +61,18 @@ class Starter:
                 # Out of the way of the numbers that they get: none may be overwritten before it was copied.
                 copies.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ABOVE))
                 actions.append((os.POSIX_SPAWN_DUP2, copies[-1], number))
+            spawn = partial(
+                os.posix_spawn,
+                command[0],
+                list(command),
+                dict(environment),
+                file_actions=actions,
+                setsid=True,
+                setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),
+                setsigmask=(),
+            )
             with self._on_every_core():
-                pid = os.posix_spawn(
-                    command[0],
-                    list(command),
-                    dict(environment),
-                    file_actions=actions,
-                    setsid=True,
-                    setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),
-                    setsigmask=(),
-                )
+                pid = spawn() if within is None else within(spawn)
         finally:
             for fd in copies:
                 os.close(fd)

@@ -10,12 +10,14 @@ import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 import msgspec
 
 from tidegate.errors import ModelFailed, ModelKind
 from tidegate.models.answer import Answer, AnswerBroken, AnswerError, distinct_calls
+from tidegate.models.caller_faults import caller_field
 from tidegate.models.complaints import uncompressed
 from tidegate.models.facts import Facts
 from tidegate.models.failures import ERROR_BODY_BYTES, Complainer
@@ -151,7 +153,7 @@ class HttpModel:
             answer = self._format.answer(self._answer_bytes, cutter or on_text)
             key = self.keys.key()
             try:
-                await self._attempt(body, answer, self._heads[key])
+                await self._attempt(body, answer, self._heads[key], prefix, call)
                 self.keys.worked(key)
                 message = self._finished(answer.message(self.provided))
                 return message if cutter is None else cutter.finish(message)
@@ -181,7 +183,7 @@ class HttpModel:
             return message
         return msgspec.structs.replace(message, usage=self.facts.priced(message.usage))
 
-    async def _attempt(self, body: Sequence[bytes], answer: Answer, head: bytes) -> None:
+    async def _attempt(self, body: Sequence[bytes], answer: Answer, head: bytes, prefix: Encoded, call: Call) -> None:
         try:
             response = await self._send(head, body)
         except LinkFailed as error:
@@ -191,7 +193,13 @@ class HttpModel:
             if response.status != 200:
                 complaint = await _read_bounded(response, ERROR_BODY_BYTES)
                 complaint = uncompressed(complaint, response.headers.get("content-encoding", ""), ERROR_BODY_BYTES)
-                raise self._complain.of_status(response.status, complaint, response.headers, self._patience.clock())
+                raise self._complain.of_status(
+                    response.status,
+                    complaint,
+                    response.headers,
+                    self._patience.clock(),
+                    partial(caller_field, prefix=prefix, call=call),
+                )
             if response.content_type == "application/json":
                 answer.whole(await self._read_whole(response))
                 return

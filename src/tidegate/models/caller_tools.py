@@ -12,6 +12,8 @@ from tidegate.errors import ModelFailed
 from tidegate.values import Call, Frozen
 
 _ABSENT = msgspec.Raw()
+_DEFAULTS = {"temperature": 1, "top_p": 1}
+"""OpenAI's defaults of numbers that are not 0 when left out."""
 
 
 class Choice(Frozen, frozen=True):
@@ -65,10 +67,9 @@ def invalid(sentence: str, param: str) -> ModelFailed:
 
 
 def refuse_fields(call: Call, *fields: str) -> None:
-    """Refuses a call that sets a field which this model's format does not have. Zero and an empty table are what the
-    field means by default."""
+    """Refuses a call that sets a field which this model does not take, unless to its default."""
     for field in fields:
-        if getattr(call, field) not in (None, 0, {}):
+        if getattr(call, field) not in (None, {}, _DEFAULTS.get(field, 0)):
             raise invalid(f"This model takes no `{field}`; leave it out, or choose another model.", field)
 
 

@@ -20,6 +20,9 @@ MARKS_CHARACTERS = 2000
 LISTED = 8
 """Faults of one request that are quoted, and steps of the path to each."""
 
+PARAM_CHARACTERS = 200
+"""Of the name of a refused field; a longer one names none of ours."""
+
 LONGEST_WAIT = 31 * 24 * 3600.0
 """Seconds: until a quota of a month is there again. Who asks for more does not mean it."""
 
@@ -34,6 +37,8 @@ class Complaint(NamedTuple):
     said: str = ""
     marks: str = ""
     after: float | None = None
+    param: str = ""
+    """The field of the request that is refused, by the endpoint's name for it; empty if it names none."""
 
 
 def read(body: bytes) -> Complaint:
@@ -68,7 +73,18 @@ def read(body: bytes) -> Complaint:
         if isinstance(detail, dict):
             after = _delay(detail.get("retryDelay")) or after
             marks += (str(detail.get(key) or "") for key in ("reason", "violations"))
-    return Complaint(said, " ".join(filter(None, marks))[:MARKS_CHARACTERS], after)
+    return Complaint(said, " ".join(filter(None, marks))[:MARKS_CHARACTERS], after, _param(inner))
+
+
+def _param(inner: dict[Any, Any]) -> str:
+    """OpenAI's `param`, or the place of FastAPI's first validation error."""
+    param, details = inner.get("param"), inner.get("detail")
+    if isinstance(param, str):
+        return param[:PARAM_CHARACTERS]
+    first = details[0] if isinstance(details, list) and details else None
+    place = first.get("loc") if isinstance(first, dict) else None
+    steps = place[:LISTED] if isinstance(place, list) else []
+    return ".".join(map(str, steps[1:] if steps[:1] == ["body"] else steps))[:PARAM_CHARACTERS]
 
 
 def _listed(details: object) -> str:

@@ -9,6 +9,8 @@ cannot be right is logged, so one wrong figure neither fails an answer nor uses 
 import json
 from typing import Any
 
+import msgspec
+
 from tidegate.log import Log
 from tidegate.models.interface import Model
 from tidegate.values import Usage
@@ -56,8 +58,14 @@ class Counted:
 
 def _decode(raw: bytes) -> Any:
     """`json` reads what msgspec refuses: numbers that are out of range."""
+    if len(raw) > USAGE_BYTES:
+        return ""
     try:
-        return json.loads(raw) if len(raw) <= USAGE_BYTES else ""
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError):
+        pass
+    try:
+        return json.loads(raw)
     except (ValueError, RecursionError):
         return ""
 

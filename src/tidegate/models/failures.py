@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from tidegate.errors import ModelFailed, ModelKind
 from tidegate.models import complaints
+from tidegate.models.caller_faults import REFUSED_STATUS
 from tidegate.models.network.connection import LinkFailed
 
 # Enough to recognise a provider's complaint, short enough for a chat line.
@@ -54,6 +55,7 @@ _UNREAD = re.compile(
     r"|(part type|value|tag|variant):? ['\"`]?(file|input_file|document)\b"
 )
 """Says that a document is damaged, locked or too long, or that the endpoint takes none."""
+_REFUSED = "the endpoint refused the request{status}; check the model's settings."
 _TIMEOUT_STATUS = frozenset({408, 504, 522, 524})
 _OVERLOADED_STATUS = frozenset({409, 425, 498})
 _UNKNOWN_PATH_STATUS = frozenset({404, 405, 410})
@@ -99,6 +101,7 @@ class Complainer:
         thoughts: bool = False,
         large: bool = False,
         documents: bool = False,
+        param: str | None = None,
     ) -> ModelFailed:
         return ModelFailed(
             f"Model {self._name!r}: {what}",
@@ -110,15 +113,28 @@ class Complainer:
             thoughts=thoughts,
             large=large,
             documents=documents,
+            param=param,
         )
 
-    def of_status(self, status: int, body: bytes, headers: Mapping[str, str], now: float) -> ModelFailed:
+    def of_status(
+        self,
+        status: int,
+        body: bytes,
+        headers: Mapping[str, str],
+        now: float,
+        field_of: Callable[[str, str], str | None] = lambda _param, _said: None,
+    ) -> ModelFailed:
+        """`field_of` finds the caller's field that an endpoint refuses, by the name and the words that it uses."""
         complaint = complaints.read(body)
         wished = complaints.wait_of(headers, now)
         kind, retryable, what = _judge(status, complaint)
         if headers.get("x-should-retry") in ("true", "false"):  # some endpoints know better than their status says
             retryable = headers["x-should-retry"] == "true"
         marks = f"{complaint.marks} {complaint.said[:JUDGED_CHARACTERS]}"
+        param = None
+        if what == _REFUSED and status in REFUSED_STATUS:
+            param = field_of(complaint.param, complaint.said[:JUDGED_CHARACTERS])
+            what = what if param is None else f"the endpoint refused `{param}`{{status}}; correct it or leave it out."
         return self.failed(
             what.format(status=f" ({status})"),
             kind=kind,
@@ -129,6 +145,7 @@ class Complainer:
             thoughts=kind == "invalid" and _REASONING.search(f"{complaint.marks} {complaint.said}") is not None,
             large=kind == "invalid" and _is_large(status, marks),
             documents=kind == "invalid" and _UNREAD.search(marks) is not None,
+            param=param,
         )
 
     def of_stream_error(self, error: bytes) -> ModelFailed:
@@ -199,7 +216,7 @@ def _judge(status: int, complaint: complaints.Complaint) -> tuple[ModelKind, boo
         return "invalid", False, "the address redirects elsewhere{status}, which is not followed; correct base_url."
     if status in _UNKNOWN_PATH_STATUS:
         return "invalid", False, "the endpoint knows no such model or path{status}; check `model` and `base_url`."
-    return "invalid", False, "the endpoint refused the request{status}; check the model's settings."
+    return "invalid", False, _REFUSED
 
 
 def _judge_marks(status: int, marks: str) -> tuple[ModelKind, bool, str] | None:

@@ -1,7 +1,8 @@
 """Server-sent events, taken apart by hand on bytes.
 
 Guarantee: the same events come out wherever the network cuts the stream; no line and no event grows beyond its bound;
-comments, empty events and other fields than `data` are passed over. Holds at most one unfinished event.
+comments, empty events and other fields than `data` are passed over. Holds at most one unfinished event. The time
+grows with the bytes, however small the pieces are that they come in.
 """
 
 # One chunk of a model's answer is a few hundred bytes; whole tool arguments may come in one.
@@ -22,15 +23,19 @@ class Events:
     def __init__(self, limit: int = EVENT_BYTES) -> None:
         self._limit = limit
         self._opened = False
-        self._tail = b""
+        self._tail = bytearray()
         self._data: list[bytes] = []
         self._size = 0
 
     def feed(self, received: bytes) -> list[bytes]:
-        lines = (self._tail + received).split(b"\n") if self._tail else received.split(b"\n")
-        self._tail = tail = lines.pop()
-        if len(tail) > self._limit:
-            raise EventTooLarge
+        lines = received.split(b"\n")
+        if len(lines) > 1 and self._tail:  # put together once, however many pieces a line came in
+            lines[0] = bytes(self._tail + lines[0])
+            self._tail.clear()
+        if tail := lines.pop():
+            self._tail += tail
+            if len(self._tail) > self._limit:
+                raise EventTooLarge
         events: list[bytes] = []
         data = self._data
         if not self._opened and lines:
@@ -51,7 +56,7 @@ class Events:
         return events
 
     def _keep(self, value: bytes) -> None:
-        self._size += len(value)
+        self._size += len(value) + 1  # with the line feed between it and the next
         if self._size > self._limit:
             raise EventTooLarge
         self._data.append(value)

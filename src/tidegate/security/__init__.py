@@ -5,21 +5,27 @@ what is written out goes through a `Redactor`; a key is kept only as its digest 
 Identity is a `Principal` that is passed as an argument, never taken from the surroundings.
 """
 
-from tidegate.security.keys import digest, make_code, make_key, same
+from tidegate.security.keys import CODE_SECONDS, digest, make_code, make_key, make_page_token, same
 from tidegate.security.logs import configure_logging
-from tidegate.security.principal import Principal
+from tidegate.security.principal import ROLES, Principal, Right, UserRole, may_grant
 from tidegate.security.redactor import HIDDEN, Redactor
 from tidegate.security.secret import Secret, resolve
 
 __all__ = [
+    "CODE_SECONDS",
     "HIDDEN",
+    "ROLES",
     "Principal",
     "Redactor",
+    "Right",
     "Secret",
+    "UserRole",
     "configure_logging",
     "digest",
     "make_code",
     "make_key",
+    "make_page_token",
+    "may_grant",
     "resolve",
     "same",
 ]

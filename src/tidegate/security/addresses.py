@@ -2,7 +2,7 @@
 
 Guarantee: pure, and by the number of the address alone, however it is written. What is not known to be public is not;
 an IPv6 address that carries an IPv4 one is judged by what would be reached. The tables are our own, so that a newer or
-older Python judges the same.
+older Python judges the same; the network of sandboxes is closed by them, too (`workspaces/network.py`).
 """
 
 import ipaddress
@@ -12,7 +12,7 @@ from types import MappingProxyType
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-_V4 = MappingProxyType(
+V4 = MappingProxyType(
     {
         ipaddress.IPv4Network(network): kind
         for network, kind in {
@@ -36,10 +36,10 @@ _V4 = MappingProxyType(
     }
 )
 
-_GLOBAL = ipaddress.IPv6Network("2000::/3")
+GLOBAL = ipaddress.IPv6Network("2000::/3")
 """All that is handed out to the public; the rest is for machines, links, sites and groups."""
 
-_V6 = MappingProxyType(
+V6 = MappingProxyType(
     {
         ipaddress.IPv6Network(network): kind
         for network, kind in {
@@ -61,10 +61,10 @@ _V6 = MappingProxyType(
 )
 """In this order: the first that fits names the kind."""
 
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 """Where networks without IPv4 see the public IPv4 addresses: the last 32 bits are the address that is reached."""
 
-_ISATAP = frozenset({0x0000_5EFE, 0x0200_5EFE})
+ISATAP = frozenset({0x0000_5EFE, 0x0200_5EFE})
 """The upper half of an interface's part that stands for a tunnel to the IPv4 address in its lower half."""
 
 
@@ -97,12 +97,12 @@ def _unmapped(address: Address) -> Address:
 
 def _kind(address: Address) -> str:
     if isinstance(address, ipaddress.IPv4Address):
-        return next((kind for network, kind in _V4.items() if address in network), "")
-    if address in _NAT64:
+        return next((kind for network, kind in V4.items() if address in network), "")
+    if address in NAT64:
         return _kind(ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF))
-    for network, kind in _V6.items():
+    for network, kind in V6.items():
         if address in network:
             return kind
-    if address not in _GLOBAL:
+    if address not in GLOBAL:
         return "reserved"
-    return "a tunnel (ISATAP)" if int(address) >> 32 & 0xFFFF_FFFF in _ISATAP else ""
+    return "a tunnel (ISATAP)" if int(address) >> 32 & 0xFFFF_FFFF in ISATAP else ""

@@ -1,4 +1,4 @@
-"""API keys and one-time codes: made here, kept only as digests.
+"""API keys, one-time codes and page tokens: made here, kept only as digests.
 
 Guarantee: two different tokens have different digests, whatever prefix they share, and neither digest nor comparison
 tells anything about a token. The digest is a plain SHA-256: a token of ours has over 200 bits of chance, so that
@@ -13,8 +13,11 @@ import string
 _ALPHABET = string.ascii_letters + string.digits
 KEY_PREFIX = "tg_"
 CODE_PREFIX = "tgc_"
+PAGE_PREFIX = "tgp_"
 KEY_LENGTH = 40
 """238 bits: cannot be guessed, and a double click selects it whole."""
+CODE_SECONDS = 900.0
+"""How long a one-time link works: enough to open it, and another is one command away."""
 
 
 def make_key() -> str:
@@ -25,6 +28,11 @@ def make_key() -> str:
 def make_code() -> str:
     """A new one-time code for signing in to the page. It is no key; its own prefix tells it from one."""
     return CODE_PREFIX + _chance(KEY_LENGTH)
+
+
+def make_page_token() -> str:
+    """A new page token, the half of a browser's sign-in that is sent as a header."""
+    return PAGE_PREFIX + _chance(KEY_LENGTH)
 
 
 def digest(token: bytes | str) -> bytes:

@@ -26,11 +26,11 @@ import msgspec
 from tidegate.config import LogSettings
 from tidegate.log import VALUES
 from tidegate.security.redactor import Redactor
+from tidegate.visible import CONTROL
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _NAMES = {number: name for name, number in _LEVELS.items()}
 _OWN = "tidegate"  # our own loggers are below it
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _WORD = re.compile(r"[^\s\"'=]+")
 
 PIECE_CHARACTERS = 1024
@@ -224,7 +224,7 @@ def _render_json(event: Event) -> str:
     first = {name: event.pop(name, "") for name in ("timestamp", "level", "event")}
     plain = msgspec.json.encode(_encodable({**first, **event}), enc_hook=repr)
     # Outside strings JSON has none of these; inside them it may be escaped as well.
-    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", plain.decode())
+    return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", plain.decode())
 
 
 def _encodable(value: Any) -> Any:
@@ -257,4 +257,4 @@ def _text(value: Any) -> str:
 def _line(value: Any) -> str:
     if not isinstance(value, str):
         value = f"0x{value:x}" if type(value) is int and value.bit_length() > 63 else str(value)
-    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], value)
+    return CONTROL.sub(lambda found: repr(found[0])[1:-1], value)

@@ -16,7 +16,7 @@ condition, so that it may hold blanks; in quotes (and `\\` before a quote or a `
 
 import fnmatch
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -36,6 +36,8 @@ _NEXT = re.compile(r"\s+(?=channel:|[^\W\d]\w*=)")
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"(?:\s+|$)', re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _PLAIN = re.compile(r'[^\s"]\S*')
+_WILDCARD = re.compile(r"\[!?\]?[^\]]*\]|[*?]")
+_SHELL = re.compile(r"""[;&|<>$`(){}\\'"#\n\r\0]""")  # what ends, joins or quotes commands
 
 
 class Action(Frozen, frozen=True):
@@ -70,8 +72,20 @@ class Rule(Frozen, frozen=True):
             (not self.tool or fnmatch.fnmatchcase(action.tool, self.tool))
             and (not self.effect or action.effect == self.effect)
             and (not self.channel or action.channel == self.channel)
-            and all(_fits(action.arguments.get(name), pattern) for name, pattern in self.arguments)
+            and all(self._fits(action, name, pattern) for name, pattern in self.arguments)
         )
+
+    def _fits(self, action: Action, name: str, pattern: str) -> bool:
+        """A value that is no text is compared as it stands in JSON; one that is not given fits nothing. What `allow`
+        lets a wildcard of a command stand for has no character that a shell could end or join commands by."""
+        value = action.arguments.get(name)
+        if value is None:
+            return False
+        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        if not fnmatch.fnmatchcase(text, pattern):
+            return False
+        is_command = action.effect == "execute" or name == "command"
+        return self.decision != "allow" or not is_command or not _adds_to_shell(text, pattern)
 
     def __str__(self) -> str:
         words: list[str] = [self.decision, f"effect:{self.effect}" if self.effect else self.tool or "*"]
@@ -109,6 +123,11 @@ def decide(rules: Sequence[Rule], mode: Mode, action: Action) -> Verdict:
         if rule.fits(action):
             return Verdict(decision=rule.decision, because=f"rule: {rule}")
     return Verdict(decision=_by_mode(mode, action), because=f"approvals = {mode}")
+
+
+def strictest(verdicts: Iterable[Verdict]) -> Verdict:
+    """The verdict that holds where several policies do: a denial before a question, a question before leave."""
+    return max(verdicts, key=lambda verdict: _DECISIONS.index(verdict.decision))
 
 
 def _by_mode(mode: Mode, action: Action) -> Decision:
@@ -158,8 +177,6 @@ def _wrong(text: str, what: str) -> Misconfigured:
     return Misconfigured(f"the rule {text!r} {what}")
 
 
-def _fits(value: Any, pattern: str) -> bool:
-    """A value that is no text is compared as it stands in JSON; one that is not given fits nothing."""
-    if value is None:
-        return False
-    return fnmatch.fnmatchcase(value if isinstance(value, str) else msgspec.json.encode(value).decode(), pattern)
+def _adds_to_shell(text: str, pattern: str) -> bool:
+    """Whether a wildcard stands for a character of the shell: the text has more of them than the pattern spells out."""
+    return len(_SHELL.findall(text)) != len(_SHELL.findall(_WILDCARD.sub("", pattern)))

@@ -32,7 +32,7 @@ TEXT = 16 * 1024
 _LOOKS = (
     r"(?i:\b(?P<scheme>bearer|authorization[\"']?[ \t]*[:=][ \t]*[\"']?basic)[ \t]+)[^\s\"',;\\]+"
     r"|\b(?:sk|pk|rk)[-_][A-Za-z0-9_-]{8,}"
-    r"|\btgc?_[A-Za-z0-9]{16,}"
+    r"|\btg[cp]?_[A-Za-z0-9]{16,}"
     r"|\b(?:gh[pousr]_|github_pat_|glpat-|xox[a-z]-|AKIA|AIza|hf_)[A-Za-z0-9_-]{8,}"
     r"|\beyJ[A-Za-z0-9_-]{8,1024}\.[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]*)?"
     r"|(?P<user>://[^\s/:@]*:)[^\s/@]+(?=@)"
@@ -41,7 +41,7 @@ _LOOKS = (
 _NAMES = frozenset(
     (
         *("authorization", "proxy-authorization", "cookie", "set-cookie", "x-api-key", "api-key", "apikey"),
-        *("password", "passwd", "secret", "client-secret", "access-token", "refresh-token", "token"),
+        *("password", "passwd", "secret", "client-secret", "access-token", "refresh-token", "token", "x-page-token"),
     )
 )
 """Names (in lower case, with hyphens) under which a value is hidden whatever it looks like."""

@@ -69,7 +69,8 @@ def admit(
         arrivals.commit(db, session.id)
     if inbound.busy == "steer" and not created and inbound.messages[0].role != "tool":
         running = turns.running(db, session.id)
-        if running is not None:
+        # Rules about a channel hold for what is said there, so that it enters no turn of another.
+        if running is not None and turns.channel(db, running) == inbound.channel:
             if messages.untaken(db, running) >= queue_length:
                 raise _queue_full(queue_length)
             _accept(db, inbound, session.id, running, now)

@@ -153,9 +153,9 @@ class Budgets:
 
     async def seen_by(self, principal: Principal, session: SessionRow | None = None) -> tuple[list[BudgetView], bool]:
         """The budgets that this principal may know of, with those of one conversation, and whether there are more:
-        one's own, and for the owner all that others share."""
+        one's own, and for who may see everybody's usage all that others share."""
         found: list[BudgetView] = []
-        everything = principal.role == "owner"
+        everything = principal.may("see_usage")
         if everything:
             found += self.views()
         for rule in self._shared:

@@ -14,7 +14,7 @@ from tidegate.errors import Conflict
 from tidegate.sessions import titles
 from tidegate.sessions.admission import Fresh
 from tidegate.sessions.compaction import COOLDOWN, WANTED
-from tidegate.store import Db, SessionRow, messages, sessions, settings, spooled, summaries, switches, turns
+from tidegate.store import Db, SessionRow, audit, messages, sessions, settings, spooled, summaries, switches, turns
 from tidegate.values import Accepted, new_id
 
 MODEL = "model"
@@ -40,15 +40,27 @@ async def set_setting(
     await _owned(door, session, principal)
     now = door.clock()
     expires = None if lasts is None else now + lasts
-    await door.store.write(settings.put, session, key, value, source, now, expires)
+
+    def write(db: Db) -> None:
+        settings.put(db, session, key, value, source, now, expires)
+        _record(db, session, principal, key, value, now)
+
+    await door.store.write(write)
     return expires
 
 
 async def clear_setting(door: "Sessions", session: str, principal: "Principal", key: str) -> bool:
     row = await door.row(session, principal)
     if key == MODEL:
-        return await _choose_model(door, row, None, None)
-    return bool(await door.store.write(settings.clear, session, key))
+        return await _choose_model(door, row, principal, None, None)
+    now = door.clock()
+
+    def write(db: Db) -> bool:
+        if cleared := settings.clear(db, session, key) > 0:
+            _record(db, session, principal, key, None, now)
+        return cleared
+
+    return await door.store.write(write)
 
 
 async def choose_model(
@@ -57,11 +69,13 @@ async def choose_model(
     """The model of this session, to its end or for `lasts` seconds. The next model is told of it once. When it ends."""
     row = await _owned(door, session, principal)
     ends = None if lasts is None else door.clock() + lasts
-    await _choose_model(door, row, name, ends)
+    await _choose_model(door, row, principal, name, ends)
     return ends
 
 
-async def _choose_model(door: "Sessions", row: SessionRow, name: str | None, ends: float | None) -> bool:
+async def _choose_model(
+    door: "Sessions", row: SessionRow, principal: "Principal", name: str | None, ends: float | None
+) -> bool:
     """None for the agent's own; whether anything was chosen before, or is now."""
     now = door.clock()
     agent = door.config.agents.get(row.agent)
@@ -75,9 +89,20 @@ async def _choose_model(door: "Sessions", row: SessionRow, name: str | None, end
             settings.clear(db, row.id, MODEL)
         if row.ended is None:
             switches.note(db, row.id, before=held or own, after=name or own, own=own, ends=ends, now=now)
-        return name is not None or held is not None
+        changed = name is not None or held is not None
+        if changed:
+            _record(db, row.id, principal, MODEL, name, now)
+        return changed
 
     return await door.store.write(write)
+
+
+def _record(db: Db, session: str, principal: "Principal", key: str, value: Any, now: float) -> None:
+    """In the audit log, but for what the gateway keeps for itself; `value` is None when it was cleared."""
+    if not key.startswith(settings.OWN):
+        of = None if value is None else msgspec.json.encode(value)
+        outcome = "cleared" if value is None else "set"
+        audit.append(db, "setting", outcome, now, subject=key, principal=principal.id, session=session, of=of)
 
 
 async def ask_to_compact(door: "Sessions", session: str, principal: "Principal") -> None:
@@ -148,12 +173,18 @@ async def reload(door: "Sessions", session: str, principal: "Principal") -> bool
     own_tools = frozen is None or not frozen.caller_only
     fresh = await door.beginnings.of(row.agent, row.principal, extra, own_tools=own_tools)
 
+    at = door.clock()
+
     def write(db: Db) -> bool:
         _check_idle(db, session)
         now = sessions.get(db, session)
         old = sessions.prefix(db, now.prefix) if now is not None and now.prefix is not None else fresh.prefix
         prefix = msgspec.structs.replace(fresh.prefix, caller_tools=old.caller_tools, caller_only=old.caller_only)
-        return sessions.refreeze(db, session, prefix, fresh.encoder, fresh.memory_seen)
+        changed = sessions.refreeze(db, session, prefix, fresh.encoder, fresh.memory_seen)
+        if changed:
+            of = sessions.identity(prefix)
+            audit.append(db, "configuration", "reloaded", at, principal=principal.id, session=session, of=of)
+        return changed
 
     def then(changed: bool) -> bool:
         if changed:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from tidegate.sessions.recovery import recover
-from tidegate.store import approvals, maintenance, notes, receipts, search, usage
+from tidegate.store import approvals, audit, maintenance, notes, receipts, search, usage
 from tidegate.values import Frozen
 from tidegate.workspaces import RECONCILE_SECONDS, TIDY_SECONDS, keep_within
 
@@ -78,6 +78,9 @@ def chores(door: "Sessions") -> list[Chore]:
         await maintenance.tidy(store, door.clock())
         if door.memory is not None:
             await drain(lambda: store.write(notes.prune, door.clock(), maintenance.BATCH), maintenance.BATCH)
+        await drain(lambda: store.write(audit.prune, door.clock() - expiry.audit, maintenance.BATCH), maintenance.BATCH)
+        await store.write(audit.append_further_failures, door.clock())
+        door.audit_rows = await store.read(audit.count)
         await drain(lambda: store.write(usage.fold, usage.FOLDED_AT_ONCE), usage.FOLDED_AT_ONCE)
         await drain(lambda: store.write(maintenance.vacuum, VACUUM_PAGES), 1)
         await store.write(maintenance.checkpoint)

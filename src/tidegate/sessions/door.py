@@ -38,7 +38,19 @@ from tidegate.sessions.runner import Runner
 from tidegate.sessions.views import AgentView, SessionView
 from tidegate.sessions.workshop import Workshop
 from tidegate.spool import Arrivals, Spool
-from tidegate.store import Db, ProcessRow, SessionRow, Store, UsageTotal, processes, sessions, settings, turns, usage
+from tidegate.store import (
+    Db,
+    ProcessRow,
+    SessionRow,
+    Store,
+    UsageTotal,
+    audit,
+    processes,
+    sessions,
+    settings,
+    turns,
+    usage,
+)
 from tidegate.tools import Reach, ToolRegistry
 from tidegate.values import Accepted, Event, Inbound, Media, Message, Outcome, new_id
 from tidegate.workspaces import Workspaces
@@ -69,6 +81,8 @@ class Sessions:
         self.config = config
         self.clock = clock
         self.channels = channels or Channels()
+        self.audit_rows = 0
+        """Rows of the audit log, as of the last time that it was pruned."""
         self.budgets = Budgets(config, store, clock)
         self.presence = _presence(scope, config)
         self.spool = _spool(config, store, clock)
@@ -79,6 +93,7 @@ class Sessions:
             clock=clock,
             signal=lambda turn: self.engine.signal(turn),
         )
+        self.provenance = services.provenance(config, store, clock)
         self.workspaces = Workspaces(
             scope,
             store,
@@ -88,10 +103,11 @@ class Sessions:
             clock=clock,
             finished=self._process_finished,
             environment=environment or {},
+            provenance=self.provenance,
         )
         self.web = services.web_access(config, self.spool, search_key)
-        self.skills = services.skills(config)
-        self.project_files = services.project_files(config)
+        self.skills = services.skills(config, self.provenance)
+        self.project_files = services.project_files(config, self.provenance)
         self.memory, self.learner = services.remembering(config, store, models, self.budgets, clock)
         if self.memory is not None:
             self.presence.ledger.view("memory provider", self.memory.held)
@@ -320,7 +336,7 @@ class Sessions:
         everyone: bool = False,
     ) -> list[SessionView]:
         """Newest first. `everyone` is the owner's view of all principals' sessions."""
-        own = None if everyone and principal.role == "owner" else principal.id
+        own = None if everyone and principal.may("configure") else principal.id
         if query:
             rows = await queries.mentioning(self.store, query, own, ended, limit)
         else:
@@ -369,9 +385,10 @@ class Sessions:
     async def usage(
         self, principal: Principal, *, by: usage.By, since: float, until: float, limit: int
     ) -> tuple[list[UsageTotal], UsageTotal]:
-        """What models have used in a time: this principal's share of it, for the owner all of it."""
+        """What models have used in a time: this principal's share of it, or all of it for who may see
+        everybody's."""
         found: tuple[list[UsageTotal], UsageTotal] = await self.store.read(
-            queries.usage_in, _own(principal), by, since, until, limit
+            queries.usage_in, None if principal.may("see_usage") else principal.id, by, since, until, limit
         )
         return found
 
@@ -432,6 +449,7 @@ class Sessions:
         """Take up what the last process left: its count of what was spent, its turns, and, beside everything else, what
         it owes to sessions that have ended; how many turns go on."""
         await self.budgets.load()
+        self.audit_rows = await self.store.read(audit.count)
         if self.memory is not None:
             await self._scope.enter(self.memory)
         await self.workspaces.start()
@@ -521,6 +539,7 @@ class Sessions:
             },
             "workspaces": self.workspaces.status(),
             "questions": {"waiting": self.questions.waiting},
+            "audit": {"rows": self.audit_rows},
             "context": {how: self.runner.compaction.counts[how] for how in HOW},
             "budgets": msgspec.to_builtins(self.budgets.views()),
             "model_states": self._model_states(),
@@ -534,7 +553,7 @@ def _overloaded(what: str) -> Busy:
 
 def _own(principal: Principal | None) -> str | None:
     """Whose rows may be seen: an owner's view is everybody's, as is the house's own."""
-    return None if principal is None or principal.role == "owner" else principal.id
+    return None if principal is None or principal.may("configure") else principal.id
 
 
 def _tell(db: Db, /, process: str, **terms: Any) -> Admission | None:

@@ -117,7 +117,7 @@ class Memory:
         whose = ctx.principal if about == "person" else ctx.agent
         try:
             author = await self._author(ctx)
-            if about == "agent" and not author.is_owner:
+            if about == "agent" and not author.may("configure"):
                 raise NotAllowed(
                     "Notes about your work are written in conversations with the owner of this gateway only; this is "
                     'not one. A note about the person here can be written with about = "person".'
@@ -143,7 +143,7 @@ class Memory:
         try:
             author = await self._author(ctx)
             kinds: list[tuple[About, str]] = [("person", ctx.principal)]
-            if author.is_owner:
+            if author.may("configure"):
                 kinds.append(("agent", ctx.agent))
             for about, whose in kinds:
                 there = await self.keeper.listing(about, whose)
@@ -160,7 +160,7 @@ class Memory:
         row = await self._store.read(principals.get, ctx.principal)
         if row is None:
             return Principal(id=ctx.principal, name=ctx.principal)
-        return Principal(id=row.id, name=row.name, role="owner" if row.role == "owner" else "user")
+        return Principal(id=row.id, name=row.name, role=row.role)
 
     def _room(self, there: Sequence[Note]) -> str:
         used = sum(notes.size_of(note.text) for note in there)
@@ -184,7 +184,7 @@ class Memory:
             return Subject(about="agent", key=agent, name=agent)
         if principal is None or principal == caller.name:
             return Subject(about="person", key=caller.id, name=caller.name)
-        row = await self._store.read(principals.by_name, principal) if caller.is_owner else None
+        row = await self._store.read(principals.by_name, principal) if caller.may("configure") else None
         if row is None:
             raise NotFound(
                 f"There is no principal {principal[:100]!r} whose notes you may see.", code="principal_not_found"
@@ -263,5 +263,5 @@ def read_lines(text: str) -> list[tuple[int | None, str]]:
 
 def _check(caller: Principal, subject: Subject) -> None:
     """May he write these? By who he is, and nothing else."""
-    if not caller.is_owner and (subject.about == "agent" or subject.key != caller.id):
+    if not caller.may("configure") and (subject.about == "agent" or subject.key != caller.id):
         raise NotAllowed("Notes about an agent's work are the owner's to write; you may write your own.")

@@ -3,10 +3,10 @@
 Guarantee: whether a call may run is the policy's to say, over this exact call; what needs a person runs only when its
 row says approved and has the digest of this very call, the row being read right before. A denial, an expiry and a
 question that nobody can answer are results, told to the model in a sentence that says why; where the agent's
-configuration says so, an expiry ends the turn.
+configuration says so, an expiry ends the turn. Whoever approves is shown the whole action; one that is too long to be
+shown is refused. A task is under the policies of all agents that it was handed on by, and the strictest decides.
 """
 
-import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -17,22 +17,15 @@ from tidegate.agent import Turn
 from tidegate.config import Config
 from tidegate.engine import Taken
 from tidegate.errors import Conflict, Refused, ToolFailed, TurnFailed
-from tidegate.security.policy import Action, Mode, Rule, decide, parse
+from tidegate.security.policy import Action, Mode, Rule, decide, parse, strictest
 from tidegate.sessions.questions import Questions
 from tidegate.store import ApprovalRow, Asking, approvals
 from tidegate.tools import Tool
 from tidegate.values import Frozen, ToolCall
+from tidegate.visible import shown
 from tidegate.workspaces import Workspace
 
-HEAD_CHARACTERS, TAIL_CHARACTERS = 2400, 1200
-"""Of an action that a person is asked about, both ends: what is done last may be what matters. What is left out between
-them is said to be, and counts in the digest."""
-
-
 ANOTHER = "Not run: at this step another action was asked about, and its approval does not hold for this one."
-
-_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Categories of characters that show nothing, or turn around or break what stands beside them."""
 
 
 class Policy(Frozen, frozen=True):
@@ -41,6 +34,9 @@ class Policy(Frozen, frozen=True):
     mode: Mode
     rules: tuple[Rule, ...]
     unanswered: Literal["go_on", "end"]
+
+
+_CAREFUL = Policy(mode="strict", rules=(), unanswered="end")
 
 
 def policies(config: Config) -> Mapping[str, Policy]:
@@ -56,9 +52,13 @@ def policies(config: Config) -> Mapping[str, Policy]:
 class TurnPermits:
     """Lives as long as its turn."""
 
-    def __init__(self, questions: Questions, policy: Policy, taken: Taken, workspace: Workspace) -> None:
+    def __init__(
+        self, questions: Questions, policies: Mapping[str, Policy], taken: Taken, workspace: Workspace
+    ) -> None:
         self._questions = questions
-        self._policy = policy
+        self._policies = policies
+        self._policy = policies[taken.session.agent]
+        self._in_force: tuple[Policy, ...] = ()
         self._taken = taken
         self._workspace = workspace
         # house: allow it ends with the turn; a question → how often its step has asked it
@@ -66,26 +66,41 @@ class TurnPermits:
         self._waiting: Counter[str] = Counter()  # a step → how many of its questions are open
 
     async def permit(self, turn: Turn, step: str, tool: Tool, call: ToolCall) -> str | None:
-        policy = self._policy
-        if tool.effect == "read" and not policy.rules:
+        policies = self._in_force or await self._find_policies()
+        has_rules = any(policy.rules for policy in policies)
+        if tool.effect == "read" and not has_rules:
             return None
         action = Action(
             tool=tool.name,
             effect=tool.effect,
-            arguments=_arguments(call) if policy.rules else {},
-            channel=await self._questions.channel(self._taken) if policy.rules else "",
+            arguments=_arguments(call) if has_rules else {},
+            channel=await self._questions.channel(self._taken) if has_rules else "",
             contained=tool.contained and (tool.effect != "execute" or await self._workspace.sandboxed()),
         )
-        verdict = decide(policy.rules, policy.mode, action)
+        verdict = strictest(decide(policy.rules, policy.mode, action) for policy in policies)
         if verdict.decision == "allow":
             return None
         if verdict.decision == "deny":
             return f"Not run: this is denied here ({verdict.because})."
-        return await self._ask_leave(turn, step, call, verdict.because)
+        return await self._ask_leave(turn, step, call, verdict.because, contained=action.contained)
 
-    async def _ask_leave(self, turn: Turn, step: str, call: ToolCall, because: str) -> str | None:
+    async def _find_policies(self) -> tuple[Policy, ...]:
+        """The agent's own, and those of the agents that its task comes from. An agent that is not configured any more
+        is taken for the most careful one."""
+        givers = await self._questions.givers(self._taken)
+        self._in_force = (self._policy, *(self._policies.get(agent, _CAREFUL) for agent in givers))
+        return self._in_force
+
+    async def _ask_leave(self, turn: Turn, step: str, call: ToolCall, because: str, *, contained: bool) -> str | None:
         digest = approvals.action_digest(call.name, call.arguments)
-        asking = Asking(kind="approval", tool=call.name, digest=digest, summary=summary(call))
+        text = summary(call)
+        if len(text) > approvals.SUMMARY_CHARACTERS:
+            return (
+                f"Not run: it needs a person's approval ({because}) and is longer than the "
+                f"{approvals.SUMMARY_CHARACTERS:,} characters that a person can be shown whole; do it in smaller steps."
+            )
+        approver = await self._questions.approver(self._taken, contained=contained)
+        asking = Asking(kind="approval", tool=call.name, digest=digest, summary=text, may_answer=approver)
         try:
             row = await self._questions.put(self._taken, turn, step, asking)
         except Conflict as error:
@@ -94,7 +109,7 @@ class TurnPermits:
             return ANOTHER
         if isinstance(row, str):
             return f"Not run: it needs a person's approval ({because}), and {row}."
-        if row.digest != digest:
+        if (row.digest, row.may_answer) != (digest, approver):
             return ANOTHER
         return None if row.state == "approved" else self._refusal(row)
 
@@ -112,6 +127,10 @@ class TurnPermits:
             summary=shown(question),
             choices=tuple(shown(choice, one_line=True) for choice in choices),
         )
+        if len(asking.summary) > approvals.SUMMARY_CHARACTERS:
+            raise ToolFailed(
+                f"Nobody was asked: a question has at most {approvals.SUMMARY_CHARACTERS:,} characters; shorten it."
+            )
         self._waiting[step] += 1
         try:
             row = await self._questions.put(self._taken, turn, f"{name}-{nth}", asking)
@@ -157,30 +176,7 @@ def summary(call: ToolCall) -> str:
         lines.append(f"{shown(name, one_line=True)}: " + shown(text).replace("\n", "\n    "))
     if not given and call.arguments.strip() not in ("", "{}"):
         lines.append(shown(call.arguments))
-    return _cut("\n".join(lines))
-
-
-def shown(text: str, *, one_line: bool = False) -> str:
-    """With every character that would be invisible, or would change how others are shown, written out."""
-    kept = "" if one_line else "\n\t"
-    if not text.isprintable():
-        text = "".join(each if each in kept or _is_seen(each) else _written_out(each) for each in text)
-    return text if one_line else _cut(text)
-
-
-def _is_seen(character: str) -> bool:
-    return unicodedata.category(character) not in _UNSEEN
-
-
-def _written_out(character: str) -> str:
-    return character.encode("unicode_escape").decode()
-
-
-def _cut(text: str) -> str:
-    left_out = len(text) - HEAD_CHARACTERS - TAIL_CHARACTERS
-    if left_out <= 0:
-        return text
-    return f"{text[:HEAD_CHARACTERS]}\n[… {left_out} characters are not shown …]\n{text[-TAIL_CHARACTERS:]}"
+    return "\n".join(lines)
 
 
 def _arguments(call: ToolCall) -> dict[str, Any]:

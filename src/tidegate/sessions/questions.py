@@ -2,10 +2,11 @@
 
 Guarantee: a question is a row before anybody is told of it, and survives unload, restart and kill: a turn that is taken
 up again asks again and finds the row, open or answered. It is answered once, by whoever may, from any client; a stop,
-an end and its expiry close it. At most `limits.questions` turns wait, of one principal `limits.questions_each`. Where
-nobody is at the other end, to ask is to deny, and the model is told why; for a task that an agent has given, that is
-the end of the conversation that it was given in, and there it is asked. Nothing is held here but how many wait; the
-turns that asked wait by themselves.
+an end and its expiry close it. A question is answered by the person whose conversation it is, and so is an approval
+that their role gives them the right to; every other approval is the owner's. At most `limits.questions` turns wait, of
+one principal `limits.questions_each`. Where nobody is at the other end, to ask is to deny, and the model is told why;
+for a task that an agent has given, that is the end of the conversation that it was given in, and there it is asked.
+Nothing is held here but how many wait; the turns that asked wait by themselves.
 """
 
 from collections import Counter
@@ -17,11 +18,11 @@ from tidegate.agent import Turn
 from tidegate.config import Config
 from tidegate.engine import Taken
 from tidegate.errors import Conflict, NotFound, Refused
-from tidegate.security import Principal
+from tidegate.security import Principal, Right
 from tidegate.sessions.channels import DELEGATE, Channels
 from tidegate.sessions.views import QuestionView, view_question
 from tidegate.store import Answered as Counted
-from tidegate.store import ApprovalRow, Asking, Db, Store, approvals, sessions, turns
+from tidegate.store import ApprovalRow, Asking, Db, SessionRow, Store, TurnRow, approvals, principals, sessions, turns
 from tidegate.values import Answered, Asked, new_id
 
 LISTED = 200
@@ -70,21 +71,36 @@ class Questions:
 
     async def of_session(self, session: str, principal: Principal, *, limit: int = LISTED) -> list[QuestionView]:
         """All that a conversation of this principal's has asked, the latest first."""
-        own = None if principal.role == "owner" else principal.id
+        own = None if principal.may("configure") else principal.id
 
         def read(db: Db) -> list[QuestionView]:
             return [_view(db, row) for row in approvals.of_session(db, session, principal=own, limit=limit)]
 
         return await self._store.read(read)
 
+    async def not_for(self, principal: Principal, session: str | None) -> list[QuestionView]:
+        """What is open in a conversation of this principal's and waits for somebody else's answer."""
+
+        def read(db: Db) -> list[QuestionView]:
+            rows = approvals.open_of(db, session or "", self._clock())
+            others = (row for row in rows if not approvals.may_answer(row, principal=principal.id, role=principal.role))
+            return [_view(db, row) for row in others]
+
+        return await self._store.read(read)
+
     async def get(self, id: str, principal: Principal) -> QuestionView:
-        return view_question(*await self._seen(id, principal))
+        row, conversation, person = await self._seen(id, principal)
+        return view_question(row, conversation, person)
 
     async def answer(
         self, id: str, principal: Principal, decision: Literal["approved", "denied", "answered"], text: str = ""
     ) -> QuestionView:
         """Answers it for good and wakes whoever asked. The same answer again changes nothing."""
-        row, conversation = await self._seen(id, principal)
+        row, conversation, person = await self._seen(id, principal)
+        if not approvals.may_answer(row, principal=principal.id, role=principal.role):
+            principal.require("approve")
+            principal.require("approve_outside")
+            raise _unknown(id)
         if (row.kind == "question") != (decision == "answered"):
             raise Refused(_UNFIT[row.kind], code="answer_unfit", param="decision")
         text = _answer(row, text.strip())
@@ -100,14 +116,14 @@ class Questions:
         if counted.how == "expired":
             raise Conflict("This is closed already: its time was over.", code="question_closed")
         self._signal(row.turn)
-        return view_question(counted.row, conversation)
+        return view_question(counted.row, conversation, person)
 
-    async def _seen(self, id: str, principal: Principal) -> tuple[ApprovalRow, str]:
-        """The question, and the conversation that it is asked in."""
+    async def _seen(self, id: str, principal: Principal) -> tuple[ApprovalRow, str, str]:
+        """The question, the conversation that it is asked in, and the name of the person whose conversation it is."""
 
-        def read(db: Db) -> tuple[ApprovalRow, str] | None:
+        def read(db: Db) -> tuple[ApprovalRow, str, str] | None:
             row = approvals.seen_by(db, id, principal=principal.id, role=principal.role)
-            return None if row is None else (row, turns.conversation(db, row.session))
+            return None if row is None else (row, *_whose(db, row))
 
         found = await self._store.read(read)
         if found is None:
@@ -168,20 +184,39 @@ class Questions:
         for row in await self._store.write(approvals.cancel_call, turn.id, step, self._clock()):
             turn.emit(Answered(id=row.id, state=row.state))
 
+    async def approver(self, taken: Taken, *, contained: bool) -> str:
+        """`may_answer` of an approval: the person of the turn's session, if their role has the right to it, or else
+        the owner."""
+        row = await self._store.read(principals.get, taken.session.principal)
+        right: Right = "approve" if contained else "approve_outside"
+        has_right = row is not None and Principal(id=row.id, name=row.name, role=row.role).may(right)
+        return taken.session.principal if has_right else approvals.OWNER
+
+    async def givers(self, taken: Taken) -> tuple[str, ...]:
+        """The agents that the turn's task comes from, the nearest first; none of a turn that is no task."""
+        return () if taken.turn.within is None else await self._store.read(_givers, taken.turn.id)
+
     async def channel(self, taken: Taken) -> str:
         """The channel at which the person of this turn is, also where another agent has given it as a task."""
         return (await self._origin(taken))[0]
 
     async def _origin(self, taken: Taken) -> tuple[str, bool]:
-        """The channel and whether the conversation goes on, of the outermost turn that this one works for."""
-        if taken.turn.within is None:
-            return taken.turn.channel, taken.session.kind != "ephemeral"
-        return await self._store.read(_origin, taken.turn.id)
+        """The channel of the outermost turn that this one works for, and whether somebody there can be asked."""
+        turn, session = taken.turn, taken.session
+        if turn.within is not None:
+            outermost = await self._store.read(_outermost, turn.id)
+            if outermost is None:  # it is being stopped
+                return DELEGATE, False
+            turn, session = outermost
+        attended = turn.call.attended
+        if attended is None:
+            attended = self._channels.of(turn.channel).interactive
+        return turn.channel, attended and session.kind != "ephemeral"
 
     async def _nobody(self, taken: Taken) -> str | None:
         """Why nobody could answer a question of this turn; None when somebody can."""
-        channel, lasting = await self._origin(taken)
-        if not lasting or not self._channels.of(channel).interactive:
+        channel, attended = await self._origin(taken)
+        if not attended:
             return f"nobody can be asked on the channel {channel}"
         if (taken.session.principal, taken.turn.id) in self._asking:
             return None
@@ -209,12 +244,16 @@ _UNFIT = {
 }
 
 
-def _origin(db: Db, turn: str) -> tuple[str, bool]:
-    outermost = turns.outermost(db, turn)
-    session = sessions.get(db, outermost.session) if outermost is not None else None
-    if outermost is None or session is None:  # it is being stopped
-        return DELEGATE, False
-    return outermost.channel, session.kind != "ephemeral"
+def _outermost(db: Db, turn: str) -> tuple[TurnRow, SessionRow] | None:
+    found = turns.outermost(db, turn)
+    session = sessions.get(db, found.session) if found is not None else None
+    return None if found is None or session is None else (found, session)
+
+
+def _givers(db: Db, turn: str) -> tuple[str, ...]:
+    """Their names; of one whose turn is gone already, an empty one, which is no agent's."""
+    rows = [sessions.get(db, row.session) if row is not None else None for row in turns.around(db, turn)]
+    return tuple("" if row is None else row.agent for row in rows)
 
 
 def _standing(db: Db, session: str, now: float) -> list[Asked]:
@@ -226,7 +265,14 @@ def _standing(db: Db, session: str, now: float) -> list[Asked]:
 
 
 def _view(db: Db, row: ApprovalRow) -> QuestionView:
-    return view_question(row, turns.conversation(db, row.session))
+    return view_question(row, *_whose(db, row))
+
+
+def _whose(db: Db, row: ApprovalRow) -> tuple[str, str]:
+    """The conversation of a question, and the name of its person."""
+    session = sessions.get(db, row.session)
+    person = None if session is None else principals.get(db, session.principal)
+    return turns.conversation(db, row.session), "" if person is None else person.name
 
 
 def _told(row: ApprovalRow, agent: str = "") -> Asked:
@@ -239,6 +285,7 @@ def _told(row: ApprovalRow, agent: str = "") -> Asked:
         choices=row.choices,
         expires=row.expires,
         agent=agent,
+        for_owner=row.may_answer == approvals.OWNER,
     )
 
 
@@ -265,7 +312,7 @@ def _answer(row: ApprovalRow, text: str) -> str:
 def _choice(choices: tuple[str, ...], text: str) -> str | None:
     if text in choices:
         return text
-    if text.isdecimal() and 1 <= int(text[:9]) <= len(choices):
+    if text.isdecimal() and len(text) < 10 and 1 <= int(text) <= len(choices):
         return choices[int(text) - 1]
     same = [choice for choice in choices if choice.casefold() == text.casefold()]
     return same[0] if len(same) == 1 else None

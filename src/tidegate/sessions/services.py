@@ -4,7 +4,8 @@ Guarantee: where no agent of the configuration uses one, it is None and nothing 
 and opens nothing; who asked for it owns it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidegate.config import Config
@@ -16,6 +17,7 @@ from tidegate.sessions.channels import DELEGATE
 from tidegate.spool import Spool
 from tidegate.store import Store
 from tidegate.tools import Skills
+from tidegate.workspaces import Provenance
 
 if TYPE_CHECKING:
     from tidegate.sessions.delegation import Delegation
@@ -58,13 +60,24 @@ def recalling(config: Config, store: Store, spool: Spool, scope: Scope) -> "Reca
     return Recalling(config, store, spool, scope)
 
 
-def skills(config: Config) -> "Library | None":
+def provenance(config: Config, store: Store, clock: Callable[[], float]) -> Provenance:
+    """Who could write what prompts take from project folders. Nothing of skills is loaded before somebody could."""
+
+    def survey(folder: Path) -> Mapping[str, bytes]:
+        from tidegate.skills import survey
+
+        return survey(config, folder)
+
+    return Provenance(store, survey, clock)
+
+
+def skills(config: Config, provenance: Provenance) -> "Library | None":
     """The agents' skills; None where no agent has the toolset, and then nothing of them is loaded."""
     if not _uses(config, "skills"):
         return None
     from tidegate.skills import Library
 
-    return Library(config)
+    return Library(config, provenance)
 
 
 def skill_reader(library: "Library | None") -> Skills | None:
@@ -76,13 +89,13 @@ def skill_reader(library: "Library | None") -> Skills | None:
     return SkillReader(library)
 
 
-def project_files(config: Config) -> "ProjectFiles | None":
+def project_files(config: Config, provenance: Provenance) -> "ProjectFiles | None":
     """What agents' project folders say to whoever works there; None where no agent has such a folder here."""
     if not any(agent.workspace and agent.project_files for agent in config.agents.values()):
         return None
     from tidegate.skills import ProjectFiles
 
-    return ProjectFiles(config)
+    return ProjectFiles(config, provenance)
 
 
 def delegation(door: "Sessions") -> "Delegation | None":

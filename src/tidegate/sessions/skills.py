@@ -11,6 +11,8 @@ from tidegate.tools import ToolContext
 from tidegate.workspaces.files import printable, shown
 
 NO_SKILLS = "There are no skills here."
+LONGEST_NAME = 100
+"""Characters of an unknown name that are compared with those that there are; a name has at most 64."""
 READ_HERE = "Your commands do not see its folder: read its files with this tool."
 
 
@@ -22,29 +24,29 @@ class SkillReader:
         if not name:
             return await self._list(ctx, file)
         entry = await self._find(ctx, name)
-        return await self._file(entry, file) if file else await self._skill(entry)
+        return await self._file(ctx, entry, file) if file else await self._skill(ctx, entry)
 
     async def _list(self, ctx: ToolContext, file: str) -> str:
         if file:
             raise ToolFailed("skill: say the name of the skill, too.")
-        entries = (await self._library.shelf(ctx.agent)).entries
+        entries = (await self._library.shelf(ctx.agent, ctx.principal)).entries
         return "\n".join(map(line, entries)) or NO_SKILLS
 
     async def _find(self, ctx: ToolContext, name: str) -> Entry:
-        shelf = await self._library.shelf(ctx.agent)
+        shelf = await self._library.shelf(ctx.agent, ctx.principal)
         if (entry := shelf.get(name)) is not None:
             return entry
         if not shelf.entries:
             raise ToolFailed(f"skill: {NO_SKILLS}")
         import difflib  # only a mistake needs it
 
-        near = difflib.get_close_matches(name, [entry.name for entry in shelf.entries], n=1)
+        near = difflib.get_close_matches(name[:LONGEST_NAME], [entry.name for entry in shelf.entries], n=1)
         hint = f"did you mean {near[0]}?" if near else "without a name it lists all."
         raise ToolFailed(f"skill: there is no skill {shown(name)}; {hint}")
 
-    async def _skill(self, entry: Entry) -> str:
+    async def _skill(self, ctx: ToolContext, entry: Entry) -> str:
         try:
-            found = await self._library.open(entry)
+            found = await self._library.open(entry, ctx.principal)
         except Unfit as error:
             raise ToolFailed(f"skill: {entry.name} cannot be used: {error.message}") from None
         told = [f"Skill {entry.name}, {_origin(entry)}."]
@@ -57,9 +59,9 @@ class SkillReader:
         told.append("What follows is the text of its SKILL.md.")
         return "\n".join(told) + f"\n\n{found.text}"
 
-    async def _file(self, entry: Entry, path: str) -> str:
+    async def _file(self, ctx: ToolContext, entry: Entry, path: str) -> str:
         try:
-            found = await self._library.file(entry, path)
+            found = await self._library.file(entry, path, ctx.principal)
         except Unfit as error:
             raise ToolFailed(f"skill: {shown(path)} of {entry.name} may not be read: {error.message}") from None
         if found is None:

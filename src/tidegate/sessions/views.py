@@ -6,7 +6,7 @@ import msgspec
 
 from tidegate.sessions.compaction import COOLDOWN, ERA, WANTED
 from tidegate.sessions.substitutes import KEY, Fallen
-from tidegate.store import ApprovalRow, SessionRow, Setting
+from tidegate.store import ApprovalRow, SessionRow, Setting, approvals
 from tidegate.store.settings import OWN
 from tidegate.values import Frozen
 
@@ -55,11 +55,12 @@ class AgentView(Frozen, frozen=True, omit_defaults=False):
 class QuestionView(Frozen, frozen=True, omit_defaults=False):
     """What a turn asks a person: an approval of one exact action, shown in `summary`, or a question. `state` is open,
     approved, denied, answered, expired or cancelled. `conversation` is the session that it is asked in: that of the
-    turn itself, or of the one that has given it as a task."""
+    turn itself, or of the one that has given it as a task. `person` is the name of whoever it belongs to."""
 
     id: str
     session: str
     conversation: str
+    person: str
     turn: str
     kind: Literal["approval", "question"]
     tool: str
@@ -70,13 +71,16 @@ class QuestionView(Frozen, frozen=True, omit_defaults=False):
     expires: float | None = None
     answer: str | None = None
     answered_at: float | None = None
+    for_owner: bool = False
+    """Whether only the owner of the gateway may answer it."""
 
 
-def view_question(row: ApprovalRow, conversation: str) -> QuestionView:
+def view_question(row: ApprovalRow, conversation: str, person: str) -> QuestionView:
     return QuestionView(
         id=row.id,
         session=row.session,
         conversation=conversation,
+        person=person,
         turn=row.turn,
         kind=row.kind,
         tool=row.tool,
@@ -87,6 +91,7 @@ def view_question(row: ApprovalRow, conversation: str) -> QuestionView:
         expires=row.expires,
         answer=row.answer,
         answered_at=row.answered_at,
+        for_owner=row.may_answer == approvals.OWNER,
     )
 
 

@@ -54,7 +54,7 @@ class Workshop:
             reach=self._reach,
             depth=taken.turn.depth,
         )
-        return Equipment(context, TurnPermits(self._questions, self._policies[session.agent], taken, workspace))
+        return Equipment(context, TurnPermits(self._questions, self._policies, taken, workspace))
 
     async def leave_nothing(self, session: str) -> None:
         """What the tools of a one-shot call made is removed; what a crash leaves is found by its sweep."""

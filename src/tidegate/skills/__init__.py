@@ -11,6 +11,7 @@ from tidegate.skills.library import Library, Page
 from tidegate.skills.listing import line
 from tidegate.skills.looking import Looker, unknown
 from tidegate.skills.project import ProjectFiles
+from tidegate.skills.survey import survey
 from tidegate.skills.values import Entry, LeftOut, Shelf, Skill
 
 __all__ = [
@@ -24,5 +25,6 @@ __all__ = [
     "Skill",
     "Unfit",
     "line",
+    "survey",
     "unknown",
 ]

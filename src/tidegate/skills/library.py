@@ -1,16 +1,18 @@
 """The skills of all agents: listed for sessions that begin, read when a tool asks.
 
 Guarantee: an agent has the skills of its own folders, narrowed by its settings, and no others. What is read is read
-anew, so that an edit is seen by the next call; nothing outside the skill's folder is, whatever is put there. All of it
-is done in worker threads. It holds names and descriptions, within the bounds of its caches, and no instructions.
+anew, so that an edit is seen by the next call; nothing outside the skill's folder is, whatever is put there, and
+nothing that the reader is not to trust (`workspaces.provenance`). All of it is done in worker threads. It holds names
+and descriptions, within the bounds of its caches, and no instructions.
 """
 
 import os
 import time
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from anyio import to_thread
 
@@ -20,13 +22,16 @@ from tidegate.log import Log
 from tidegate.skills import opening
 from tidegate.skills.frontmatter import FILE_BYTES, Unfit, body, decoded
 from tidegate.skills.looking import Looker, misnamed
-from tidegate.skills.looks import Looks
+from tidegate.skills.looks import For, Looks, look
 from tidegate.skills.told import Told
 from tidegate.skills.values import FILE, Entry, Shelf, Skill
 from tidegate.workspaces.files import Choice
 from tidegate.workspaces.files.walking import Walk
+from tidegate.workspaces.provenance import UNTRUSTED, Provenance, Reader
 
 log = Log(__name__)
+
+T = TypeVar("T")
 
 TOOLSET = "skills"
 
@@ -66,8 +71,11 @@ class Library:
     name = TOOLSET
     needs_tools = True
 
-    def __init__(self, config: Config, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, config: Config, provenance: Provenance | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._config = config
+        self._provenance = provenance
         self._looker = Looker(config)
         self._told = Told(log)
         self._looks = Looks("looks at skills", self._look, Shelf(), _weigh, clock=clock)
@@ -77,25 +85,31 @@ class Library:
         return settings is not None and TOOLSET in settings.tools
 
     async def part(self, agent: str, principal: str) -> str:
-        return (await self.shelf(agent)).listing
+        return (await self.shelf(agent, principal)).listing
 
-    async def shelf(self, agent: str) -> Shelf:
-        """What the agent has; empty for one without the toolset."""
-        return await self._looks.of(agent) if self.serves(agent) else Shelf()
+    async def shelf(self, agent: str, principal: str = "") -> Shelf:
+        """What the agent has in a session of this principal; empty for one without the toolset."""
+        return await look(self._looks, agent, principal, self._provenance) if self.serves(agent) else Shelf()
 
-    async def open(self, entry: Entry) -> Contents:
+    async def open(self, entry: Entry, principal: str = "") -> Contents:
         """Raises `Unfit` when it is no skill any more."""
-        return await to_thread.run_sync(self._open, entry)
+        return await self._read(principal, partial(self._open, entry))
 
-    async def file(self, entry: Entry, path: str) -> Page | None:
+    async def file(self, entry: Entry, path: str, principal: str = "") -> Page | None:
         """One of its files; None when there is none. Raises `Unfit` when it may not be read."""
-        return await to_thread.run_sync(self._file, entry, path)
+        return await self._read(principal, partial(self._file, entry, path))
+
+    async def _read(self, principal: str, read: Callable[[Reader], T]) -> T:
+        async def make(reader: Reader) -> T:
+            return await to_thread.run_sync(read, reader)
+
+        return await (make(Reader()) if self._provenance is None else self._provenance.steady(principal, make))
 
     def caches(self) -> tuple[CacheStats, ...]:
         return (*self._looker.stats(), *self._looks.stats())
 
-    def _look(self, agent: str) -> Shelf:
-        shelf = self._looker.look(agent)
+    def _look(self, whom: For) -> Shelf:
+        shelf = self._looker.look(whom.agent, whom.reader)
         for left in shelf.left_out:
             if left.covered:
                 self._told.inform("a skill is covered by another", left.where, left.why)
@@ -103,7 +117,7 @@ class Library:
                 self._told.warn("a skill is left out", left.where, left.why)
         return shelf
 
-    def _open(self, entry: Entry) -> Contents:
+    def _open(self, entry: Entry, reader: Reader) -> Contents:
         try:
             with opening.place(entry.place) as place:
                 if place is None:
@@ -111,6 +125,8 @@ class Library:
                 with opening.skill_folder(entry.place, place, entry.name) as folder:
                     if folder is None or (found := opening.load(opening.held(folder), FILE, FILE_BYTES + 1)) is None:
                         raise Unfit("it is not there any more.")
+                    if not reader.admits(found.path, found.digest):
+                        raise Unfit(UNTRUSTED)
                     skill = self._looker.parse(found.data)
                     if skill.name != entry.name:
                         raise Unfit(misnamed(skill, entry.name))
@@ -120,7 +136,7 @@ class Library:
             raise Unfit(f"it cannot be read ({error.strerror}).") from None
         return Contents(skill, body(decoded(found.data)), files, more, seen)
 
-    def _file(self, entry: Entry, path: str) -> Page | None:
+    def _file(self, entry: Entry, path: str, reader: Reader) -> Page | None:
         try:
             with opening.place(entry.place) as place:
                 if place is None:
@@ -135,6 +151,8 @@ class Library:
             raise Unfit(f"it cannot be read ({error.strerror}).") from None
         if found is None:
             return None
+        if not reader.admits(found.path, found.digest):
+            raise Unfit(UNTRUSTED)
         return Page(_text(found), found.mark.size, found.whole, f"{seen}/{path}" if seen else "")
 
 

@@ -21,6 +21,7 @@ from tidegate.skills.listing import listing
 from tidegate.skills.values import FILE, Entry, LeftOut, Place, Shelf, Skill
 from tidegate.workspaces.files import Mount, printable
 from tidegate.workspaces.files.excerpts import Mark
+from tidegate.workspaces.provenance import UNTRUSTED, Reader
 
 IN_PROJECT = (".agents/skills", ".claude/skills")
 """Where programs of several makers look in a project. A plain `skills` is not among them: in many a project that is
@@ -39,12 +40,10 @@ changed again unseen."""
 
 
 def places(config: Config, agent: str) -> tuple[Place, ...]:
-    """Where an agent's skills may be, the first to be preferred."""
-    found: list[Place] = []
+    """Where an agent's skills may be, the first to be preferred: what a session can write covers nothing of yours."""
+    found = [Place(folder=config.home / "skills"), *(Place(folder=config.path(text)) for text in config.skills.folders)]
     if (project := local_project(config, agent)) is not None:
         found += (Place(folder=project / within, project=project, within=within) for within in IN_PROJECT)
-    found.append(Place(folder=config.home / "skills"))
-    found += (Place(folder=config.path(text)) for text in config.skills.folders)
     return tuple(found)
 
 
@@ -76,13 +75,14 @@ class Looker:
             "skills", cap=KNOWN_SKILLS, max_bytes=KNOWN_BYTES, weigh=_weigh
         )
 
-    def look(self, agent: str, *, narrowed: bool = True) -> Shelf:
-        """What the agent has now; if it is not to be `narrowed` by its settings, what it could have."""
+    def look(self, agent: str, reader: Reader | None = None, *, narrowed: bool = True) -> Shelf:
+        """What the agent has now, for a reader who may not trust all of it; if it is not to be `narrowed` by its
+        settings, what it could have."""
         candidates: list[_Candidate] = []
         left_out: list[LeftOut] = []
         for place in places(self._config, agent):
             try:
-                candidates += self._in(place)
+                candidates += self._in(place, reader or Reader())
             except (Unfit, OSError) as error:
                 left_out.append(LeftOut(path=place.folder, why=_why(error)))
         wanted = self._config.agents[agent].skills
@@ -106,45 +106,50 @@ class Looker:
     def stats(self) -> tuple[CacheStats, ...]:
         return self._files.stats(), self._skills.stats()
 
-    def _in(self, place: Place) -> list[_Candidate]:
+    def _in(self, place: Place, reader: Reader) -> list[_Candidate]:
         with opening.place(place) as folder:
             if folder is None:
                 return []
             if _holds(opening.held(folder), FILE):
                 raise Unfit(f"it is a skill itself; name the folder that it lies in ({place.folder.parent}).")
-            found = [self._at(place, folder, name) for name in opening.names(folder)]
+            found = [self._at(place, folder, name, reader) for name in opening.names(folder)]
         return [candidate for candidate in found if candidate is not None]
 
-    def _at(self, place: Place, folder: int, name: str) -> _Candidate | None:
+    def _at(self, place: Place, folder: int, name: str, reader: Reader) -> _Candidate | None:
         """None when there is no skill under that name."""
         mark: Mark | None = None
         try:
             with opening.skill_folder(place, folder, name) as its:
-                if its is None or (mark := opening.marked(opening.held(its), FILE)) is None:
+                if its is None or (seen := opening.marked(opening.held(its), FILE)) is None:
                     return None
-                skill = self._known(place.folder / name, its, mark)
+                mark = seen.mark
+                skill = self._known(place.folder / name, its, seen, reader)
             if skill.name != name:
                 raise Unfit(misnamed(skill, name))
         except (Unfit, OSError) as error:
             return _Candidate(name, place, mark, None, _why(error))
         return _Candidate(name, place, mark, skill)
 
-    def _known(self, path: Path, folder: int, mark: Mark) -> Skill:
+    def _known(self, path: Path, folder: int, seen: opening.Seen, reader: Reader) -> Skill:
         with self._lock:
-            seen = self._files.get(str(path))
-            known = self._skills.get(seen[1]) if seen is not None and seen[0] == mark else None
-        if isinstance(known, str):
-            raise Unfit(known)
-        if known is not None:
+            before = self._files.get(str(path))
+            known = self._skills.get(before[1]) if before is not None and before[0] == seen.mark else None
+        if before is not None and known is not None:
+            if not reader.admits(seen.path, before[1]):
+                raise Unfit(UNTRUSTED)
+            if isinstance(known, str):
+                raise Unfit(known)
             return known
-        if mark.size > FILE_BYTES:
+        if seen.mark.size > FILE_BYTES:
             raise Unfit(TOO_LONG)
         opened = opening.load(opening.held(folder), FILE, FILE_BYTES + 1)
         if opened is None:
             raise Unfit("it has just been removed.")
         if time.time() - max(opened.mark.modified, opened.mark.changed) / 1e9 > SETTLED:
             with self._lock:
-                self._files.put(str(path), (opened.mark, hashlib.sha256(opened.data).digest()))
+                self._files.put(str(path), (opened.mark, opened.digest))
+        if not reader.admits(opened.path, opened.digest):
+            raise Unfit(UNTRUSTED)
         return self.parse(opened.data)
 
 
@@ -155,13 +160,17 @@ def unknown(shelf: Shelf, wanted: Iterable[str]) -> list[str]:
 
 
 def _chosen(candidates: Sequence[_Candidate]) -> tuple[tuple[Entry, ...], list[LeftOut]]:
-    """One of each name; what comes first is preferred, unless it cannot be used."""
+    """One of each name; what comes first is preferred, unless it cannot be used. One of the user's own that cannot be
+    used still leaves no room for a project's."""
     chosen: dict[str, _Candidate] = {}
     left_out: list[LeftOut] = []
+    own = {each.name: each for each in reversed(candidates) if each.place.origin == "user"}
     for candidate in candidates:
         if candidate.skill is None:
             left_out.append(LeftOut(path=candidate.path, why=candidate.why))
-        elif (other := chosen.get(candidate.name)) is None:
+        elif (
+            other := chosen.get(candidate.name) or (own.get(candidate.name) if candidate.place.project else None)
+        ) is None:
             chosen[candidate.name] = candidate
         elif not _same(candidate, other):
             why = f"{other.path} has the same name and comes first."

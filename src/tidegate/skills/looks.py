@@ -1,21 +1,22 @@
 """Looks at folders for sessions that are to begin: not more often than needed, and nobody waits for ever.
 
-Guarantee: for one agent there is one look at a time, in a worker thread, and at most one every `LOOK_SECONDS`; whoever
-comes meanwhile has what it finds. A folder that does not answer within `PATIENCE` (a dead network share) costs its
-session what it would have found, not its beginning: what was found before is used, it is logged, and no second look
-is begun until the first has come back.
+Guarantee: for one agent and one kind of reader there is one look at a time, in a worker thread, and at most one every
+`LOOK_SECONDS`; whoever comes meanwhile has what it finds. A folder that does not answer within `PATIENCE` (a dead
+network share) costs its session what it would have found, not its beginning: what was found before is used, it is
+logged, and no second look is begun until the first has come back.
 """
 
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import anyio
 from anyio import to_thread
 
 from tidegate.lifetimes import BoundedCache, CacheStats
 from tidegate.log import Log
+from tidegate.workspaces.provenance import Provenance, Reader
 
 log = Log(__name__)
 
@@ -28,20 +29,27 @@ PATIENCE = 5.0
 """Seconds for a look; on a disk it takes milliseconds."""
 
 KEPT = 256
-"""Agents whose last look is kept."""
+"""Looks that are kept."""
 
 KEPT_BYTES = 16 * 1024 * 1024
 """Of what those found: each has its bound, and all of them together seldom a hundredth of this."""
 
 
+class For(NamedTuple):
+    """For which agent, and for whose prompt."""
+
+    agent: str
+    reader: Reader = Reader()
+
+
 class Looks(Generic[T]):
-    """`look` blocks and takes an agent's name; `nothing` stands for what was never found; `weigh` gives the bytes of
+    """`look` blocks; `nothing` stands for what was never found; `weigh` gives the bytes of
     what was."""
 
     def __init__(
         self,
         name: str,
-        look: Callable[[str], T],
+        look: Callable[[For], T],
         nothing: T,
         weigh: Callable[[T], int],
         *,
@@ -51,33 +59,40 @@ class Looks(Generic[T]):
         self._look = look
         self._nothing = nothing
         self._patience = patience
-        self._away: set[str] = set()
-        self._fresh: BoundedCache[str, T] = BoundedCache(name, cap=KEPT, ttl=LOOK_SECONDS, clock=clock)
-        self._last: BoundedCache[str, T] = BoundedCache(f"{name}, kept", cap=KEPT, max_bytes=KEPT_BYTES, weigh=weigh)
+        self._away: set[For] = set()
+        self._fresh: BoundedCache[For, T] = BoundedCache(name, cap=KEPT, ttl=LOOK_SECONDS, clock=clock)
+        self._last: BoundedCache[For, T] = BoundedCache(f"{name}, kept", cap=KEPT, max_bytes=KEPT_BYTES, weigh=weigh)
 
-    async def of(self, agent: str) -> T:
-        return await self._fresh.get_or_make(agent, partial(self._make, agent))
+    async def of(self, whom: For) -> T:
+        return await self._fresh.get_or_make(whom, partial(self._make, whom))
 
     def stats(self) -> tuple[CacheStats, ...]:
         return self._fresh.stats(), self._last.stats()
 
-    async def _make(self, agent: str) -> T:
-        if agent not in self._away:
-            self._away.add(agent)
+    async def _make(self, whom: For) -> T:
+        if whom not in self._away:
+            self._away.add(whom)
             # Who leaves meanwhile must not make the look count as one that hangs.
             with anyio.move_on_after(self._patience, shield=True):
-                found = await to_thread.run_sync(self._work, agent, abandon_on_cancel=True)
-                self._last.put(agent, found)
+                found = await to_thread.run_sync(self._work, whom, abandon_on_cancel=True)
+                self._last.put(whom, found)
                 return found
             log.warning(
                 "a folder of an agent does not answer: what was found there before is used; see to its disk or share",
-                agent=agent,
+                agent=whom.agent,
             )
-        known = self._last.get(agent)
+        known = self._last.get(whom)
         return self._nothing if known is None else known
 
-    def _work(self, agent: str) -> T:
+    def _work(self, whom: For) -> T:
         try:
-            return self._look(agent)
+            return self._look(whom)
         finally:
-            self._away.discard(agent)
+            self._away.discard(whom)
+
+
+async def look(looks: Looks[T], agent: str, principal: str, provenance: Provenance | None) -> T:
+    """What is found for an agent's session of this principal."""
+    if provenance is None:
+        return await looks.of(For(agent))
+    return await provenance.steady(principal, lambda reader: looks.of(For(agent, reader)))

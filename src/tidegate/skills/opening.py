@@ -6,6 +6,7 @@ waits for a pipe; what is read is bounded. What may not be used is `Unfit`, what
 descriptor is closed at the end of its block. It blocks: it is for worker threads and the command line.
 """
 
+import hashlib
 import os
 import stat
 from collections.abc import Iterator
@@ -23,6 +24,9 @@ from tidegate.workspaces.files.mounts import Missing, Spot, at, open_file
 FOLDERS = 1000
 """Folders of a place: each is looked at, whoever put it there."""
 
+DIGEST_BYTES = 1024 * 1024
+"""By which a content is known: no more than this of a file is ever shown at once."""
+
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _READING = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -32,12 +36,21 @@ ASTRAY = (
 )
 
 
+class Seen(NamedTuple):
+    """A file that is there, and its real path."""
+
+    mark: Mark
+    path: str
+
+
 class Opened(NamedTuple):
-    """The beginning of a file, and whether that is all."""
+    """The beginning of a file, and whether that is all; its real path, and the digest of what may be shown of it."""
 
     data: bytes
     mark: Mark
     whole: bool
+    path: str
+    digest: bytes
 
 
 def mount(folder: Path) -> Mount:
@@ -121,14 +134,18 @@ def names(folder: int) -> list[str]:
     return sorted(found)
 
 
-def marked(where: Mount, path: str) -> Mark | None:
+def marked(where: Mount, path: str) -> Seen | None:
     """By which a file is known to be as it was; None when there is none. Nothing is opened for it."""
     with spot_in(where, path) as spot:
         if spot is None:
             return None
         if not stat.S_ISREG(spot.mode):
             raise Unfit("it is no plain file; put one there.")
-        return mark(spot.fd)
+        return Seen(mark(spot.fd), _path(spot.fd))
+
+
+def _path(descriptor: int) -> str:
+    return str(Path(f"/proc/self/fd/{descriptor}").readlink())
 
 
 def load(where: Mount, path: str, limit: int) -> Opened | None:
@@ -144,8 +161,10 @@ def load(where: Mount, path: str, limit: int) -> Opened | None:
             raise Unfit("it cannot be opened; let the gateway read it.") from None
         try:
             data = bytearray()
-            while len(data) <= limit and (chunk := os.read(fd, limit + 1 - len(data))):
+            most = max(limit, DIGEST_BYTES)
+            while len(data) <= most and (chunk := os.read(fd, most + 1 - len(data))):
                 data += chunk
-            return Opened(bytes(data[:limit]), mark(fd), whole=len(data) <= limit)
+            digest = hashlib.sha256(data[:DIGEST_BYTES]).digest()
+            return Opened(bytes(data[:limit]), mark(fd), len(data) <= limit, _path(fd), digest)
         finally:
             os.close(fd)

@@ -3,7 +3,8 @@
 Guarantee: what enters a prompt is what the agent's settings name, from its project folder and from nowhere else, and
 at most `PROJECT_BYTES` of it; what is longer says so and where the rest is. Each file stands under its name between
 fences that nothing in it can close, so that no text in it can pass for the gateway's own. The same files give the same
-text. A file that is not there is left out; one that cannot be used is logged once.
+text. A file that is not there is left out; one that cannot be used, or that the reader is not to trust
+(`workspaces.provenance`), is logged once.
 """
 
 import re
@@ -17,9 +18,10 @@ from tidegate.log import Log
 from tidegate.skills import opening
 from tidegate.skills.frontmatter import Unfit
 from tidegate.skills.looking import local_project
-from tidegate.skills.looks import Looks
+from tidegate.skills.looks import For, Looks, look
 from tidegate.skills.told import Told
 from tidegate.workspaces.files import printable
+from tidegate.workspaces.provenance import UNTRUSTED, Provenance
 
 log = Log(__name__)
 
@@ -43,8 +45,11 @@ class ProjectFiles:
     name = "project"
     needs_tools = False
 
-    def __init__(self, config: Config, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, config: Config, provenance: Provenance | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._config = config
+        self._provenance = provenance
         self._told = Told(log)
         self._looks = Looks("looks at projects", self._look, "", _weigh, clock=clock)
 
@@ -54,23 +59,25 @@ class ProjectFiles:
         return named and local_project(self._config, agent) is not None
 
     async def part(self, agent: str, principal: str) -> str:
-        return await self._looks.of(agent)
+        return await look(self._looks, agent, principal, self._provenance)
 
     def caches(self) -> tuple[CacheStats, ...]:
         return self._looks.stats()
 
-    def _look(self, agent: str) -> str:
-        folder = local_project(self._config, agent)
+    def _look(self, whom: For) -> str:
+        folder = local_project(self._config, whom.agent)
         if folder is None or not folder.is_dir():
             return ""
         shown: list[str] = []
         seen: list[tuple[int, int]] = []
         room = PROJECT_BYTES
-        for name in self._config.agents[agent].project_files:
+        for name in self._config.agents[whom.agent].project_files:
             try:
                 found = opening.load(opening.mount(folder), name, room)
                 if found is None or found.mark[:2] in seen:
                     continue  # one is often a link to the other
+                if not whom.reader.admits(found.path, found.digest):
+                    raise Unfit(UNTRUSTED)
                 seen.append((found.mark.device, found.mark.inode))
                 if text := _text(found):
                     shown.append(_shown(name, text, found))

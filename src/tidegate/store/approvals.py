@@ -3,7 +3,7 @@
 Guarantee: a step of a turn asks once, however often it is asked again after a crash; what it asked is answered at most
 once, by whoever comes first of those who may, and only while it is open and in time; it survives restarts. `digest` is
 of the exact action, so that an answer to one can never pass for another. Who may neither answer it nor owns its session
-cannot tell that it exists.
+cannot tell that it exists. Each approval asked for or closed is recorded in the audit log in the same transaction.
 """
 
 import contextlib
@@ -13,12 +13,15 @@ from typing import Any
 import msgspec
 
 from tidegate.errors import Conflict, Refused
+from tidegate.store import audit
 from tidegate.store.rows import LISTED, Answered, ApprovalRow, ApprovalState, Asking, Db, Decision, encode
-from tidegate.store.turns import refusal
+from tidegate.store.turns import conversation, refusal
 
-SUMMARY_CHARACTERS = 4000
-"""What a person is shown of an action: as much as anybody reads, and a chat platform can send in one message. Whoever
-asks shortens it in words that say so; the store refuses more."""
+SUMMARY_CHARACTERS = 65_536
+"""What a person is shown of an action, which is all of it: nobody approves what they have not seen, and nobody reads
+more. What is longer is refused."""
+OWNER = "role:owner"
+"""`may_answer` of what only the gateway's owner answers."""
 ANSWER_CHARACTERS = 16_000
 """Of an answer to a question: some pages."""
 CHOICES = 20
@@ -83,7 +86,9 @@ def ask(
     ).get
     if found is None:
         raise refusal(db, session)
-    return _row(found)
+    row = _row(found)
+    _record(db, row, "asked", now, db.execute("SELECT principal FROM sessions WHERE id = ?", (session,)).get)
+    return row
 
 
 def get(db: Db, id: str) -> ApprovalRow | None:
@@ -104,6 +109,10 @@ def seen_by(db: Db, id: str, *, principal: str, role: str) -> ApprovalRow | None
         (id, principal, role),
     ).get
     return None if row is None else _row(row)
+
+
+def may_answer(row: ApprovalRow, *, principal: str, role: str) -> bool:
+    return row.may_answer in (principal, f"role:{role}")
 
 
 def of_session(db: Db, session: str, *, principal: str | None, limit: int = LISTED) -> list[ApprovalRow]:
@@ -162,6 +171,7 @@ def answer(db: Db, id: str, *, decision: Decision, text: str = "", principal: st
         f" RETURNING {_COLUMNS}",
         (decision, text, principal, now, id),
     ).get
+    _record(db, row, decision, now, principal)
     return Answered("counted", _row(counted))
 
 
@@ -190,16 +200,33 @@ def expire(db: Db, now: float, limit: int = EXPIRED_AT_ONCE) -> list[ApprovalRow
 
 
 def _close(db: Db, which: str, state: ApprovalState, now: float, *values: str | int) -> list[ApprovalRow]:
-    rows = db.execute(
+    found = db.execute(
         f"UPDATE approvals SET state = ?1, answered_at = ?2 WHERE state = 'open' AND {which} RETURNING {_COLUMNS}",
         (state, now, *values),
     )
-    return [_row(row) for row in rows]
+    rows = [_row(row) for row in found]
+    for row in rows:
+        _record(db, row, state, now)
+    return rows
+
+
+def _record(db: Db, row: ApprovalRow, outcome: str, now: float, by: str | None = None) -> None:
+    if row.kind == "approval":
+        audit.append(
+            db,
+            "approval",
+            outcome,
+            now,
+            subject=f"{row.id} {row.tool} {row.turn} {row.step}",
+            principal=by,
+            session=conversation(db, row.session),
+            of=row.digest,
+        )
 
 
 def _check(asking: Asking) -> None:
     if len(asking.summary) > SUMMARY_CHARACTERS:
-        raise Refused(f"What a person is shown is longer than {SUMMARY_CHARACTERS} characters; shorten it and say so.")
+        raise Refused(f"What a person is shown is longer than {SUMMARY_CHARACTERS} characters; shorten it.")
     if asking.choices and asking.kind != "question":
         raise Refused("Only a question has choices; an approval is approved or denied.")
     if len(asking.choices) > CHOICES or any(len(choice) > CHOICE_CHARACTERS for choice in asking.choices):

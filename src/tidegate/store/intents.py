@@ -9,17 +9,27 @@ from tidegate.store.rows import Db, IntentRow
 
 
 def begin(
-    db: Db, turn: str, step: str, tool: str, now: float, *, read_only: bool = False, repeatable: bool = False
+    db: Db,
+    turn: str,
+    step: str,
+    tool: str,
+    now: float,
+    *,
+    read_only: bool = False,
+    repeatable: bool = False,
+    digest: bytes | None = None,
 ) -> None:
     """Conflict when that step has begun already: it must not be run a second time."""
     db.execute(
-        "INSERT INTO intents(turn, step, tool, at, read_only, repeatable) VALUES(?, ?, ?, ?, ?, ?)",
-        (turn, step, tool, now, read_only, repeatable),
+        "INSERT INTO intents(turn, step, tool, at, read_only, repeatable, digest) VALUES(?, ?, ?, ?, ?, ?, ?)",
+        (turn, step, tool, now, read_only, repeatable, digest),
     )
 
 
-def clear(db: Db, turn: str, step: str) -> None:
+def clear(db: Db, turn: str, step: str) -> bool:
+    """Whether there was one."""
     db.execute("DELETE FROM intents WHERE turn = ? AND step = ?", (turn, step))
+    return db.changes() > 0
 
 
 def clear_turn(db: Db, turn: str) -> None:
@@ -28,8 +38,8 @@ def clear_turn(db: Db, turn: str) -> None:
 
 def open_of(db: Db, turn: str) -> dict[str, IntentRow]:
     """The turn's intents without a result, by step."""
-    rows = db.execute("SELECT step, tool, read_only, repeatable FROM intents WHERE turn = ?", (turn,))
+    rows = db.execute("SELECT step, tool, read_only, repeatable, digest FROM intents WHERE turn = ?", (turn,))
     return {
-        step: IntentRow(tool, bool(read_only), None if repeatable is None else bool(repeatable))
-        for step, tool, read_only, repeatable in rows
+        step: IntentRow(tool, bool(read_only), None if repeatable is None else bool(repeatable), digest)
+        for step, tool, read_only, repeatable, digest in rows
     }

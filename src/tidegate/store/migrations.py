@@ -85,6 +85,12 @@ def v8_caller_tools(db: apsw.Connection) -> None:
     db.execute("ALTER TABLE sessions ADD COLUMN caller_tools BLOB NOT NULL DEFAULT x''")
 
 
+def v9_roles_and_audit(db: apsw.Connection) -> None:
+    """Every principal has one of four roles; security events are recorded."""
+    for statement in _V9:
+        db.execute(statement)
+
+
 def _prefix_that_ends_with(db: apsw.Connection, prefix: bytes | None, extra: str) -> bytes:
     """The session's own prefix, as it was ever made; one that was lost, or has another end, is made to end so."""
     body = None if prefix is None else db.execute("SELECT body FROM prefixes WHERE id = ?", (prefix,)).get
@@ -108,6 +114,7 @@ MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (
     v6_what_is_remembered,
     v7_intents_say_what_a_tool_may_do,
     v8_caller_tools,
+    v9_roles_and_audit,
 )
 CURRENT = len(MIGRATIONS)
 
@@ -335,4 +342,30 @@ _V6 = (
 _V7 = (
     "ALTER TABLE intents ADD COLUMN read_only INTEGER NOT NULL DEFAULT 0",
     "ALTER TABLE intents ADD COLUMN repeatable INTEGER",
+)
+
+_V9 = (
+    "UPDATE principals SET role = 'member' WHERE role = 'user'",
+    """CREATE TABLE audit(
+        id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, kind TEXT NOT NULL, principal TEXT, session TEXT,
+        subject TEXT NOT NULL, outcome TEXT NOT NULL, digest BLOB)""",
+    "CREATE INDEX audit_at ON audit(at)",
+    "ALTER TABLE keys ADD COLUMN page_digest BLOB",
+    "DELETE FROM keys WHERE kind = 'cookie'",
+    "CREATE INDEX audit_configuration ON audit(id) WHERE kind = 'configuration' AND session IS NULL",
+    """CREATE TABLE audit_state(
+        key BLOB NOT NULL, kept_since REAL NOT NULL, failed_hour INTEGER NOT NULL, failed INTEGER NOT NULL)""",
+    "INSERT INTO audit_state VALUES(randomblob(32), 0, 0, 0)",
+    """CREATE TRIGGER audit_unchanged BEFORE UPDATE ON audit
+        BEGIN SELECT RAISE(ABORT, 'rows of the audit log are never changed'); END""",
+    """CREATE TRIGGER audit_retained BEFORE DELETE ON audit WHEN old.at >= (SELECT kept_since FROM audit_state)
+        BEGIN SELECT RAISE(ABORT, 'rows of the audit log are kept for their retention'); END""",
+    "ALTER TABLE intents ADD COLUMN digest BLOB",
+    # Non-owners whose sessions could write in a project folder, and the files in such folders that prompts may take.
+    "CREATE TABLE project_writers(folder TEXT NOT NULL, principal TEXT NOT NULL, PRIMARY KEY(folder, principal))"
+    " WITHOUT ROWID",
+    "CREATE TABLE trusted_files(path TEXT PRIMARY KEY, digest BLOB NOT NULL, at REAL NOT NULL) WITHOUT ROWID",
+    """INSERT INTO project_writers SELECT DISTINCT folder, sessions.principal FROM workspaces
+        JOIN sessions ON sessions.id = workspaces.session LEFT JOIN principals ON principals.id = sessions.principal
+        WHERE project AND backend <> 'ssh' AND coalesce(principals.role, '') <> 'owner'""",
 )

@@ -13,6 +13,7 @@ import apsw
 import msgspec
 
 from tidegate.errors import Refused
+from tidegate.security import UserRole
 from tidegate.values import Call, Failure, Frozen, Message, OnDisconnect, Outcome, Prefix, TurnState, Usage
 
 Db = apsw.Connection
@@ -35,6 +36,7 @@ WorkspaceState = Literal["live", "trash", "gone"]
 SpooledKind = Literal["text", "media"]
 DeliveryState = Literal["prepared", "sending", "sent", "unknown", "dead"]
 KeyKind = Literal["key", "code", "cookie"]
+AuditKind = Literal["sign_in", "sign_out", "key", "principal", "approval", "tool", "egress", "configuration", "setting"]
 SummaryState = Literal["prepared", "applied"]
 SummaryHow = Literal["model", "terse", "cut"]
 """A summary by a model, one that was asked to be short, or a list made without a model."""
@@ -132,6 +134,8 @@ class IntentRow(Row, frozen=True):
     tool: str
     read_only: bool
     repeatable: bool | None
+    digest: bytes | None = None
+    """Of the exact action, where it is recorded in the audit log."""
 
 
 class ReceiptRow(Row, frozen=True):
@@ -305,7 +309,7 @@ class DeliveryRow(Row, frozen=True):
 class PrincipalRow(Row, frozen=True):
     id: str
     name: str
-    role: str
+    role: UserRole
     agents: tuple[str, ...] | None
     created: float
 
@@ -321,6 +325,20 @@ class KeyRow(Row, frozen=True):
     expires: float | None
     used: float | None
     revoked: float | None
+
+
+class AuditRow(Row, frozen=True):
+    """One event of the audit log. `principal` is whoever acted, None for the gateway itself; `subject` holds ids,
+    separated by spaces."""
+
+    id: int
+    at: float
+    kind: AuditKind
+    principal: str | None
+    session: str | None
+    subject: str
+    outcome: str
+    digest: bytes | None
 
 
 class UsageTotal(Row, frozen=True):

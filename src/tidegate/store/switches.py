@@ -56,5 +56,7 @@ def take(db: Db, session: str, held: Sequence[Setting], now: float) -> str:
 
 
 def _switches(held: Sequence[Setting]) -> list[Switch]:
-    found = next((setting.value for setting in held if setting.key == KEY), ())
-    return msgspec.convert(found, list[Switch])
+    for setting in held:
+        if setting.key == KEY:
+            return msgspec.convert(setting.value, list[Switch])
+    return []

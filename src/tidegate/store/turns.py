@@ -282,13 +282,26 @@ def add_used(db: Db, id: str, usage: Usage) -> None:
     )
 
 
+def channel(db: Db, id: str) -> str | None:
+    """By which its message came."""
+    found: str | None = db.execute("SELECT channel FROM turns WHERE id = ?", (id,)).get
+    return found
+
+
 def outermost(db: Db, id: str) -> TurnRow | None:
     """The turn that this one is within, at the very outside: itself, if nobody gave it its task. None when one between
     them is gone."""
+    return (get(db, id), *around(db, id))[-1]
+
+
+def around(db: Db, id: str) -> list[TurnRow | None]:
+    """The turns that this one is within, from the nearest outwards; None stands for one that is gone, at the end."""
+    found: list[TurnRow | None] = []
     turn = get(db, id)
     while turn is not None and turn.within is not None:
         turn = get(db, turn.within)
-    return turn
+        found.append(turn)
+    return found
 
 
 def conversation(db: Db, session: str) -> str:

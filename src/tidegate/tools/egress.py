@@ -12,8 +12,9 @@ WebAccess owns its connections: they are opened by the first use and are gone wh
 import asyncio
 import errno
 import os
+import re
 import socket
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from http import HTTPStatus
 from types import TracebackType
@@ -40,6 +41,12 @@ REDIRECTS = 5
 URL_CHARACTERS = 4000
 """Of an address: more than servers take."""
 
+AUTHORITY_CHARACTERS = 300
+"""Of the host in it, with its port: names have at most 253, and a longer one in another script takes long to encode."""
+
+TYPE_CHARACTERS = 300
+"""Of the header that says what a page is."""
+
 SHOWN_CHARACTERS = 300
 """Of an address in a sentence about it."""
 
@@ -50,6 +57,9 @@ READ_BUFFER_BYTES = 64 * 1024
 
 NOT_PUBLIC = "its address is not public"
 
+_AUTHORITY = re.compile(rf"(?:[A-Za-z][A-Za-z0-9+.-]*:)?//[^/?#]{{{AUTHORITY_CHARACTERS + 1}}}")
+_MEDIA_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+")
+_CHARSET = re.compile(r""";\s*charset\s*=\s*["']?([A-Za-z0-9_:.-]+)""", re.IGNORECASE)
 _REDIRECTING = frozenset({301, 302, 303, 307, 308})
 _ENCODINGS = frozenset({"", "identity", "gzip", "deflate"})
 _HEADERS = {
@@ -57,6 +67,14 @@ _HEADERS = {
     "Accept": "text/html, text/markdown, text/plain, application/json, image/*;q=0.8, */*;q=0.5",
     "Accept-Encoding": "gzip, deflate",
 }
+
+
+Contacts = Callable[[str], None]
+"""Is told the name of a host before it is contacted."""
+
+
+def _unrecorded(host: str) -> None:
+    """Where nobody keeps an audit log."""
 
 
 class Fetched(NamedTuple):
@@ -118,8 +136,9 @@ class WebAccess:
                 await session.close()
 
     @asynccontextmanager
-    async def fetch(self, text: str) -> AsyncIterator[Fetched]:
-        """What is at an address, after redirects. ToolFailed says why it cannot be had."""
+    async def fetch(self, text: str, contacts: Contacts = _unrecorded) -> AsyncIterator[Fetched]:
+        """What is at an address, after redirects. ToolFailed says why it cannot be had. `contacts` is told each host
+        before it is contacted."""
         if self._fetching is None:
             self._fetching = self._opened(socket_factory=Guard(networks(self.settings.private)))
         url = _checked(text)
@@ -130,14 +149,14 @@ class WebAccess:
                 async with _in_time(f"Fetching {shown(url)}", seconds):
                     await self._places.acquire()
                     held = True
-                    fetched = await self._followed(self._fetching, url, fd)
+                    fetched = await self._followed(self._fetching, url, fd, contacts)
                 yield fetched
         finally:
             if held:
                 self._places.release()
 
-    async def search(self, query: str, count: int) -> tuple[Hit, ...]:
-        """At most `count` results, the best first."""
+    async def search(self, query: str, count: int, contacts: Contacts = _unrecorded) -> tuple[Hit, ...]:
+        """At most `count` results, the best first. `contacts` is told the search engine's host."""
         if self._engine is None:
             raise ToolFailed(
                 "No search engine is configured: the operator chooses one by search in the table [web] of "
@@ -147,6 +166,7 @@ class WebAccess:
             self._searching = self._opened()
         request = self._engine.request(query, count)
         name = self._engine.name
+        contacts(URL(request.url).host or "")
         async with _in_time(f"The search with {name}", self.settings.fetch_seconds):
             try:
                 # No redirect is followed: the key goes where the configuration says.
@@ -186,9 +206,10 @@ class WebAccess:
             headers={"User-Agent": _HEADERS["User-Agent"]},
         )
 
-    async def _followed(self, session: aiohttp.ClientSession, url: URL, fd: int) -> Fetched:
+    async def _followed(self, session: aiohttp.ClientSession, url: URL, fd: int, contacts: Contacts) -> Fetched:
         first = url
         for _ in range(REDIRECTS + 1):
+            contacts(url.host or "")
             try:
                 async with session.get(url, headers=_HEADERS, allow_redirects=False) as response:
                     target = response.headers.get("Location") if response.status in _REDIRECTING else None
@@ -211,7 +232,16 @@ class WebAccess:
             if size > most:
                 raise ToolFailed(f"{shown(url)} is larger than web.fetch_bytes ({most} bytes) allows.")
             _write(fd, piece)
-        return Fetched(str(url), response.content_type.lower(), response.charset or "", size, fd)
+        return Fetched(str(url), *content_type(response.headers.get("Content-Type", "")), size, fd)
+
+
+def content_type(header: str) -> tuple[str, str]:
+    """The media type and the charset that a server names. The library's own reading of this header takes quadratic
+    time, and decodes parts of it with codecs that the header chooses."""
+    media_type, _, parameters = header[:TYPE_CHARACTERS].partition(";")
+    found = _CHARSET.search(f";{parameters}")
+    known = _MEDIA_TYPE.fullmatch(media_type.strip())
+    return known[0].lower() if known else "application/octet-stream", found[1] if found else ""
 
 
 def shown(url: URL | str) -> str:
@@ -223,10 +253,11 @@ def _checked(text: str, base: URL | None = None) -> URL:
     """An address that may be asked for; a redirect's is relative to where it stood. What is refused here is not quoted
     when it may hold a password."""
     whose = "The address" if base is None else f"{shown(base)} leads to an address that"
+    text = text.strip()
     try:
-        if len(text) > URL_CHARACTERS or any(ord(c) < 32 or ord(c) == 127 for c in text):
+        if len(text) > URL_CHARACTERS or any(ord(c) < 32 or ord(c) == 127 for c in text) or _AUTHORITY.match(text):
             raise ValueError
-        url = URL(text.strip()) if base is None else base.join(URL(text.strip()))
+        url = URL(text) if base is None else base.join(URL(text))
         host = url.host
     except ValueError:  # UnicodeError is one
         host = None

@@ -6,7 +6,6 @@ asked for come out, and it is said when that is not all. It runs in a child beca
 memory; it uses the standard library, and trafilatura where that is installed, which knows better what is content.
 """
 
-import codecs
 import importlib
 import os
 import re
@@ -28,6 +27,7 @@ _META = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?\s*([A-Za-z0-9_:.-]{
 _META_BYTES = 4096
 _TITLE = re.compile(r"<title[^>]{0,200}>([^<]{0,2000})", re.IGNORECASE)
 _TITLE_CHARACTERS = 200
+_NO_CHARACTER = re.compile(r"&#[0-9]{20,};?")  # the library's `int` refuses more than 4,300 digits
 _SPACES = re.compile(r"[ \t\n\r\f]+")
 
 _SILENT = frozenset({"script", "style", "noscript", "template", "svg", "math", "iframe", "object", "canvas", "select"})
@@ -46,7 +46,7 @@ def work(order: dict[str, Any]) -> dict[str, Any]:
     """The order: `url`, `charset` (as the server said, or nothing), `bytes` (the most that come out), `trafilatura`
     (the folder that it lies in, if there is one). The page is read from the first descriptor, the Markdown is written
     to the second. Given are `title`, `cut`, and `by`, who made it."""
-    page = _decoded(_read(), order["charset"])
+    page = _NO_CHARACTER.sub("\ufffd", _decoded(_read(), order["charset"]))
     found = _TITLE.search(page)
     text, by = _with_trafilatura(page, order) if order["trafilatura"] else ("", "")
     if not text:
@@ -287,18 +287,13 @@ def _title(text: str) -> str:
 
 
 def _decoded(data: bytes, charset: str) -> str:
-    if data.startswith(codecs.BOM_UTF8):
-        return data.decode("utf-8-sig", "replace")
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return data.decode("utf-16", "replace")
+    # By its name alone: the child has no package around it.
+    codec = importlib.import_module("charsets").codec
     found = _META.search(data[:_META_BYTES])
-    for name in (charset, found[1].decode("ascii") if found else "", "utf-8"):
-        try:
-            if name and codecs.lookup(name)._is_text_encoding:
-                return data.decode("cp1252" if name.lower() in ("iso-8859-1", "latin-1") else name, "replace")
-        except (LookupError, ValueError):
-            continue
-    return data.decode("utf-8", "replace")
+    said = found[1].decode("ascii") if found else ""
+    if codec(b"", said).startswith("utf-16"):  # then it could not have been read
+        said = ""
+    return data.decode(codec(data, charset, said), "replace")
 
 
 def _read() -> bytes:

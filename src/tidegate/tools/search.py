@@ -7,6 +7,7 @@ bounded length, or a sentence why not. A key stands in a header, never in an add
 import html
 import re
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -18,6 +19,9 @@ from tidegate.security import Secret
 
 TITLE_CHARACTERS = 200
 TEXT_CHARACTERS = 600
+MARKED_UP_CHARACTERS = 4000
+"""Of a title or text with its mark-up: several times what is shown, and fewer digits than `int` refuses."""
+
 ADDRESS_CHARACTERS = 1000
 """Of one result; a longer address is left out with its result, since half of one leads nowhere."""
 
@@ -175,7 +179,7 @@ def _decoded(answer: bytes, kind: type[_Answer], name: str) -> _Answer:
 
 
 def _hits(results: Iterable[_Result]) -> tuple[Hit, ...]:
-    return tuple(
+    hits = (
         Hit(
             _plain(result.title or "", TITLE_CHARACTERS) or result.url,
             result.url,
@@ -186,9 +190,10 @@ def _hits(results: Iterable[_Result]) -> tuple[Hit, ...]:
         and len(result.url) <= ADDRESS_CHARACTERS
         and result.url.isprintable()
     )
+    return tuple(islice(hits, MOST))
 
 
 def _plain(text: str, most: int) -> str:
     """On one line, without mark-up."""
-    line = " ".join(html.unescape(_TAG.sub("", text)).split())
+    line = " ".join(html.unescape(_TAG.sub("", text[:MARKED_UP_CHARACTERS])).split())
     return line if len(line) <= most else f"{line[:most]}…"

@@ -56,7 +56,7 @@ async def _ask_nobody(question: str, choices: Sequence[str]) -> str:
 
 
 def _tell_nobody(text: str) -> None:
-    """What is put out is not watched."""
+    """What is put out is not watched, which hosts are contacted is not recorded."""
 
 
 class ToolContext(Frozen, frozen=True):
@@ -74,6 +74,8 @@ class ToolContext(Frozen, frozen=True):
     call: str = ""
     ask: Ask = _ask_nobody
     progress: Callable[[str], None] = _tell_nobody
+    contacts: Callable[[str], None] = _tell_nobody
+    """To be called with the name of a host before it is contacted, for the audit log."""
     web: "WebAccess | None" = None
     """None where no agent may reach the web."""
     reach: Reach = Reach()

@@ -1,7 +1,7 @@
 """The gateway itself over HTTP: signing in, keys, models, status, health, metrics, its description and its page.
 
-Guarantee: what concerns everybody is the owner's alone; without a key one learns only that the process lives, and
-gets the page; a code or a key never stands in an address.
+Guarantee: what concerns everybody takes a right that few roles have; without a key one learns only that the process
+lives, and gets the page; a code or a key never stands in an address.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -12,12 +12,15 @@ from anyio import to_thread
 from msgspec import Meta
 
 from tidegate.errors import NotFound, Refused
+from tidegate.security import UserRole
 from tidegate.web.auth import Caller, Keyring, KeyView
 from tidegate.web.endpoint import Ask, Endpoint
 from tidegate.web.errors import Answer, json_answer
 from tidegate.web.health import Health, Readiness
 from tidegate.web.static import Pages
 
+LOGIN_BYTES = 4096
+"""Of the body of a sign-in, which anybody may send."""
 Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
@@ -40,20 +43,28 @@ class ModelsAnswer(msgspec.Struct, frozen=True):
 
 
 class LoginIn(msgspec.Struct):
+    """`browser` is the name under which it is listed."""
+
     code: Annotated[str, Meta(min_length=1, max_length=500)]
+    browser: Name = "Browser"
 
 
 class SignedIn(msgspec.Struct, frozen=True):
+    """The page token is the part of a sign-in that the page keeps and sends in `X-Page-Token`."""
+
     signed_in: bool
+    page_token: str | None = None
 
 
 class KeyIn(msgspec.Struct):
-    """A key for the principal `name`. It is made if there is none; then `agents` are those it may use (null: all). For
-    one that exists leave `agents` out: other agents than it has are refused."""
+    """A key for the principal `name`. It is made if there is none; then `agents` are those it may use (null: all) and
+    `role` says what it may do (`member` unless given). For one that exists leave both out: others than it has are
+    refused. Keys of owner and admin are the owner's to make."""
 
     name: Name
     label: Annotated[str, Meta(max_length=200)] = ""
     agents: list[Name] | None = None
+    role: UserRole | None = None
 
 
 class KeyMade(msgspec.Struct, frozen=True):
@@ -105,31 +116,32 @@ class Admin:
                 summary="Whether it works, end to end: loop, store, timers", answers={200: Readiness, 503: Readiness},
             ),
             Endpoint(
-                method="GET", path="/metrics", handler=self.metrics, summary="Metrics for Prometheus", who="owner",
+                method="GET", path="/metrics", handler=self.metrics, summary="Metrics for Prometheus", who="see_usage",
                 answers={200: "text/plain"},
             ),
             Endpoint(
                 method="GET", path="/api/status", handler=self.status, summary="What the gateway holds and does",
-                who="owner", answers={200: dict[str, Any]},
+                who="see_usage", answers={200: dict[str, Any]},
             ),
             Endpoint(
-                method="POST", path="/api/login", handler=self.login, who="anyone", body=LoginIn,
-                summary="Exchange a one-time code for a cookie", answers={200: SignedIn}, refusals=(401, 403),
+                method="POST", path="/api/login", handler=self.login, who="page", body=LoginIn, body_bytes=LOGIN_BYTES,
+                summary="Exchange a one-time code for a cookie and a page token", answers={200: SignedIn},
+                refusals=(401, 403, 413),
             ),
             Endpoint(
                 method="POST", path="/api/logout", handler=self.logout, summary="Sign out",
                 answers={200: SignedIn},
             ),
             Endpoint(
-                method="GET", path="/api/keys", handler=self.keys, who="owner", summary="List keys",
+                method="GET", path="/api/keys", handler=self.keys, who="pair", summary="List keys",
                 answers={200: KeysAnswer},
             ),
             Endpoint(
-                method="POST", path="/api/keys", handler=self.add_key, who="owner", summary="Make a key", body=KeyIn,
+                method="POST", path="/api/keys", handler=self.add_key, who="pair", summary="Make a key", body=KeyIn,
                 answers={201: KeyMade}, refusals=(409,),
             ),
             Endpoint(
-                method="DELETE", path="/api/keys/{id}", handler=self.revoke_key, who="owner", summary="Revoke a key",
+                method="DELETE", path="/api/keys/{id}", handler=self.revoke_key, who="pair", summary="Revoke a key",
                 answers={204: None}, refusals=(404,),
             ),
             Endpoint(
@@ -173,8 +185,8 @@ class Admin:
 
     async def login(self, ask: Ask) -> Answer:
         said: LoginIn = ask.body
-        cookie = await self._keyring.sign_in(said.code, ask.headers)
-        return json_answer(SignedIn(True), headers=[(b"set-cookie", cookie), (b"cache-control", b"no-store")])
+        made = await self._keyring.sign_in(said.code, said.browser, ask.headers)
+        return json_answer(SignedIn(True, made.page_token), headers=[(b"set-cookie", made.cookie)])
 
     async def logout(self, ask: Ask) -> Answer:
         cookie = await self._keyring.sign_out(ask.caller, ask.headers)
@@ -192,11 +204,13 @@ class Admin:
                     param=f"agents[{index}]",
                 )
         allowed = tuple(said.agents) if said.agents is not None else None
-        key, id, principal = await self._keyring.add_key(said.name, said.label, allowed)
-        return json_answer(KeyMade(key, id, principal), status=201, headers=[(b"cache-control", b"no-store")])
+        key, id, principal = await self._keyring.add_key(
+            ask.caller.principal, said.name, said.label, allowed, said.role
+        )
+        return json_answer(KeyMade(key, id, principal), status=201)
 
     async def revoke_key(self, ask: Ask) -> Answer:
-        await self._keyring.revoke(ask.path["id"])
+        await self._keyring.revoke(ask.caller.principal, ask.path["id"])
         return Answer(204, [], b"")
 
     async def page(self, ask: Ask) -> Answer:

@@ -15,7 +15,7 @@ from tidegate.commands import CommandInfo, Commands
 from tidegate.errors import Conflict, NotAllowed, NotFound, Refused
 from tidegate.sessions import AgentView, Filling, Sessions, SessionView
 from tidegate.store import MessageRow
-from tidegate.values import IDEMPOTENCY, Accepted, Busyness, Inbound, Media, Message, Outcome, Receipt
+from tidegate.values import IDEMPOTENCY, Accepted, Busyness, Call, Inbound, Media, Message, Outcome, Receipt
 from tidegate.web import headers as given
 from tidegate.web.auth import Caller
 from tidegate.web.endpoint import Ask, Endpoint
@@ -29,7 +29,6 @@ IDEMPOTENCY_SECONDS = 86400.0
 Id = Annotated[str, Meta(min_length=1, max_length=200)]
 Limit = Annotated[int, Meta(ge=1, le=MOST_LISTED)]
 Place = Annotated[int, Meta(ge=0, le=2**53)]
-Channel = Literal["http", "page", "terminal"]
 
 
 class ListQuery(msgspec.Struct):
@@ -70,7 +69,13 @@ class MessageIn(msgspec.Struct):
     session: Id | None = None
     agent: Id | None = None
     busy: Busyness = "queue"
-    channel: Annotated[Channel, Meta(description="What you are; `http` for a key, `page` for a browser.")] | None = None
+    attended: (
+        Annotated[
+            bool,
+            Meta(description="Whether somebody is there who can be asked; by default a key is a program's."),
+        ]
+        | None
+    ) = None
 
 
 class AcceptedAnswer(msgspec.Struct, frozen=True):
@@ -240,9 +245,7 @@ class Api:
             (b"accept-ranges", b"bytes"),
             *placed,
             *_attached(media),
-            (b"x-content-type-options", b"nosniff"),
             (b"content-security-policy", b"default-src 'none'; sandbox"),  # media, whatever it says that it is
-            (b"cache-control", b"private, max-age=86400, immutable"),
         ]
         return Answer(status, headers, data)
 
@@ -263,31 +266,30 @@ class Api:
     async def say(self, ask: Ask) -> Answer:
         said: MessageIn = ask.body
         caller = ask.caller
-        channel: Channel = said.channel or ("page" if caller.via == "cookie" else "http")
         if not said.text.strip():
             raise Refused("text is empty.", param="text")
         if said.agent is not None:
             _may_use(caller, said.agent)
         if self._commands.is_command(said.text.strip()):
-            return await self._command(said, caller, channel)
-        accepted = await self._accept(said, ask, channel)
+            return await self._command(said, caller)
+        accepted = await self._accept(said, ask)
         answer = AcceptedAnswer(accepted.turn, accepted.session, accepted.how, accepted.ahead)
         return json_answer(answer, status=202, headers=[(b"x-turn-id", accepted.turn.encode())])
 
-    async def _command(self, said: MessageIn, caller: Caller, channel: Channel) -> Answer:
+    async def _command(self, said: MessageIn, caller: Caller) -> Answer:
         if said.session is not None:
             await self._own(said.session, caller)
         reply = await self._commands.run(
             said.text.strip(),
             principal=caller.principal,
-            channel=channel,
+            channel=caller.channel(attended=said.attended is not False),
             session=said.session,
             agent=said.agent or _first(caller),
         )
         ended = said.session is not None and reply.session is None
         return json_answer(ReplyAnswer(ReplyView(reply.text, reply.session, reply.turn, ended)))
 
-    async def _accept(self, said: MessageIn, ask: Ask, channel: Channel) -> Accepted:
+    async def _accept(self, said: MessageIn, ask: Ask) -> Accepted:
         caller = ask.caller
         if said.session is not None:
             agent = (await self._own(said.session, caller)).agent
@@ -295,10 +297,13 @@ class Api:
         else:
             agent = said.agent or _first(caller)
         key = given.idempotency_key(ask.headers)
+        channel = caller.channel(attended=said.attended is not False)
+        by_default = said.attended in (None, channel != "http")
         return await self._door.accept(
             Inbound(
                 principal=caller.principal.id,
                 channel=channel,
+                call=Call() if by_default else Call(attended=said.attended),
                 agent=agent,
                 messages=(Message(role="user", text=said.text),),
                 session=said.session,
@@ -326,7 +331,9 @@ class Api:
     # -- what there is --
 
     async def commands(self, ask: Ask) -> Answer:
-        allowed = [info for info in self._commands.catalogue() if ask.caller.is_owner or not info.owner_only]
+        allowed = [
+            info for info in self._commands.catalogue() if ask.caller.principal.may("configure") or not info.owner_only
+        ]
         return json_answer(CommandsAnswer(allowed))
 
     async def agents(self, ask: Ask) -> Answer:

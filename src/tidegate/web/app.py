@@ -23,7 +23,9 @@ from tidegate.sessions import Sessions
 from tidegate.store import Store
 from tidegate.web.admin import Admin
 from tidegate.web.api import Api
+from tidegate.web.audit import AuditApi
 from tidegate.web.auth import Keyring
+from tidegate.web.browsers import BrowsersApi
 from tidegate.web.chat import CHAT, ChatCompletions
 from tidegate.web.cors import Cors
 from tidegate.web.decoding import Bodies, Gone
@@ -32,6 +34,7 @@ from tidegate.web.errors import Answer, Errors, Headers, json_answer, request_id
 from tidegate.web.events import Events
 from tidegate.web.health import Health
 from tidegate.web.memory import MemoryApi
+from tidegate.web.projects import ProjectsApi
 from tidegate.web.protocol import ABORT, EXTRA
 from tidegate.web.questions import QuestionsApi
 from tidegate.web.routes import Routes
@@ -47,6 +50,8 @@ LAST_WORDS_SECONDS = 0.5
 ABOUT_ITSELF = frozenset({"/healthz", "/readyz", "/metrics", "/api/status"})
 """What is answered also when all connections are in use and no descriptor is left."""
 
+_PRIVATE: Headers = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
+"""On every response of the two APIs, refusals and failures too. Files of the page have headers of their own."""
 _ROUTE = "tidegate.route"
 """Where a request's scope names the path as it was declared."""
 
@@ -121,7 +126,8 @@ class App:
             return
         began = time.perf_counter()
         shared = self._cors.headers(scope)
-        watched = _Watched(send, shared)
+        is_api = scope["path"].startswith(("/api", "/v1"))
+        watched = _Watched(send, [*shared, *_PRIVATE] if is_api else shared)
         is_chat = scope["path"] == CHAT.path
         try:
             if shared and (permission := self._cors.preflight(scope, shared)) is not None:
@@ -239,17 +245,19 @@ def create_app(
     gauges: Callable[[], Mapping[str, float]] = dict,
     keep_alive: float = KEEP_ALIVE_SECONDS,
     descriptors: Descriptors | None = None,
+    terminal: bytes = b"",
 ) -> App:
-    """Builds the application; nothing is opened or started. `gauges` are further metrics, by name."""
+    """Builds the application; nothing is opened or started. `gauges` are further metrics, by name; `terminal` is
+    the digest of the key that the command line uses."""
 
     def agents(principal: Principal) -> tuple[str, ...]:
         return tuple(view.name for view in door.agents(principal))
 
     errors = Errors(redactor.text)
-    keyring = Keyring(store, config.server, agents)
     bodies = Bodies(config.limits.body_bytes)
     pulse = Pulse(keep_alive)
     events = Events(door, pulse, config.limits)
+    keyring = Keyring(store, config.server, agents, revoked=events.end, terminal=terminal)
     traffic = Traffic()
     pages = Pages()
 
@@ -282,11 +290,14 @@ def create_app(
         chat=ChatCompletions(door, keyring, bodies, errors, pulse, config),
         endpoints=[
             *admin.endpoints(),
+            *BrowsersApi(keyring).endpoints(),
             *Api(door, commands, events).endpoints(),
             *Upkeep(door).endpoints(),
             *QuestionsApi(door).endpoints(),
             *UsageApi(door).endpoints(),
+            *AuditApi(door).endpoints(),
             *MemoryApi(door).endpoints(),
+            *ProjectsApi(door).endpoints(),
         ],
         keyring=keyring,
         bodies=bodies,

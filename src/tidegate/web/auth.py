@@ -1,14 +1,16 @@
-"""Who is calling: keys, cookies, one-time codes, and where a browser's request comes from.
+"""Authentication: keys, browsers' sign-ins, one-time codes, and the origin of a browser's request.
 
-Guarantee: nobody is known without a valid key or cookie, whatever bytes he sends; a token is looked up by its SHA-256,
-so that no comparison tells anything about it; a revoked key is refused from the moment of its revocation. A cookie
-counts only in a request that comes from our own page (or an allowed origin) to a host name that is ours, so that no
-other page can use it, not by a foreign form and not by a rebound name. The keyring owns its cache; keys live in the
-store.
+A caller is known by a valid key, or by a browser's sign-in. A sign-in has two parts and is nothing without either: a
+cookie, which scripts cannot read but which browsers send to every port of the host, and a page token, which only pages
+of our own origin can read and which is sent as a header. Tokens are looked up by their SHA-256, so that no comparison
+tells anything about them. What was revoked is refused from that moment, and its event streams end.
+
+A sign-in counts only in a request that comes from our own page (or an allowed origin) to a host name of ours, so that
+neither a foreign page nor a rebound name can use it. The keyring owns its cache; keys live in the store.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -16,8 +18,8 @@ from tidegate.config import Server, is_loopback
 from tidegate.errors import Conflict, NotAllowed, NotFound, StoreFailed, Unauthenticated
 from tidegate.lifetimes import BoundedCache, CacheStats
 from tidegate.log import Log
-from tidegate.security import Principal, digest, make_key
-from tidegate.store import Store, principals
+from tidegate.security import CODE_SECONDS, Principal, UserRole, digest, make_key, make_page_token, may_grant, same
+from tidegate.store import KeyKind, Store, principals
 from tidegate.values import Frozen
 
 KNOWN_CALLERS = 4096
@@ -27,6 +29,14 @@ KNOWN_SECONDS = 30.0
 COOKIE_SECONDS = 30 * 86400.0
 """How long a browser stays signed in."""
 COOKIE_NAME = "tidegate"
+PAGE_TOKEN = b"x-page-token"
+"""The header with a browser's page token."""
+NEW_LINK = "open a new link from `tidegate up` or `tidegate status --link`"
+_CODE_STATES = {
+    "used": "This link was used already; each works once",
+    "expired": f"This link has expired; each works for {CODE_SECONDS / 60:.0f} minutes",
+    "unknown": f"This code is not valid; each works once, for {CODE_SECONDS / 60:.0f} minutes",
+}
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _SAFE_METHODS = frozenset({"GET", "HEAD"})
 
@@ -36,16 +46,21 @@ log = Log(__name__)
 
 
 class Caller(Frozen, frozen=True):
-    """A principal, how it showed who it is, and the agents it may use."""
+    """A principal, how it showed who it is (`key` is the id of that row), and the agents it may use."""
 
     principal: Principal
     via: Literal["key", "cookie"]
-    token: bytes
+    key: str
     agents: tuple[str, ...]
+    is_terminal: bool = False
+    """Whether the key is the home folder's own, which the command line uses."""
 
-    @property
-    def is_owner(self) -> bool:
-        return self.principal.role == "owner"
+    def channel(self, *, attended: bool) -> Literal["http", "page", "terminal"]:
+        """The channel of what this caller says, which follows from the credential alone: a browser's is the page. The
+        home folder's key is the terminal's where somebody is there, and otherwise a program's like any key."""
+        if self.via == "cookie":
+            return "page"
+        return "terminal" if self.is_terminal and attended else "http"
 
 
 class KeyView(Frozen, frozen=True, omit_defaults=False):
@@ -62,6 +77,26 @@ class KeyView(Frozen, frozen=True, omit_defaults=False):
     revoked: float | None
 
 
+class BrowserView(Frozen, frozen=True, omit_defaults=False):
+    """A signed-in browser. `current` marks the one that asks."""
+
+    id: str
+    principal: str
+    name: str
+    browser: str
+    created: float
+    used: float | None
+    expires: float | None
+    current: bool
+
+
+class SignIn(Frozen, frozen=True):
+    """What a browser gets when it signs in: the value of Set-Cookie, and its page token."""
+
+    cookie: bytes
+    page_token: str
+
+
 class Keyring:
     def __init__(
         self,
@@ -69,14 +104,20 @@ class Keyring:
         server: Server,
         agents: Callable[[Principal], tuple[str, ...]],
         *,
+        revoked: Callable[[Collection[str]], None] = lambda keys: None,
+        terminal: bytes = b"",
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """`revoked` is told the ids of keys and sign-ins that have just ended."""
         self._store = store
         self._agents = agents
+        self._revoked = revoked
+        self._terminal = terminal
         self._clock = clock
-        self._known: BoundedCache[tuple[str, bytes], Caller] = BoundedCache(
+        self._known: BoundedCache[tuple[bytes, bytes | None], Caller] = BoundedCache(
             "callers", cap=KNOWN_CALLERS, ttl=KNOWN_SECONDS
         )
+        self._changes = 0  # so that what was read before a revocation is not remembered after it
         self._origins = frozenset(origin.lower().rstrip("/") for origin in server.origins)
         self._hosts = self._own_hosts(server) if is_loopback(server.host) else None
         self._secure = server.tls_cert is not None
@@ -84,35 +125,45 @@ class Keyring:
     # -- who --
 
     async def caller(self, method: str, headers: Headers) -> Caller:
-        """The caller of a request, or `Unauthenticated`; a cookie from elsewhere is `NotAllowed`."""
+        """The caller of a request, or `Unauthenticated`; a sign-in used from elsewhere is `NotAllowed`."""
         authorization = headers.get(b"authorization")
         if authorization is not None:
             scheme, _, token = authorization.strip().partition(b" ")
             if scheme.lower() != b"bearer" or not token.strip():
                 raise Unauthenticated("Send your key in the header Authorization, after the word Bearer.")
             return await self._known_by("key", digest(token.strip()))
-        token = _cookie(headers)
-        if not token:
+        cookie, page_token = _cookie(headers), headers.get(PAGE_TOKEN, b"")
+        if not cookie and not page_token:
             raise Unauthenticated(
                 "Send your key in the header Authorization, after the word Bearer, or sign in on the page."
             )
         self.check_host(headers)
         self.check_origin(method, headers)
-        return await self._known_by("cookie", digest(token))
+        if not cookie or not page_token:
+            missing = "the header X-Page-Token" if cookie else "the cookie"
+            raise Unauthenticated(f"A part of the sign-in is missing ({missing}): {NEW_LINK}.", code="signed_out")
+        return await self._known_by("cookie", digest(cookie), digest(page_token))
 
-    async def _known_by(self, kind: Literal["key", "cookie"], token: bytes) -> Caller:
-        caller = self._known.get((kind, token))
+    async def _known_by(self, kind: Literal["key", "cookie"], token: bytes, page: bytes | None = None) -> Caller:
+        caller = self._known.get((token, page))
         if caller is None:
-            found = await self._store.read(principals.authenticate, token, kind, self._clock())
+            changes = self._changes
+            found = await self._store.read(principals.authenticate, token, kind, self._clock(), page)
+            if found is None and kind == "key":
+                raise Unauthenticated("This key is not valid; `tidegate keys list` shows those that are.")
             if found is None:
-                raise Unauthenticated(
-                    "This key is not valid; `tidegate keys list` shows those that are."
-                    if kind == "key"
-                    else "You are signed out; open a new link from `tidegate up` or `tidegate status --link`."
-                )
-            principal = Principal(id=found.id, name=found.name, role=_role(found.role), agents=found.agents)
-            caller = Caller(principal=principal, via=kind, token=token, agents=self._agents(principal))
-            self._known.put((kind, token), caller)
+                raise Unauthenticated(f"You are signed out; {NEW_LINK}.", code="signed_out")
+            key, row = found
+            principal = Principal(id=row.id, name=row.name, role=row.role, agents=row.agents)
+            caller = Caller(
+                principal=principal,
+                via=kind,
+                key=key,
+                agents=self._agents(principal),
+                is_terminal=kind == "key" and same(token, self._terminal),
+            )
+            if changes == self._changes:
+                self._known.put((token, page), caller)
             await self._mark_used(token)
         return caller
 
@@ -125,39 +176,79 @@ class Keyring:
 
     def forget(self) -> None:
         """A key or principal changed: ask the store again."""
+        self._changes += 1
         self._known.clear()
 
     def stats(self) -> CacheStats:
         return self._known.stats()
 
-    # -- signing in --
+    # -- signing in and out --
 
-    async def sign_in(self, code: str, headers: Headers) -> bytes:
-        """Exchange a one-time code for a cookie; the value of Set-Cookie. The code dies here."""
+    def check_page(self, headers: Headers) -> None:
+        """Refuse a request that a foreign page makes, or one by a foreign name."""
         self.check_host(headers)
         self.check_origin("POST", headers, needed=False)
-        token = make_key()
 
-        def exchange(db: Any, now: float) -> bool:
+    async def sign_in(self, code: str, browser: str, headers: Headers) -> SignIn:
+        """Exchange a one-time code for a sign-in, which replaces the one that this browser had. The code dies here."""
+        cookie, page_token = make_key(), make_page_token()
+        had = digest(_cookie(headers)), digest(headers.get(PAGE_TOKEN, b""))
+
+        def exchange(db: Any, now: float) -> list[str] | None:
             principal = principals.use_code(db, digest(code), now)
             if principal is None:
-                return False
-            principals.add_key(db, principal.id, "cookie", digest(token), "browser", now, now + COOKIE_SECONDS)
-            return True
+                return None
+            before = principals.authenticate(db, had[0], "cookie", now, had[1])
+            expires = now + COOKIE_SECONDS
+            principals.add_key(db, principal.id, "cookie", digest(cookie), browser, now, expires, digest(page_token))
+            return [] if before is None else principals.revoke(db, "cookie", now, id=before[0], by=principal.id)
 
-        if not await self._store.write(exchange, self._clock()):
-            raise Unauthenticated(
-                "This code is not valid any more; each works once. Get a new link from `tidegate status --link`.",
-                code="invalid_code",
-            )
-        return self._set_cookie(headers, token, COOKIE_SECONDS)
+        replaced = await self._store.write(exchange, self._clock())
+        if replaced is None:
+            state = await self._store.read(principals.code_state, digest(code))
+            raise Unauthenticated(f"{_CODE_STATES[state]}: {NEW_LINK}.", code="invalid_code")
+        self._ended(replaced)
+        return SignIn(self._set_cookie(headers, cookie, COOKIE_SECONDS), page_token)
 
     async def sign_out(self, caller: Caller, headers: Headers) -> bytes:
-        """The cookie stops working; the value of Set-Cookie that removes it."""
-        if caller.via == "cookie":
-            await self._store.write(principals.revoke_digest, caller.token, self._clock())
-            self._known.discard(("cookie", caller.token))
+        """End the caller's sign-in; the value of Set-Cookie that removes its cookie."""
+        await self._revoke("cookie", id=caller.key, by=caller.principal.id)
         return self._set_cookie(headers, "", 0)
+
+    async def browsers(self, caller: Caller) -> list[BrowserView]:
+        """The caller's signed-in browsers; to the owner, everybody's."""
+
+        def listing(db: Any, now: float) -> list[BrowserView]:
+            names = {principal.id: principal.name for principal in principals.listing(db)}
+            return [
+                BrowserView(
+                    id=key.id,
+                    principal=key.principal,
+                    name=names[key.principal],
+                    browser=key.label,
+                    created=key.created,
+                    used=key.used,
+                    expires=key.expires,
+                    current=key.id == caller.key,
+                )
+                for key in principals.list_keys(
+                    db, None if caller.principal.is_owner else caller.principal.id, "cookie"
+                )
+                if key.revoked is None and (key.expires is None or key.expires > now)
+            ]
+
+        return await self._store.read(listing, self._clock())
+
+    async def sign_out_browser(self, caller: Caller, id: str) -> None:
+        """End one sign-in: one of the caller's own; for the owner, anybody's."""
+        whose = None if caller.principal.is_owner else caller.principal.id
+        if not await self._revoke("cookie", id=id, principal=whose, by=caller.principal.id):
+            raise NotFound(f"There is no signed-in browser {id[:100]!r}.", code="browser_not_found")
+
+    async def sign_out_everywhere(self, caller: Caller, *, everyone: bool) -> int:
+        """End all sign-ins of the caller, or everybody's; how many there were."""
+        by = caller.principal.id
+        return len(await self._revoke("cookie", principal=None if everyone else by, by=by))
 
     def _set_cookie(self, headers: Headers, value: str, seconds: float) -> bytes:
         origin = headers.get(b"origin", b"")
@@ -187,30 +278,54 @@ class Keyring:
 
         return await self._store.read(listing)
 
-    async def add_key(self, name: str, label: str, agents: tuple[str, ...] | None) -> tuple[str, str, str]:
+    async def add_key(
+        self, by: Principal, name: str, label: str, agents: tuple[str, ...] | None, role: UserRole | None = None
+    ) -> tuple[str, str, str]:
         """A new key for the principal of that name, made if there is none: the key, its id, the principal's id. What a
-        principal may use is the principal's, not the key's: `agents` that differ from it are refused."""
+        principal may use and do is the principal's, not the key's: `agents` and a `role` that differ are refused."""
         token = make_key()
 
         def add(db: Any, now: float) -> tuple[str, str]:
             found = principals.by_name(db, name)
+            _check_grant(by, role or "member" if found is None else found.role)
+            _check_agents(by, agents if found is None else found.agents)
             if found is None:
-                found = principals.add(db, name=name, role="user", agents=agents, now=now)
+                if role == "owner":
+                    raise Conflict("A gateway has one owner: choose another role.", param="role")
+                found = principals.add(db, name=name, role=role or "member", agents=agents, now=now, by=by.id)
+            elif role not in (None, found.role):
+                raise Conflict(f"{name} exists and has the role {found.role}: leave the role out.", param="role")
             elif agents is not None and (found.agents is None or set(agents) != set(found.agents)):
                 has = "all agents" if found.agents is None else ", ".join(found.agents) or "no agent"
                 raise Conflict(
                     f"{name} exists and may use {has}: leave the agents out, or choose another name.", param="agents"
                 )
-            return principals.add_key(db, found.id, "key", digest(token), label, now, None), found.id
+            return principals.add_key(db, found.id, "key", digest(token), label, now, None, by=by.id), found.id
 
         key, principal = await self._store.write(add, self._clock())
         self.forget()
         return token, key, principal
 
-    async def revoke(self, key: str) -> None:
-        if not await self._store.write(principals.revoke, key, self._clock()):
+    async def revoke(self, by: Principal, key: str) -> None:
+        def revoke(db: Any, now: float) -> list[str]:
+            holder = principals.holder(db, key)
+            if holder is not None:
+                _check_grant(by, holder.role)
+            return principals.revoke(db, "key", now, id=key, by=by.id)
+
+        ended = await self._store.write(revoke, self._clock())
+        self._ended(ended)
+        if not ended:
             raise NotFound(f"There is no key {key}.", code="key_not_found")
+
+    async def _revoke(self, kind: KeyKind, **which: str | None) -> list[str]:
+        keys = await self._store.write(principals.revoke, kind, self._clock(), **which)
+        self._ended(keys)
+        return keys
+
+    def _ended(self, keys: Collection[str]) -> None:
         self.forget()
+        self._revoked(keys)
 
     # -- where from --
 
@@ -247,8 +362,21 @@ class Keyring:
         return _LOCAL_NAMES | {server.host.lower().strip("[]")} | {name for name in listed if name}
 
 
-def _role(text: str) -> Literal["owner", "user"]:
-    return "owner" if text == "owner" else "user"
+def _check_grant(by: Principal, role: UserRole) -> None:
+    if not may_grant(by, role):
+        raise NotAllowed(
+            f"Keys of the role {role} are the owner's to make and revoke, and your role is {by.role}.",
+            code="right_missing",
+        )
+
+
+def _check_agents(by: Principal, agents: tuple[str, ...] | None) -> None:
+    if by.agents is not None and (agents is None or not set(agents) <= set(by.agents)):
+        raise NotAllowed(
+            f"A key gives no more than its maker has: you may use {', '.join(by.agents) or 'no agent'}.",
+            code="right_missing",
+            param="agents",
+        )
 
 
 def cookie_name(headers: Headers) -> str:

@@ -140,6 +140,8 @@ class ChatCompletions:
             )
         name = given.session_name(headers)
         call = call_of(request, self._agents[request.model].caller_tools, extras)
+        if caller.via == "cookie":
+            call = msgspec.structs.replace(call, attended=False)  # whoever waits for this answer reads no questions
         understand = conversation if name is None else new_message
         understood = understand(request.messages, self._message_bytes)
         key = given.idempotency_key(headers)
@@ -147,7 +149,7 @@ class ChatCompletions:
         full = given.all_events(headers)
         inbound = Inbound(
             principal=caller.principal.id,
-            channel="http",
+            channel=caller.channel(attended=False),
             agent=request.model,
             messages=understood.messages,
             name=name,

@@ -11,7 +11,8 @@ from typing import Any
 from tidegate.web.errors import Answer, Headers
 
 _ALLOWED = (
-    b"Authorization, Content-Type, Idempotency-Key, Last-Event-ID, X-Busy, X-Events, X-On-Disconnect, X-Session-Id"
+    b"Authorization, Content-Type, Idempotency-Key, Last-Event-ID, X-Busy, X-Events, X-On-Disconnect, X-Page-Token, "
+    b"X-Session-Id"
 )
 """What a browser that does not say which headers it wants to send may send."""
 _PREFLIGHT = [

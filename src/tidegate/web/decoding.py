@@ -2,17 +2,20 @@
 
 Guarantee: a body that is not what it should be is refused with 400 and the path of the first wrong thing
 (`messages[2].content`), whatever it is: no JSON, nested too deeply, not UTF-8, a name given twice, a number out of
-range. Nothing of it is guessed, nothing larger than the limit is read, and what is large is counted until its reader
-releases it.
+range, more values than anybody sends. Nothing of it is guessed, nothing larger than the limit is read, and what is
+large is counted until its reader releases it.
 """
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import msgspec
 
+from tidegate.config import Duration, Wrong
 from tidegate.errors import Busy, Refused, TooLarge
 from tidegate.models import repaired
 
@@ -25,6 +28,13 @@ SMALL_BODY = 64 * 1024
 """Bodies up to this size are not counted against what may be in memory at once."""
 BODIES_AT_ONCE = 4
 """Bodies of the largest size that may be in memory at the same time, before they have become messages."""
+
+MOST_VALUES = 250_000
+"""In one body: several times those of the longest conversations. Millions of empty lists would be read for seconds, in
+which nobody else is answered."""
+
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+_DIVIDERS = (b",", b"[", b"{")
 
 
 class Gone(Exception):
@@ -41,10 +51,12 @@ class Bodies:
         self._seconds = seconds
         self.held = 0
 
-    async def read(self, length: bytes | None, receive: Receive) -> bytes:
-        """The whole body, to be released when it has become something else. `length` is what Content-Length says."""
-        if length is not None and length.isdigit() and int(length[:20]) > self._limit:
-            raise self._too_large()
+    async def read(self, length: bytes | None, receive: Receive, most: int | None = None) -> bytes:
+        """The whole body, to be released when it has become something else. `length` is what Content-Length says;
+        `most` is a limit below the general one."""
+        limit = self._limit if most is None else min(most, self._limit)
+        if length is not None and length.isdigit() and int(length[:20]) > limit:
+            raise self._too_large(limit)
         try:
             async with asyncio.timeout(self._seconds):
                 message = await receive()
@@ -52,12 +64,12 @@ class Bodies:
                     raise Gone
                 if not message.get("more_body"):
                     body: bytes = message.get("body", b"")
-                    if len(body) > self._limit:
-                        raise self._too_large()
+                    if len(body) > limit:
+                        raise self._too_large(limit)
                     if len(body) > SMALL_BODY:
                         self._count(len(body))
                     return body
-                return await self._rest(message["body"], receive)
+                return await self._rest(message["body"], receive, limit)
         except TimeoutError:
             raise _Slow(f"The body did not arrive within {self._seconds:g} s; send it again.") from None
 
@@ -66,13 +78,20 @@ class Bodies:
         if size > SMALL_BODY:
             self.held -= size
 
-    async def _rest(self, first: bytes, receive: Receive) -> bytes:
+    async def _rest(self, first: bytes, receive: Receive, limit: int) -> bytes:
         pieces = [first]
         size = len(first)
         counted = 0
         try:
             more = True
-            while more:
+            while True:
+                if size > limit:
+                    raise self._too_large(limit)
+                if size > SMALL_BODY:
+                    self._count(size - counted)
+                    counted = size
+                if not more:
+                    return b"".join(pieces)
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise Gone
@@ -80,12 +99,6 @@ class Bodies:
                 pieces.append(piece)
                 size += len(piece)
                 more = message.get("more_body", False)
-                if size > self._limit:
-                    raise self._too_large()
-                if size > SMALL_BODY:
-                    self._count(size - counted)
-                    counted = size
-            return b"".join(pieces)
         except BaseException:
             self.held -= counted
             raise
@@ -99,12 +112,9 @@ class Bodies:
             )
         self.held += size
 
-    def _too_large(self) -> TooLarge:
-        return TooLarge(
-            f"The body is larger than limits.body_bytes ({self._limit} bytes).",
-            limit="limits.body_bytes",
-            value=self._limit,
-        )
+    def _too_large(self, limit: int) -> TooLarge:
+        name = "limits.body_bytes" if limit == self._limit else "what is read here"
+        return TooLarge(f"The body is larger than {name} ({limit} bytes).", limit=name, value=limit)
 
 
 class _Slow(Refused):
@@ -114,6 +124,8 @@ class _Slow(Refused):
 
 def decode(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
     """The typed value of a body, or `Refused` with where it is wrong."""
+    if _is_crowded(body):
+        raise Refused(f"The body holds more than {MOST_VALUES} values; send fewer.", code="too_many_values")
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -127,6 +139,16 @@ def decode(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
         raise Refused("The body is not valid JSON: it is not UTF-8.", code="invalid_json") from None
     except RecursionError:
         raise Refused("The body is nested too deeply.", code="invalid_json") from None
+
+
+def _is_crowded(body: bytes) -> bool:
+    """Whether a body holds more than `MOST_VALUES`, found without reading it. Texts are looked through only when there
+    are commas and brackets enough in them."""
+    if len(body) <= MOST_VALUES or sum(map(body.count, _DIVIDERS)) <= MOST_VALUES:
+        return False
+    most = 2 * MOST_VALUES  # a value and its name
+    rest, strings = _STRING.subn(b"", body, most)
+    return strings == most or sum(map(rest.count, _DIVIDERS)) > MOST_VALUES
 
 
 def refuse_duplicates(body: bytes) -> None:
@@ -152,3 +174,19 @@ def refuse(text: str, kind: Any, *, root: str = "", texts_only: bool = False) ->
     from tidegate.web.wording import refusal  # only mistakes need it
 
     return refusal(text, kind, root=root, texts_only=texts_only)
+
+
+def moment(param: str, text: str, now: float) -> float:
+    """A time that a caller named: a time span up to now, or a date or time of UTC."""
+    try:
+        return now - float(Duration().read(text.strip()) or 0.0)
+    except Wrong:
+        pass
+    try:
+        found = datetime.fromisoformat(text.strip())
+        return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        raise Refused(
+            f"{param} must be a time span like 7d or 12h, or a date or time like 2026-11-01 or 2026-11-01T12:00.",
+            param=param,
+        ) from None

@@ -10,7 +10,8 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from tidegate.errors import NotAllowed, Refused
+from tidegate.errors import Refused
+from tidegate.security import Right
 from tidegate.web.auth import Caller, Keyring
 from tidegate.web.decoding import Bodies, decode, refuse, refuse_duplicates
 from tidegate.web.errors import Answer, send_answer
@@ -51,15 +52,23 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     summary: str
     handler: Handler | None = None
     """None for what is described here and served elsewhere."""
-    who: Literal["anyone", "caller", "owner"] = "caller"
+    who: Right | Literal["anyone", "page"] = "talk"
+    """The right that it takes. `page`: anyone, but no foreign page."""
     query: Any = None
     body: Any = None
+    body_bytes: int | None = None
+    """The largest body, where that is less than limits.body_bytes."""
     answers: Mapping[int, Any] = {}
     """Type of the body by status; a string is a content type without a schema."""
     refusals: tuple[int, ...] = ()
     """Statuses of errors besides those that every such endpoint has."""
     headers: tuple[str, ...] = ()
     """Request headers that mean something here."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether no key is needed."""
+        return self.who in ("anyone", "page")
 
 
 class PathApp:
@@ -84,7 +93,8 @@ class PathApp:
         who = await self._who(endpoint, method, headers)
         query = _query(scope["query_string"], endpoint.query)
         decoder = self._decoders.get(endpoint.method)
-        raw = b"" if decoder is None else await self._bodies.read(headers.get(b"content-length"), receive)
+        length = headers.get(b"content-length")
+        raw = b"" if decoder is None else await self._bodies.read(length, receive, endpoint.body_bytes)
         size = len(raw)
         try:
             body = None if decoder is None else _decoded(raw, decoder)
@@ -107,11 +117,13 @@ class PathApp:
             await send_answer(send, answer)
 
     async def _who(self, endpoint: Endpoint, method: str, headers: Mapping[bytes, bytes]) -> Caller | None:
+        if endpoint.who == "page":
+            self._keyring.check_page(headers)
+            return None
         if endpoint.who == "anyone":
             return None
         caller = await self._keyring.caller(method, headers)
-        if endpoint.who == "owner" and not caller.is_owner:
-            raise NotAllowed("Only the owner of this gateway may do this.")
+        caller.principal.require(endpoint.who)
         return caller
 
 

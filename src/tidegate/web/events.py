@@ -1,12 +1,13 @@
 """A conversation as a stream of server-sent events that a client can resume.
 
 Guarantee: the stream opens at once. A reader that reconnects with the last id it saw misses no row. A reader that
-leaves or takes nothing is dropped and may reconnect; when the gateway stops, the stream ends. Open streams are bounded,
-in total and for each principal, and a share of them is kept free for the owner.
+leaves or takes nothing is dropped and may reconnect; when the gateway stops, or what the reader showed for itself is
+revoked, the stream ends. Open streams are bounded, in total and for each principal, and a share of them is kept free
+for the owner.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import aclosing, contextmanager
 from functools import partial
 
@@ -35,7 +36,8 @@ class Events:
         self._limits = limits
         self._pulse = pulse
         self._encode = msgspec.json.Encoder().encode
-        self._stopping = anyio.Event()
+        self._stopping = False
+        self._ends: dict[anyio.Event, str] = {}  # of each open stream, with the id of its reader's key or sign-in
         self._open: Counter[str] = Counter()  # by principal; together at most limits.event_streams
 
     @property
@@ -44,35 +46,48 @@ class Events:
 
     def stop(self) -> None:
         """Let every reader go: the gateway is stopping."""
-        self._stopping.set()
+        self._stopping = True
+        for end in self._ends:
+            end.set()
+
+    def end(self, keys: Collection[str]) -> None:
+        """Let the readers with these keys or sign-ins go."""
+        for end, key in self._ends.items():
+            if key in keys:
+                end.set()
 
     async def follow(self, ask: Ask) -> Answer | None:
         after = _place(ask.headers.get(b"last-event-id"))
         await self._door.session(ask.path["id"], ask.caller.principal)  # a refusal comes before the response begins
         if ask.method == "HEAD":
             return Answer(200, sse.HEADERS, b"")
-        with self._counted(ask.caller):
+        with self._counted(ask.caller) as end:
             async with sse.Stream(ask.send, self._pulse, []) as stream:
                 await stream.write(sse.comment("open"))
-                left = await unless_gone(ask.receive, partial(self._tell, ask, stream, after), stopping=self._stopping)
-                if self._stopping.is_set():
-                    await stream.finish(sse.comment("the gateway is stopping"))
+                left = await unless_gone(ask.receive, partial(self._tell, ask, stream, after), stopping=end)
+                if end.is_set():
+                    await stream.finish(sse.comment("the gateway is stopping" if self._stopping else "signed out"))
                 elif not left:
                     await stream.finish(sse.comment("the session has ended"))
         return None
 
     @contextmanager
-    def _counted(self, caller: Caller) -> Iterator[None]:
-        """One more stream of this caller's principal, or `Busy`."""
+    def _counted(self, caller: Caller) -> Iterator[anyio.Event]:
+        """One more stream of this caller's principal, or `Busy`; the event says that it must end."""
         who, most, each = caller.principal.id, self._limits.event_streams, self._limits.event_streams_each
         if self._open[who] >= each:
             raise _too_many(f"You have {each} event streams open (limits.event_streams_each)")
-        if self.open >= (most if caller.is_owner else most - min(each, most // 2)):
+        if self.open >= (most if caller.principal.may("configure") else most - min(each, most // 2)):
             raise _too_many(f"{self.open} event streams are open, of {most} in all (limits.event_streams)")
         self._open[who] += 1
+        end = anyio.Event()
+        self._ends[end] = caller.key
+        if self._stopping:
+            end.set()
         try:
-            yield
+            yield end
         finally:
+            del self._ends[end]
             self._open[who] -= 1
             if not self._open[who]:
                 del self._open[who]

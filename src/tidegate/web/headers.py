@@ -31,6 +31,7 @@ _OURS = frozenset(
         b"x-busy",
         b"x-events",
         b"x-on-disconnect",
+        b"x-page-token",
         b"x-session-id",
         b"x-stainless-lang",
         b"x-stainless-retry-count",

@@ -123,6 +123,9 @@ class Metrics:
             "Approvals and questions of running turns that wait for a person's answer.",
             value=status["questions"]["waiting"],
         )
+        yield GaugeMetricFamily(
+            "tidegate_audit_rows", "Rows of the audit log when it was last pruned.", value=status["audit"]["rows"]
+        )
         smaller = CounterMetricFamily(
             "tidegate_compactions", "Times that a request was made smaller to fit its model's window.", labels=("how",)
         )

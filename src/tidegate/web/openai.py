@@ -59,7 +59,7 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Label = Annotated[str, Meta(max_length=512)]
 
 
-_ABSENT = re.compile(rb"(null|\[\s*\])?")
+_ABSENT = re.compile(rb"null|\[\s*\]")
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
@@ -137,7 +137,7 @@ class _Tool(msgspec.Struct):
 
 
 def is_given(raw: Raw) -> bool:
-    return _ABSENT.fullmatch(raw) is None
+    return bool(raw) and _ABSENT.fullmatch(raw) is None
 
 
 def brings_tools(request: ChatRequest) -> bool:

@@ -38,7 +38,7 @@ _PHRASES = {
     204: "Done; nothing to say.",
     206: "The part that was asked for.",
     400: "The request is wrong; `param` says where.",
-    401: "No valid key or cookie.",
+    401: "No valid key or sign-in.",
     403: "You may not do this.",
     404: "There is none that you may know of.",
     409: "It contradicts what the conversation is.",
@@ -97,7 +97,7 @@ def _operation(endpoint: Endpoint, refs: dict[Any, Any], components: dict[str, A
             "default": _refusal("Any other refusal or failure."),
         },
     }
-    if endpoint.who != "anyone":
+    if not endpoint.is_open:
         operation["security"] = [{"key": []}]
     if endpoint.body is not None:
         schema = refs[repr(endpoint.body)]
@@ -112,7 +112,7 @@ def _name(endpoint: Endpoint) -> str:
 
 def _refusals(endpoint: Endpoint) -> list[int]:
     found = set(endpoint.refusals)
-    if endpoint.who != "anyone":
+    if not endpoint.is_open:
         found |= {401, 403}
     if endpoint.query is not None or endpoint.body is not None or endpoint.headers:
         found.add(400)

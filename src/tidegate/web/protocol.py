@@ -194,7 +194,13 @@ class Connection(HttpToolsProtocol):
         version = self.parser.get_http_version()
         if version not in _VERSIONS:
             self._refuse(400, "This version of HTTP is not supported; use HTTP/1.1.", "invalid_http")
-        hosts = [value for name, value in self.headers if name == b"host"]
+        hosts: list[bytes] = []
+        coding: list[bytes] = []
+        for name, value in self.headers:
+            if name == b"host":
+                hosts.append(value)
+            elif name == b"transfer-encoding":
+                coding.append(value)
         if len(hosts) > 1 or (not hosts and version != "1.0"):
             self._refuse(400, "A request must have exactly one Host header.", "invalid_host")
         if hosts and _HOST.fullmatch(hosts[0]) is None:
@@ -203,7 +209,6 @@ class Connection(HttpToolsProtocol):
             named = _ABSOLUTE.match(self.url)
             if named is None or (hosts and named[1].lower() != hosts[0].lower()):
                 self._refuse(400, "The request's address must be a path, or name the host of Host.", "invalid_host")
-        coding = [value for name, value in self.headers if name == b"transfer-encoding"]
         if coding and (version == "1.0" or coding[0].strip().lower() != b"chunked"):
             self._refuse(400, "The only Transfer-Encoding is chunked, and it needs HTTP/1.1.", "invalid_http")
 
@@ -228,6 +233,7 @@ class Connection(HttpToolsProtocol):
         error = ErrorBody(message=message, type="invalid_request_error", param=None, code=code)
         body = msgspec.json.encode(ErrorAnswer(error=error))
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body)
+        head += b"cache-control: no-store\r\nx-content-type-options: nosniff\r\n"
         head += b"x-request-id: %b\r\n\r\n" % request_id()
         if not self.transport.is_closing():
             self._corked.write(STATUS_LINE[status] + head + body)

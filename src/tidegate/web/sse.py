@@ -23,7 +23,6 @@ _PULSE_PATIENCE = 0.05  # the pulse passes by a stream whose reader is slow: suc
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),
 ]
 

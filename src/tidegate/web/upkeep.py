@@ -55,7 +55,7 @@ class Upkeep:
         one = "/api/sessions/{id}"
         return [
             Endpoint(
-                method="GET", path="/api/settings", handler=self.settings, who="owner", query=SettingsQuery,
+                method="GET", path="/api/settings", handler=self.settings, who="configure", query=SettingsQuery,
                 summary="List the settings of all conversations", answers={200: SettingsAnswer},
             ),
             Endpoint(

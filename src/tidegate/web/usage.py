@@ -5,17 +5,16 @@ owner's to see. Answers are bounded, their totals are not cut.
 """
 
 import math
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from tidegate.config import Duration, Wrong
 from tidegate.errors import Refused
 from tidegate.sessions import BudgetView, Sessions
 from tidegate.store import UsageTotal, usage
 from tidegate.values import BILLION
+from tidegate.web.decoding import moment
 from tidegate.web.endpoint import Ask, Endpoint
 from tidegate.web.errors import Answer, json_answer
 
@@ -93,8 +92,8 @@ class UsageApi:
     async def usage(self, ask: Ask) -> Answer:
         query: UsageQuery = ask.query
         now = self._door.clock()
-        since = _moment("since", query.since, now)
-        until = None if query.until is None else _moment("until", query.until, now)
+        since = moment("since", query.since, now)
+        until = None if query.until is None else moment("until", query.until, now)
         if until is not None and until <= since:
             raise Refused("until must be later than since.", param="until")
         rows, total = await self._door.usage(
@@ -126,19 +125,3 @@ class UsageApi:
 def _row(total: UsageTotal) -> UsageRow:
     fields: dict[str, Any] = msgspec.structs.asdict(total)
     return UsageRow(**{**fields, "cost": total.cost / BILLION})
-
-
-def _moment(param: str, text: str, now: float) -> float:
-    """A time that a caller named."""
-    try:
-        return now - float(Duration().read(text.strip()) or 0.0)
-    except Wrong:
-        pass
-    try:
-        found = datetime.fromisoformat(text.strip())
-        return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, OverflowError):
-        raise Refused(
-            f"{param} must be a time span like 7d or 12h, or a date or time like 2026-11-01 or 2026-11-01T12:00.",
-            param=param,
-        ) from None

@@ -5,6 +5,7 @@ ended or the gateway has; unloading a session touches none of it. The gateway's 
 """
 
 from tidegate.workspaces.files import Files, Mount
+from tidegate.workspaces.provenance import Provenance
 from tidegate.workspaces.trash import keep_within
 from tidegate.workspaces.views import Finished, Page, ProcessView, Waited
 from tidegate.workspaces.workspace import Workspace
@@ -18,6 +19,7 @@ __all__ = [
     "Mount",
     "Page",
     "ProcessView",
+    "Provenance",
     "Waited",
     "Workspace",
     "Workspaces",

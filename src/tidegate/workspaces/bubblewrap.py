@@ -1,7 +1,8 @@
 """The backend `bubblewrap`: one sandbox per session, made by the kernel's namespaces.
 
 Guarantee: a command sees a read-only system, its session's folder under /workspace, a home and a /tmp of the session's
-own and the processes of its session, and nothing else of the machine; it has no capability and can get none. What came
+own and the processes of its session, and nothing else of the machine; it has no capability and can get none, reaches
+no more of the kernel than `seccomp` leaves it and no more of the network than `network` does. What came
 of one command ends with that command: it is known by its control group, or, where there is none, by a mark in its
 environment.
 
@@ -25,6 +26,7 @@ import fcntl
 import os
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -34,13 +36,19 @@ import msgspec
 from anyio import CancelScope, to_thread
 
 from tidegate.errors import ToolFailed
+from tidegate.log import Log
 from tidegate.values import new_id
-from tidegate.workspaces import guardian, script
+from tidegate.workspaces import guardian, network, script, seccomp
 from tidegate.workspaces.cgroups import JOIN, UNGROUPED, Cgroups, Group, Leaf, leaf_for
-from tidegate.workspaces.children import ChildProcess, Spawner, find, gone, or_gone
+from tidegate.workspaces.children import ChildProcess, Spawner, find, gone, kill_with, or_gone
 from tidegate.workspaces.files import Files, Mount
-from tidegate.workspaces.interface import MARK, OWNER, BoxSpec, Enforcement, Load, OpenBox, Strain, enforced
-from tidegate.workspaces.proc import ProcessTable
+from tidegate.workspaces.files.protected import REPOSITORY
+from tidegate.workspaces.interface import MARK, OWNER, BoxSpec, Enforcement, Load, OpenBox, Strain, enforced, uncounted
+from tidegate.workspaces.proc import ProcessTable, segment_bytes
+from tidegate.workspaces.protection import LOST, MADE, Protected, appeared, disarm, intact, protected, refuse
+from tidegate.workspaces.users import becoming, becoming_in
+
+log = Log(__name__)
 
 INNER = "/workspace"
 HOME = "/home/agent"
@@ -51,16 +59,23 @@ SHARED_MEMORY_BYTES = 64 * 1024 * 1024
 """Of /dev/shm and /run each, at most: they lie in memory and are no process's own. Together they have no more than the
 session's memory, of which they are a part."""
 
+LIST_SECONDS = 1.0
+"""Between two looks at shared memory of System V, each of which takes a process: only where no control group counts."""
+
+SEGMENTS = "/proc/sysvipc/shm"
+
 CROWDED = (
     "All that ran in the workspace was ended, because a command made more processes than could be ended one by one."
 )
+
+NEW = "a file that other programs execute is new in a project: read it before you open the folder with them"
 
 _LOOK_SECONDS = 0.02  # between two looks at whether a killed process is gone
 _REAP_SECONDS = 1.0  # in which what waits for a killed process has reaped it, and ends by itself
 _LOOKS = 25  # until a sandbox in which something cannot be ended is ended itself
 _NOTHING = 0  # the signal that only asks whether there is somebody
 _NS_GET_USERNS = 0xB701  # the user namespace that owns a namespace (ioctl_ns(2))
-_INFO, _PASSWD_FD, _GROUP_FD, _LIFELINE = 3, 4, 5, 6  # what `bwrap` is given, by its numbers there
+_INFO, _LIFELINE, _FILES = 5, 6, 7  # what `bwrap` is given, by its numbers there; from the last on, files
 _INFO_BYTES = 4096  # more than it tells of itself
 _HOLD = f"echo up; exec >/dev/null; while read -r -u {_LIFELINE} _; do :; done"
 """What a sandbox's first process does: its line says that all is mounted; at the end of the lifeline it ends. A shell
@@ -90,13 +105,15 @@ _MACHINE = (
     "timer_stats",
 )
 """What of /proc is the whole machine's and can be written. The kernel asks there for the owner alone and for no
-capability; and where the gateway is root, so are its sandboxes' users, behind their namespace."""
+capability: this closes it to whoever that is."""
+
+_KEYS = "/proc/keys"  # of all keys of the user, whichever of their programs or sandboxes has them
 
 _ETC = (
     "alternatives", "ca-certificates", "ca-certificates.conf", "crypto-policies", "debian_version", "fonts", "gai.conf",
     "host.conf", "hosts", "java", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "locale.alias", "locale.conf",
     "localtime", "magic", "mime.types", "nsswitch.conf", "os-release", "pki/ca-trust", "pki/tls/certs",
-    "pki/tls/openssl.cnf", "protocols", "python3", "resolv.conf", "services", "shells", "ssl/certs", "ssl/openssl.cnf",
+    "pki/tls/openssl.cnf", "protocols", "python3", "services", "shells", "ssl/certs", "ssl/openssl.cnf",
     "terminfo", "timezone",
 )  # fmt: skip
 """Of /etc: what programs need to run. None of it holds a secret, which cannot be said of what a machine adds."""
@@ -122,9 +139,11 @@ class Bubblewrap:
 
     @property
     def enforced(self) -> Mapping[str, Enforcement]:
-        """Without groups, the kernel counts no processes of the superuser's, though it is nobody inside."""
-        counted: Enforcement = "polled" if os.geteuid() == 0 else "rlimit"
-        return enforced(self._groups.held if self._groups else (), {"processes": counted})
+        return enforced(self._groups.held if self._groups else (), {"processes": "rlimit"})
+
+    @property
+    def uncounted(self) -> tuple[str, ...]:
+        return uncounted(self.enforced)
 
     def inner(self, folder: Path) -> str:
         return INNER
@@ -136,12 +155,13 @@ class Bubblewrap:
 
         return LocalFiles(
             (
-                Mount(inner=INNER, folder=spec.folder),
+                Mount(inner=INNER, folder=spec.folder, project=spec.project),
                 Mount(inner=HOME, folder=spec.home),
                 Mount(inner="/tmp", folder=spec.temporary),
                 *seen,
             ),
             self._spawner,
+            user=spec.user,
         )
 
     async def check(self) -> str | None:
@@ -157,9 +177,11 @@ class Bubblewrap:
     async def _try(self, nesting: tuple[str, ...]) -> str | None:
         try:
             programs = _programs()
-            arguments = [programs.bwrap, *self._isolation(network=False), *nesting]
+            arguments = becoming(self._spawner.user, programs.setpriv)
+            arguments += [programs.bwrap, *self._isolation(), *nesting]
             arguments += await to_thread.run_sync(_system)
-            child = await self._spawner.spawn([*arguments, "--", programs.bash, "-c", ":"], self._environment())
+            arguments += ["--", programs.bash, "-c", ":"]
+            child = await self._spawner.spawn(arguments, self._environment(), within=seccomp.confined)
         except ToolFailed as error:
             return error.message
         except OSError as error:
@@ -176,13 +198,21 @@ class Bubblewrap:
 
     async def open(self, spec: BoxSpec) -> "Sandbox":
         programs = _programs()
-        arguments = [programs.bwrap, *self._isolation(network=spec.network), *self._nesting]
+        joining = network.programs(programs.nsenter) if spec.network else None
+        reached = (spec.folder, spec.home, spec.temporary, *spec.read_only)
+        arguments = [*becoming_in(spec.user, *reached), programs.bwrap, *self._isolation(), *self._nesting]
         arguments += await to_thread.run_sync(_system, spec.limits.memory_bytes // 2)
         arguments += ["--bind", str(spec.temporary), "/tmp", "--bind", str(spec.temporary), "/var/tmp"]
         arguments += ["--bind", str(spec.home), HOME, "--bind", str(spec.folder), INNER, "--chdir", INNER]
+        guarded = await to_thread.run_sync(protected, spec.folder) if spec.project else ()
+        for mount in guarded:
+            way = "--bind" if mount.writable else "--ro-bind"
+            arguments += [way, str(spec.folder / mount.path), f"{INNER}/{mount.path}"]
         for folder in spec.read_only:
             arguments += ["--ro-bind-try", str(folder), str(folder)]
-        arguments += ["--ro-bind-data", str(_PASSWD_FD), "/etc/passwd", "--ro-bind-data", str(_GROUP_FD), "/etc/group"]
+        files = _files(spec)
+        for number, path in enumerate(files, _FILES):
+            arguments += ["--ro-bind-data", str(number), path]
         # Last, since it closes what all of this is mounted in: that lies in memory, which nobody counts.
         arguments += ["--remount-ro", "/", "--info-fd", str(_INFO), "--"]
         # From here on it ends with `bwrap`. The option for that, --die-with-parent, would also be for `bwrap` itself,
@@ -190,7 +220,7 @@ class Bubblewrap:
         arguments += [programs.setpriv, "--pdeathsig", "KILL", programs.bash, "-c", _HOLD]
         group = None if self._groups is None else await self._groups.make(spec.limits)
         try:
-            return await self._started(programs, spec, arguments, group)
+            sandbox = await self._started(programs, joining, spec, arguments, files, group, guarded)
         except BaseException as error:
             if group is not None:
                 with CancelScope(shield=True):
@@ -198,9 +228,19 @@ class Bubblewrap:
             if isinstance(error, OSError):
                 raise ToolFailed(f"The sandbox cannot be started ({error.strerror}).") from None
             raise
+        if not await sandbox.is_intact():
+            raise ToolFailed("A protected file of the project changed while the sandbox was made; try again.")
+        return sandbox
 
     async def _started(
-        self, programs: "_Programs", spec: BoxSpec, arguments: list[str], group: Group | None
+        self,
+        programs: "_Programs",
+        joining: network.Programs | None,
+        spec: BoxSpec,
+        arguments: list[str],
+        files: Mapping[str, str],
+        group: Group | None,
+        guarded: tuple[Protected, ...],
     ) -> "Sandbox":
         mark = new_id("b")
         with contextlib.ExitStack() as failed, contextlib.ExitStack() as given:
@@ -212,36 +252,39 @@ class Bubblewrap:
             info = os.memfd_create("info")
             given.callback(os.close, info)
             passing = {theirs.fileno(): _LIFELINE, info: _INFO}
-            for text, number in ((_PASSWD, _PASSWD_FD), (_GROUP, _GROUP_FD)):
+            for number, text in enumerate(files.values(), _FILES):
                 fd = _holding(text)
                 passing[fd] = number
                 given.callback(os.close, fd)
-            child = await self._spawner.spawn(arguments, self._environment(mark), passing=passing)
+            environment = self._environment(mark)
+            child = await self._spawner.spawn(arguments, environment, passing=passing, within=seccomp.confined)
             async with _or_swept(child, mark):
                 child.close_input()
                 await _standing(child)
                 first = int(msgspec.json.decode(os.pread(info, _INFO_BYTES, 0))["child-pid"])
-                _kill_with(theirs, child)
-                sandbox = Sandbox(self._spawner, programs, spec, child, first, lifeline, group)
-            failed.pop_all()
+                kill_with(theirs, child)
+                sandbox = Sandbox(self._spawner, programs, spec, child, first, lifeline, group, guarded)
+                failed.pop_all()
+                if joining is not None:
+                    async with _or_closed(sandbox):
+                        await sandbox.connect(joining, environment)
             return sandbox
 
     def _environment(self, mark: str = "") -> dict[str, str]:
         """Of `bwrap` itself, in whose environment its processes are found as long as they set up the sandbox."""
         return {"PATH": "/usr/bin:/bin", OWNER: self._spawner.owner, MARK: mark}
 
-    def _isolation(self, *, network: bool) -> list[str]:
+    def _isolation(self) -> list[str]:
         # What is started is itself the first process: so `bwrap` ends after it has reaped it, and not before.
         options = ["--unshare-all", "--as-pid-1", "--new-session", "--cap-drop", "ALL"]
         options += ["--clearenv", "--setenv", OWNER, self._spawner.owner]
-        options += ["--uid", str(_USER), "--gid", str(_USER), "--hostname", "workspace"]
-        return [*options, "--share-net"] if network else options
+        return [*options, "--uid", str(_USER), "--gid", str(_USER), "--hostname", "workspace"]
 
 
 class Sandbox:
     """One session's. It owns the `bwrap` that holds the namespaces, the lifeline, the descriptors by which they are
-    entered, and the control group, if there is one. That is for commands: what holds the sandbox is not in it, and is
-    never killed for what they use."""
+    entered, the uplink, if it has a network, and the control group, if there is one. That is for commands: what holds
+    the sandbox is not in it, and is never killed for what they use."""
 
     def __init__(
         self,
@@ -252,8 +295,10 @@ class Sandbox:
         first: int,
         lifeline: socket.socket,
         group: Group | None,
+        guarded: tuple[Protected, ...] = (),
     ) -> None:
-        """`first` is its first process, as we see it. When `lifeline` is closed, the sandbox ends."""
+        """`first` is its first process, as we see it. When `lifeline` is closed, the sandbox ends. `guarded` are the
+        mounts without which no command may run in it."""
         self._spawner = spawner
         self._programs = programs
         self._spec = spec
@@ -261,10 +306,16 @@ class Sandbox:
         self._first = first
         self._lifeline = lifeline
         self._group = group
+        self._guarded = guarded
+        self._appeared: tuple[str, ...] = ()
+        self._ran = False  # whether a command has run since the project was looked at
         self.held: frozenset[str] = group.held if group else frozenset()
+        self._uplink: network.Uplink | None = None
         self._commands: set[Command] = set()
         self._door = asyncio.Lock()
         self._closed = False
+        self._segments = 0
+        self._list_again = 0.0
         self.why = ""
         with contextlib.ExitStack() as opened:
             self._user = _namespace(first, "user")
@@ -278,7 +329,9 @@ class Sandbox:
 
     @property
     def alive(self) -> bool:
-        return self._holder.running and not self._closed
+        """One whose network is gone is made again, as one that is gone itself."""
+        connected = self._uplink is None or self._uplink.running
+        return self._holder.running and connected and not self._closed
 
     @property
     def pid(self) -> int | None:
@@ -288,10 +341,17 @@ class Sandbox:
     def strain(self) -> Strain:
         return self._group.strain if self._group else Strain()
 
+    async def connect(self, programs: network.Programs, environment: Mapping[str, str]) -> None:
+        """To the network, before the first command enters. Raises ToolFailed when that cannot be done."""
+        user = becoming(self._spec.user, self._programs.setpriv)
+        place = network.Namespaces(self._first, self._owner, user)
+        self._uplink = await network.connect(self._spawner, programs, place, environment, self._spec.reachable)
+
     async def spawn(self, text: bytes, mark: str, *, full: bool = False) -> "Command":
         if self._group and self.alive and not self._group.there:
             self.why = UNGROUPED
             await self.close()
+        await self.is_intact()
         if not self.alive:
             raise ToolFailed("The sandbox is gone.")
         async with leaf_for(self._group) as leaf:
@@ -301,18 +361,48 @@ class Sandbox:
                 await command.write(text)
         return command
 
+    async def is_intact(self) -> bool:
+        """Whether the project's protected files are mounted as they were; a sandbox in which they are not is ended.
+        So is one in which a command may have made one that was not there; what appears while none runs is somebody
+        else's, and only logged."""
+        if not self._spec.project or not self.alive:
+            return True
+        root = Path(f"/proc/{self._first}/root{INNER}")
+        made = await to_thread.run_sync(self._made, root)
+        whole = await to_thread.run_sync(intact, root, self._guarded)
+        if whole and not made:
+            self._ran = bool(self._commands)
+            return True
+        if self.alive:
+            self.why = MADE.format(names=", ".join(made)) if whole else LOST
+            await self.close()
+        return False
+
+    def _made(self, root: Path) -> tuple[str, ...]:
+        """The names of protected files that a command may have made since the last look."""
+        found = appeared(root, self._guarded)
+        new = tuple(name for name in found if name not in self._appeared)
+        if self._ran and (made := tuple(name for name in new if name != REPOSITORY)):
+            return made
+        for name in new:
+            log.warning(NEW, session=self._spec.session, path=str(self._spec.folder / name))
+        self._appeared = found
+        return ()
+
     async def _enter(self, mark: str, leaf: Leaf | None, full: bool) -> "Command":
         programs, limits = self._programs, self._spec.limits
         enter = ["/bin/sh", "-c", JOIN, "sh", *leaf.joins, "--"] if leaf else []
+        enter += becoming(self._spec.user, programs.setpriv)
         enter += [programs.nsenter, "--user=/proc/self/fd/3", "--preserve-credentials", "-t", str(self._first)]
         enter += ["-m", "-p", "-n", "-i", "-u", f"-W{INNER}", "--"]
         if os.fstat(self._owner).st_ino != os.fstat(self._user).st_ino:
             # Where bwrap needs two user namespaces, one within the other, both are entered, in order.
             enter += [programs.nsenter, "--user=/proc/self/fd/4", "--preserve-credentials", "--"]
         # What is reserved and not used does not count as data: programs reserve more than any machine has.
-        confine = [programs.prlimit, f"--data={limits.memory_bytes}", f"--nproc={limits.processes}"]
+        confine = [programs.prlimit, f"--data={limits.memory_bytes}"]
+        if "processes" not in self.held:  # else the kernel refuses in two ways, of which it counts one
+            confine.append(f"--nproc={limits.processes}")
         confine += [f"--fsize={0 if full else limits.file_bytes}", f"--cpu={int(limits.cpu_seconds)}", "--core=0", "--"]
-        confine += [programs.setpriv, "--no-new-privs"]
         # The descriptors of the namespaces are for entering only: what runs inside does not get them.
         confine += ["bash", "-c", 'exec 3<&- 4<&-; exec "$@"', "bash"]
         environment = {
@@ -326,9 +416,13 @@ class Sandbox:
         async with self._door:
             if not self.alive:
                 raise ToolFailed("The sandbox is gone.")
+            self._ran = True
             try:
                 child = await self._spawner.spawn(
-                    [*enter, *confine, *script.ENTRY], environment, passing={self._owner: 3, self._user: 4}
+                    [*enter, *confine, *script.ENTRY],
+                    environment,
+                    passing={self._owner: 3, self._user: 4},
+                    within=seccomp.confined,
                 )
             except OSError as error:
                 raise ToolFailed(f"The command cannot be started ({error.strerror}).") from None
@@ -337,12 +431,30 @@ class Sandbox:
         return command
 
     async def load(self) -> Load:
-        return await to_thread.run_sync(self._load)
+        if "memory_bytes" not in self.held and time.monotonic() >= self._list_again:
+            self._segments = await self._listed()
+            self._list_again = time.monotonic() + LIST_SECONDS
+        look = partial(self._table.load, places=_IN_MEMORY, beside=self._segments)
+        return await to_thread.run_sync(look, self._spec.limits)
 
-    def _load(self) -> Load:
-        load = self._table.load(self._spec.limits)
-        beside = self._table.lying_in(_IN_MEMORY)
-        return Load(processes=load.processes, memory_bytes=load.memory_bytes + beside)
+    async def _listed(self) -> int:
+        """What shared memory of System V takes here. The kernel shows that only to who is in there."""
+        enter = [self._programs.nsenter, "--user=/proc/self/fd/3", "--preserve-credentials", "-t", str(self._first)]
+        listing = [*becoming(self._spec.user, self._programs.setpriv), *enter, "-i", "--", "/bin/cat", SEGMENTS]
+        try:
+            child = await self._spawner.spawn(listing, {}, passing={self._owner: 3})
+        except OSError:  # the next look tries again
+            return self._segments
+        data = b""
+        try:
+            async with asyncio.timeout(OPEN_SECONDS):
+                while piece := await child.read():
+                    data += piece
+        except TimeoutError:
+            log.warning("the shared memory of a sandbox cannot be listed", session=self._spec.session)
+        finally:
+            await gone(child)
+        return segment_bytes(data)
 
     async def wait(self) -> None:
         await self._holder.wait()
@@ -364,10 +476,15 @@ class Sandbox:
             for command in tuple(self._commands):
                 await command.reaped()
         finally:
+            if self._uplink is not None:
+                await self._uplink.close()
             self._holder.close()
             await to_thread.run_sync(self._let_go)
 
     def _let_go(self) -> None:
+        if self._spec.project:
+            disarm(self._spec.folder, self._guarded)
+            refuse(self._spec.folder, self._made(self._spec.folder))
         if self._group is not None:
             self._group.end()
         self._release.close()
@@ -481,6 +598,17 @@ async def _over(child: ChildProcess) -> None:
     await child.end(0)
 
 
+@contextlib.asynccontextmanager
+async def _or_closed(sandbox: Sandbox) -> AsyncIterator[None]:
+    """What fails in the block closes the sandbox."""
+    try:
+        yield
+    except BaseException:
+        with CancelScope(shield=True):
+            await sandbox.close()
+        raise
+
+
 def _owner(first: int) -> int:
     """The user namespace in which the sandbox was made."""
     mount = _namespace(first, "mnt")
@@ -516,15 +644,6 @@ async def _or_swept(child: ChildProcess, mark: str) -> AsyncIterator[None]:
         raise
 
 
-def _kill_with(end: socket.socket, child: ChildProcess) -> None:
-    """The kernel kills the child as soon as the other end of this socket is closed (fcntl(2), F_SETSIG)."""
-    if not child.running:  # then its number may be another's
-        raise ToolFailed("The sandbox ended while it was started.")
-    fcntl.fcntl(end, fcntl.F_SETOWN, child.pid)
-    fcntl.fcntl(end, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(end, fcntl.F_SETFL, fcntl.fcntl(end, fcntl.F_GETFL) | os.O_ASYNC)
-
-
 async def _standing(child: ChildProcess) -> None:
     """Waits until the sandbox stands."""
     try:
@@ -546,6 +665,14 @@ def _programs() -> _Programs:
             f"{missing[0]} is not installed here: install {package}, or choose another workspaces.backend."
         )
     return _Programs(**{name: str(path) for name, path in found.items()})
+
+
+def _files(spec: BoxSpec) -> dict[str, str]:
+    """What is in the files that a sandbox has of its own."""
+    files = {"/etc/passwd": _PASSWD, "/etc/group": _GROUP, _KEYS: ""}
+    if spec.network:
+        files["/etc/resolv.conf"] = network.RESOLV_CONF
+    return {path: text for path, text in files.items() if path != _KEYS or Path(path).exists()}
 
 
 def _system(memory: int = SHARED_MEMORY_BYTES) -> list[str]:

@@ -6,16 +6,19 @@ open until `close`. What fails while a child is being set up ends it, before the
 
 import asyncio
 import contextlib
+import fcntl
 import io
 import os
 import signal
-from collections.abc import AsyncIterator, Mapping, Sequence
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from anyio import CancelScope
 
 from tidegate.errors import ToolFailed
 from tidegate.lifetimes import Spawned, Starter
+from tidegate.workspaces.files.identity import User
 
 READ_BYTES = 64 * 1024
 """Of a stream that are buffered at most before its writer has to wait, and taken at once."""
@@ -37,10 +40,12 @@ def find(program: str) -> str | None:
 
 class Spawner:
     """Starts children. Owned by whoever owns the boxes. `cores` are what the gateway was given; `owner` is what it is
-    called in its processes (`owner_of`). `helpers` limits the children that work for the gateway itself."""
+    called in its processes (`owner_of`), `user` whom its commands run as where no project says otherwise; None is the
+    gateway's own. `helpers` limits the children that work for the gateway itself."""
 
-    def __init__(self, cores: frozenset[int], owner: str = "") -> None:
+    def __init__(self, cores: frozenset[int], owner: str = "", user: User | None = None) -> None:
         self.owner = owner
+        self.user = user
         self._starter = Starter(cores)
         self.helpers = asyncio.Semaphore(HELPERS)
 
@@ -50,13 +55,19 @@ class Spawner:
         return frozenset(self._starter.running)
 
     async def spawn(
-        self, command: Sequence[str], environment: Mapping[str, str], *, passing: Mapping[int, int] | None = None
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        passing: Mapping[int, int] | None = None,
+        within: Callable[[Callable[[], int]], int] | None = None,
     ) -> "ChildProcess":
-        """`passing` maps a descriptor of ours to its number in the child. Everything else of ours is closed there."""
+        """`passing` maps a descriptor of ours to its number in the child. Everything else of ours is closed there.
+        `within` is as of `Starter`."""
         ours, theirs = _pipes()
         given = {**dict(enumerate(theirs)), **{number: fd for fd, number in (passing or {}).items()}}
         try:
-            child = ChildProcess(self._starter.start(command, environment, given))
+            child = ChildProcess(self._starter.start(command, environment, given, within=within))
         except BaseException:
             _close(*ours)
             raise
@@ -171,12 +182,24 @@ async def or_gone(child: Ending) -> AsyncIterator[None]:
         raise
 
 
+def kill_with(end: socket.socket, child: ChildProcess) -> None:
+    """The kernel kills the child as soon as the other end of this socket is closed (fcntl(2), F_SETSIG), as long as
+    somebody holds this one."""
+    if not child.running:  # then its number may be another's
+        raise ToolFailed("It ended while it was started.")
+    fcntl.fcntl(end, fcntl.F_SETOWN, child.pid)
+    fcntl.fcntl(end, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(end, fcntl.F_SETFL, fcntl.fcntl(end, fcntl.F_GETFL) | os.O_ASYNC)
+
+
 def _pipes() -> tuple[tuple[int, int, int], tuple[int, int, int]]:
     """Our ends and the child's of its three streams."""
     made: list[int] = []
     try:
         for _ in range(3):
             made += os.pipe()
+            # A command of root's gateway runs as another user, and opens its own streams by name (`> /dev/stderr`).
+            os.fchmod(made[-1], 0o666)
     except OSError:
         _close(*made)
         raise

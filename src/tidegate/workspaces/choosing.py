@@ -5,7 +5,6 @@ commands are refused with that sentence and files work all the same. Only `auto`
 named is never replaced by another.
 """
 
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -17,13 +16,14 @@ from tidegate.workspaces.cgroups import Cgroups
 from tidegate.workspaces.children import Spawner
 from tidegate.workspaces.files import Files, Mount
 from tidegate.workspaces.interface import Backend, Box, BoxSpec, Enforcement, OpenBox
+from tidegate.workspaces.users import is_root
 
 AS_ROOT: Mapping[str, str] = MappingProxyType(
     {
-        "bubblewrap": "The gateway runs as root: a hole in the sandbox is one in the whole machine, and what commands "
-        "leave in an agent's own folder is root's. Run it as a user of its own.",
-        "local": "The gateway runs as root, and so do the agents' commands: they can do anything to this machine. Run "
-        "it as a user of its own, or choose another workspaces.backend.",
+        "bubblewrap": "The gateway runs as root: commands and file tools run as an unprivileged user, but a flaw in "
+        "the gateway itself would endanger the whole machine. Run it as a user of its own.",
+        "local": "The gateway runs as root, and commands run without a sandbox, as an unprivileged user: they reach "
+        "whatever that user can. Run it as a user of its own, or choose another workspaces.backend.",
     }
 )
 """What that means, for each backend whose commands run on this machine."""
@@ -43,13 +43,18 @@ class NoCommands:
     def enforced(self) -> Mapping[str, Enforcement]:
         return MappingProxyType({})
 
+    @property
+    def uncounted(self) -> tuple[str, ...]:
+        return ()
+
     def inner(self, folder: Path) -> str:
         return "/workspace"
 
     def files(self, spec: BoxSpec, box: OpenBox) -> Files:
         from tidegate.workspaces.files.local import LocalFiles  # with the first file that is asked for
 
-        return LocalFiles((Mount(inner="/workspace", folder=spec.folder),), self._spawner)
+        mount = Mount(inner="/workspace", folder=spec.folder, project=spec.project)
+        return LocalFiles((mount,), self._spawner, user=spec.user)
 
     async def check(self) -> str | None:
         return None
@@ -92,7 +97,7 @@ class Choice:
     def warning(self) -> str:
         """What the operator should know of who the gateway runs as; empty when there is nothing."""
         name = "bubblewrap" if self._settings.backend == "auto" else self._settings.backend
-        return AS_ROOT.get(name, "") if os.geteuid() == 0 and not isinstance(self._chosen, NoCommands) else ""
+        return AS_ROOT.get(name, "") if is_root() and not isinstance(self._chosen, NoCommands) else ""
 
     def reconsider(self) -> None:
         """Ask anew where it did not work: it may have been installed, or may be reached, since."""

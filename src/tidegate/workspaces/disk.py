@@ -1,11 +1,12 @@
 """What the files of one session take on the disk, and a wall for whoever writes them.
 
-Guarantee: what a tool writes does not bring the session's folders above `workspaces.disk_bytes`; what makes a file
-smaller is always let through. What commands write is measured after each of them, and while they run: when it is too
-much, they are ended, and as long as it is too much the kernel lets no command make a file larger, so that things can
-be removed and nothing else. It is measured when it may have changed, unless that takes long: then so seldom that it
-takes a small part of the time. The measure hangs on the session's record while anything of the session is present, and
-is made anew before anything is written after that. It owns nothing.
+Guarantee: what a tool writes does not bring the session's folders above `workspaces.disk_bytes` and `workspaces.files`;
+what makes a file smaller is always let through. Deleted files that a command holds open count until it closes them.
+What commands write is measured after each of them, and while they run: when it is too much, they are ended, and as long
+as it is too much the kernel lets no command make a file larger, so that things can be removed and nothing else. It is
+measured when it may have changed, unless that takes long: then so seldom that it takes a small part of the time. The
+measure hangs on the session's record while anything of the session is present, and is made anew before anything is
+written after that. It owns nothing.
 """
 
 import asyncio
@@ -19,7 +20,8 @@ from anyio import to_thread
 
 from tidegate.errors import ToolFailed
 from tidegate.workspaces.files import Files, Written, shown
-from tidegate.workspaces.folders import used_bytes
+from tidegate.workspaces.folders import Used
+from tidegate.workspaces.folders import used as measured
 
 BLOCK = 4096
 """What a file takes at least, and in whole numbers of."""
@@ -37,10 +39,12 @@ ENOUGH = 4
 class Disk:
     """Of the session with these folders."""
 
-    def __init__(self, folders: Sequence[Path], most: int) -> None:
+    def __init__(self, folders: Sequence[Path], most: Used) -> None:
         self.folders = tuple(folders)
         self.most = most
-        self._used: int | None = None
+        self.unnamed_bytes = 0
+        """In deleted files that are open: at the last look at what runs."""
+        self._used: Used | None = None
         self._promised = 0
         self._stale = False
         self._again = 0.0
@@ -49,22 +53,27 @@ class Disk:
     @property
     def full(self) -> bool:
         """Whether there was too much at the last look."""
-        return self._used is not None and self._used > self.most
+        return self._used is not None and self._taken(self._used).exceeds(self.most)
+
+    def _taken(self, used: Used) -> Used:
+        return Used(used.bytes + self.unnamed_bytes, used.files)
 
     def changed(self) -> None:
         """Somebody else may have written."""
         self._stale = True
 
-    async def look(self, *, running: bool) -> bool:
+    async def look(self, *, running: bool, unnamed_bytes: int = 0) -> bool:
         """Measure if something may have changed, as it always may while something is `running`. Whether that has to
         end: there has come to be too much, or even more than that. Who removes files is let go on."""
         async with self._measuring:
-            if self._used is not None and (not (running or self._stale) or time.monotonic() < self._again):
-                return False
-            before = self._used if self.full else None
-            used = await self._measure()
-            self._stale |= running  # it goes on
-            return used > self.most and (before is None or used > before)
+            before = self._taken(self._used) if self._used is not None and self.full else None
+            self.unnamed_bytes = unnamed_bytes
+            used = self._used
+            if used is None or ((running or self._stale) and time.monotonic() >= self._again):
+                used = await self._measure()
+                self._stale |= running  # it goes on
+            taken = self._taken(used)
+            return taken.exceeds(self.most) and (before is None or taken.exceeds(before))
 
     @contextlib.asynccontextmanager
     async def room_for(self, count: int) -> AsyncIterator[bool]:
@@ -75,9 +84,9 @@ class Disk:
             used = self._used
             if used is None or (not self._promised and time.monotonic() >= self._again):
                 used = await self._measure()
-            if used + blocks > self.most and self._stale and not self._promised:
+            if self._with(used, blocks).exceeds(self.most) and self._stale and not self._promised:
                 used = await self._measure()  # nobody is refused for what may be gone
-            there_is = used + self._promised + blocks <= self.most
+            there_is = not self._with(used, self._promised + blocks).exceeds(self.most)
             if there_is:
                 self._promised += blocks
         if not there_is:
@@ -87,26 +96,44 @@ class Disk:
             yield True
         finally:
             self._promised -= blocks
-            self._used = (self._used or 0) + blocks
+            before = self._used or Used(0, 0)
+            self._used = Used(before.bytes + blocks, before.files + 1)
 
-    async def _measure(self) -> int:
+    def _with(self, used: Used, more: int) -> Used:
+        """With one more file, of so many bytes."""
+        taken = self._taken(used)
+        return Used(taken.bytes + more, taken.files + 1)
+
+    async def _measure(self) -> Used:
         begun, self._stale = time.monotonic(), False
-        self._used = used = await to_thread.run_sync(used_bytes, self.folders, ENOUGH * self.most)
+        enough = Used(ENOUGH * self.most.bytes, ENOUGH * self.most.files)
+        self._used = found = await to_thread.run_sync(measured, self.folders, enough)
         took = time.monotonic() - begun
         self._again = time.monotonic() + (MEASURE_AGAIN * took if took > QUICK_SECONDS else 0)
-        return used
+        return found
+
+    @property
+    def limit(self) -> str:
+        """The setting that there is too much for."""
+        return "workspaces.files" if self._used and self._used.files >= self.most.files else "workspaces.disk_bytes"
+
+    @property
+    def _allowed(self) -> str:
+        if self.limit == "workspaces.files":
+            return f"{self.most.files} files and folders together ({self.limit})"
+        return f"{self.most.bytes // 2**20} MiB together ({self.limit})"
 
     @property
     def no_room(self) -> str:
         return (
-            f"the files of this conversation may take {self.most // 2**20} MiB together (workspaces.disk_bytes), "
+            f"the files of this conversation may take {self._allowed}, "
             "and there is no room left for it; remove what is not needed"
         )
 
     @property
     def too_much(self) -> str:
         return (
-            f"the files of this conversation take more than {self.most // 2**20} MiB together (workspaces.disk_bytes); "
+            f"the files of this conversation take more than {self._allowed}; "
             "remove what is not needed: until then commands can remove files, and make none larger"
         )
 

@@ -10,10 +10,14 @@ import contextlib
 import errno
 import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
+from tidegate.workspaces.files import User
 from tidegate.workspaces.interface import BoxSpec
 
 FOLDER_MODE = 0o700
@@ -28,6 +32,7 @@ The file lies in the workspace of this conversation, the folder in which its too
 
 _OURS = re.compile(r"(s_[0-9a-f]{32})(\..*)?", re.DOTALL)
 _BLOCK = 512  # what st_blocks counts in, on every system
+_AS_ITS_ROOT = ("unshare", "--user", "--map-root-user", "--")
 
 
 class Folders:
@@ -46,14 +51,20 @@ class Folders:
         """What is missing of it; the folder to work in only if that is `here`. `notes` puts the demo model's into one
         that is new."""
         self.root.mkdir(mode=FOLDER_MODE, exist_ok=True)
-        for folder in (spec.private, spec.home, spec.temporary):
-            folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
-        if spec.project or not here:
-            return
-        with contextlib.suppress(FileExistsError):
-            spec.folder.mkdir(mode=FOLDER_MODE)
-            if notes:
-                (spec.folder / NOTES_NAME).write_text(NOTES)
+        spec.private.mkdir(mode=FOLDER_MODE, exist_ok=True)
+        own = (spec.home, spec.temporary) if spec.project or not here else (spec.home, spec.temporary, spec.folder)
+        for folder in own:
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(mode=FOLDER_MODE)
+                if notes and folder == spec.folder:
+                    (folder / NOTES_NAME).write_text(NOTES)
+                    _give(folder / NOTES_NAME, spec.user)
+                _give(folder, spec.user)
+
+    def foreign(self, spec: BoxSpec) -> list[Path]:
+        """The session's own folders that belong to another user than they should. A project is never among them."""
+        own = (spec.home, spec.temporary) if spec.project else (spec.folder, spec.home, spec.temporary)
+        return [folder for folder in own if spec.user is not None and folder.stat().st_uid != spec.user.uid]
 
     def throw_away(self, session: str) -> None:
         """Its folder to the trash, and what it kept beside it; that is removed with the next sweep."""
@@ -123,20 +134,65 @@ def remove(folder: Path) -> None:
                     raise
 
 
-def used_bytes(folders: Iterable[Path], enough: int) -> int:
-    """What these take on the disk; it is not looked further when that is more than `enough`, nor for ever. What lies
-    too deep to be measured counts as too much."""
-    total, until = 0, time.monotonic() + MEASURE_SECONDS
-    waiting = [os.fspath(folder) for folder in folders]
-    while waiting and total <= enough and time.monotonic() < until:
+def _give(path: Path, user: User | None) -> None:
+    """What was just made belongs to that user; None is the gateway's own."""
+    if user is not None:
+        os.chown(path, *user)
+
+
+class Used(NamedTuple):
+    """What folders take on the disk, and how many files and folders are in them."""
+
+    bytes: int
+    files: int
+
+    def exceeds(self, most: "Used") -> bool:
+        return self.bytes > most.bytes or self.files > most.files
+
+
+def used(folders: Iterable[Path], enough: Used) -> Used:
+    """What these take; it is not looked further when that is more than `enough`, nor for ever. What lies too deep to be
+    measured, or cannot be looked into, counts as too much."""
+    total, count, until = 0, 0, time.monotonic() + MEASURE_SECONDS
+    places = [os.fspath(folder) for folder in folders]
+    waiting = list(places)
+    while waiting and not Used(total, count).exceeds(enough) and time.monotonic() < until:
         try:
             with os.scandir(waiting.pop()) as entries:
                 for entry in entries:
                     with contextlib.suppress(FileNotFoundError):
                         total += entry.stat(follow_symlinks=False).st_blocks * _BLOCK
+                        count += 1
                         if entry.is_dir(follow_symlinks=False):
                             waiting.append(entry.path)
-        except OSError as error:  # what is gone meanwhile, or closed to everybody, counts nothing
+        except PermissionError:
+            return _used_behind_doors(places) or Used(enough.bytes + 1, count)
+        except OSError as error:  # what is gone meanwhile counts nothing
             if error.errno == errno.ENAMETOOLONG:
-                return enough + 1
-    return total
+                return Used(enough.bytes + 1, count)
+    return Used(total, count)
+
+
+def used_bytes(folders: Iterable[Path], enough: int) -> int:
+    return used(folders, Used(enough, sys.maxsize)).bytes
+
+
+def _used_behind_doors(places: list[str]) -> Used | None:
+    """The same where a command has closed a folder to its own user, and so to the gateway: in a user namespace, whose
+    root can read all that is that user's. None when it cannot be measured."""
+    there = [place for place in places if Path(place).is_dir()]
+    measure = [*_AS_ITS_ROOT, "du", "--summarize", "--total", "--block-size=1"]
+    counts = []
+    for besides in ([], ["--inodes"]):
+        try:
+            told = subprocess.run(
+                [*measure, *besides, "--", *there],
+                env={"PATH": "/usr/bin:/bin"},
+                capture_output=True,
+                timeout=MEASURE_SECONDS,
+                check=True,
+            )
+            counts.append(int(told.stdout.splitlines()[-1].split()[0]))
+        except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+            return None
+    return Used(*counts)

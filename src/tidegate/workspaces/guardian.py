@@ -46,7 +46,6 @@ _FRAME_BYTES = 4 * 1024 * 1024
 _TOLD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD)
 _DEAF = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)  # whoever owns it ends it, not whoever is at a terminal
 _FILE_BYTES = 4 * 1024 * 1024  # the longest is an environment, of which the kernel gives no more
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 # -- what is to be started, as it is sent ------------------------------------------------------------------------------
@@ -177,8 +176,9 @@ def load(roots: list[int], most: int) -> tuple[int, int]:
 
 
 def _own_bytes(pid: int) -> int:
-    fields = _contents(f"/proc/{pid}/statm").split()
-    return max(0, int(fields[1]) - int(fields[2])) * _PAGE if len(fields) > 2 else 0
+    """Without what it shares with files."""
+    lines = [line.split() for line in _contents(f"/proc/{pid}/status").splitlines()]
+    return sum(int(words[1]) * 1024 for words in lines if words and words[0] in (b"RssAnon:", b"RssShmem:", b"VmSwap:"))
 
 
 def _shared_bytes(pid: int) -> int:

@@ -13,8 +13,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
+from tidegate.security.addresses import Network
 from tidegate.values import Frozen
-from tidegate.workspaces.files import Files
+from tidegate.workspaces.files import Files, User
 
 Enforcement = Literal["cgroup", "namespace", "rlimit", "polled", "none"]
 
@@ -23,6 +24,7 @@ POLLED: Mapping[str, Enforcement] = MappingProxyType(
         "memory_bytes": "polled",
         "processes": "polled",
         "disk_bytes": "polled",
+        "files": "polled",
         "file_bytes": "rlimit",
         "cpu_seconds": "rlimit",
     }
@@ -40,11 +42,27 @@ CALLED: Mapping[str, str] = MappingProxyType(
         "processes": "process count",
         "memory_bytes": "memory",
         "disk_bytes": "disk",
+        "files": "number of files",
         "file_bytes": "size of a file",
         "cpu_seconds": "processor time",
     }
 )
 """What the limits are called where people are told of them."""
+
+IN_FLIGHT = "files that lie in sockets and are open in no process"
+BUFFERS = "buffers of sockets and pipes"
+SEGMENTS = "shared memory of System V that is not mapped"
+UNMAPPED = "memfds and shared memory that are not mapped"
+CLOSED = "memfds and deleted files of processes that no other may look at (PR_SET_DUMPABLE)"
+"""What no file below /proc shows to the gateway, so that it counts for no limit that is looked at."""
+
+
+def uncounted(enforced: Mapping[str, Enforcement], *besides: str) -> tuple[str, ...]:
+    """Of a backend on this machine; `besides` only where no control group counts memory. To root, no process is
+    closed."""
+    unseen = (IN_FLIGHT,) if os.geteuid() == 0 else (CLOSED, IN_FLIGHT)
+    return unseen if enforced["memory_bytes"] == "cgroup" else (BUFFERS, *besides, *unseen)
+
 
 MARK = "TIDEGATE_MARK"
 """The variable by which the processes of one command are found again, also those that left its group."""
@@ -68,14 +86,16 @@ class BoxLimits(Frozen, frozen=True):
     disk_bytes: int
     file_bytes: int
     cpu_seconds: float
+    files: int = 1_000_000
 
 
 class BoxSpec(Frozen, frozen=True):
     """What a box is made from. `folder` is where the session works: if it is a `project`, a folder of the user's own on
     the machine that commands run on; else one that is the session's own, which only exists here if that is this
     machine. `private` is the gateway's own folder, always here, for the session's home and temporary files, so that
-    neither clutters a project nor is lost with the box. All that a command finds in its environment is `environment`
-    and what the backend adds to tell where things are."""
+    neither clutters a project nor is lost with the box. With `network` commands reach what is public and what is
+    `reachable`. Commands and file tools run as `user`; None is the gateway's own, which is never root. All that a
+    command finds in its environment is `environment` and what the backend adds to tell where things are."""
 
     session: str
     folder: Path
@@ -83,8 +103,10 @@ class BoxSpec(Frozen, frozen=True):
     limits: BoxLimits
     project: bool = False
     network: bool = False
+    reachable: tuple[Network, ...] = ()
     environment: Mapping[str, str] = {}
     read_only: tuple[Path, ...] = ()
+    user: User | None = None
 
     @property
     def home(self) -> Path:
@@ -96,10 +118,12 @@ class BoxSpec(Frozen, frozen=True):
 
 
 class Load(Frozen, frozen=True):
-    """What the processes of a box use now."""
+    """What the processes of a box use now. `unnamed_bytes` are on the disk, in deleted files that are open."""
 
     processes: int = 0
     memory_bytes: int = 0
+    unnamed_bytes: int = 0
+    descriptors: int = 0
 
 
 class Strain(NamedTuple):
@@ -172,6 +196,10 @@ class Box(Protocol):
 
     async def load(self) -> Load: ...
 
+    async def is_intact(self) -> bool:
+        """Whether what it protects is still protected. One in which it is not closes itself, and says why."""
+        ...
+
     async def wait(self) -> None:
         """Until it is no longer alive."""
         ...
@@ -192,6 +220,11 @@ class Backend(Protocol):
     @property
     def enforced(self) -> Mapping[str, Enforcement]:
         """How each limit is kept, by the name of its setting."""
+        ...
+
+    @property
+    def uncounted(self) -> tuple[str, ...]:
+        """What commands can use that counts for none of the limits."""
         ...
 
     def inner(self, folder: Path) -> str:

@@ -1,10 +1,10 @@
-"""The backend `local`: commands on this machine, as the gateway's own user.
+"""The backend `local`: commands on this machine, as the gateway's own user, or, if that is root, an unprivileged one.
 
 Guarantee: each command is the child of a guardian of its own, from which nothing that comes of it can get away: it is
 ended as a whole when the command has ended, when it is told to, and when the gateway is gone, however that died. No
 process is there while nothing runs. A command has the session's folder for its work, a home and a folder for temporary
 files of the session's own, and nothing of the gateway's environment; but there is no wall: it can reach whatever the
-gateway's user can, the gateway included. So this backend is never chosen by itself.
+its user can, which is the gateway's unless that is root. So this backend is never chosen by itself.
 """
 
 import asyncio
@@ -25,8 +25,22 @@ from tidegate.log import Log
 from tidegate.workspaces import guardian, script
 from tidegate.workspaces.cgroups import UNGROUPED, Cgroups, Group, Leaf, leaf_for
 from tidegate.workspaces.children import ChildProcess, Spawner, find, or_gone
-from tidegate.workspaces.files import Files, Mount
-from tidegate.workspaces.interface import MARK, OWNER, BoxSpec, Enforcement, Load, OpenBox, Strain, enforced
+from tidegate.workspaces.files import Files, Mount, User
+from tidegate.workspaces.files.identity import gateway_user
+from tidegate.workspaces.interface import (
+    MARK,
+    OWNER,
+    SEGMENTS,
+    BoxSpec,
+    Enforcement,
+    Load,
+    OpenBox,
+    Strain,
+    enforced,
+    uncounted,
+)
+from tidegate.workspaces.proc import ProcessTable
+from tidegate.workspaces.users import becoming_in
 
 log = Log(__name__)
 
@@ -54,15 +68,20 @@ class Local:
         """Without groups, the kernel counts the processes of a user, not those of a session."""
         return enforced(self._groups.held if self._groups else ())
 
+    @property
+    def uncounted(self) -> tuple[str, ...]:
+        return uncounted(self.enforced, SEGMENTS)
+
     def inner(self, folder: Path) -> str:
         return str(folder)
 
     def files(self, spec: BoxSpec, box: OpenBox) -> Files:
-        own = [Mount(inner=str(folder), folder=folder) for folder in (spec.folder, spec.home, spec.temporary)]
+        own = [Mount(inner=str(spec.folder), folder=spec.folder, project=spec.project)]
+        own += [Mount(inner=str(folder), folder=folder) for folder in (spec.home, spec.temporary)]
         seen = [Mount(inner=str(folder), folder=folder, writable=False) for folder in spec.read_only]
         from tidegate.workspaces.files.local import LocalFiles  # with the first file that is asked for
 
-        return LocalFiles((*own, *seen), self._spawner)
+        return LocalFiles((*own, *seen), self._spawner, user=spec.user)
 
     async def check(self) -> str | None:
         if find("bash") is None:
@@ -136,7 +155,7 @@ class Quarters:
 
     def _told(self, mark: str, leaf: Leaf | None, full: bool) -> bytes:
         """The guardian itself does not carry the mark: whoever ends by it would end what is to do so."""
-        spec, user = self._spec, pwd.getpwuid(os.geteuid()).pw_name
+        spec, user = self._spec, _name(self._spec.user or gateway_user())
         environment = {
             "HOME": str(spec.home),
             "LOGNAME": user,
@@ -151,17 +170,28 @@ class Quarters:
         largest = 0 if full else spec.limits.file_bytes
         limits = (spec.limits.memory_bytes, largest, int(spec.limits.cpu_seconds))
         joins = leaf.joins if leaf else ()
-        told = guardian.task(list(script.ENTRY), environment, limits, str(spec.folder), joins=joins)
+        bash, *rest = script.ENTRY
+        become = becoming_in(spec.user, spec.folder, spec.home, spec.temporary)
+        command = [*become, find(bash) or bash, *rest] if become else list(script.ENTRY)
+        told = guardian.task(command, environment, limits, str(spec.folder), joins=joins)
         if len(told) > SPEC_BYTES:
             raise ToolFailed(f"The environment has more than {SPEC_BYTES} bytes; let workspaces.environment name less.")
         return told
 
+    async def is_intact(self) -> bool:
+        return True  # nothing is protected from commands here
+
     async def load(self) -> Load:
         guardians = [command.guardian for command in self._commands]
-        if not guardians:
-            return Load()
-        processes, used = await to_thread.run_sync(guardian.load, guardians, self._spec.limits.memory_bytes)
-        return Load(processes=processes, memory_bytes=used)
+        return await to_thread.run_sync(self._load, guardians) if guardians else Load()
+
+    def _load(self, guardians: list[int]) -> Load:
+        found = [str(pid) for pid in guardian.below(guardians)]
+        table = ProcessTable("/proc", lambda: found)
+        try:
+            return table.load(self._spec.limits)
+        finally:
+            table.close()
 
     async def wait(self) -> None:
         await self._closed.wait()
@@ -181,6 +211,13 @@ class Quarters:
 
     def forget(self, command: "Command") -> None:
         self._commands.discard(command)
+
+
+def _name(user: User) -> str:
+    try:
+        return pwd.getpwuid(user.uid).pw_name
+    except KeyError:  # one that nobody has made
+        return "agent"
 
 
 class Command:

@@ -17,6 +17,7 @@ from tidegate.lifetimes import Flight, Scope
 from tidegate.log import Log
 from tidegate.workspaces.disk import Disk
 from tidegate.workspaces.interface import Backend, Box, BoxLimits, BoxSpec, Child, Load, Strain
+from tidegate.workspaces.proc import MOST_DESCRIPTORS
 
 if TYPE_CHECKING:
     from tidegate.workspaces.processes import Running
@@ -164,12 +165,21 @@ class Site:
         box = self.box
         if box is None or not box.alive:
             return
-        load = Load() if box.held >= _LOOKED_AT else await box.load()
+        if not await box.is_intact():
+            await self.mourn()
+            return
+        load = await self._load(box)
         reason = _over(load, self.spec.limits, box.held)
         if reason and self.box is box:
             await self.end_all(reason)
         elif not reason:
-            await self.measure(running=not self.idle)
+            await self.measure(load, running=not self.idle)
+
+    async def _load(self, box: Box | None) -> Load:
+        """Of what runs, where somebody wants to know it: the kernel holds what it holds, and a project has no limit."""
+        if box is None or not box.alive or (self.disk is None and box.held >= _LOOKED_AT):
+            return Load()
+        return await box.load()
 
     async def end_all(self, reason: str) -> None:
         box, self.box = self.box, None
@@ -183,15 +193,15 @@ class Site:
         log.warning("what ran in a workspace was ended", session=self.session, reason=reason, processes=names)
         await self._tell(self.session, f"{self.why}{f' Among it: {names}.' if names else ''}")
 
-    async def measure(self, *, running: bool) -> None:
+    async def measure(self, load: Load, *, running: bool) -> None:
         """Look at the disk; what is running, and may have filled it, is ended when there is too much on it."""
         disk = self.disk
-        if disk is not None and await disk.look(running=running) and running:
+        if disk is not None and await disk.look(running=running, unnamed_bytes=load.unnamed_bytes) and running:
             await self.end_all(disk.too_much)
 
     async def full(self) -> bool:
         """Whether commands can only remove files now. What was started before it came to that is ended."""
-        await self.measure(running=bool(self.running) or self._users > 1)
+        await self.measure(await self._load(self.box), running=bool(self.running) or self._users > 1)
         return self.disk is not None and self.disk.full
 
     # -- the end --
@@ -239,6 +249,8 @@ def _over(load: Load, limits: BoxLimits, held: frozenset[str]) -> str:
         return f"it used {used} of memory, more than {_amount(limits.memory_bytes)} (workspaces.memory_bytes)"
     if load.processes > limits.processes and "processes" not in held:
         return f"it had {load.processes} processes, more than {limits.processes} (workspaces.processes)"
+    if load.descriptors > MOST_DESCRIPTORS:
+        return f"it had more than {MOST_DESCRIPTORS} files and sockets open"
     return ""
 
 

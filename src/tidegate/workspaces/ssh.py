@@ -25,7 +25,7 @@ from tidegate.workspaces.children import ChildProcess, Spawner, find, gone, or_g
 from tidegate.workspaces.connection import OPEN_SECONDS, SAID_BYTES, Connection, Meeting, There
 from tidegate.workspaces.files import Files
 from tidegate.workspaces.files.remote import RemoteFiles
-from tidegate.workspaces.interface import OWNER, BoxSpec, Enforcement, OpenBox, enforced
+from tidegate.workspaces.interface import BUFFERS, OWNER, UNMAPPED, BoxSpec, Enforcement, OpenBox, enforced
 from tidegate.workspaces.shipping import BOOTSTRAP, program
 
 _FIXED = (
@@ -51,14 +51,18 @@ class Ssh:
 
     @property
     def enforced(self) -> Mapping[str, Enforcement]:
-        return enforced((), {"disk_bytes": "none"})
+        return enforced((), {"disk_bytes": "none", "files": "none"})
+
+    @property
+    def uncounted(self) -> tuple[str, ...]:
+        return BUFFERS, UNMAPPED
 
     def inner(self, folder: Path) -> str:
         """Commands start there, wherever that is."""
         return "."
 
     def files(self, spec: BoxSpec, box: OpenBox) -> Files:
-        return RemoteFiles(box, spec.read_only, spec.temporary)
+        return RemoteFiles(box, spec.read_only, spec.temporary, project=spec.project)
 
     async def check(self) -> str | None:
         """Whether it could work: the machine itself may be away for a while, and tells so when it is needed."""

@@ -78,7 +78,7 @@ class Workspace:
             full = await site.full() or (narrow and done.code != 0)
             told = strained(before, box.strain, site.spec.limits)
             notes = await self._keep_shell(site, box, done, shell, told)
-            if full and site.disk is not None and not any("workspaces.disk_bytes" in note for note in notes):
+            if full and site.disk is not None and not any(site.disk.limit in note for note in notes):
                 notes.append(f"Note: {site.disk.too_much}.")
         left = max(done.left, script.read_state(done.state).left)
         return Finished(code=done.code, timed_out=done.code is None, left_behind=left, note=" ".join(notes))

@@ -13,7 +13,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -24,20 +24,24 @@ from tidegate.config import Config, WorkspaceSettings
 from tidegate.errors import Refused, ToolFailed
 from tidegate.lifetimes import Holding, Presence, Scope, gather
 from tidegate.log import Log
+from tidegate.security.addresses import networks
 from tidegate.spool import Spool
 from tidegate.store import Db, ProcessRow, Store, WorkspaceRow, notices, processes, workspaces
-from tidegate.workspaces import strays
+from tidegate.workspaces import seccomp, strays
 from tidegate.workspaces.cgroups import Cgroups
-from tidegate.workspaces.children import Spawner
+from tidegate.workspaces.children import Spawner, find, gone
 from tidegate.workspaces.choosing import Choice, NoCommands
 from tidegate.workspaces.disk import Disk
-from tidegate.workspaces.folders import Folders
+from tidegate.workspaces.files import User
+from tidegate.workspaces.folders import Folders, Used
 from tidegate.workspaces.folders import remove as remove_folder
 from tidegate.workspaces.interface import CALLED, Backend, BoxLimits, BoxSpec, Elsewhere, owner_of
 from tidegate.workspaces.proc import start_ticks
 from tidegate.workspaces.processes import OnFinished, Processes
+from tidegate.workspaces.provenance import Provenance
 from tidegate.workspaces.remains import Remains
 from tidegate.workspaces.site import Site
+from tidegate.workspaces.users import user_of
 from tidegate.workspaces.workspace import Workspace
 
 log = Log(__name__)
@@ -66,10 +70,14 @@ BATCHES = 100
 STRANDED_SECONDS = 60.0
 """After which a row of a process that nobody runs is a mistake: between the two lie milliseconds."""
 
+HAND_OVER_SECONDS = 120.0
+"""For giving the files of a workspace that root used to own to their user, once: some hundred thousand in a second."""
+
 _DEFAULTS = MappingProxyType({"LANG": "C.UTF-8", "PAGER": "cat", "TERM": "dumb"})
 """What commands find where nothing else is said: text in any language, and nobody who would turn pages."""
 
 _BOX_FDS = 5  # its namespaces, its processes, its lifeline, and the watch on its life
+_UPLINK_FDS = 2  # of what joins it to the network: its lifeline, and the watch on its life
 _PROCESS_FDS = 4  # of one process: input, output, log, and the watch on its life
 
 
@@ -86,9 +94,12 @@ class Workspaces:
         finished: OnFinished,
         environment: Mapping[str, str],
         backends: Callable[[str], Backend] | None = None,
+        provenance: Provenance | None = None,
     ) -> None:
-        """`environment` is the gateway's own, of which commands see what the settings name."""
+        """`environment` is the gateway's own, of which commands see what the settings name; `provenance` is told before
+        a session can write in a project folder."""
         self.store = store
+        self._provenance = provenance
         self.settings: WorkspaceSettings = config.workspaces
         self.folders = Folders(config.home)
         self.processes = Processes(store, spool, config.workspaces, clock, finished)
@@ -100,7 +111,8 @@ class Workspaces:
         self._groups = Cgroups(config.home)
         self._strays = strays.Strays()
         self._remains = Remains(store, clock, self.settings.trash)
-        self._spawner = Spawner(frozenset(os.sched_getaffinity(0)), owner_of(config.home))
+        owner = owner_of(config.home)
+        self._spawner = Spawner(frozenset(os.sched_getaffinity(0)), owner, user_of(self.settings.user, None, owner))
         self._choice = Choice(self.settings, self._spawner, self._groups, backends)
         presence.ledger.view("workspace", self._measure)
         scope.on_close(self._close, name="workspaces")
@@ -121,22 +133,27 @@ class Workspaces:
     async def spec(self, session: str, agent: str) -> tuple[Backend, BoxSpec]:
         """What sessions of an agent work with. One whose agent is no longer configured has its own folder."""
         project = self._config.project(agent) if agent in self._config.agents else None
-        return await self.backend(), self._spec(session, project)
+        return await self.backend(), await self._spec(session, project)
 
-    def _spec(self, session: str, project: Path | None) -> BoxSpec:
-        settings = self.settings
+    async def _spec(self, session: str, project: Path | None) -> BoxSpec:
+        settings, user = self.settings, self._spawner.user
+        if project is not None and user is not None:
+            user = await to_thread.run_sync(user_of, settings.user, project, self._spawner.owner)
         return BoxSpec(
             session=session,
             folder=project or self.folders.of(session),
             project=project is not None,
             private=self.folders.private(session),
             network=settings.network,
+            reachable=networks(self._config.web.private),
             environment={**_DEFAULTS, **self._environment},
             read_only=tuple(self._config.path(name) for name in settings.read_only),
+            user=user,
             limits=BoxLimits(
                 memory_bytes=settings.memory_bytes,
                 processes=settings.processes,
                 disk_bytes=settings.disk_bytes,
+                files=settings.files,
                 file_bytes=settings.file_bytes,
                 cpu_seconds=settings.cpu_seconds,
             ),
@@ -147,7 +164,8 @@ class Workspaces:
         project of the user's is as large as it is."""
         if spec.project or isinstance(backend, Elsewhere):
             return None
-        record, folders, most = self._presence.get(spec.session), (spec.folder, spec.private), spec.limits.disk_bytes
+        record, folders = self._presence.get(spec.session), (spec.folder, spec.private)
+        most = Used(spec.limits.disk_bytes, spec.limits.files)
         known = None if record is None else record.disk
         if not isinstance(known, Disk) or (known.folders, known.most) != (folders, most):
             known = Disk(folders, most)
@@ -197,6 +215,8 @@ class Workspaces:
     async def prepare(self, spec: BoxSpec, backend: Backend, agent: str) -> None:
         """The folders are there, and it is written down whose they are."""
         here = not isinstance(backend, Elsewhere)
+        if spec.project and here and self._provenance is not None:
+            await self._provenance.admit(spec.session, spec.folder)
         folder = str(spec.folder) if here or spec.project else ""
         wanted = WorkspaceRow(spec.session, backend.name, folder, spec.project, "live", None)
         row = await self.store.read(workspaces.get, spec.session)
@@ -206,11 +226,30 @@ class Workspaces:
             except Refused as error:
                 raise ToolFailed(error.message) from None
         try:
-            await to_thread.run_sync(self._make, spec, here, agent)
+            foreign = await to_thread.run_sync(self._make, spec, here, agent)
+            if foreign and spec.user is not None:
+                await self._hand_over(foreign, spec.user)
         except OSError as error:
             raise ToolFailed(f"The workspace's folder cannot be made ({error.strerror}).") from None
 
-    def _make(self, spec: BoxSpec, here: bool, agent: str) -> None:
+    async def _hand_over(self, folders: list[Path], user: User) -> None:
+        """These belong to the session's user from now on, with all that is in them. No link is followed. A folder is
+        given away after its contents: so what was begun and not finished is begun again, and what is done is not
+        repeated."""
+        chown = [find("chown") or "chown", "-hRP", f"{user.uid}:{user.gid}", "--", *map(str, folders)]
+        child = await self._spawner.spawn(chown, {})
+        try:
+            async with asyncio.timeout(HAND_OVER_SECONDS):
+                code = await child.wait()
+        except TimeoutError:
+            raise ToolFailed("The workspace's files are still being given to their user; try again.") from None
+        finally:
+            await gone(child)
+        if code != 0:
+            raise ToolFailed(f"The workspace's files cannot be given to the user {user.uid} (workspaces.user).")
+
+    def _make(self, spec: BoxSpec, here: bool, agent: str) -> list[Path]:
+        """Which of them are not yet their user's."""
         if spec.project and here and not spec.folder.is_dir():
             raise ToolFailed(
                 f"The folder {spec.folder}, which the agent's workspace is set to, is not there: make it, or change "
@@ -219,6 +258,7 @@ class Workspaces:
         settings = self._config.agents.get(agent)
         model = None if settings is None else self._config.models.get(settings.model)
         self.folders.make(spec, here=here, notes=model is not None and model.api == "demo")
+        return self.folders.foreign(spec) if here else []
 
     @asynccontextmanager
     async def at_work(self, session: str, agent: str) -> AsyncIterator[Site]:
@@ -249,6 +289,9 @@ class Workspaces:
         """Take note of what the last process left: its processes are gone, and those marked `restart` begin again."""
         if self._choice.warning:
             log.warning("the gateway runs as root", meaning=self._choice.warning)
+        if self._spawner.user is not None:
+            with suppress(PermissionError):
+                os.setgroups([])  # file tools act as another user, who is in none of them
         await self._end_orphans()
         await to_thread.run_sync(self._groups.sweep)
         if (there := await self._elsewhere()) is not None:
@@ -287,7 +330,7 @@ class Workspaces:
         if place is None or place.state != "live":
             return
         try:
-            spec = self._spec(row.session, Path(place.folder) if place.project else None)
+            spec = await self._spec(row.session, Path(place.folder) if place.project else None)
             site = await self._occupy(spec, await self.backend(), "")
             with site.in_use():
                 await self.processes.again(site, row)
@@ -405,13 +448,15 @@ class Workspaces:
     def status(self) -> dict[str, Any]:
         """What the operator is shown. The backend is found out when it is first needed."""
         sites, backend = self._sites(), self._choice.known
+        sandboxed = backend is not None and backend.sandboxed
         return {
             "backend": self.settings.backend if backend is None else backend.name,
             "problem": backend.why if isinstance(backend, NoCommands) else "",
-            "warning": self._choice.warning,
-            "sandboxed": backend is not None and backend.sandboxed,
+            "warning": " ".join(filter(None, (self._choice.warning, seccomp.problem() if sandboxed else ""))),
+            "sandboxed": sandboxed,
             "enforced": {} if backend is None else dict(backend.enforced),
             "limits": "" if backend is None else _kept(backend.enforced),
+            "uncounted": [] if backend is None else list(backend.uncounted),
             "boxes": sum(site.box is not None for site in sites),
             "processes": sum(len(site.running) for site in sites),
         }
@@ -419,8 +464,9 @@ class Workspaces:
     def _measure(self) -> Iterator[tuple[str, Holding]]:
         for site in self._sites():
             boxes, running = int(site.box is not None), len(site.running)
-            fds = boxes * _BOX_FDS + running * _PROCESS_FDS
-            yield f"session {site.session}", Holding(1, fds=fds, children=boxes + running)
+            uplinks = boxes * (site.spec.network and site.backend.sandboxed)
+            fds = boxes * _BOX_FDS + uplinks * _UPLINK_FDS + running * _PROCESS_FDS
+            yield f"session {site.session}", Holding(1, fds=fds, children=boxes + uplinks + running)
 
 
 async def _side_by_side(jobs: list[Any]) -> None:

@@ -1,12 +1,12 @@
 """What one call sets in a request of Anthropic's Messages format.
 
-Guarantee: no combination of settings goes out that the model is known to refuse. What a model does not take is left out
-where the answer is still what was asked for, only less steered (temperature beside thinking); it is refused with one
-sentence where it would not be. Pure functions.
+Guarantee: no combination of settings goes out that the model is known to refuse. A setting that the model does not take
+and that would change its answer is refused with one sentence. Pure functions.
 """
 
 import hashlib
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 
@@ -21,7 +21,7 @@ LEAST_BUDGET = 1024
 BUDGETS = {"minimal": LEAST_BUDGET, "low": 4_096, "medium": 10_240, "high": 20_480, "xhigh": 26_624, "max": 32_000}
 # Of a user's name; longer ones are refused.
 _USER_CHARACTERS = 256
-# The other formats' scale goes to 2.
+# OpenAI's scale goes to 2.
 _MOST_TEMPERATURE = 1.0
 _OFF = ("off", "none")
 # OpenAI's words for how a request is queued; others do not change the answer, and have no word here.
@@ -70,13 +70,19 @@ class _Parameters(msgspec.Struct, omit_defaults=True):
     metadata: _Metadata | None = None
 
 
-def sampled(model: str, facts: Facts) -> bool:
-    """Whether the model lets the chance in its answers be set. Claude since 4.7 refuses it, as does the newest version
-    of the API for all models; of a Claude that nobody told us about, it is not known. Other makers' models do."""
-    return "claude" not in model.lower() or (facts.known and facts.thinking != "adaptive")
+Sampling = Literal["fixed", "one", "free"]
+"""How far a caller may set temperature and `top_p`: not at all, one of the two, or both."""
 
 
-def parameters(call: Call, facts: Facts, *, sampling: bool, tools: bool, thoughtless: Callable[[], bool]) -> bytes:
+def sampling_of(model: str, facts: Facts) -> Sampling:
+    """Claude takes one of the two, and none since 4.7, as the newest version of the API for all models; a Claude that
+    is not in the catalogue may be as new. Other makers' models take both."""
+    if "claude" not in model.lower():
+        return "free"
+    return "one" if facts.known and facts.thinking != "adaptive" else "fixed"
+
+
+def parameters(call: Call, facts: Facts, *, sampling: Sampling, tools: bool, thoughtless: Callable[[], bool]) -> bytes:
     """The members of the request that a call decides. `tools` says that there are any. `thoughtless` says that the
     model is in the middle of a step that was begun without thinking, which one with a budget must then end so."""
     most = call.max_tokens or facts.output
@@ -95,25 +101,42 @@ def parameters(call: Call, facts: Facts, *, sampling: bool, tools: bool, thought
     thinking, effort = _reasoning(call.reasoning, facts, most)
     if thinking is not None and thinking.type == "enabled" and (forced or thoughtless()):
         thinking = None
-    chance = sampling and (thinking is None or thinking.type == "disabled")
-    temperature = min(call.temperature, _MOST_TEMPERATURE) if chance and call.temperature is not None else None
+    if thinking is not None and thinking.type != "disabled":
+        sampling = "fixed"
+    if sampling == "fixed" and top_k is not None:
+        raise invalid("This model takes no `top_k`; leave it out, or choose another model.", "top_k")
+    temperature, top_p = _sampling(call, sampling)
     shape = _shape(call.response_format) if call.response_format else None
     encoded = _encode(
         _Parameters(
             max_tokens=most,
             temperature=temperature,
-            # One of the two: both together are refused.
-            top_p=call.top_p if chance and temperature is None else None,
+            top_p=top_p,
             stop_sequences=call.stop,
             thinking=thinking,
             output_config=_OutputConfig(effort, shape) if effort or shape else None,
             tool_choice=choice,
             service_tier=_TIERS.get(call.service_tier or ""),
-            top_k=top_k if chance else None,
+            top_k=top_k,
             metadata=_Metadata(_user(call.user)) if call.user else None,
         )
     )
     return encoded[1:-1]
+
+
+def _sampling(call: Call, sampling: Sampling) -> tuple[float | None, float | None]:
+    """Temperature and `top_p` as they go out. A default value is left out where the model refuses the field."""
+    temperature, top_p = call.temperature, call.top_p
+    if sampling == "fixed":
+        refuse_fields(call, "temperature", "top_p")
+        return None, None
+    if temperature is not None and temperature > _MOST_TEMPERATURE:
+        raise invalid("This model takes a `temperature` of at most 1; send a lower one.", "temperature")
+    if sampling == "free" or temperature is None or top_p is None:
+        return temperature, top_p
+    if 1 not in (temperature, top_p):
+        raise invalid("This model takes `temperature` or `top_p`, but not both; leave one of them out.", "top_p")
+    return (temperature, None) if top_p == 1 else (None, top_p)
 
 
 def _reasoning(reasoning: str | None, facts: Facts, most: int) -> tuple[_Thinking | None, str | None]:

@@ -6,7 +6,7 @@ Guarantee: it holds nothing of a conversation; wire and answers are what `wire` 
 from collections.abc import Callable, Mapping
 
 from tidegate.models.anthropic.answer import AnthropicAnswer
-from tidegate.models.anthropic.call import sampled
+from tidegate.models.anthropic.call import sampling_of
 from tidegate.models.anthropic.wire import API, AnthropicWire, CacheTtl
 from tidegate.models.facts import Facts
 
@@ -23,7 +23,7 @@ class Anthropic:
     def __init__(self, model: str, facts: Facts, *, cache_ttl: CacheTtl = "5m") -> None:
         self.facts = facts
         self.wire = AnthropicWire(model, facts, cache_ttl=cache_ttl)
-        self._version = SAMPLED_VERSION if sampled(model, facts) else VERSION
+        self._version = VERSION if sampling_of(model, facts) == "fixed" else SAMPLED_VERSION
 
     def headers(self, key: str | None) -> Mapping[str, str]:
         headers = {"anthropic-version": self._version}

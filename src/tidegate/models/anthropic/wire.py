@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from tidegate.models.anthropic.call import parameters, sampled, wants_json
+from tidegate.models.anthropic.call import parameters, sampling_of, wants_json
 from tidegate.models.caller_tools import invalid
 from tidegate.models.facts import Facts
 from tidegate.models.interface import Encoded
@@ -130,7 +130,7 @@ class AnthropicWire:
         self._facts = facts
         self._own = model
         self._model = _encode(model)
-        self._sampling = sampled(model, facts)
+        self._sampling = sampling_of(model, facts)
         self._mark = _MARKS[cache_ttl]
 
     def takes(self, media_type: str) -> bool:

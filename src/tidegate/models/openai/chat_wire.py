@@ -262,7 +262,7 @@ class OpenAIWire:
         if newer:
             refuse_extras(call)
         if not sampled:
-            refuse_fields(call, "frequency_penalty", "presence_penalty", "logit_bias")
+            refuse_fields(call, "temperature", "top_p", "frequency_penalty", "presence_penalty", "logit_bias")
         encoded = self._encode(
             _Parameters(
                 temperature=call.temperature if sampled else None,

@@ -233,8 +233,9 @@ class ResponsesWire:
             raise invalid("This model tells no log probabilities here; leave `logprobs` out.", "logprobs")
         facts = self._facts
         word = effort.asked_of(facts, call.reasoning)
-        # A model that thinks refuses to have the chance in its answers set.
         thinks = facts.thinking != "none" and word != "none" and not (facts.supposed and word is None)
+        if thinks:
+            refuse_fields(call, "temperature", "top_p")
         encoded = self._encode(
             _Parameters(
                 temperature=None if thinks else call.temperature,

@@ -122,7 +122,8 @@ def _blocks(text: str, spans: Sequence[Span], new: str) -> Iterator[_Block]:
             while index < len(spans) and spans[index].start < end:
                 pieces += (text[place : spans[index].start], new)
                 place = spans[index].end
-                end = max(end, _line_end(text, place - 1))
+                if place > end:
+                    end = _line_end(text, place - 1)
                 index += 1
             rest = text[place:end]
             # A line whose end was replaced goes on in the next one.

@@ -77,24 +77,20 @@ def replaced(text: str, old: str, new: str, *, every: bool, path: str) -> Change
     old, new = _with_endings(text, old, new)
     if old == new:
         raise ToolFailed("The old and the new text are the same; nothing was changed.")
-    places = _places(text, old)
-    if not places:
+    spans = _spans(text, old)
+    if not spans:
         raise ToolFailed(_missing(text, old, path))
-    if len(places) > MOST_PLACES:
+    if len(spans) > MOST_PLACES:
         raise ToolFailed(
             f"The old text occurs more than {MOST_PLACES} times in {shown(path)}; give a longer one, or use a command."
         )
-    if len(places) > 1 and not every:
+    if not every and len(places := _first_places(text, old)) > 1:
         lines = [str(text.count("\n", 0, place) + 1) for place in places[:NAMED_PLACES]]
         more = ", …" if len(places) > NAMED_PLACES else ""
         raise ToolFailed(
-            f"The old text occurs {len(places)} times in {shown(path)}, at lines {', '.join(lines)}{more}; give more "
-            "of what is around the one you mean, or set all=true."
+            f"The old text occurs {max(len(spans), len(places))} times in {shown(path)}, at lines {', '.join(lines)}"
+            f"{more}; give more of what is around the one you mean, or set all=true."
         )
-    spans: list[Span] = []
-    for place in places:
-        if not spans or place >= spans[-1].end:  # of two that overlap the first is replaced
-            spans.append(Span(place, place + len(old)))
     length = len(text) + len(spans) * (len(new) - len(old))
     if length > WRITTEN_BYTES:
         raise ToolFailed(f"{shown(path)} would have {length} characters then, more than can be written; nothing was.")
@@ -113,11 +109,22 @@ def _windows(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\n", "\r\n")
 
 
-def _places(text: str, old: str) -> list[int]:
-    """Where it begins, also where two of them overlap; not all of very many."""
+def _spans(text: str, old: str) -> list[Span]:
+    """Where it stands; of two that overlap the first counts. Not all of very many."""
+    spans: list[Span] = []
+    place = text.find(old)
+    while place >= 0 and len(spans) <= MOST_PLACES:
+        spans.append(Span(place, place + len(old)))
+        place = text.find(old, place + len(old))
+    return spans
+
+
+def _first_places(text: str, old: str) -> list[int]:
+    """Where it begins, also where two of them overlap; no more than are named and one, since each look may take as long
+    as the text is."""
     places: list[int] = []
     place = text.find(old)
-    while place >= 0 and len(places) <= MOST_PLACES:
+    while place >= 0 and len(places) <= NAMED_PLACES:
         places.append(place)
         place = text.find(old, place + 1)
     return places

@@ -1,7 +1,9 @@
-// Requests to the gateway that serves this page. Guarantee: every request has a deadline, and whatever goes wrong comes
-// back as one `Refusal` whose message is a sentence for a person. Nothing secret is ever put into an address.
+// Requests to the gateway that serves this page. Guarantee: every request carries this browser's page token, without
+// which the cookie is worth nothing; every request has a deadline, and whatever goes wrong comes back as one `Refusal`
+// whose message is a sentence for a person. Nothing secret is ever put into an address.
 
 const DEADLINE = 20_000; // milliseconds; sending waits only until the message is accepted, never for its answer
+const DOWNLOAD_DEADLINE = 600_000; // for a picture, a sound or a document of many megabytes
 
 export class Refusal extends Error {
   /** `status` is 0 when the gateway could not be reached at all: then it is unknown whether it acted. */
@@ -35,18 +37,34 @@ export async function refusalOf(response) {
   return new Refusal(sentence, response.status, error.code ?? "");
 }
 
-/** Sends one request and returns its JSON, or throws a `Refusal`. */
-export async function call(method, path, { body, headers = {} } = {}) {
-  const request = { method, headers: { ...headers }, signal: AbortSignal.timeout(DEADLINE), cache: "no-store" };
+/** The page token, shared by the tabs of this origin: unlike a cookie, other ports of this host cannot get it. */
+export const pageToken = {
+  key: "tidegate.page-token",
+  get: () => window.localStorage.getItem(pageToken.key),
+  set: (token) => window.localStorage.setItem(pageToken.key, token),
+  clear: () => window.localStorage.removeItem(pageToken.key),
+};
+
+/** `fetch` with the page token. What is refused because another tab signed in meanwhile is sent once more. */
+export async function send(path, request = {}) {
+  const once = (token) => fetch(path, { ...request, cache: "no-store", headers: { ...request.headers, ...(token && { "X-Page-Token": token }) } });
+  const token = pageToken.get();
+  const response = await once(token);
+  const now = pageToken.get();
+  return response.status === 401 && now && now !== token ? once(now) : response;
+}
+
+/** Sends one request and returns its JSON (or what `read` makes of the response), or throws a `Refusal`. */
+export async function call(method, path, { body, headers = {}, within = DEADLINE, read = (response) => response.json() } = {}) {
+  const request = { method, headers: { ...headers }, signal: AbortSignal.timeout(within) };
   if (body !== undefined) {
     request.headers["Content-Type"] = "application/json";
     request.body = JSON.stringify(body);
   }
-  let response;
   try {
-    response = await fetch(path, request);
+    const response = await send(path, request);
     if (!response.ok) throw await refusalOf(response);
-    return response.status === 204 ? null : await response.json();
+    return response.status === 204 ? null : await read(response);
   } catch (error) {
     if (error instanceof Refusal) throw error;
     throw new Refusal("The gateway cannot be reached; check that it runs, then try again.", 0);
@@ -54,4 +72,6 @@ export async function call(method, path, { body, headers = {} } = {}) {
 }
 
 export const get = (path) => call("GET", path);
+export const getBlob = (path) => call("GET", path, { within: DOWNLOAD_DEADLINE, read: (response) => response.blob() });
+export const del = (path) => call("DELETE", path);
 export const post = (path, body, headers) => call("POST", path, { body, headers });

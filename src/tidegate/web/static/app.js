@@ -2,7 +2,8 @@
 // open at a time and the one before is closed, stream and all; the address names the open conversation and nothing
 // secret, so that reloading shows it again.
 
-import { get, post } from "./api.js";
+import { get, pageToken, post } from "./api.js";
+import { Browsers } from "./browsers.js";
 import { Composer } from "./composer.js";
 import { Conversation } from "./conversation.js";
 import { List } from "./list.js";
@@ -22,6 +23,7 @@ const agent = signal("");
 const commands = signal([]);
 const open = signal(null);
 const drawer = signal(false);
+const browsers = signal(false); // whether the list of signed-in browsers is shown
 const list = new List({ failed });
 
 /** Texts that were written and not sent, by conversation; bounded, the oldest is forgotten. */
@@ -40,7 +42,7 @@ const unsent = new Unsent();
 
 /** The list keeps what it showed; that the connection is lost is told by the conversation itself. */
 function failed(error, isWanted) {
-  if (error.status === 401) signedOut();
+  if (error.status === 401) signedOut(error.message);
   else if (isWanted && open.value) open.value.problem.value = error.message;
 }
 
@@ -125,7 +127,8 @@ async function enter() {
     list.refresh();
   } catch (error) {
     batch(() => {
-      if (error.status !== 401) problem.value = error.message;
+      // Nothing has gone wrong for somebody who was never signed in.
+      if (error.status !== 401 || error.code === "signed_out") problem.value ||= error.message;
       phase.value = "out";
     });
   }
@@ -144,25 +147,38 @@ async function start() {
   await enter();
 }
 
-function signedOut() {
+function signedOut(why = "") {
   if (phase.value === "out") return;
   open.value?.close();
   batch(() => {
     open.value = null;
+    browsers.value = false;
     list.clear();
-    problem.value = "You are signed out; sign in again with a new one-time link.";
+    problem.value = why;
     phase.value = "out";
   });
+}
+
+/** This browser is signed out, which its other tabs learn from the token's absence. */
+function leave(why) {
+  pageToken.clear();
+  signedOut(why);
 }
 
 async function signOut() {
   try {
     await post("/api/logout", {});
-    signedOut();
-    problem.value = "";
+    leave();
   } catch (error) {
     if (open.value) open.value.problem.value = error.message;
   }
+}
+
+/** Another tab signed in or out. */
+function tokenChanged({ key, newValue }) {
+  if (key !== pageToken.key && key !== null) return;
+  if (!newValue) signedOut();
+  else if (phase.value === "out") enter();
 }
 
 // -- keys -----------------------------------------------------------------------------------------------------------
@@ -238,9 +254,10 @@ function App() {
   if (phase.value === "out") return html`<${SignIn} problem=${problem.value} onSignedIn=${enter} />`;
   return html`<div class="house" data-drawer=${drawer.value ? "open" : null}>
     <${Sidebar} list=${list} current=${open.value.id.value} onOpen=${(id) => show(id)} onNew=${startNew}
-      onSearched=${endSearch} onSignOut=${signOut} />
+      onSearched=${endSearch} onBrowsers=${() => { browsers.value = true; }} onSignOut=${signOut} />
     <div class="shade" onClick=${() => { drawer.value = false; }}></div>
     <${Room} conversation=${open.value} />
+    ${browsers.value && html`<${Browsers} onClose=${() => { browsers.value = false; }} onLeft=${leave} />`}
   </div>`;
 }
 
@@ -254,6 +271,7 @@ window.addEventListener("keydown", pressed);
 window.addEventListener("popstate", () => {
   if (phase.value === "in" && !window.location.hash.startsWith("#code=")) show(addressed(), { push: false });
 });
+window.addEventListener("storage", tokenChanged);
 window.addEventListener("hashchange", () => {
   if (window.location.hash.startsWith("#code=")) start();
 });

@@ -115,7 +115,7 @@ export class Conversation {
 
   #failed(error) {
     if (this.closed) return;
-    if (error.status === 401) this.on.signedOut();
+    if (error.status === 401) this.on.signedOut(error.message);
     else this.problem.value = error.message;
   }
 
@@ -275,7 +275,7 @@ export class Conversation {
       accepted = await post("/api/messages", this.#body(text, agent, busy), { "Idempotency-Key": key });
     } catch (error) {
       if (this.closed) this.on.unsent(this, text);
-      else if (error.status === 401) this.on.signedOut();
+      else if (error.status === 401) this.on.signedOut(error.message);
       if (error.status !== 0 && error.status < 500) {
         this.discard(key);
         this.problem.value = error.message;

@@ -9,6 +9,16 @@ const AT_A_TIME = 50; // conversations
 export const MOST = 500; // as many as one answer of the gateway holds; a search finds those beyond
 const REFRESH_AFTER = 150; // milliseconds: changes that come together, and letters typed together, cost one request
 
+/** Conversations that wait and are not listed, as entries of the list, the oldest question first. */
+function unlisted(approvals, sessions) {
+  const found = new Map();
+  for (const { conversation, tool } of approvals) {
+    if (found.has(conversation) || sessions.some(({ id }) => id === conversation)) continue;
+    found.set(conversation, { id: conversation, title: `Asks for ${tool || "an answer"}` });
+  }
+  return [...found.values()];
+}
+
 export class List {
   #limit = AT_A_TIME;
   #overLimit = 0; // 0: nobody has asked for ended ones
@@ -27,6 +37,7 @@ export class List {
     this.found = signal(null); // null: nothing is searched for
     this.foundAll = signal(true);
     this.asking = signal(new Set()); // ids of conversations that wait for an answer, listed or not
+    this.waiting = signal([]); // those of them that are not among the listed: older ones, and other people's
   }
 
   /** What a person sees, in its order. */
@@ -42,7 +53,7 @@ export class List {
     this.#overLimit = 0;
     this.#wanted = false;
     batch(() => {
-      this.sessions.value = this.over.value = [];
+      this.sessions.value = this.over.value = this.waiting.value = [];
       this.asking.value = new Set();
       this.query.value = "";
       this.found.value = null;
@@ -86,6 +97,7 @@ export class List {
       batch(() => {
         this.sessions.value = live.sessions;
         this.asking.value = new Set(open.approvals.map(({ conversation }) => conversation));
+        this.waiting.value = unlisted(open.approvals, live.sessions);
         this.hasMore.value = live.next !== null;
         this.over.value = over ? over.sessions : [];
         this.overHasMore.value = Boolean(over?.next);

@@ -33,7 +33,7 @@ function Words({ label, button, kind, needed, busy, onSend }) {
 }
 
 export function Question({ question, onAnswer }) {
-  const { id, kind, summary, choices, expires, agent } = question;
+  const { id, kind, summary, choices, expires, agent, for_owner: forOwner } = question;
   const [busy, setBusy] = useState(false);
   const isApproval = kind === "approval";
   const answer = async (decision, text = "") => {
@@ -59,7 +59,7 @@ export function Question({ question, onAnswer }) {
   const keys = isApproval ? "Y approves, N denies" : choices.length ? `1 to ${Math.min(choices.length, MOST_KEYS)} answer` : "";
   return html`<section class="question" role="group" tabindex="0" data-kind=${kind} aria-busy=${busy} aria-keyshortcuts="Alt+Q"
     aria-labelledby=${`asks-${id}`} aria-describedby=${`about-${id}`} onKeyDown=${key}>
-    <h3 id=${`asks-${id}`}>${`The agent${agent ? ` ${agent}` : ""} asks${isApproval ? " for your approval" : ""}`}</h3>
+    <h3 id=${`asks-${id}`}>${`The agent${agent ? ` ${agent}` : ""} asks${isApproval ? ` for ${forOwner ? "the owner's" : "your"} approval` : ""}`}</h3>
     <pre id=${`about-${id}`} class=${isApproval ? "action" : "asked"}>${summary}</pre>
     ${isApproval
       ? html`<div class="choices"><button type="button" class="send approve" disabled=${busy} onClick=${() => answer("approved")}>Approve</button>

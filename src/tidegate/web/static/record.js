@@ -17,7 +17,7 @@ export const EMPTY = Object.freeze({
   draft: "", // text of the model answer that is in flight
   reset: "", // why the draft was begun again
   live: {}, // call id → {name, arguments, state, excerpt, progress}: tools of the running step
-  asked: [], // {id, turn, kind, tool, summary, choices, expires, agent}: what waits for a person's answer, the oldest first
+  asked: [], // {id, turn, kind, tool, summary, choices, expires, agent, for_owner}: what waits for a person's answer, the oldest first
   notes: [], // {id, after, kind, text, retry, turn}: what is told beside the transcript; `turn` is whose it is, if any
   pending: [], // {key, text, since, turn, how, ahead, state, error}: sent, not yet a row; `since` is the row before it
   running: null, // id of the running turn
@@ -102,9 +102,9 @@ function settled(item, turn) {
 }
 
 /** Adds a question once; told again, it changes nothing. */
-function withAsked(record, { id, turn, kind, tool = "", summary, choices = [], expires = null, agent = "" }) {
+function withAsked(record, { id, turn, kind, tool = "", summary, choices = [], expires = null, agent = "", for_owner = false }) {
   if (record.asked.length >= MOST_ASKED || record.asked.some((question) => question.id === id)) return record;
-  return { ...record, asked: [...record.asked, { id, turn, kind, tool, summary, choices, expires, agent }] };
+  return { ...record, asked: [...record.asked, { id, turn, kind, tool, summary, choices, expires, agent, for_owner }] };
 }
 
 function withoutAsked(record, isOver) {

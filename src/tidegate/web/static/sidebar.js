@@ -51,7 +51,7 @@ function More({ sessions, onMore }) {
   return html`<button type="button" class="quiet" onClick=${onMore}>Show older ones</button>`;
 }
 
-export function Sidebar({ list, current, onOpen, onNew, onSearched, onSignOut }) {
+export function Sidebar({ list, current, onOpen, onNew, onSearched, onBrowsers, onSignOut }) {
   const entry = (session) => html`<${Entry} key=${session.id} session=${session} isCurrent=${session.id === current}
     isAsking=${list.asking.value.has(session.id)} onOpen=${onOpen} />`;
   const found = list.found.value;
@@ -65,7 +65,7 @@ export function Sidebar({ list, current, onOpen, onNew, onSearched, onSignOut })
       ${found
         ? html`<ul>${found.map(entry)}</ul>
           <p class="hint" role="status">${!found.length ? "No conversation has these words." : list.foundAll.value ? "" : "There may be more: search for more words."}</p>`
-        : html`<ul>${sessions.map(entry)}</ul>
+        : html`<ul>${[...list.waiting.value, ...sessions].map(entry)}</ul>
           ${!sessions.length && html`<p class="hint">No conversations yet.</p>`}
           ${list.hasMore.value && html`<${More} sessions=${sessions} onMore=${() => list.more()} />`}
           <details class="over" onToggle=${(event) => event.target.open && !over.length && list.moreOver()}>
@@ -75,6 +75,9 @@ export function Sidebar({ list, current, onOpen, onNew, onSearched, onSignOut })
             ${list.overHasMore.value && html`<${More} sessions=${over} onMore=${() => list.moreOver()} />`}
           </details>`}
     </div>
-    <button type="button" class="quiet sign-out" onClick=${onSignOut}>Sign out</button>
+    <div class="sign-out">
+      <button type="button" class="quiet" onClick=${onSignOut}>Sign out</button>
+      <button type="button" class="quiet" onClick=${onBrowsers}>Signed-in browsers</button>
+    </div>
   </nav>`;
 }

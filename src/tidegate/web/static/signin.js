@@ -1,7 +1,8 @@
 // Signing in with a one-time code. Guarantee: the code is taken out of the address bar before anything is sent, travels
-// only in the body of one POST, and is kept nowhere.
+// only in the body of one POST, and is kept nowhere. What it is exchanged for are a cookie that no script can read, and
+// a page token that no other origin can.
 
-import { post } from "./api.js";
+import { pageToken, post } from "./api.js";
 import { html, useEffect, useRef, useState } from "./ui.js";
 
 /** The code in the address's fragment, which is removed from the address and from the history on the way. */
@@ -17,7 +18,17 @@ export function takeCode() {
 }
 
 export async function signIn(code) {
-  await post("/api/login", { code });
+  const { page_token } = await post("/api/login", { code, browser: browserName(navigator.userAgent) });
+  pageToken.set(page_token);
+}
+
+const PROGRAMS = { "Edg/": "Edge", "OPR/": "Opera", "Firefox/": "Firefox", "Chrome/": "Chrome", "Safari/": "Safari" };
+const SYSTEMS = { Android: "Android", iPhone: "iPhone", iPad: "iPad", Windows: "Windows", "Mac OS": "macOS", CrOS: "ChromeOS", Linux: "Linux" };
+
+/** The name under which this browser is listed; the order of the tables matters. */
+export function browserName(agent) {
+  const [program, system] = [PROGRAMS, SYSTEMS].map((names) => Object.entries(names).find(([word]) => agent.includes(word))?.[1]);
+  return [program ?? "Browser", system].filter(Boolean).join(" on ");
 }
 
 /** Accepts the code alone or the whole link that contains it. */
@@ -50,7 +61,7 @@ export function SignIn({ problem, onSignedIn }) {
   return html`<main class="sign-in">
     <form onSubmit=${submit}>
       <div class="brand"><img src="/static/favicon.svg" alt="" width="28" height="28" /><h1>Tidegate</h1></div>
-      <p>Open the one-time link that <code>tidegate up</code> printed, or paste its code here.
+      <p>Open the one-time link that <code>tidegate up</code> printed, or paste its code here.${" "}
         <code>tidegate status --link</code> prints a new one.</p>
       ${told && html`<p class="note error" role="alert" id="sign-in-problem">${told}</p>`}
       <label for="code">One-time code</label>

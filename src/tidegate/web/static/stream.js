@@ -2,7 +2,7 @@
 // network, a sleeping machine) the stream comes back by itself and goes on behind the last row that was seen; it ends
 // when its signal is aborted, and then holds no connection and no timer.
 
-import { refusalOf } from "./api.js";
+import { refusalOf, send } from "./api.js";
 
 const SILENCE = 45_000; // the gateway sends a comment every 15 s; three missing ones mean that nobody is there
 const FIRST_PAUSE = 250; // milliseconds before the first new attempt; doubled up to …
@@ -59,7 +59,7 @@ async function once({ path, last, onOpen, onEvents, signal }) {
   let timer = setTimeout(drop, SILENCE);
   try {
     const headers = { Accept: "text/event-stream", "Last-Event-ID": String(last()) };
-    const response = await fetch(path, { headers, signal: connection.signal, cache: "no-store" });
+    const response = await send(path, { headers, signal: connection.signal });
     if (!response.ok) throw await refusalOf(response);
     onOpen();
     let events = [];

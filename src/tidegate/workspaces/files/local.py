@@ -1,7 +1,7 @@
 """The files of this machine, below the mounts of a session.
 
-Guarantee: what `Shelf` guarantees; and all of it is done in worker threads, which end soon after whoever waits is
-cancelled; a write that has been done stays done. It owns nothing between calls.
+Guarantee: what `Shelf` guarantees, with the rights of the session's user. All of it is done in worker threads, which
+end soon after whoever waits is cancelled; a write that has been done stays done. It owns nothing between calls.
 """
 
 import os
@@ -9,9 +9,8 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from anyio import to_thread
-
 from tidegate.workspaces.children import Spawner
+from tidegate.workspaces.files.identity import User, in_thread
 from tidegate.workspaces.files.mounts import Mount
 from tidegate.workspaces.files.searching import search
 from tidegate.workspaces.files.shelf import Shelf
@@ -44,33 +43,36 @@ class _Opening:
 
 class LocalFiles:
     """`mounts` are what can be reached; relative paths start in the first. `spawner` starts what searches, and
-    `ripgrep` is false where that must not be the system's."""
+    `ripgrep` is false where that must not be the system's. Files are touched as `user`; None is the gateway's own."""
 
-    def __init__(self, mounts: Sequence[Mount], spawner: Spawner, *, ripgrep: bool = True) -> None:
+    def __init__(
+        self, mounts: Sequence[Mount], spawner: Spawner, *, ripgrep: bool = True, user: User | None = None
+    ) -> None:
         self.mounts = tuple(mounts)
         self._shelf = Shelf(mounts)
         self._spawner = spawner
         self._ripgrep = ripgrep
+        self._user = user
 
     async def lines(self, path: str, *, offset: int, lines: int, max_bytes: int) -> Lines:
-        return await to_thread.run_sync(self._shelf.lines, path, offset, lines, max_bytes)
+        return await in_thread(self._user, self._shelf.lines, path, offset, lines, max_bytes)
 
     async def load(self, path: str, *, limit: int) -> Loaded:
-        return await to_thread.run_sync(self._shelf.load, path, limit)
+        return await in_thread(self._user, self._shelf.load, path, limit)
 
     @asynccontextmanager
     async def opened(self, path: str) -> AsyncIterator[int]:
         opening = _Opening()
         try:
-            yield await to_thread.run_sync(opening.open, self._shelf, path)
+            yield await in_thread(self._user, opening.open, self._shelf, path)
         finally:
             opening.close()
 
     async def write(self, path: str, data: bytes, *, expected: str | None = None) -> Written:
-        return await to_thread.run_sync(self._shelf.write, path, data, expected)
+        return await in_thread(self._user, self._shelf.write, path, data, expected)
 
     async def list(self, path: str, choice: Choice, *, recursive: bool, limit: int) -> Listing:
-        return await to_thread.run_sync(self._shelf.list, path, choice, recursive, limit)
+        return await in_thread(self._user, self._shelf.list, path, choice, recursive, limit)
 
     async def search(self, path: str, query: Query) -> Found:
-        return await search(self.mounts, self._spawner, path, query, ripgrep=self._ripgrep)
+        return await search(self.mounts, self._spawner, path, query, ripgrep=self._ripgrep, user=self._user)

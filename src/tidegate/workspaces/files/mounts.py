@@ -20,6 +20,8 @@ from pathlib import Path
 
 from tidegate.errors import ToolFailed
 from tidegate.values import Frozen
+from tidegate.workspaces.files.identity import acting_as, gateway_user
+from tidegate.workspaces.files.protected import is_protected
 
 LONGEST_PATH = 4096
 DEEPEST = 128
@@ -37,11 +39,13 @@ class Missing(ToolFailed):
 
 
 class Mount(Frozen, frozen=True):
-    """A folder of this machine and the path under which commands see it."""
+    """A folder of this machine and the path under which commands see it. A `project` is the user's own, in which what
+    other programs execute is not written."""
 
     inner: str
     folder: Path
     writable: bool = True
+    project: bool = False
 
 
 @dataclass
@@ -199,7 +203,8 @@ class _Walk:
         self.close()
         self._mount = mount
         try:
-            self._folders.append(os.open(mount.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+            with acting_as(gateway_user()):  # it may lie where nobody else can go
+                self._folders.append(os.open(mount.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
         except OSError as error:
             raise ToolFailed(
                 f"The folder {shown(mount.inner)} cannot be opened ({error.strerror}); the operator must make it."
@@ -224,7 +229,7 @@ class _Walk:
         """Makes a folder on the way, or says that it is missing."""
         if not self.make:
             raise Missing(f"There is no {shown(self.path)}; list_files shows what is there.")
-        refuse_read_only(self.path, self._mount)
+        refuse_read_only(self.path, self._mount, self._folders[-1], name)
         try:
             os.mkdir(name, dir_fd=self._folders[-1])
         except FileExistsError:
@@ -233,9 +238,17 @@ class _Walk:
             raise ToolFailed(_reason(error, self.path)) from None
 
 
-def refuse_read_only(path: str, mount: Mount) -> None:
+def refuse_read_only(path: str, mount: Mount, folder: int, name: str) -> None:
+    """Raises ToolFailed unless `name` may be written in that open folder of a mount."""
     if not mount.writable:
         raise ToolFailed(f"{shown(path)} is in {shown(mount.inner)}, which is read-only; write elsewhere.")
+    with acting_as(gateway_user()):  # what says so may lie where nobody else can go
+        protected = mount.project and is_protected(str(mount.folder), folder, name)
+    if protected:
+        raise ToolFailed(
+            f"{shown(path)} is read-only: other programs of the project's owner would execute it; tell them what to "
+            "write there."
+        )
 
 
 def _reason(error: OSError | ValueError, path: str) -> str:

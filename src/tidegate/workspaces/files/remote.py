@@ -49,6 +49,7 @@ _STANDINS = {
     "anyio": """
 class from_thread:
     check_cancelled = staticmethod(lambda: None)  # who no longer waits ends all of it
+to_thread = None  # there is nobody to wait for
 """,
     "tidegate.values": """
 class Frozen:
@@ -62,18 +63,20 @@ class Frozen:
 """What the modules import of others, as little as is needed there."""
 
 _MODULES = (
-    "anyio", "tidegate.errors", "tidegate.values", f"{_FILES}.patterns", f"{_FILES}.values", f"{_FILES}.mounts",
-    f"{_FILES}.walking", f"{_FILES}.paging", f"{_FILES}.replacing", f"{_FILES}.globs", f"{_FILES}.excerpts",
-    f"{_FILES}.matching", f"{_FILES}.feeding", f"{_FILES}.shelf", serving.__name__,
+    "anyio", "tidegate.errors", "tidegate.values", f"{_FILES}.patterns", f"{_FILES}.values", f"{_FILES}.identity",
+    f"{_FILES}.protected",
+    f"{_FILES}.mounts", f"{_FILES}.walking", f"{_FILES}.paging", f"{_FILES}.replacing", f"{_FILES}.globs",
+    f"{_FILES}.excerpts", f"{_FILES}.matching", f"{_FILES}.feeding", f"{_FILES}.shelf", serving.__name__,
 )  # fmt: skip
 
 
 class RemoteFiles:
-    """`box` opens the session's; `read_only` are folders over there that may be read besides its own; what is handed on
-    is copied to `folder`, which is here."""
+    """`box` opens the session's; `read_only` are folders over there that may be read besides its own, which is a
+    `project` of the user's or not; what is handed on is copied to `folder`, which is here."""
 
-    def __init__(self, box: "OpenBox", read_only: Sequence[Path], folder: Path) -> None:
+    def __init__(self, box: "OpenBox", read_only: Sequence[Path], folder: Path, *, project: bool = False) -> None:
         self._box = box
+        self._project = project
         self._read_only = [str(path) for path in read_only]
         self._folder = folder
 
@@ -124,7 +127,7 @@ class RemoteFiles:
     @asynccontextmanager
     async def _asked(self, what: str, *, data: bytes = b"", **question: Any) -> AsyncIterator["_Answer"]:
         sent = await to_thread.run_sync(program, _MODULES, "serve", _STANDINS)
-        told = json.dumps({"what": what, "read_only": self._read_only, **question}).encode()
+        told = json.dumps({"what": what, "read_only": self._read_only, "project": self._project, **question}).encode()
         box = await self._box()
         child = await box.spawn(script.framed(BOOTSTRAP), new_id("f"))
         try:

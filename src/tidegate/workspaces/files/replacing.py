@@ -40,7 +40,7 @@ def version(data: bytes) -> str:
 
 def replace(spot: Spot, data: bytes, expected: str | None) -> int | None:
     """Puts a file of that content at a spot; the size of what was there, None when nothing was."""
-    refuse_read_only(spot.path, spot.mount)
+    refuse_read_only(spot.path, spot.mount, spot.parent, spot.name)
     if spot.is_folder:
         raise ToolFailed(f"{shown(spot.path)} is a folder; choose the path of a file.")
     if spot.fd >= 0 and not stat.S_ISREG(spot.mode):

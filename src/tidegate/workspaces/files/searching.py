@@ -25,6 +25,7 @@ from tidegate.log import Log
 from tidegate.workspaces.children import ChildProcess, Spawner, find, gone
 from tidegate.workspaces.files import matching
 from tidegate.workspaces.files.feeding import Feed, found
+from tidegate.workspaces.files.identity import User, in_thread
 from tidegate.workspaces.files.mounts import Mount
 from tidegate.workspaces.files.values import Found, Query
 
@@ -45,14 +46,16 @@ class _Enough(Exception):
     """The child takes no more."""
 
 
-async def search(mounts: Sequence[Mount], spawner: Spawner, path: str, query: Query, *, ripgrep: bool) -> Found:
+async def search(
+    mounts: Sequence[Mount], spawner: Spawner, path: str, query: Query, *, ripgrep: bool, user: User | None
+) -> Found:
     async with spawner.helpers:
-        feed, places = await _searched(mounts, spawner, path, query, ripgrep=ripgrep)
-    return await to_thread.run_sync(found, feed, mounts, places, query)
+        feed, places = await _searched(mounts, spawner, path, query, ripgrep=ripgrep, user=user)
+    return await in_thread(user, found, feed, mounts, places, query)
 
 
 async def _searched(
-    mounts: Sequence[Mount], spawner: Spawner, path: str, query: Query, *, ripgrep: bool
+    mounts: Sequence[Mount], spawner: Spawner, path: str, query: Query, *, ripgrep: bool, user: User | None
 ) -> tuple[Feed, list[tuple[int, int]]]:
     """What went into the engine that came to its end, and the lines and columns that it told."""
     program = await to_thread.run_sync(find, "rg") if ripgrep else None
@@ -62,7 +65,7 @@ async def _searched(
         feed = Feed(mounts, path, query.choice)
         try:
             async with asyncio.timeout(SECONDS):
-                code = await _run(spawner, engine, feed, places)
+                code = await _run(spawner, engine, feed, places, user)
         except TimeoutError:
             feed.stopped = f"it was stopped after {SECONDS:g} s; use a simpler pattern, a path or a glob"
             return feed, places
@@ -96,7 +99,7 @@ def _python(query: Query) -> _Engine:
     return _Engine((*script, query.pattern.python, str(query.limit + 1), str(_INPUT)), (0,))
 
 
-async def _run(spawner: Spawner, engine: _Engine, feed: Feed, places: list[tuple[int, int]]) -> int:
+async def _run(spawner: Spawner, engine: _Engine, feed: Feed, places: list[tuple[int, int]], user: User | None) -> int:
     """Runs one engine over all files; its exit code."""
     reading, writing = os.pipe()
     pipe = _Pipe(writing)
@@ -110,7 +113,7 @@ async def _run(spawner: Spawner, engine: _Engine, feed: Feed, places: list[tuple
             os.close(reading)
         _confine(child.pid)
         child.close_input()
-        await gather([_collect(child, places), pipe.fill(feed)])
+        await gather([_collect(child, places), pipe.fill(feed, user)])
         return await child.wait()
     finally:
         pipe.close()
@@ -144,9 +147,9 @@ class _Pipe:
         with contextlib.suppress(OSError):  # more than the system allows
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
-    async def fill(self, feed: Feed) -> None:
+    async def fill(self, feed: Feed, user: User | None) -> None:
         try:
-            await to_thread.run_sync(self._fill, feed)
+            await in_thread(user, self._fill, feed)
         finally:
             self.close()
 

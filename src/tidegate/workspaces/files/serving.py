@@ -32,7 +32,7 @@ Answer = tuple[Any, bytes]
 
 def serve() -> None:
     question = json.loads(_taken(int(_line())))
-    shelf = Shelf(_mounts(question.pop("read_only")))
+    shelf = Shelf(_mounts(question.pop("read_only"), question.pop("project")))
     answers: dict[str, Callable[[Shelf, Question], Answer]] = {
         "lines": _lines, "load": _load, "write": _write, "list": _list, "search": _search
     }  # fmt: skip
@@ -48,11 +48,12 @@ def serve() -> None:
     _say({"told": told, "bytes": len(data)}, data)
 
 
-def _mounts(read_only: list[str]) -> list[Mount]:
+def _mounts(read_only: list[str], project: bool) -> list[Mount]:
     # house: allow it is the environment of a command, in which this runs
-    own = [Path.cwd(), Path(os.environ["HOME"]), Path(os.environ["TMPDIR"])]
-    seen = [Mount(inner=name, folder=Path(name), writable=False) for name in read_only]
-    return [*(Mount(inner=str(folder), folder=folder) for folder in own), *seen]
+    work, *beside = [Path.cwd(), Path(os.environ["HOME"]), Path(os.environ["TMPDIR"])]
+    own = [Mount(inner=str(work), folder=work, project=project)]
+    own += [Mount(inner=str(folder), folder=folder) for folder in beside]
+    return [*own, *(Mount(inner=name, folder=Path(name), writable=False) for name in read_only)]
 
 
 def _lines(shelf: Shelf, question: Question) -> Answer:

@@ -1,0 +1,71 @@
+"""`tidegate audit`: who did what, when, with what outcome."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tidegate.cli.options import home_option, json_option
+from tidegate.cli.output import print_json, print_table, when
+
+_KINDS = ("sign_in", "sign_out", "key", "principal", "approval", "tool", "egress", "configuration", "setting")
+_PAGE = 1000  # rows that one answer may have
+_SHOWN = 12  # characters of a digest in a table, enough to tell some thousand apart
+
+
+@click.command("audit")
+@click.option("--since", default="30d", show_default=True, help="A time span like 7d, or a date of UTC, 2026-11-01.")
+@click.option("--kind", type=click.Choice(_KINDS), help="Only events of this kind.")
+@click.option("--principal", help="By or about the principal of this name or id.")
+@click.option("--session", help="In the conversation of this id.")
+@click.option("--host", help="Contacts with this host by web tools.")
+@click.option("--limit", type=click.IntRange(min=1), default=200, show_default=True, help="How many, the latest.")
+@home_option
+@json_option
+def command(
+    since: str,
+    kind: str | None,
+    principal: str | None,
+    session: str | None,
+    host: str | None,
+    limit: int,
+    home: Path,
+    as_json: bool,
+) -> None:
+    """Show the audit log, the latest events last: sign-ins, keys, people, approvals, tool calls with effect, hosts
+    contacted, configuration and settings.
+
+    It holds ids and digests, never content.
+    """
+    from tidegate.cli.api import Api
+
+    api = Api(home)
+    query = {"since": since, "kind": kind, "principal": principal, "session": session, "host": host}
+    events: list[dict[str, Any]] = []
+    before = None
+    while len(events) < limit:
+        page = api.call(
+            "GET", "/api/audit", query={**query, "limit": min(_PAGE, limit - len(events)), "before": before}
+        )
+        events += page["events"]
+        before = page["next"]
+        if before is None:
+            break
+    events.reverse()
+    if as_json:
+        print_json(events)
+    else:
+        _print(events)
+    if before is not None:
+        print(f"There are more than {limit}: raise --limit, or narrow the search.", file=sys.stderr)
+
+
+def _print(events: list[dict[str, Any]]) -> None:
+    rows = [
+        (event["id"], when(event["at"]), event["kind"], event["outcome"], event["name"] or event["principal"],
+         event["session"], event["subject"], (event["digest"] or "")[:_SHOWN])
+        for event in events
+    ]  # fmt: skip
+    heads = ("id", "when", "kind", "outcome", "by", "conversation", "subject", "digest")
+    print_table(heads, rows, empty="Nothing was recorded in this time.", numbers=(0,), whole=(6,))

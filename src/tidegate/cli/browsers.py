@@ -1,0 +1,55 @@
+"""`tidegate browsers`: the browsers that are signed in to the chat page."""
+
+from pathlib import Path
+
+import click
+
+from tidegate.cli.options import home_option, json_option
+from tidegate.cli.output import counted, print_json, print_table, when
+
+
+@click.group("browsers")
+def command() -> None:
+    """List signed-in browsers or sign them out."""
+
+
+@command.command("list")
+@home_option
+@json_option
+def list_(home: Path, as_json: bool) -> None:
+    """List the signed-in browsers of all users."""
+    from tidegate.cli.api import Api
+
+    browsers = Api(home).call("GET", "/api/browsers")["browsers"]
+    if as_json:
+        print_json(browsers)
+        return
+    rows = [
+        (each["id"], each["name"], each["browser"], when(each["created"]), when(each["used"]), when(each["expires"]))
+        for each in browsers
+    ]
+    heads = ("id", "principal", "browser", "signed in", "last used", "expires")
+    print_table(heads, rows, empty="No browser is signed in.")
+
+
+@command.command("revoke")
+@click.argument("browser_id", required=False)
+@click.option("--all", "everyone", is_flag=True, help="Sign out every browser of every user.")
+@home_option
+@json_option
+def revoke(browser_id: str | None, everyone: bool, home: Path, as_json: bool) -> None:
+    """Sign out the browser with this id (see `tidegate browsers list`), or all of them."""
+    from tidegate.cli.api import Api
+
+    if (browser_id is None) is not everyone:
+        raise click.UsageError("Give the id of a browser, or --all.")
+    api = Api(home)
+    if browser_id is None:
+        count = api.call("DELETE", "/api/browsers", query={"everyone": "true"})["signed_out"]
+    else:
+        api.call("DELETE", api.browser(browser_id))
+        count = 1
+    if as_json:
+        print_json({"signed_out": count})
+    else:
+        print(f"Signed out {counted(count, 'browser')}.")

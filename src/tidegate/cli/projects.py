@@ -1,0 +1,96 @@
+"""`tidegate projects`: which files of shared project folders prompts may take.
+
+Guarantee: what is accepted is what was shown: a file that changes in between is refused by the gateway.
+"""
+
+import hashlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tidegate.cli.options import home_option, json_option
+from tidegate.cli.output import at_terminal, plain, print_json, print_table
+from tidegate.errors import TidegateError
+
+if TYPE_CHECKING:
+    from tidegate.cli.api import Api
+
+_PATH = "/api/projects/files"
+_SHOWN_BYTES = 1024 * 1024  # as much as a prompt could take, and as the gateway digests
+
+
+@click.group("projects")
+def command() -> None:
+    """List or accept what prompts take from project folders that others than the owner could write in."""
+
+
+@command.command("list")
+@home_option
+@json_option
+def list_(home: Path, as_json: bool) -> None:
+    """List AGENTS.md and its like, and the files of skills, in folders that conversations of others had."""
+    from tidegate.cli.api import Api
+
+    files = _files(Api(home))
+    if as_json:
+        print_json(files)
+        return
+    rows = [(file["path"], "yes" if file["trusted"] else "no: new or changed") for file in files]
+    print_table(("file", "used in prompts"), rows, empty="Only the owner's conversations had project folders.")
+
+
+@command.command("trust")
+@click.argument("paths", nargs=-1)
+@click.option("--yes", is_flag=True, help="Accept without showing or asking.")
+@home_option
+@json_option
+def trust(paths: tuple[str, ...], yes: bool, home: Path, as_json: bool) -> None:
+    """Accept new or changed files at PATHS (default: all) as they are now.
+
+    Each one is shown first. New conversations use what you accept.
+    """
+    from tidegate.cli.api import Api
+
+    if not yes and not at_terminal():
+        raise TidegateError("There is no terminal to ask at: read the files, then say --yes.")
+    api = Api(home)
+    chosen = _chosen(_files(api), paths)
+    accepted = [file for file in chosen if yes or _is_accepted(file)]
+    if accepted:
+        api.call("POST", _PATH, {"files": [{"path": file["path"], "sha256": file["sha256"]} for file in accepted]})
+    if as_json:
+        print_json([file["path"] for file in accepted])
+        return
+    for file in accepted:
+        print(f"Accepted: {plain(file['path'])}")
+    if not accepted:
+        print("Nothing was accepted.", file=sys.stderr)
+
+
+def _files(api: "Api") -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = api.call("GET", _PATH)["files"]
+    return [{**file, "trusted": file.get("trusted", False)} for file in found]
+
+
+def _chosen(files: list[dict[str, Any]], paths: tuple[str, ...]) -> list[dict[str, Any]]:
+    if not paths:
+        return [file for file in files if not file["trusted"]]
+    known = {file["path"]: file for file in files}
+    chosen = [str(Path(path).resolve()) for path in paths]
+    for path in chosen:
+        if path not in known:
+            raise TidegateError(f"{plain(path)} is no file that prompts take; see `tidegate projects list`.")
+    return [known[path] for path in chosen]
+
+
+def _is_accepted(file: dict[str, Any]) -> bool:
+    with Path(file["path"]).open("rb") as opened:
+        data = opened.read(_SHOWN_BYTES)
+    if hashlib.sha256(data).hexdigest() != file["sha256"]:
+        raise TidegateError(f"{plain(file['path'])} is changing while you read it; try again.")
+    print(f"--- {plain(file['path'])}")
+    for line in data.decode("utf-8", "backslashreplace").splitlines():
+        print(plain(line))
+    return click.confirm("--- Use it in prompts?")

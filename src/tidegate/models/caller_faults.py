@@ -1,0 +1,71 @@
+"""The field of a caller's request that an endpoint refused.
+
+A provider reports a bad value by the name that its own format has for the field: `text.format.schema` or
+`output_config.format.schema` for `response_format`, `tools.3.input_schema` for one of `tools`. The functions here find
+the caller's own name for it, and only for fields that the caller did set: the rest of a request is the gateway's, and
+so is the mistake. Pure functions.
+"""
+
+import re
+
+import msgspec
+
+from tidegate.models.interface import Encoded
+from tidegate.values import Call
+
+REFUSED_STATUS = frozenset({400, 422})
+"""With these a provider says that the request itself is wrong."""
+
+_NAMES = {
+    "max_completion_tokens": "max_tokens",
+    "max_output_tokens": "max_tokens",
+    "stop_sequences": "stop",
+    "output_config": "response_format",
+    "text": "response_format",
+    "logprobs": "top_logprobs",
+    "safety_identifier": "user",
+}
+"""A provider's name of a field and that of `Call`, where they differ."""
+
+_PATH = re.compile(r"[`'\"]?([a-z_]+)((?:[.\[][\w\]]+)*)")
+_QUOTED = re.compile(r"[`'\"]([a-z_]{3,64})((?:[.\[][\w\]]{1,64}){0,8})[`'\"]")
+_INDEX = re.compile(r"\d{1,6}")
+_decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+def caller_field(param: str, said: str, prefix: Encoded, call: Call) -> str | None:
+    """The caller's field that an endpoint complains of, by the `param` that it names or else by its words."""
+    if param:
+        found = _PATH.match(param)
+        return _field(found[1], found[2], prefix, call) if found else None
+    beginning = re.match(r"([a-z_]{1,64})((?:\.\w{1,64}){0,8}): ", said)
+    for found in (beginning, *_QUOTED.finditer(said)):
+        if found is not None and (field := _field(found[1], found[2], prefix, call)) is not None:
+            return field
+    return None
+
+
+def _field(name: str, path: str, prefix: Encoded, call: Call) -> str | None:
+    if name == "tools":
+        return "tools" if _is_callers_tool(path, prefix) else None
+    if name == "text" and "verbosity" in path:
+        name = "verbosity"
+    name = _NAMES.get(name, name)
+    if name in _given(call):
+        return "logprobs" if name == "top_logprobs" else name
+    return None
+
+
+def _given(call: Call) -> set[str]:
+    """The names of what the caller has set. The effort of reasoning may be the session's or the agent's."""
+    given = {name for name in call.__struct_fields__ if getattr(call, name) not in (None, (), b"")}
+    extras = set(msgspec.json.decode(call.extras)) if call.extras else set()
+    return given - {"reasoning", "extras", "caller_tools"} | extras
+
+
+def _is_callers_tool(path: str, prefix: Encoded) -> bool:
+    """The caller's tools follow the agent's own."""
+    found = _INDEX.search(path)
+    if not prefix.caller_tools or found is None:
+        return False
+    return int(found[0]) >= len(_decode_list(prefix.tools)) - len(prefix.caller_tools)

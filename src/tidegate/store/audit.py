@@ -1,0 +1,117 @@
+"""The audit log: who did what to which thing, and with what outcome. Ids and digests, never content.
+
+A row is appended in the transaction of the event that it records, so that neither exists without the other. Rows are
+never changed, are removed only after their retention (triggers of the table enforce both), and outlive the session they
+name; their ids are consecutive. Digests are keyed with a random key of this database: equal inputs have equal digests,
+and whoever is shown a digest cannot find its input by guessing.
+"""
+
+import hashlib
+
+from tidegate.store.rows import LISTED, AuditKind, AuditRow, Db
+
+FAILURES_EACH_HOUR = 20
+"""Failed sign-ins of one hour that get a row each. The rest of that hour is counted and becomes one row, so that nobody
+can fill the disk with wrong codes."""
+HOUR = 3600
+
+_DIGEST_BYTES = 16
+
+
+def append(
+    db: Db,
+    kind: AuditKind,
+    outcome: str,
+    now: float,
+    *,
+    subject: str = "",
+    principal: str | None = None,
+    session: str | None = None,
+    of: bytes | None = None,
+) -> None:
+    """Records one event. `subject` holds the ids of what it concerns, separated by spaces; `principal` is whoever
+    acted, None for the gateway itself; `of` is the content, of which only the digest is kept."""
+    db.execute(
+        "INSERT INTO audit(at, kind, principal, session, subject, outcome, digest) VALUES(?, ?, ?, ?, ?, ?, ?)",
+        (now, kind, principal, session, subject, outcome, None if of is None else digest(db, of)),
+    )
+
+
+def digest(db: Db, of: bytes) -> bytes:
+    """The digest under which rows of this database record that content."""
+    key: bytes = db.execute("SELECT key FROM audit_state").get
+    return hashlib.blake2b(of, key=key, digest_size=_DIGEST_BYTES).digest()
+
+
+def host_name(host: str) -> bytes:
+    """The content whose digest stands for a host that was contacted."""
+    return host.lower().rstrip(".").encode("utf-8", "surrogatepass")
+
+
+def append_failed_sign_in(db: Db, now: float) -> None:
+    append_further_failures(db, now)
+    failed: int = db.execute("UPDATE audit_state SET failed = failed + 1 RETURNING failed").get
+    if failed <= FAILURES_EACH_HOUR:
+        append(db, "sign_in", "failed", now)
+
+
+def append_further_failures(db: Db, now: float) -> None:
+    """Appends one row for the failed sign-ins of an hour that is over and that got no row of their own."""
+    hour, failed = db.execute("SELECT failed_hour, failed FROM audit_state").get
+    if hour == now // HOUR:
+        return
+    if failed > FAILURES_EACH_HOUR:
+        append(db, "sign_in", "failed", now, subject=f"{failed - FAILURES_EACH_HOUR} more")
+    db.execute("UPDATE audit_state SET failed_hour = ?, failed = 0", (now // HOUR,))
+
+
+def append_configuration(db: Db, text: bytes, now: float) -> bool:
+    """Records the configuration of a start, if it differs from that of the last one; whether it does."""
+    last = db.execute(
+        "SELECT digest FROM audit WHERE kind = 'configuration' AND session IS NULL ORDER BY id DESC LIMIT 1"
+    ).get
+    if last == digest(db, text):
+        return False
+    append(db, "configuration", "changed", now, of=text)
+    return True
+
+
+def listing(
+    db: Db,
+    *,
+    since: float = 0.0,
+    kind: AuditKind | None = None,
+    principal: str | None = None,
+    session: str | None = None,
+    of: bytes | None = None,
+    before: tuple[float, int] | None = None,
+    limit: int = LISTED,
+) -> list[AuditRow]:
+    """The latest first. `principal` finds what they did and what was done to them; `before` is (at, id) of the last row
+    seen."""
+    at, id = before or (None, None)
+    rows = db.execute(
+        "SELECT id, at, kind, principal, session, subject, outcome, digest FROM audit"
+        " WHERE at >= ?1 AND at <= ifnull(?2, 9e999) AND (?2 IS NULL OR (at, id) < (?2, ?3))"
+        " AND (?4 IS NULL OR kind = ?4) AND (?5 IS NULL OR session = ?5) AND (?6 IS NULL OR digest = ?6)"
+        " AND (?7 IS NULL OR principal = ?7 OR instr(' ' || subject || ' ', ' ' || ?7 || ' '))"
+        " ORDER BY at DESC, id DESC LIMIT ?8",
+        (since, at, id, kind, session, None if of is None else digest(db, of), principal, limit),
+    )
+    return [AuditRow(*row) for row in rows]
+
+
+def count(db: Db) -> int:
+    """How many rows there are: their ids are consecutive, and they are removed from the oldest on."""
+    first, last = db.execute("SELECT (SELECT min(id) FROM audit), (SELECT max(id) FROM audit)").get
+    return 0 if first is None else int(last - first + 1)
+
+
+def prune(db: Db, before: float, limit: int) -> int:
+    """Removes up to `limit` of the oldest rows, as far as they are older than that; how many."""
+    first = db.execute("SELECT id FROM audit WHERE id = (SELECT min(id) FROM audit) AND at < ?", (before,)).get
+    if first is None:
+        return 0
+    db.execute("UPDATE audit_state SET kept_since = ?", (before,))
+    db.execute("DELETE FROM audit WHERE id < ? AND at < ?", (first + limit, before))
+    return db.changes()

@@ -1,0 +1,40 @@
+"""Text that others wrote, made safe to look at.
+
+Guarantee: what `plain` and `shown` return holds no control character but newline and tab, and none that changes the
+direction or order in which others are displayed. `plain` leaves such characters out, for a terminal; `shown` writes
+them out, with every other invisible one, for a person who decides by what they see.
+"""
+
+import re
+import unicodedata
+
+_BIDI = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
+_BREAKS = "\u2028\u2029"
+CONTROL = re.compile(f"[\x00-\x1f\x7f-\x9f{_BIDI}{_BREAKS}]")
+_CONTROL_IN_TEXT = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f{_BIDI}{_BREAKS}]")
+_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Categories of characters that show nothing, or turn around or break what stands beside them."""
+
+
+def plain(text: str) -> str:
+    return _CONTROL_IN_TEXT.sub("", text)
+
+
+def shown(text: str, *, one_line: bool = False) -> str:
+    if text.isprintable():
+        return text
+    kept = "" if one_line else "\n\t"
+    return "".join(each if each in kept or _is_seen(each) else _written_out(each) for each in text)
+
+
+def escaped_json(text: str) -> str:
+    """The same JSON document: its strings have these characters as escapes, and outside of strings there are none."""
+    return _CONTROL_IN_TEXT.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _is_seen(character: str) -> bool:
+    return unicodedata.category(character) not in _UNSEEN
+
+
+def _written_out(character: str) -> str:
+    return character.encode("unicode_escape").decode()

@@ -1,0 +1,67 @@
+"""Files of a project that other programs execute: git's configuration and hooks, settings of editors and shells.
+
+Guarantee: the file tools write none of them, under whatever path or link they are named: the check looks at the folder
+that was opened, not at the path that was asked for. Commands in a sandbox find those that exist read-only
+(`workspaces.protection`). The check blocks: it is for worker threads, and, sent there, for other machines.
+"""
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+REPOSITORY = ".git"
+
+NAMES = (
+    ".envrc", ".vscode", ".idea", ".exrc", ".vimrc", ".gvimrc", ".nvimrc", ".nvim.lua", ".dir-locals.el",
+    ".profile", ".bashrc", ".bash_profile", ".bash_login", ".bash_logout", ".bash_aliases",
+    ".zshenv", ".zshrc", ".zprofile", ".zlogin", ".zlogout",
+    ".gitconfig", ".mcp.json", ".claude/settings.json", ".claude/settings.local.json",
+)  # fmt: skip
+"""Directly in the project folder. What lies deeper is read by no program that is started in the project."""
+
+CONFIG_BYTES = 256 * 1024
+"""Of git's configuration; more is not looked at."""
+
+_NAMED = re.compile(rb'^[ \t]*(hookspath|path)[ \t]*=[ \t]*"?([^"#;\r\n]+)', re.IGNORECASE | re.MULTILINE)
+
+
+def named_by_git(project: str, git_dir: str, config: bytes) -> list[str]:
+    """The paths in the project that a repository's configuration names as its hooks (`core.hooksPath`) or as more
+    configuration (`include.path`)."""
+    found: list[str] = []
+    for key, value in _NAMED.findall(config):
+        start = Path(git_dir) if key.lower() == b"path" else Path(git_dir).parent
+        path = os.path.normpath(start / os.fsdecode(value.strip()))
+        if path.startswith(f"{project}/"):
+            found.append(path.removeprefix(f"{project}/"))
+    return found
+
+
+def is_protected(project: str, folder: int, name: str) -> bool:
+    """Whether `name` in the open `folder` is one of them. A folder that is no longer in the project counts as one."""
+    root, parent = os.path.realpath(project), str(Path(f"/proc/self/fd/{folder}").readlink())
+    if parent != root and not parent.startswith(f"{root}/"):
+        return True
+    parts = [*parent[len(root) :].split("/")[1:], name]
+    if REPOSITORY in (part.lower() for part in parts):
+        return True
+    path = "/".join(parts).lower()
+    return _is_below(path, (*NAMES, *(named.lower() for named in named_by_git(root, f"{root}/.git", _config(root)))))
+
+
+def _is_below(path: str, names: Iterable[str]) -> bool:
+    return any(path == name or path.startswith(f"{name}/") for name in names)
+
+
+def _config(root: str) -> bytes:
+    try:
+        fd = os.open(f"{root}/{REPOSITORY}/config", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, CONFIG_BYTES)
+    except OSError:  # a folder
+        return b""
+    finally:
+        os.close(fd)

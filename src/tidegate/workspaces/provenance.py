@@ -1,0 +1,108 @@
+"""Whose sessions could write in project folders, and what of these folders may enter a prompt.
+
+Guarantee: before a session of anybody but the owner can write in a project folder, the store says so, and holds the
+digests of the files there that prompts take (`survey`). From then on a file in that folder enters the prompts of other
+principals only with a content that was there before, or that the owner accepted. So it does not matter how and when a
+file is written: by a tool, a command, a process that outlives the gateway, or by moving a folder.
+
+What is known is read once and again after each change; only this process writes it.
+"""
+
+import os
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from anyio import to_thread
+
+from tidegate.store import Store, projects
+from tidegate.values import Frozen
+
+T = TypeVar("T")
+
+Survey = Callable[[Path], Mapping[str, bytes]]
+"""The digests of the files below a folder that may enter prompts, by their real paths. It blocks."""
+
+UNTRUSTED = (
+    "somebody other than the owner could write in this folder, and the file is new or changed since; the owner accepts "
+    "it with `tidegate projects trust`."
+)
+
+
+class Reader(Frozen, frozen=True):
+    """For whom a prompt is made: `folders` are those that others than the owner and they themselves could write in, and
+    `trusted` the files in them that may be taken. Equal readers may share a prompt."""
+
+    folders: tuple[str, ...] = ()
+    trusted: frozenset[tuple[str, bytes]] = frozenset()
+
+    def admits(self, path: str, digest: bytes) -> bool:
+        """Whether a file of this real path and content may enter the prompt."""
+        return not path.startswith(self.folders) or (path, digest) in self.trusted
+
+
+class Provenance:
+    def __init__(self, store: Store, survey: Survey, clock: Callable[[], float]) -> None:
+        self._store = store
+        self._survey = survey
+        self._clock = clock
+        self._known: projects.Known | None = None
+        self._changes = 0
+
+    async def known(self) -> projects.Known:
+        while (known := self._known) is None:
+            changes = self._changes
+            found: projects.Known = await self._store.read(projects.known)
+            writers = await to_thread.run_sync(_real, found.writers)
+            if changes == self._changes:
+                self._known = projects.Known(writers, found.trusted)
+        return known
+
+    async def reader(self, principal: str) -> Reader:
+        known = await self.known()
+        folders = {folder for folder, writer in known.writers if writer != principal}
+        if not folders:
+            return Reader()
+        return Reader(folders=tuple(sorted(f"{folder}/" for folder in folders)), trusted=known.trusted)
+
+    async def steady(self, principal: str, make: Callable[[Reader], Awaitable[T]]) -> T:
+        """What is made for a reader from files, unless a writer came while they were read; then it is made again."""
+        reader = await self.reader(principal)
+        while True:
+            made = await make(reader)
+            if (now := await self.reader(principal)) == reader:
+                return made
+            reader = now
+
+    async def admit(self, session: str, folder: Path) -> None:
+        """Before a session can write in a project folder."""
+        writer = await self._store.read(projects.writer, session)
+        if writer is None:
+            return
+        real = await to_thread.run_sync(os.path.realpath, folder)
+        if (real, writer) in (await self.known()).writers:
+            return
+        files = await to_thread.run_sync(self._survey, Path(real))
+        await self._change(projects.add_writer, real, writer, files)
+
+    async def trust(self, files: Mapping[str, bytes]) -> None:
+        """The owner accepts these contents."""
+        await self._change(projects.trust, files)
+
+    async def files(self) -> Mapping[str, bytes]:
+        """The digests of what lies in folders that others than the owner could write in."""
+        found: dict[str, bytes] = {}
+        for folder in sorted({folder for folder, _ in (await self.known()).writers}):
+            found |= await to_thread.run_sync(self._survey, Path(folder))
+        return found
+
+    async def _change(self, change: Callable[..., None], *given: Any) -> None:
+        try:
+            await self._store.write(change, *given, self._clock())
+        finally:
+            self._known = None
+            self._changes += 1
+
+
+def _real(writers: Iterable[tuple[str, str]]) -> frozenset[tuple[str, str]]:
+    return frozenset((os.path.realpath(folder), principal) for folder, principal in writers)

@@ -1,0 +1,122 @@
+"""What every process of a sandbox is denied of the kernel, beside what it has no capability for.
+
+Guarantee: what is started within `confined`, and whatever comes of it, cannot gain privileges by running a program,
+belongs to a session keyring that nothing else has, and finds the calls of `_CLOSED` and socket families other than
+those of `_FAMILIES` missing from its kernel. There is no other way in: calls by the numbers of another architecture
+(i386, x32) are refused altogether, so that 32-bit programs do not run.
+
+The filter is a table of our own, since it needs no library and the calls are few. It is inherited by everything that
+the thread starts which has it, so that it costs no program in between and holds for `bwrap` as for what enters later.
+"""
+
+import ctypes
+import errno
+import os
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+
+class _Architecture(NamedTuple):
+    """`audit` is how the kernel calls it. The numbers are those of the calls."""
+
+    audit: int
+    socket: int
+    keyctl: int
+    closed: tuple[int, ...]
+
+
+_IO_URING = (425, 426, 427)  # everywhere the same
+_CLOSED = ("add_key", "request_key", "keyctl", "perf_event_open", "bpf", "userfaultfd", "io_uring_*")
+"""What no program needs and what much of the kernel can be reached by. Keys are the user's, not a sandbox's: one could
+leave them there for another."""
+
+_ARCHITECTURES = {
+    "x86_64": _Architecture(0xC000_003E, 41, 250, (248, 249, 250, 298, 321, 323, *_IO_URING)),
+    "aarch64": _Architecture(0xC000_00B7, 198, 219, (217, 218, 219, 241, 280, 282, *_IO_URING)),
+}
+_FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink: all others, such as vsock, belong to no network namespace
+
+_X32 = 0x4000_0000  # on x86_64 the calls of another interface begin here; elsewhere there is nothing
+_NUMBER, _AUDIT, _FIRST_ARGUMENT = 0, 4, 16  # where things lie in struct seccomp_data; of the argument the lower half
+_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06  # instructions (linux/bpf_common.h)
+_ALLOW, _ERRNO = 0x7FFF_0000, 0x0005_0000
+_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
+_KEYCTL_JOIN_SESSION_KEYRING = 1
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
+
+
+def problem() -> str:
+    """Why there is no filter on this machine, in one sentence; empty when there is one."""
+    machine = os.uname().machine
+    if machine not in _ARCHITECTURES:
+        return f"There is no filter of system calls for {machine}; sandboxes work without it."
+    if not Path("/proc/sys/kernel/seccomp").exists():
+        return "This kernel has no filter of system calls (CONFIG_SECCOMP_FILTER)."
+    return ""
+
+
+def confined(start: Callable[[], int]) -> int:
+    """What `start` returns, called by a thread of its own: filter, keyring and privileges are a thread's, and go on to
+    what it starts. Raises OSError when they cannot be had."""
+    result: list[int] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            _confine()
+            result.append(start())
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=run, name="start of a sandbox")
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return result[0]
+
+
+def _confine() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    architecture = _ARCHITECTURES.get(os.uname().machine)
+    if architecture is not None:
+        # Without success where a user has too many keys, or where an outer filter closes them. Then ours does, too.
+        libc.syscall(architecture.keyctl, _KEYCTL_JOIN_SESSION_KEYRING, None)
+    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "no_new_privs cannot be set")
+    if architecture is not None:
+        table = _table(architecture)
+        program = _Program(len(table) // 8, table)
+        if libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "the filter of system calls cannot be set")
+
+
+def _table(architecture: _Architecture) -> bytes:
+    """Refused calls are answered as by a kernel that does not have them: programs do without."""
+    refuse = _instruction(_RETURN, _ERRNO | errno.ENOSYS)
+    parts = [
+        _instruction(_LOAD, _AUDIT),
+        _instruction(_EQUAL, architecture.audit, then=1),
+        refuse,
+        _instruction(_LOAD, _NUMBER),
+        _instruction(_AT_LEAST, _X32, otherwise=1),
+        refuse,
+    ]
+    for number in architecture.closed:
+        parts += [_instruction(_EQUAL, number, otherwise=1), refuse]
+    allow = _instruction(_RETURN, _ALLOW)
+    parts += [_instruction(_EQUAL, architecture.socket, then=1), allow, _instruction(_LOAD, _FIRST_ARGUMENT)]
+    for family in _FAMILIES:
+        parts += [_instruction(_EQUAL, family, otherwise=1), allow]
+    return b"".join([*parts, _instruction(_RETURN, _ERRNO | errno.EAFNOSUPPORT)])
+
+
+def _instruction(code: int, value: int, *, then: int = 0, otherwise: int = 0) -> bytes:
+    """`then` and `otherwise` are how many instructions a comparison skips."""
+    return struct.pack("=HBBI", code, then, otherwise, value)

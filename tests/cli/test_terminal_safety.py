@@ -1,0 +1,78 @@
+"""What others wrote gives no orders to a terminal and turns no text around there."""
+
+import json
+import re
+import time
+
+import pytest
+
+from tests.cli.terminal import at_terminal
+from tests.gateway.running import WAIT, Gateway
+
+CLIPBOARD, COLOUR, C1, BIDI = "\x1b]52;c;aGk=\x07", "\x1b[31;5m", "\x9b2J\x90\x85", "\u202e\u2066\u200f\u061c"
+EVIL = f"tide{CLIPBOARD}{COLOUR}{C1}{BIDI}\x00\x08\x7f\u2028gate"
+FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def said(running: Gateway, text: str) -> str:
+    """A conversation in which somebody has said this and a model has repeated it."""
+    begun = running.call("POST", "/api/messages", {"text": f"say {text}", "attended": False})
+    deadline = time.monotonic() + WAIT
+    while running.call("GET", f"/api/turns/{begun['turn']}")["state"] in ("queued", "running"):
+        assert time.monotonic() < deadline
+    return str(begun["session"])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("sessions", "show", "SESSION"),
+        ("sessions", "list"),
+        ("sessions", "list", "--json"),
+        ("sessions", "show", "SESSION", "--json"),
+        ("sessions", "export", "SESSION"),
+        ("sessions", "show", EVIL.replace("\x00", "")),
+        ("keys", "add", EVIL.replace("\x00", "")),
+        ("keys", "add", f"kim {BIDI}"),
+        ("keys", "list"),
+        ("keys", EVIL.replace("\x00", "")),
+        ("approvals", "answer", EVIL.replace("\x00", ""), "approve"),
+    ],
+    ids=lambda command: " ".join(word for word in command if word.isprintable()),
+)
+def test_a_command_sends_a_terminal_no_order(running: Gateway, command: tuple[str, ...]) -> None:
+    """X14: OSC 52, CSI, C1 and bidi characters from models, users and arguments; newline and tab stay."""
+    session = said(running, EVIL)
+    given = tuple(session if word == "SESSION" else word for word in command)
+    with at_terminal(running.home, command=given, NO_COLOR="1") as (terminal, process):
+        process.wait(WAIT)
+        with pytest.raises(AssertionError):
+            terminal.until("never said")
+        assert terminal.seen.strip() and FORBIDDEN.search(terminal.seen) is None, terminal.seen
+
+
+def test_a_chat_sends_a_terminal_no_order(running: Gateway) -> None:
+    """X14: neither the conversation that goes on nor what comes while one looks."""
+    session = said(running, EVIL)
+    with at_terminal(running.home, "--session", session) as (terminal, process):
+        shown = terminal.until("> ")
+        evil = json.dumps(EVIL.replace("\x00", "")).replace(";", "\\u003b")  # which the demo model would divide
+        terminal.type(f'call clock {{"zone": {evil}}}\r')
+        shown += terminal.until("clock (gave me this|says)")
+        shown += terminal.until("> ")
+        assert terminal.leave(process) == 0
+    for order in (CLIPBOARD, COLOUR, "\x9b", "\x90", "\x85", *BIDI, "\u2028"):
+        assert order not in shown + terminal.seen
+    assert "tide" in shown
+
+
+def test_json_for_programs_keeps_what_was_said(running: Gateway) -> None:
+    """X14: as escapes, which mean the same."""
+    session = said(running, EVIL)
+    with at_terminal(running.home, command=("sessions", "export", session), NO_COLOR="1") as (terminal, process):
+        process.wait(WAIT)
+        with pytest.raises(AssertionError):
+            terminal.until("never said")
+        rows = [json.loads(line) for line in terminal.seen.splitlines() if line.startswith("{")]
+    texts = [row["message"]["text"] for row in rows if "message" in row]
+    assert f"say {EVIL}" in texts, rows

@@ -1,0 +1,104 @@
+"""Signed-in browsers: listed, signed out one by one or everywhere, from that moment on."""
+
+import aiohttp
+import anyio
+import pytest
+
+from tests.house import WAIT, House
+from tests.web.asking import Reply, call, signed_in
+from tidegate.security import digest, make_code
+from tidegate.store import principals
+
+pytestmark = pytest.mark.anyio
+
+
+async def signed_in_as(h: House, name: str) -> dict[str, str]:
+    """A browser of that user, who exists."""
+    code = make_code()
+
+    def add(db: principals.Db) -> None:
+        found = principals.by_name(db, name)
+        assert found is not None
+        principals.add_key(db, found.id, "code", digest(code), "", 1.0, None)
+
+    await h.store.write(add)
+    body = {"code": code, "browser": f"Browser of {name}"}
+    reply = await call(h, "POST", "/api/login", json=body, headers={"Origin": h.url}, key="")
+    return {
+        "Cookie": reply.headers["Set-Cookie"].split(";")[0],
+        "X-Page-Token": reply.json["page_token"],
+        "Origin": h.url,
+    }
+
+
+async def ask(h: House, method: str, path: str, browser: dict[str, str]) -> Reply:
+    return await call(h, method, path, headers=browser, key="")
+
+
+async def browsers(h: House, browser: dict[str, str]) -> list[tuple[str, bool]]:
+    listed = (await ask(h, "GET", "/api/browsers", browser)).json["browsers"]
+    return [(each["browser"], each["current"]) for each in listed]
+
+
+async def test_users_see_and_sign_out_their_own_browsers_and_the_owner_all(gateway: House) -> None:
+    """X05, X06: another's browser is not there; none of its secrets is shown."""
+    await gateway.add_key("dora")
+    dora, owner = await signed_in_as(gateway, "dora"), await signed_in_as(gateway, "owner")
+    assert await browsers(gateway, dora) == [("Browser of dora", True)]
+    assert await browsers(gateway, owner) == [("Browser of dora", False), ("Browser of owner", True)]
+    listed = await call(gateway, "GET", "/api/browsers")
+    hers, his = (each["id"] for each in listed.json["browsers"])
+    for secret in (*dora["Cookie"].split("="), dora["X-Page-Token"]):
+        assert secret.encode() not in listed.body
+    refused = await ask(gateway, "DELETE", f"/api/browsers/{his}", dora)
+    assert (refused.status, refused.error["code"]) == (404, "browser_not_found")
+    assert (await ask(gateway, "DELETE", "/api/browsers?everyone=true", dora)).status == 403
+    assert (await ask(gateway, "DELETE", f"/api/browsers/{hers}", owner)).status == 204
+    assert (await ask(gateway, "GET", "/api/agents", dora)).status == 401
+    assert (await ask(gateway, "DELETE", f"/api/browsers/{hers}", owner)).status == 404
+    assert await browsers(gateway, owner) == [("Browser of owner", True)]
+
+
+async def test_signing_out_everywhere_ends_all_of_ones_own_sign_ins_and_no_key(gateway: House) -> None:
+    """X05: everyone's, when the owner says so."""
+    key = await gateway.add_key("dora")
+    doras = [await signed_in_as(gateway, "dora") for _ in range(2)]
+    owner = await signed_in_as(gateway, "owner")
+    assert (await ask(gateway, "DELETE", "/api/browsers", doras[0])).json == {"signed_out": 2}
+    for browser in doras:
+        assert (await ask(gateway, "GET", "/api/agents", browser)).status == 401
+    assert (await ask(gateway, "GET", "/api/agents", owner)).status == 200
+    assert (await call(gateway, "GET", "/api/agents", key=key)).status == 200
+    await signed_in_as(gateway, "dora")
+    assert (await call(gateway, "DELETE", "/api/browsers?everyone=true")).json == {"signed_out": 2}
+    assert (await ask(gateway, "GET", "/api/agents", owner)).status == 401
+    assert (await call(gateway, "GET", "/api/browsers")).json == {"browsers": []}
+
+
+async def test_the_event_streams_of_a_browser_or_key_end_with_it(gateway: House) -> None:
+    """X05: others go on."""
+    session = (await call(gateway, "POST", "/api/messages", json={"text": "hello"})).json["session"]
+    first, other = await signed_in(gateway), await signed_in(gateway)
+    made = (await call(gateway, "POST", "/api/keys", json={"name": "owner"})).json
+    browser = (await call(gateway, "GET", "/api/browsers")).json["browsers"][0]["id"]
+    by_key = {"Authorization": f"Bearer {made['key']}"}
+    events = f"/api/sessions/{session}/events"
+    with anyio.fail_after(WAIT):
+        async with (
+            aiohttp.ClientSession(gateway.url) as client,
+            client.get(events, headers=first) as of_browser,
+            client.get(events, headers=by_key) as of_key,
+            client.get(events, headers=other) as going_on,
+        ):
+            for stream in (of_browser, of_key, going_on):
+                assert await stream.content.readline() == b": open\n"
+            await call(gateway, "DELETE", f"/api/browsers/{browser}")
+            await call(gateway, "DELETE", f"/api/keys/{made['id']}")
+            for stream in (of_browser, of_key):
+                assert (await stream.content.read()).endswith(b": signed out\n\n")
+            await call(gateway, "POST", "/api/messages", json={"text": "hello again", "session": session})
+            async for line in going_on.content:
+                if b"hello again" in line:
+                    break
+            else:
+                raise AssertionError("this stream was to go on")

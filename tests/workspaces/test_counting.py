@@ -1,0 +1,205 @@
+"""What a workspace uses beside the memory of its processes and the files with a name, where no control group counts."""
+
+import os
+from pathlib import Path
+
+import anyio
+import pytest
+
+from tests.workspaces.making import WAIT, Room, room, until
+from tidegate.cli.status import commands
+from tidegate.errors import ToolFailed
+
+pytestmark = [pytest.mark.anyio, pytest.mark.sandbox]
+
+MIB = 1 << 20
+
+MEMFD = """
+import os, time
+fd = os.memfd_create("hidden")
+for _ in range({0}):
+    os.write(fd, bytes(1 << 20))
+open("ready", "w").close()
+time.sleep(1000)
+"""
+CLOSED = f"""
+import ctypes
+ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: no other process of this user may look at it
+{MEMFD}"""
+MAPPED = """
+import mmap, os, time
+memory = mmap.mmap(-1, {0} << 20)
+for at in range(0, {0} << 20, 4096):
+    memory[at] = 1
+open("ready", "w").close()
+time.sleep(1000)
+"""
+SEGMENT = """
+import ctypes, time
+library = ctypes.CDLL(None)
+library.shmat.restype = ctypes.c_void_p
+id = library.shmget(0, {0} << 20, 0o1600)
+at = library.shmat(id, None, 0)
+ctypes.memset(at, 1, {0} << 20)
+library.shmdt(ctypes.c_void_p(at))
+open("ready", "w").close()
+time.sleep(1000)
+"""
+SHM = """
+import os, time
+fd = os.open("/dev/shm/x", os.O_CREAT | os.O_RDWR)
+os.unlink("/dev/shm/x")
+for _ in range({0}):
+    os.write(fd, bytes(1 << 20))
+open("ready", "w").close()
+time.sleep(1000)
+"""
+BOTH = """
+import mmap, os, time
+fd = os.memfd_create("seen twice")
+os.truncate(fd, {0} << 20)
+memory = mmap.mmap(fd, {0} << 20)
+for at in range(0, {0} << 20, 4096):
+    memory[at] = 1
+open("ready", "w").close()
+time.sleep(1000)
+"""
+DELETED = """
+import os, time
+fd = os.open("gone", os.O_CREAT | os.O_RDWR)
+os.unlink("gone")
+for _ in range({0}):
+    os.write(fd, os.urandom(1 << 20))
+os.fsync(fd)
+open("ready", "w").close()
+time.sleep(1000)
+"""
+DELETED_AND_MAPPED = """
+import mmap, os, time
+fd = os.open("gone", os.O_CREAT | os.O_RDWR)
+for _ in range({0}):
+    os.write(fd, os.urandom(1 << 20))
+os.fsync(fd)
+import ctypes
+library = ctypes.CDLL(None)
+library.mmap.restype = ctypes.c_void_p
+library.mmap(None, ctypes.c_size_t({0} << 20), 1, 1, fd, ctypes.c_long(0))
+os.close(fd)
+os.unlink("gone")
+open("ready", "w").close()
+time.sleep(1000)
+"""
+
+
+async def begin(rooms: Room, session: str, program: str, amount: int) -> None:
+    """Starts it as a process, and waits until it has taken what it takes."""
+    folder = rooms.home / "workspaces" / session
+    files = await rooms.of(session).files()
+    await files.write("attack.py", program.format(amount).encode())
+    await rooms.of(session).start("attack", "python3 attack.py")
+    await until((folder / "ready").exists)
+
+
+async def ended(rooms: Room, session: str, setting: str) -> None:
+    with anyio.fail_after(WAIT):
+        while rooms.site(session).running:  # type: ignore[union-attr]
+            await rooms.workspaces.reconcile()
+    assert setting in await rooms.told(session)
+    assert await rooms.said(session, "echo fine") == "fine"
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "local"])
+@pytest.mark.parametrize("program", [MEMFD, CLOSED, MAPPED], ids=["memfd", "memfd of a closed process", "mapping"])
+async def test_memory_that_processes_share_counts(home: Path, backend: str, program: str) -> None:
+    """L24: it is no process's own, and was counted for none. An ordinary user cannot look at a process that is closed,
+    which the status says."""
+    if program is CLOSED and os.geteuid() != 0:
+        async with room(home, backend=backend, polled=True) as rooms:
+            await rooms.said(await rooms.new_session(), "true")
+            assert "PR_SET_DUMPABLE" in commands(rooms.workspaces.status())
+        return
+    async with room(home, backend=backend, polled=True, memory_bytes=64 * MIB) as rooms:
+        session = await rooms.new_session()
+        await begin(rooms, session, program, 100)
+        await ended(rooms, session, "workspaces.memory_bytes")
+
+
+@pytest.mark.parametrize("program", [SEGMENT, SHM], ids=["System V", "POSIX, without a name"])
+async def test_shared_memory_that_nobody_has_mapped_counts(home: Path, program: str) -> None:
+    """L24: of System V and of POSIX."""
+    async with room(home, polled=True, memory_bytes=64 * MIB) as rooms:
+        session = await rooms.new_session()
+        amount = 100 if program is SEGMENT else 30
+        await begin(rooms, session, program, amount)
+        if program is SHM:  # of which there is never more than half of the memory
+            load = await rooms.site(session).box.load()  # type: ignore[union-attr]
+            assert 30 * MIB <= load.memory_bytes < 64 * MIB
+        else:
+            await ended(rooms, session, "workspaces.memory_bytes")
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "local"])
+async def test_memory_that_is_seen_twice_counts_once(home: Path, backend: str) -> None:
+    """L03: a memfd that is open and mapped."""
+    async with room(home, backend=backend, polled=True, memory_bytes=64 * MIB) as rooms:
+        session = await rooms.new_session()
+        await begin(rooms, session, BOTH, 40)
+        load = await rooms.site(session).box.load()  # type: ignore[union-attr]
+        assert 40 * MIB <= load.memory_bytes < 64 * MIB
+        await rooms.workspaces.reconcile()
+        assert set(rooms.site(session).running) == {"attack"}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "local"])
+@pytest.mark.parametrize("program", [DELETED, DELETED_AND_MAPPED], ids=["open", "mapped"])
+async def test_a_deleted_file_counts_until_it_is_closed(home: Path, backend: str, program: str) -> None:
+    """L19: with control groups too, which count no disk."""
+    async with room(home, backend=backend, disk_bytes=4 * MIB) as rooms:
+        session = await rooms.new_session()
+        await begin(rooms, session, program, 8)
+        await ended(rooms, session, "workspaces.disk_bytes")
+
+
+async def test_a_folder_that_is_closed_to_its_own_user_is_measured(home: Path) -> None:
+    """L19: what lies in it takes its place."""
+    async with room(home, disk_bytes=4 * MIB) as rooms:
+        session = await rooms.new_session()
+        done, _ = await rooms.run(
+            session, f"mkdir -p a/b; head -c {8 * MIB} /dev/urandom > a/b/c; chmod 000 a/b a; sleep 1000"
+        )
+        assert done.code != 0 and "workspaces.disk_bytes" in done.note
+        assert (home / "workspaces" / session / "a").stat().st_mode & 0o777 == 0
+        await rooms.said(session, "chmod 700 a; chmod 700 a/b; rm -r a")
+        assert await rooms.said(session, "echo x > new; cat new") == "x"
+
+
+async def test_a_closed_folder_that_takes_little_is_no_fault(home: Path) -> None:
+    async with room(home, disk_bytes=4 * MIB) as rooms:
+        session = await rooms.new_session()
+        await rooms.said(session, "mkdir a; echo x > a/b; chmod 000 a")
+        assert await rooms.said(session, "echo y > new; cat new") == "y"
+
+
+async def test_there_are_no_more_files_than_may_be(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L19: empty ones take no room, but the file system has only so many."""
+    monkeypatch.setattr("tidegate.workspaces.disk.MEASURE_AGAIN", 0)
+    async with room(home, files=300) as rooms:
+        session = await rooms.new_session()
+        done, _ = await rooms.run(session, "for i in $(seq 400); do : > f$i; done; sleep 1000")
+        assert done.code != 0 and "300 files and folders together (workspaces.files)" in done.note
+        files = await rooms.of(session).files()
+        with pytest.raises(ToolFailed, match=r"workspaces\.files"):
+            await files.write("one more", b"x")
+        assert await rooms.said(session, "rm f*; echo removed") == "removed"
+        await files.write("one more", b"x")
+
+
+@pytest.mark.parametrize("polled", [True, False])
+async def test_the_status_names_what_is_not_counted(home: Path, polled: bool) -> None:
+    """L24: buffers of sockets are the processes' in no file below /proc; a control group counts them."""
+    async with room(home, polled=polled) as rooms:
+        await rooms.said(await rooms.new_session(), "true")
+        status = rooms.workspaces.status()
+        counted = status["enforced"]["memory_bytes"] == "cgroup"
+        assert ("buffers of sockets and pipes" in commands(status)) == (not counted)
+        assert "not counted: " in commands(status)

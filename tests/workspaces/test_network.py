@@ -1,0 +1,222 @@
+"""What commands reach with `workspaces.network`, tried where nothing leaves the machine."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.workspaces import apart
+from tests.workspaces.making import Room, room, until
+from tidegate.errors import ToolFailed
+from tidegate.security import addresses
+from tidegate.workspaces import network
+
+pytestmark = pytest.mark.anyio
+
+ROLES = pytest.mark.parametrize("role", ["root", "user"])
+
+PROBE = f"""
+import json, socket, sys
+def tried(family, kind, target, device):
+    with socket.socket(family, kind) as made:
+        made.settimeout(1)
+        try:
+            if device:  # so that no route is asked for
+                made.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device)
+                made.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+            made.connect(target)
+            if kind == socket.SOCK_DGRAM:
+                made.send(b"hello")
+            return made.recv(7).decode()
+        except OSError as error:
+            return str(error)
+found = {{}}
+for host in sys.argv[1:]:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    found[host] = [
+        tried(family, kind, (host, {apart.PORT}), device)
+        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM) for device in (b"", b"uplink")
+    ]
+found["abstract"] = [tried(socket.AF_UNIX, socket.SOCK_STREAM, {apart.ABSTRACT!r}, b"")]
+print(json.dumps(found))
+"""
+
+
+def reached(role: str, hosts: tuple[str, ...], *private: str) -> dict[str, set[bool]]:
+    """For each host, whether it answers, by each way that there is."""
+    command = f"python3 - {' '.join(hosts)} <<'END'\n{PROBE}\nEND"
+    found = json.loads(apart.printed(role, command, *private))
+    return {host: {answer == "reached" for answer in answers} for host, answers in found.items()}
+
+
+@ROLES
+def test_what_is_public_is_reached_and_nothing_else(role: str) -> None:
+    """X09, X12: not the machine's loopback, no private network, no metadata of a cloud, no neighbour, no abstract
+    socket; also not by a socket that is bound to the interface, whatever routes say."""
+    names = ("some.example", "255.255.255.255", "224.0.0.251")
+    found = reached(role, (*apart.PUBLIC, *apart.FORBIDDEN, *names))
+    assert {host for host, ways in found.items() if ways == {True}} == {*apart.PUBLIC, "some.example"}
+    assert {host for host, ways in found.items() if ways == {False}} == {*apart.FORBIDDEN, *names[1:], "abstract"}
+
+
+@ROLES
+def test_what_the_owner_allows_to_be_fetched_is_reached_too(role: str) -> None:
+    """X09: by the same setting."""
+    found = reached(role, ("10.1.2.3", "192.168.1.1", "fd00::1", "fd07::1"), "10.1.0.0/16", "fd00::1")
+    assert [host for host, ways in found.items() if True in ways] == ["10.1.2.3", "fd00::1"]
+
+
+@ROLES
+def test_no_command_can_open_what_is_closed(role: str) -> None:
+    """X12: it takes a capability that nothing in the sandbox has or gets."""
+    attempts = ("nft flush ruleset", "nft delete table inet tidegate", "ip route add 10.0.0.0/8 dev uplink",
+                "ip addr add 10.1.2.4/8 dev uplink", "unshare -Urn true", "unshare -n true")  # fmt: skip
+    command = "export PATH=$PATH:/usr/sbin:/sbin\n" + "\n".join(f"{one} 2>/dev/null && echo {one}" for one in attempts)
+    assert apart.printed(role, f"{command}; true") == ""
+
+
+RULED = """
+import json, os, socket, subprocess, sys
+allowed, hosts, rules = json.load(sys.stdin)
+for line in ("link set lo up", "link add up0 type veth peer name up1", "link set up1 up", "link set up0 up",
+             "addr add 192.0.2.2/31 dev up0", "addr add 2001:db8::2/64 dev up0 nodad",
+             "route add default dev up0", "route add ::/0 dev up0"):
+    subprocess.run(["ip", *line.split()], check=True)
+subprocess.run(["nft", "-f", "-"], input=rules, text=True, check=True)
+def is_open(host):
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as made:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"up0")
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+        try:
+            made.sendto(b"x", (host, 9))
+        except OSError:
+            return False
+        return True
+print(json.dumps([is_open(host) for host in hosts]))
+"""
+
+
+def test_the_kernel_closes_what_the_table_of_web_fetch_refuses() -> None:
+    """X09: at the borders of every network, on both sides, and for what carries another address in itself."""
+    allowed = ("10.20.0.0/16", "fd20::/16")
+    hosts = [
+        str(border + step)
+        for net in (*addresses.V4, *addresses.V6, addresses.GLOBAL, addresses.NAT64, *addresses.networks(allowed))
+        for border, steps in ((net.network_address, (-1, 0)), (net.broadcast_address, (0, 1)))
+        for step in steps
+        if 0 < int(border) + step < 2**net.max_prefixlen  # nought means the sandbox itself
+    ]
+    hosts += ["64:ff9b::808:808", "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "2a00::5efe:808:808", "2a00::200:5efe:1:1"]
+    hosts += ["1.1.1.1", "2606:4700::1111", "2a00::201:5efe:1:1"]
+    order = [allowed, hosts, network.rules(addresses.networks(allowed))]
+    opened = json.loads(apart.apart([sys.executable, "-c", RULED], json.dumps(order)))
+    judged = [not addresses.refusal(host, addresses.networks(allowed)) for host in hosts]
+    assert [host for host, one, other in zip(hosts, opened, judged, strict=True) if one != other] == []
+
+
+async def test_nobody_reaches_into_a_sandbox(home: Path) -> None:
+    """X12: what a command listens at is its own."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    async with room(home, network=True) as rooms:
+        session = await rooms.new_session()
+        await rooms.of(session).start("server", f"python3 -m http.server {port}")
+        await rooms.said(session, f"until : </dev/tcp/127.0.0.1/{port}; do sleep 0.01; done 2>/dev/null")
+        for host in ("127.0.0.1", "::1"):
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection((host, port)).close()
+
+
+def uplinks(rooms: Room, session: str) -> list[int]:
+    """The pids of what joins a session's sandbox to the network."""
+    site = rooms.site(session)
+    running = rooms.workspaces._spawner.running
+    return [pid for pid in running if site is not None and site.box is not None and "passt" in _name(pid)]
+
+
+def _name(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().replace("pasta", "passt")
+    return ""
+
+
+async def test_the_uplink_ends_with_its_sandbox_and_is_on_the_books(home: Path) -> None:
+    """L09, L14"""
+    async with room(home, network=True) as rooms:
+        session = await rooms.new_session()
+        await rooms.said(session, "true")
+        [pid] = uplinks(rooms, session)
+        assert rooms.ledger.totals()["workspace"].children == 2
+        await rooms.end(session)
+        assert _name(pid) == "" and not rooms.workspaces._spawner.running
+
+
+GATEWAY = """
+import asyncio, sys
+from pathlib import Path
+from tests.workspaces.making import room
+async def live():
+    async with room(Path(sys.argv[1]), network=True) as rooms:
+        await rooms.said(await rooms.new_session(), "true")
+        print(*rooms.workspaces._spawner.running, flush=True)
+        await asyncio.Event().wait()
+asyncio.run(live())
+"""
+
+
+def killed(home: Path) -> list[int]:
+    """The children that a gateway with a sandbox had when it was killed."""
+    command = [sys.executable, "-c", GATEWAY, str(home)]
+    with subprocess.Popen(command, cwd=apart.ROOT, stdout=subprocess.PIPE, text=True) as gateway:
+        assert gateway.stdout is not None
+        children = [int(pid) for pid in gateway.stdout.readline().split()]
+        assert len(list(filter(None, map(_name, children)))) == 2
+        gateway.kill()
+    return children
+
+
+async def test_the_uplink_ends_with_a_gateway_that_is_killed(home: Path) -> None:
+    """L14: though what it joined to the network is held open by itself."""
+    children = killed(home)
+    await until(lambda: not any(map(_name, children)))
+
+
+async def test_a_sandbox_whose_uplink_was_killed_is_made_again(home: Path) -> None:
+    async with room(home, network=True) as rooms:
+        session = await rooms.new_session()
+        await rooms.said(session, "true")
+        [pid] = uplinks(rooms, session)
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: pid not in rooms.workspaces._spawner.running)
+        assert "uplink" in await rooms.said(session, "cat /proc/net/dev")
+        assert uplinks(rooms, session) != [pid]
+
+
+async def test_without_the_programs_for_it_a_network_is_refused_with_what_to_install(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "find", lambda _: None)
+    async with room(home, network=True) as rooms:
+        with pytest.raises(ToolFailed, match="pasta and nft are not installed here: install passt and nftables"):
+            await rooms.run(await rooms.new_session(), "true")
+        assert not rooms.workspaces._spawner.running
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [("rules", lambda _: "nonsense", "nft: .*nonsense"), ("_OPTIONS", ("--nonsense",), "pasta: .*nonsense")],
+)
+async def test_where_it_cannot_be_closed_or_joined_there_is_no_sandbox_and_the_reason_is_told(
+    home: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: object, said: str
+) -> None:
+    monkeypatch.setattr(network, name, value)
+    async with room(home, network=True) as rooms:
+        with pytest.raises(ToolFailed, match=f"Commands cannot be given a network: {said}"):
+            await rooms.run(await rooms.new_session(), "true")
+        assert not rooms.workspaces._spawner.running

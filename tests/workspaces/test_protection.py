@@ -1,0 +1,414 @@
+"""Files of a project that other programs execute: attacks from a sandbox, and with the file tools."""
+
+import contextlib
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.logs import capture_logs
+from tests.workspaces.making import room, until
+from tidegate.errors import ToolFailed
+from tidegate.tools.files.editing import edit
+from tidegate.tools.files.writing import write
+from tidegate.workspaces import bubblewrap, protection
+from tidegate.workspaces.files.identity import acting_as, gateway_user
+from tidegate.workspaces.protection import protected
+
+pytestmark = pytest.mark.anyio
+
+SOMEBODY = 12345
+
+PLANT = "printf '#!/bin/sh\\ntouch {proof}\\n' > {path}; chmod +x {path}"
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """Git as the owner of the project runs it, outside."""
+    who = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}
+    done = subprocess.run(
+        ["git", "-c", "safe.directory=*", "-c", "protocol.file.allow=always", *arguments],
+        cwd=folder, env={**os.environ, **who, "HOME": str(folder.parent)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    if "project" in folder.parts:
+        give(folder)
+    return done.stdout
+
+
+def give(folder: Path) -> None:
+    """Root's gateway works in a project as its owner, and in one of root's own it may write nothing."""
+    if os.geteuid() == 0:
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, SOMEBODY, SOMEBODY, follow_symlinks=False)
+
+
+@pytest.fixture
+def project(home: Path) -> Path:
+    project = home / "project"
+    project.mkdir(parents=True)
+    git(project, "init", "-q", "-b", "main")
+    (project / "a").write_text("a\n")
+    (project / ".vscode").mkdir()
+    (project / ".vscode" / "tasks.json").write_text("{}")
+    (project / ".envrc").write_text("true\n")
+    git(project, "add", "-A")
+    git(project, "commit", "-qm", "one")
+    return project
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def of_git(project: Path) -> dict[str, bytes]:
+    """What git reads of how to behave, wherever it is told to look for it."""
+    common = Path(git(project, "rev-parse", "--path-format=absolute", "--git-common-dir").strip())
+    return {"config": (common / "config").read_bytes(), **contents(common / "hooks")}
+
+
+ATTACKS = (
+    "git config core.fsmonitor /workspace/evil",
+    "git config --worktree core.fsmonitor /workspace/evil",
+    "echo evil > .git/hooks/post-commit",
+    "mv .git .git2; cp -r .git2 .git; echo evil >> .git/config; echo evil > .git/hooks/post-commit",
+    "mv .git/hooks .git/old; mkdir .git/hooks; echo evil > .git/hooks/post-commit",
+    "rm -f .git/config; echo evil > .git/config",
+    "ln .git/config c; echo evil >> c",
+    "ln -s .git g; echo evil >> g/config; echo evil > g/hooks/post-commit",
+    "cp .git/config n; echo evil >> n; mv -f n .git/config",
+    "mkdir evil; cp .git/config evil; echo evil >> evil/config; rm -f .git/commondir; echo ../evil > .git/commondir",
+    "mount --bind a .git/config; umount .git/config; umount -l .git; echo evil >> .git/config",
+    "(sleep 0.2; echo evil >> .git/config) & wait",
+    'python3 -c \'import os; os.rename(".git", "x")\'',
+)
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+async def test_no_command_changes_how_git_behaves_for_the_owner(home: Path, project: Path, attack: str) -> None:
+    """X12: nor puts another repository in the place of the project's."""
+    before = of_git(project)
+    async with room(home) as rooms:
+        session = await rooms.new_session()
+        await rooms.run(session, attack, agent="project")
+        await rooms.run(session, attack, agent="project")
+        assert of_git(project) == before
+        assert "evil" not in git(project, "config", "--list") and git(project, "rev-parse", "HEAD")
+
+
+async def test_a_process_in_the_background_changes_none_of_it_later(home: Path, project: Path) -> None:
+    before = of_git(project)
+    async with room(home) as rooms:
+        session = await rooms.new_session()
+        command = "while :; do echo evil >> .git/config; echo evil > .git/hooks/post-commit; touch tried; done"
+        await rooms.of(session, "project").start("late", command)
+        await until(lambda: (project / "tried").exists())
+        assert of_git(project) == before
+
+
+async def test_the_owners_git_runs_nothing_that_a_command_left(home: Path, project: Path, tmp_path: Path) -> None:
+    """The attack as a whole: hooks, a monitor, another common folder; then the owner commits and looks."""
+    proof = tmp_path / "proof"
+    async with room(home) as rooms:
+        session = await rooms.new_session()
+        for path in (".git/hooks/post-commit", ".git/hooks/pre-commit", "evil"):
+            await rooms.run(session, PLANT.format(proof=proof, path=path), agent="project")
+        await rooms.run(session, f"git config core.fsmonitor {project}/evil", agent="project")
+        await rooms.run(session, "git config core.hooksPath .", agent="project")
+    (project / "a").write_text("changed\n")
+    git(project, "status")
+    git(project, "commit", "-qam", "two")
+    assert not proof.exists()
+
+
+@pytest.mark.parametrize("damage", ["rm .git/HEAD", "echo x > .git/HEAD", "chmod 000 .git", "mv .git/refs .git/r"])
+async def test_a_bare_repository_beside_a_damaged_one_is_disarmed(
+    home: Path, project: Path, tmp_path: Path, damage: str
+) -> None:
+    """Git takes a folder for a repository itself if its `.git` is none."""
+    proof = tmp_path / "proof"
+    bare = (
+        "mkdir objects refs; echo 'ref: refs/heads/main' > HEAD;"
+        "cp .git/index index; printf '[core]\\n\\trepositoryformatversion = 0\\n\\tbare = false\\n' > config;"
+        f"printf '\\tworktree = {project}\\n\\tfsmonitor = {project}/evil\\n' >> config"
+    )
+    async with room(home) as rooms:
+        session = await rooms.new_session()
+        plant = PLANT.format(proof=proof, path="evil")
+        await rooms.run(session, f"{plant}; {bare}; {damage}", agent="project")
+        await rooms.workspaces.reconcile()
+        with contextlib.suppress(subprocess.CalledProcessError):  # it is damaged
+            git(project, "status")
+        assert not proof.exists() and (project / "HEAD.refused").exists() and not (project / "HEAD").exists()
+        assert "was put beside .git" in await rooms.told(session)
+
+
+async def test_git_works_in_a_sandbox(home: Path, project: Path) -> None:
+    """Commits, branches, merges, stashes and a clean-up, and the owner sees them outside."""
+    async with room(home) as rooms:
+        session = await rooms.new_session()
+        await rooms.said(
+            session,
+            "export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@b; set -e;"
+            "git switch -qc topic; echo b > b; git add -A; git commit -qm topic; git switch -q main; echo c > c;"
+            "git add c; git commit -qm main; git merge -qm merged topic; echo d >> a; git stash -q; git stash pop -q;"
+            "git commit -qam d; git gc -q; git reset -q --hard; git tag v1; git status --porcelain",
+            agent="project",
+        )
+    assert git(project, "log", "--format=%s", "-2").split() == ["d", "merged"]
+    assert git(project, "status", "--porcelain") == ""
+
+
+async def test_settings_of_editors_and_shells_are_read_only(home: Path, project: Path) -> None:
+    before = contents(project / ".vscode"), (project / ".envrc").read_bytes()
+    async with room(home) as rooms:
+        session = await rooms.new_session()
+        for attack in (
+            "echo evil > .envrc", "echo evil > .vscode/settings.json", "mv .vscode v; mkdir .vscode; touch .vscode/x",
+            "rm -rf .vscode .envrc", "echo evil > n; mv -f n .envrc",
+        ):  # fmt: skip
+            await rooms.run(session, attack, agent="project")
+            assert (contents(project / ".vscode"), (project / ".envrc").read_bytes()) == before, attack
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "local", "none"])
+async def test_the_file_tools_write_none_of_them_by_any_path(home: Path, project: Path, backend: str) -> None:
+    """Whether they exist or not, through links and in folders that would be made on the way."""
+    (project / "linked").symlink_to(".git")
+    (project / "to-hooks").symlink_to(".git/hooks")
+    before = of_git(project)
+    async with room(home, backend=backend) as rooms:
+        files = await rooms.of(await rooms.new_session(), "project").files()
+        for path in (
+            ".git/hooks/post-commit", ".git/config", ".git/commondir", "linked/config", "to-hooks/pre-commit",
+            "sub/.git/config", "sub/.git", ".envrc", ".vscode/settings.json", ".idea/workspace.xml", ".bashrc",
+            ".nvim.lua", ".claude/settings.json", "a/../.GIT/config", "./.git/modules/x/config",
+        ):  # fmt: skip
+            with pytest.raises(ToolFailed):
+                await write(files, path, "evil")
+        with pytest.raises(ToolFailed, match="is read-only: other programs"):
+            await edit(files, ".envrc", "true", "evil")
+        await write(files, ".gitignore", "x\n")
+        await write(files, "src/new.py", "x\n")
+    assert of_git(project) == before and not (project / ".idea").exists() and not (project / "sub" / ".git").exists()
+
+
+async def test_the_hooks_that_the_configuration_names_are_protected(home: Path, project: Path) -> None:
+    """`core.hooksPath` and `include.path` may name files of the project itself."""
+    (project / ".husky").mkdir()
+    (project / "more.gitconfig").write_text("[user]\n\tname = a\n")
+    git(project, "config", "core.hooksPath", ".husky")
+    git(project, "config", "include.path", "../more.gitconfig")
+    async with room(home) as rooms:
+        session = await rooms.new_session()
+        for path in (".husky/pre-commit", "more.gitconfig"):
+            done, _ = await rooms.run(session, f"echo evil >> {path}", agent="project")
+            assert done.code != 0
+            with pytest.raises(ToolFailed):
+                await write(await rooms.of(session, "project").files(), path, "evil")
+
+
+async def test_submodules_worktrees_and_nested_repositories_are_protected(
+    home: Path, project: Path, tmp_path: Path
+) -> None:
+    """And commits in them work."""
+    other = tmp_path / "other"
+    other.mkdir()
+    git(other, "init", "-q", "-b", "main")
+    git(other, "commit", "-q", "--allow-empty", "-m", "one")
+    git(project, "submodule", "--quiet", "add", str(other), "deps/other")
+    git(project, "worktree", "add", "-q", str(project / "trees" / "topic"))
+    git(project, "clone", "-q", str(other), "apps/web/nested")
+    places = [project / "deps" / "other", project / "trees" / "topic", project / "apps" / "web" / "nested"]
+    before = [of_git(place) for place in places]
+    async with room(home) as rooms:
+        session = await rooms.new_session()
+        for place in places:
+            inside = f"cd /workspace/{place.relative_to(project)}"
+            for attack in (
+                "git config core.fsmonitor evil", "mv .git x; git init", "echo 'gitdir: ../x' > .git",
+                'cd "$(git rev-parse --git-dir)"; echo /workspace/x > commondir; echo evil > hooks/post-commit',
+                "cd ..; mv * x; mkdir -p $OLDPWD",
+            ):  # fmt: skip
+                await rooms.run(session, f"{inside} && {{ {attack}; }}", agent="project")
+        assert [of_git(place) for place in places] == before
+        for place in places[::2]:
+            who = "git -c user.name=a -c user.email=a@b"
+            inside = f"cd /workspace/{place.relative_to(project)}"
+            await rooms.said(session, f"{inside}; {who} commit -q --allow-empty -m two", agent="project")
+            assert git(place, "log", "-1", "--format=%s") == "two\n"
+
+
+async def test_a_link_leads_no_mount_out_of_the_project(home: Path, project: Path, tmp_path: Path) -> None:
+    """X12: a link that a session left under a protected name shows the next sandbox nothing of the machine."""
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "key").write_text("sk-secret")
+    for name in (".idea", ".profile", "sub"):
+        (project / name).symlink_to(os.path.relpath(secret, project))
+    async with room(home) as rooms:
+        session = await rooms.new_session()
+        done, printed = await rooms.run(session, "cat .idea/key sub/key; cat .profile/key", agent="project")
+        assert done.code != 0 and "sk-secret" not in printed
+
+
+@pytest.mark.parametrize("other", ["a link", "a folder"])
+async def test_what_is_exchanged_while_the_sandbox_is_made_is_never_shown(
+    home: Path, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    """X12: between the look at a folder and its mount, another session's command may put something else there."""
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "key").write_text("sk-secret")
+
+    def then_exchange(folder: Path) -> tuple[protection.Protected, ...]:
+        found = protected(folder)
+        (project / ".vscode").rename(project / "aside")
+        if other == "a link":
+            (project / ".vscode").symlink_to(os.path.relpath(secret, project))
+        else:
+            secret.rename(project / ".vscode")
+        return found
+
+    monkeypatch.setattr("tidegate.workspaces.bubblewrap.protected", then_exchange)
+    async with room(home) as rooms:
+        wanted = "cannot be started" if other == "a link" else "changed while the sandbox was made"
+        with pytest.raises(ToolFailed, match=wanted):
+            await rooms.run(await rooms.new_session(), "cat .vscode/key", agent="project")
+
+
+async def test_a_file_that_the_owner_replaces_is_protected_again(home: Path, project: Path) -> None:
+    """The mount goes with the file that it was on: what runs there is ended, and the next command finds a new one."""
+    async with room(home) as rooms:
+        session = await rooms.new_session()
+        await rooms.of(session, "project").start("late", "sleep 1000")
+        git(project, "config", "user.name", "me")
+        await rooms.workspaces.reconcile()
+        assert "was replaced from outside" in await rooms.told(session)
+        before = of_git(project)
+        done, _ = await rooms.run(session, "git config core.fsmonitor evil", agent="project")
+        assert done.code != 0 and of_git(project) == before
+
+
+@pytest.mark.parametrize("attack", ["echo evil > .bashrc", "mkdir .idea; echo evil > .idea/x", "ln -s a .zshrc"])
+@pytest.mark.parametrize("then", ["look", "end", "command"])
+async def test_a_protected_file_that_a_command_makes_is_renamed(
+    home: Path, project: Path, attack: str, then: str
+) -> None:
+    """X12: what is not there cannot be mounted over, so it is found by its name: before the next command, on the timer,
+    and when the sandbox ends. The agent is told."""
+    (name,) = re.findall(r"\.(?:bashrc|idea|zshrc)\b", attack)[:1]
+    async with room(home) as rooms:
+        session = await rooms.new_session()
+        await rooms.said(session, attack, agent="project")
+        if then != "end":
+            await (rooms.workspaces.reconcile() if then == "look" else rooms.run(session, "true", agent="project"))
+            assert f"a command made {name}, which other programs execute" in await rooms.told(session)
+    assert not os.path.lexists(project / name) and os.path.lexists(project / f"{name}.refused")
+
+
+async def test_a_protected_file_that_appears_while_no_command_runs_is_its_owners(home: Path, project: Path) -> None:
+    """Made outside, as an editor makes its settings: it is logged, once, stays, and the next sandbox covers it."""
+    with capture_logs() as lines:
+        async with room(home) as rooms:
+            session = await rooms.new_session()
+            await rooms.said(session, "true", agent="project")
+            await rooms.workspaces.reconcile()
+            (project / ".idea").mkdir()
+            give(project)
+            for _ in range(3):
+                await rooms.workspaces.reconcile()
+        async with room(home) as rooms:
+            done, _ = await rooms.run(session, "echo more > .idea/startup.xml", agent="project")
+            assert done.code != 0
+    assert [line["path"] for line in lines if line["event"] == bubblewrap.NEW] == [f"{project}/.idea"]
+
+
+async def test_no_link_leads_to_another_head_that_is_renamed(home: Path, project: Path, tmp_path: Path) -> None:
+    """X12: a session whose sandbox is older than a repository can put a link in the place of its folder."""
+    other = tmp_path / "other.git"
+    other.mkdir()
+    (other / "HEAD").write_text("ref: refs/heads/main\n")
+    async with room(home) as rooms:
+        first, second = await rooms.new_session(), await rooms.new_session()
+        await rooms.said(first, "mkdir sub; git init -q sub", agent="project")
+        await rooms.of(second, "project").start("late", "sleep 1000")
+        await rooms.said(first, f"mv sub aside; ln -s {other} sub", agent="project")
+        await rooms.workspaces.reconcile()
+        assert "was replaced from outside" in await rooms.told(second)
+        await rooms.run(second, "true", agent="project")
+    assert [path.name for path in other.iterdir()] == ["HEAD"]
+
+
+@pytest.mark.parametrize("hiding", ["mkdir -p HEAD.refused/x", "chmod 555 .", "chmod 000 ."])
+async def test_a_bare_repository_is_disarmed_whatever_is_around_it(home: Path, project: Path, hiding: str) -> None:
+    """X12: neither something in its place nor the rights of the folder keep its HEAD."""
+    async with room(home) as rooms:
+        session = await rooms.new_session()
+        await rooms.run(session, f"echo 'ref: refs/heads/main' > HEAD; {hiding}", agent="project")
+        await rooms.workspaces.reconcile()
+        assert not (project / "HEAD").exists() and list(project.glob("HEAD.refused*"))
+        await rooms.said(session, "git status", agent="project")
+
+
+@pytest.mark.parametrize("mode", ["100", "300"])
+@pytest.mark.parametrize("place", [".", "apps"])
+async def test_a_folder_that_a_command_closes_hides_no_repository(
+    home: Path, project: Path, place: str, mode: str
+) -> None:
+    """X12: the gateway cannot look into it, and the next command could open it again."""
+    git(project, "init", "-q", "apps/web")
+    repository = project if place == "." else project / "apps" / "web"
+    before = of_git(repository)
+    async with room(home) as rooms:
+        session = await rooms.new_session()
+        await rooms.run(session, f"chmod {mode} {place}", agent="project")
+    async with room(home) as rooms:
+        attack = f"chmod 755 {place}; echo evil >> {place if place == '.' else 'apps/web'}/.git/config"
+        await rooms.run(session, attack, agent="project")
+    (project / place).chmod(0o755)
+    assert of_git(repository) == before
+
+
+async def test_settings_in_a_folder_that_a_command_closes_stay_as_they_are(home: Path, project: Path) -> None:
+    """X12"""
+    (project / ".claude").mkdir()
+    (project / ".claude" / "settings.json").write_text("{}")
+    give(project)
+    async with room(home) as rooms:
+        session = await rooms.new_session()
+        await rooms.run(session, "chmod 000 .claude", agent="project")
+    async with room(home) as rooms:
+        await rooms.run(session, "chmod 755 .claude; echo evil > .claude/settings.json", agent="project")
+    (project / ".claude").chmod(0o755)
+    assert (project / ".claude" / "settings.json").read_text() == "{}"
+
+
+def test_a_large_project_is_looked_at_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The project's own repository comes first, however many folders there are."""
+    monkeypatch.setattr(protection, "FOLDERS", 10)
+    git(tmp_path, "init", "-q")
+    for number in range(20):
+        (tmp_path / f"{number:02}").mkdir()
+    assert ".git/config" in {each.path for each in protected(tmp_path)}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user can give nothing away")
+def test_nothing_of_roots_is_given_to_the_owner_of_a_repository(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """X12: what is missing of a repository is made by root, and a command may exchange it at that moment."""
+    secret, make = project / "secret", Path.mkdir
+    secret.mkdir(mode=0o700)
+    for sample in (project / ".git" / "hooks").iterdir():
+        sample.unlink()
+    (project / ".git" / "hooks").rmdir()
+
+    def then_exchange(path: Path) -> None:
+        make(path)
+        with acting_as(gateway_user()):
+            path.rmdir()
+            secret.rename(project / ".git" / "hooks")
+
+    monkeypatch.setattr(Path, "mkdir", then_exchange)
+    protected(project)
+    assert (project / ".git" / "hooks").stat().st_uid == 0
+    assert (project / ".git" / "commondir").stat().st_uid == SOMEBODY

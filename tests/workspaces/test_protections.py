@@ -1,0 +1,80 @@
+"""`tidegate doctor` on machines that lack something: made so in namespaces of the test's own."""
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.workspaces.apart import apart
+from tidegate.workspaces import protections, seccomp
+from tidegate.workspaces.children import find
+
+HIDE = 'for program in {}; do mount --bind /dev/null "$(command -v $program)"; done'
+LACKING = {
+    "bubblewrap": (HIDE.format("bwrap"), "install bubblewrap"),
+    "user namespaces": ("echo 0 >/proc/sys/user/max_user_namespaces", "user.max_user_namespaces"),
+    "control groups": ("mount -t tmpfs none /sys/fs/cgroup", "package systemd"),
+    "pasta": (HIDE.format("pasta nft"), "install passt and nftables"),
+}
+
+
+def findings(home: Path, before: str, *command: str) -> str:
+    program = shlex.join([sys.executable, "-m", "tidegate", *command, "--home", str(home), "--json"])
+    # Below the namespaces of the test a further one, so that a setting of namespaces is not the machine's.
+    script = f"export PATH=$PATH:/usr/sbin:/sbin; {before} && {{ {program} || [ $? = 1 ]; }}"
+    return apart(["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script])
+
+
+def doctor(home: Path, before: str = ":") -> dict[str, dict[str, str]]:
+    return {finding["name"]: finding for finding in json.loads(findings(home, before, "doctor"))}
+
+
+@pytest.fixture
+def connected(tmp_path: Path) -> Path:
+    (tmp_path / "tidegate.toml").write_text("[workspaces]\nnetwork = true\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_the_doctor_names_a_protection_that_is_missing_and_what_provides_it(connected: Path, name: str) -> None:
+    """X12, X22: of the machine as it is, whether a gateway runs or not."""
+    before, words = LACKING[name]
+    usual, lacking = doctor(connected), doctor(connected, before)
+    assert lacking[name]["state"] == "warn" and words in lacking[name]["text"], lacking[name]
+    assert name == "control groups" or usual[name]["state"] == "ok"
+    assert {other for other in LACKING if lacking[other] != usual[other]} <= {name}
+
+
+def test_what_the_settings_do_not_need_is_no_warning(tmp_path: Path) -> None:
+    found = doctor(tmp_path, LACKING["pasta"][0])["pasta"]
+    assert found["state"] == "ok" and found["text"].startswith("not needed by the settings.")
+
+
+def test_a_network_that_cannot_be_given_is_found_by_config_check(connected: Path) -> None:
+    """X22: with the sentence by which commands are refused."""
+    check = json.loads(findings(connected, LACKING["pasta"][0], "config", "check"))
+    [warning] = check["warnings"]
+    assert check["ok"] and f"{connected}/tidegate.toml: [workspaces] network" in warning
+    assert "pasta and nft are not installed here: install passt and nftables" in warning
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user tries it as who they are")
+def test_whether_namespaces_can_be_made_is_tried_as_who_needs_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X12: a machine may let root alone make them, and commands never run as root."""
+    for folder in (tmp_path, *tmp_path.parents[:-2]):
+        folder.chmod(folder.stat().st_mode | 0o055)
+    (tmp_path / "unshare").write_text('#!/bin/sh\n[ "$(id -u)" = 0 ]\n')
+    (tmp_path / "unshare").chmod(0o755)
+    monkeypatch.setattr(protections, "find", lambda name: str(tmp_path / name) if name == "unshare" else find(name))
+    found = {each.name: each.missing for each in protections.protections()}
+    assert "this user may not make them" in found["user namespaces"]
+
+
+def test_a_machine_without_a_filter_of_system_calls_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seccomp, "_ARCHITECTURES", {})
+    assert "no filter of system calls for" in seccomp.problem()

@@ -1,0 +1,92 @@
+"""Who could write in a project folder, and what prompts take from there: the order in which it is found out."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.store.making import new_session
+from tidegate.store import Store, principals
+from tidegate.workspaces.provenance import Provenance, Reader
+
+pytestmark = pytest.mark.anyio
+
+OLD, NEW = b"old", b"new"
+
+
+class Folder:
+    """A project in which there is one file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file = f"{path}/AGENTS.md"
+        self.content = OLD
+        self.surveys = 0
+
+    def survey(self, folder: Path) -> dict[str, bytes]:
+        self.surveys += 1
+        return {self.file: self.content}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    async with Store.open(tmp_path / "tidegate.db") as store:
+        yield store
+
+
+@pytest.fixture
+async def provenance(store: Store, folder: Folder) -> Provenance:
+    await store.write(principals.add, id="p_owner", name="owner", role="owner", agents=None, now=1.0)
+    for name in ("owner", "anna", "bert"):
+        await store.write(new_session, f"s_{name}", principal=f"p_{name}")
+    return Provenance(store, folder.survey, lambda: 1.0)
+
+
+async def test_the_owners_sessions_cost_and_change_nothing(provenance: Provenance, folder: Folder) -> None:
+    await provenance.admit("s_owner", folder.path)
+    assert folder.surveys == 0 and await provenance.reader("p_anna") == Reader()
+
+
+async def test_what_was_there_before_the_first_writer_is_trusted(provenance: Provenance, folder: Folder) -> None:
+    """X19: and what was there before the second is not."""
+    await provenance.admit("s_anna", folder.path)
+    reader = await provenance.reader("p_owner")
+    assert reader.admits(folder.file, OLD) and not reader.admits(folder.file, NEW) and reader.admits("/else", NEW)
+    assert await provenance.reader("p_anna") == Reader()
+    folder.content = NEW
+    await provenance.admit("s_bert", folder.path)
+    for principal in ("p_owner", "p_anna", "p_bert"):
+        reader = await provenance.reader(principal)
+        assert reader.admits(folder.file, OLD) and not reader.admits(folder.file, NEW)
+    await provenance.admit("s_bert", folder.path)
+    assert folder.surveys == 2
+
+
+async def test_a_writer_who_comes_while_files_are_read_has_them_read_again(
+    provenance: Provenance, folder: Folder
+) -> None:
+    """X19: else what they wrote in that moment would be taken for what was there before."""
+    readers: list[Reader] = []
+
+    async def make(reader: Reader) -> bool:
+        if not readers:
+            await provenance.admit("s_anna", folder.path)
+            folder.content = NEW
+        readers.append(reader)
+        return reader.admits(folder.file, folder.content)
+
+    assert await provenance.steady("p_owner", make) is False
+    assert len(readers) == 2 and readers[0] == Reader()
+
+
+async def test_it_is_known_to_the_next_process(provenance: Provenance, folder: Folder, store: Store) -> None:
+    """L18: and so is what the owner accepted."""
+    await provenance.admit("s_anna", folder.path)
+    await provenance.trust({folder.file: NEW})
+    reader = await Provenance(store, folder.survey, lambda: 2.0).reader("p_owner")
+    assert reader.admits(folder.file, NEW) and not reader.admits(folder.file, OLD)

@@ -1,0 +1,134 @@
+"""What a sandbox can ask of the kernel: nothing that leads to keys, to other sandboxes or far into the kernel."""
+
+import ctypes
+import errno
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.workspaces.making import Room, token
+from tidegate.workspaces import seccomp
+
+pytestmark = pytest.mark.anyio
+
+MACHINE = os.uname().machine
+NUMBERS = {"x86_64": (248, 249, 250), "aarch64": (217, 218, 219)}[MACHINE]
+"""add_key, request_key, keyctl."""
+SESSION, USER = -3, -4  # keyrings
+UNLINK = 9
+
+CALL = """
+import ctypes, errno, os
+libc = ctypes.CDLL(None, use_errno=True)
+def call(*arguments):
+    given = [ctypes.c_long(one) if isinstance(one, int) else one for one in arguments]
+    result = libc.syscall(*given)
+    return result if result >= 0 else errno.errorcode[ctypes.get_errno()]
+"""
+
+INT_80 = """
+import ctypes, mmap
+# push rbx; mov eax, 288 (keyctl); xor ebx, ebx (which key); mov ecx, -3 (the session's); xor edx, edx; int 0x80; …
+code = bytes.fromhex("53 b820010000 31db b9fdffffff 31d2 cd80 5b c3")
+page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+page.write(code)
+print(ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))())
+"""
+
+
+def keys(number: int, *arguments: Any) -> int:
+    return int(ctypes.CDLL(None, use_errno=True).syscall(number, *arguments))
+
+
+async def tried(rooms: Room, session: str, program: str) -> str:
+    return await rooms.said(session, f"python3 - <<'END'\n{CALL}{program}\nEND")
+
+
+async def test_no_key_of_the_gateway_is_seen_in_a_sandbox(rooms: Room, session: str) -> None:
+    """X12: neither of its session nor of its user; nor is one's name read from /proc."""
+    add, request, keyctl = NUMBERS
+    name = f"tidegate-{token()}".encode()
+    for ring in (SESSION, USER):
+        key = keys(add, b"user", name, b"secret", 6, ring)
+        assert key > 0, os.strerror(ctypes.get_errno())
+        try:
+            assert name.decode() in Path("/proc/keys").read_text()
+            found = await tried(
+                rooms,
+                session,
+                f"print(call({request}, b'user', {name!r}, None, {SESSION}))\n"
+                f"print(call({keyctl}, 11, {key}, ctypes.create_string_buffer(99), 99))\n"
+                "print(open('/proc/keys').read())",
+            )
+            assert found.split() == ["ENOSYS", "ENOSYS"]
+        finally:
+            keys(keyctl, UNLINK, key, ring)
+
+
+async def test_a_sandbox_can_leave_no_key_for_another(rooms: Room, session: str) -> None:
+    """X12: the keyrings of a user are the same in all of them."""
+    add, *_ = NUMBERS
+    name = f"tidegate-{token()}"
+    for ring in (-1, -2, SESSION, USER, -5):
+        assert await tried(rooms, session, f"print(call({add}, b'user', b'{name}', b'for you', 7, {ring}))") == "ENOSYS"
+    assert name not in Path("/proc/keys").read_text()
+
+
+def test_what_is_started_has_a_keyring_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """X12: for what the kernel itself looks up for a process. Here without the filter, so that it can be asked for."""
+    *_, keyctl = NUMBERS
+    monkeypatch.setattr(seccomp, "_table", lambda _: struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF_0000))  # all is allowed
+
+    def ring() -> int:
+        return keys(keyctl, 0, SESSION, 0)
+
+    rings = {ring(), seccomp.confined(ring), seccomp.confined(ring)}
+    assert len(rings) == 3 and min(rings) > 0
+
+
+async def test_calls_far_into_the_kernel_are_missing(rooms: Room, session: str) -> None:
+    """X12: a program that is refused io_uring does without, as on a kernel that does not have it."""
+    closed = {"x86_64": (298, 321, 323), "aarch64": (241, 280, 282)}[MACHINE]  # perf_event_open, bpf, userfaultfd
+    calls = (*closed, 425, 426, 427)  # io_uring
+    printed = await tried(rooms, session, f"print(*(call(number, 0, 0, 0, 0, 0) for number in {calls}))")
+    assert printed.split() == ["ENOSYS"] * len(calls)
+
+
+async def test_sockets_that_belong_to_no_network_namespace_are_missing(rooms: Room, session: str) -> None:
+    """X12: of virtual machines (vsock), of the kernel's ciphers, of Bluetooth."""
+    number = {"x86_64": 41, "aarch64": 198}[MACHINE]
+    families = {"unix": 1, "inet": 2, "inet6": 10, "netlink": 16, "vsock": 40, "alg": 38, "bluetooth": 31}
+    program = f"for name, one in {families}.items(): print(name, call({number}, one, 3 if one == 16 else 1, 0))"
+    opened = dict(line.split() for line in (await tried(rooms, session, program)).splitlines())
+    assert [name for name, result in opened.items() if result.isdecimal()] == ["unix", "inet", "inet6", "netlink"]
+    assert {opened[name] for name in ("vsock", "alg", "bluetooth")} == {"EAFNOSUPPORT"}
+    high = f"print(call({number}, 40 + (1 << 32), 1, 0))"  # the kernel takes the lower half alone, and so do we
+    assert await tried(rooms, session, high) == "EAFNOSUPPORT"
+
+
+@pytest.mark.skipif(MACHINE != "x86_64", reason="there is one interface to the kernel only")
+async def test_another_interface_to_the_kernel_is_no_way_around(rooms: Room, session: str) -> None:
+    """X12: neither the calls of 32-bit programs nor those of x32."""
+    done, printed = await rooms.run(session, f"python3 - <<'END'\n{INT_80}\nEND")
+    assert (done.code, printed.strip()) == (0, str(-errno.ENOSYS))
+    assert await tried(rooms, session, "print(call(250 + 0x40000000, 0, -3, 0))") == "ENOSYS"
+
+
+async def test_the_filter_holds_for_all_that_is_in_a_sandbox(rooms: Room, session: str) -> None:
+    """X12: for its first process, for commands, and for what they leave behind."""
+    await rooms.of(session).start("server", "setsid sleep 1000")
+    seen = await rooms.said(session, "cat /proc/[0-9]*/status | grep -E '^(NoNewPrivs|Seccomp):' | sort | uniq")
+    assert seen.split() == ["NoNewPrivs:", "1", "Seccomp:", "2"]
+
+
+async def test_the_gateway_itself_is_as_free_as_before(rooms: Room, session: str) -> None:
+    def confinement() -> list[str]:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return [line for line in lines if line.startswith(("NoNewPrivs:", "Seccomp"))]
+
+    before = confinement()
+    await rooms.said(session, "true")
+    assert confinement() == before

@@ -1,0 +1,226 @@
+"""The unprivileged user that everything runs as, where root started the gateway."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from tests.workspaces.making import WAIT, alive, room, token, until
+from tidegate.errors import ToolFailed
+from tidegate.gateway.readiness import examine
+from tidegate.workspaces.files import Choice, Query, read_pattern
+from tidegate.workspaces.users import NUMBERS, user_of
+
+pytestmark = [pytest.mark.anyio, pytest.mark.sandbox]
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user has no other to become")
+SHELL = "cp /bin/sh shell && chmod 4755 shell"
+"""The attack: a shell of whoever makes it, for everybody who starts it."""
+
+SOMEBODY = 12345
+
+
+def project(home: Path, owner: int = 0) -> Path:
+    folder = home / "project"
+    folder.mkdir(exist_ok=True)
+    if os.geteuid() == 0:
+        os.chown(folder, owner, owner)
+    return folder
+
+
+def everything(folder: Path) -> list[Path]:
+    return [folder, *folder.rglob("*")]
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "local"])
+@pytest.mark.parametrize("agent", ["main", "project"])
+async def test_a_setuid_shell_that_an_agent_leaves_is_not_roots(home: Path, backend: str, agent: str) -> None:
+    """X12: in a folder of the session's own and in a project, with and without a sandbox."""
+    async with room(home, backend=backend) as rooms:
+        session = await rooms.new_session()
+        folder = project(home, SOMEBODY) if agent == "project" else home / "workspaces" / session
+        await rooms.said(session, SHELL, agent=agent)
+        left = (folder / "shell").stat()
+        assert stat.S_IMODE(left.st_mode) == 0o4755
+        assert left.st_uid != 0 and left.st_gid != 0
+        if os.geteuid() == 0:
+            assert (left.st_uid == SOMEBODY) == (agent == "project")
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "local"])
+async def test_a_command_opens_its_own_streams_by_name(home: Path, backend: str) -> None:
+    """D1: scripts write to /dev/stderr, whoever they run as."""
+    async with room(home, backend=backend) as rooms:
+        said = await rooms.said(await rooms.new_session(), "echo one > /dev/stdout; echo two > /dev/stderr")
+        assert "one" in said and "two" in said and "denied" not in said
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "local", "none"])
+async def test_what_file_tools_write_belongs_to_the_same_user_as_what_commands_write(home: Path, backend: str) -> None:
+    """X12: also a file that takes the place of another, and folders on the way."""
+    async with room(home, backend=backend) as rooms:
+        session = await rooms.new_session()
+        files = await rooms.of(session).files()
+        await files.write("a/b/new", b"text")
+        if backend != "none":
+            await rooms.said(session, "echo old > old; chmod 755 old")
+            await files.write("old", b"other")
+        folder = home / "workspaces" / session
+        owners = {path.lstat().st_uid for path in everything(folder)}
+        assert len(owners) == 1 and owners != {0}
+
+
+@as_root
+async def test_file_tools_read_nothing_that_the_user_may_not(home: Path) -> None:
+    """X12: what is root's in a project folder, neither by its name nor by a search, though the gateway could."""
+    async with room(home) as rooms:
+        session = await rooms.new_session()
+        secret = project(home, SOMEBODY) / "secret"
+        secret.write_text("needle")
+        secret.chmod(0o600)
+        (home / "project" / "open").write_text("needle")
+        files = await rooms.of(session, "project").files()
+        with pytest.raises(ToolFailed, match="Permission denied"):
+            await files.load("secret", limit=100)
+        with pytest.raises(ToolFailed, match="Permission denied"):
+            async with files.opened("secret"):
+                pass
+        query = Query(pattern=read_pattern("needle"), choice=Choice(), context=0, limit=10)
+        assert [hit.path for hit in (await files.search(".", query)).hits] == ["open"]
+        (home / "project").chmod(0o555)
+        os.chown(home / "project", 0, 0)
+        with pytest.raises(ToolFailed, match="Permission denied"):
+            await (await rooms.of(session, "project").files()).write("new", b"")
+
+
+@as_root
+@pytest.mark.parametrize("backend", ["bubblewrap", "local"])
+async def test_the_user_reaches_nothing_of_the_gateways_home_but_its_own_folders(home: Path, backend: str) -> None:
+    """X01: though those lie in it."""
+    async with room(home, backend=backend) as rooms:
+        session = await rooms.new_session()
+        (home / "api-key").write_text("secret")
+        (home / "api-key").chmod(0o644)
+        await rooms.said(session, "echo x > ~/kept; echo y > ${TMPDIR:-/tmp}/kept")
+        done, _ = await rooms.run(session, f"cat {home}/api-key || ls {home}")
+        assert done.code != 0
+        assert (home / "workspaces" / f"{session}.private" / "home" / "kept").read_text() == "x\n"
+        assert stat.S_IMODE(home.stat().st_mode) == 0o700
+
+
+async def test_what_is_kept_of_output_is_no_program(home: Path) -> None:
+    """X12: it lies in the gateway's home, where nobody else can go, and cannot be started there."""
+    async with room(home) as rooms:
+        session = await rooms.new_session()
+        await rooms.of(session).start("loud", "umask 0; cat /bin/sh")
+        await rooms.of(session).wait("loud", pattern=None, timeout=WAIT)
+        kept = [path for path in (home / "spool").rglob("*") if path.is_file()]
+        assert kept and all(stat.S_IMODE(path.stat().st_mode) & 0o7177 == 0 for path in kept)
+
+
+@as_root
+async def test_a_command_without_a_sandbox_cannot_end_its_guardian(home: Path) -> None:
+    async with room(home, backend="local") as rooms:
+        _, printed = await rooms.run(await rooms.new_session(), "kill -9 $PPID || echo still there")
+        assert printed.endswith("still there\n")
+
+
+@as_root
+async def test_commands_have_no_group_and_no_capability_of_roots(home: Path) -> None:
+    async with room(home, backend="local") as rooms:
+        said = await rooms.said(await rooms.new_session(), "id -u; id -G; grep -E 'Cap(Eff|Prm)' /proc/self/status")
+        uid, groups, *capabilities = said.splitlines()
+        assert int(uid) in NUMBERS and groups == uid
+        assert all(line.split()[1] == "0" * 16 for line in capabilities)
+
+
+@as_root
+async def test_a_workspace_of_roots_is_given_to_its_user_once_and_no_link_is_followed(home: Path) -> None:
+    """X12, S12: what an earlier gateway left. A project is left as it is."""
+    outside = home.parent / "outside"
+    outside.write_text("root's")
+    async with room(home) as rooms:
+        session = await rooms.new_session()
+        await rooms.said(session, "mkdir -p a/b; echo x > a/b/c")
+        folder = home / "workspaces" / session
+        for path in everything(folder):
+            os.chown(path, 0, 0)
+        (folder / "a" / "b" / "c").chmod(0o4755)
+        (folder / "link").symlink_to(outside)
+    (project(home) / "old").write_text("root's")
+    async with room(home) as rooms:
+        await rooms.said(session, "echo more >> a/b/c")
+        assert {path.lstat().st_uid for path in everything(folder)} == {folder.stat().st_uid} != {0}
+        assert stat.S_IMODE((folder / "a" / "b" / "c").stat().st_mode) & 0o4000 == 0
+        assert outside.stat().st_uid == 0
+        os.chown(folder / "a" / "b" / "c", 0, 0)  # what is done is not done again
+        await rooms.end(await rooms.new_session())
+        await (await rooms.of(session).files()).write("new", b"")
+        assert (folder / "a" / "b" / "c").stat().st_uid == 0
+        await rooms.run(await rooms.new_session(), "true", agent="project")
+        assert {path.stat().st_uid for path in everything(home / "project")} == {0}
+
+
+@as_root
+async def test_what_was_begun_to_be_given_away_is_finished_at_the_next_need(home: Path) -> None:
+    """S12: a folder is given away after its contents, so that it says itself whether that is done."""
+    async with room(home) as rooms:
+        session = await rooms.new_session()
+        await rooms.said(session, "mkdir a; echo x > a/b; echo y > z")
+        folder = home / "workspaces" / session
+        os.chown(folder, 0, 0)
+        os.chown(folder / "z", 0, 0)
+        await rooms.of(session).files()
+        assert {path.stat().st_uid for path in everything(folder)} == {folder.stat().st_uid} != {0}
+
+
+@as_root
+async def test_the_setting_names_the_user(home: Path) -> None:
+    async with room(home, user=str(SOMEBODY)) as rooms:
+        session = await rooms.new_session()
+        await rooms.said(session, "echo x > file")
+        assert (home / "workspaces" / session / "file").stat().st_uid == SOMEBODY
+
+
+@as_root
+async def test_what_another_user_runs_ends_with_its_session(home: Path) -> None:
+    """L28: also what leaves its group, in a sandbox and without one."""
+    for backend in ("bubblewrap", "local"):
+        mark = token()
+        async with room(home, backend=backend) as rooms:
+            session = await rooms.new_session()
+            await rooms.of(session).start("server", f"(setsid env -i sleep {mark} &); sleep {mark}; :")
+            await until(lambda mark=mark: len(alive(f"sleep\0{mark}")) == 2)  # type: ignore[misc]
+            await rooms.end(session)
+            assert alive(mark) == []
+
+
+def test_the_user_is_the_projects_owner_or_one_of_its_own_and_never_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    own = user_of("", None, "ab")
+    assert own is not None and own.uid in NUMBERS and own.gid == own.uid
+    assert user_of("", None, "ac") != own
+    assert user_of("", tmp_path / "missing", "ab") == own
+    owner = tmp_path.stat().st_uid
+    found = user_of("", tmp_path, "ab")
+    assert found is not None and found.uid == (owner or own.uid)
+    assert user_of("4321", tmp_path, "ab") == (4321, 4321)
+    for wrong in ("root", "0", "no such user"):
+        with pytest.raises(ToolFailed, match=r"workspaces\.user"):
+            user_of(wrong, tmp_path, "ab")
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert user_of("4321", tmp_path, "ab") is None
+
+
+@as_root
+def test_a_project_in_which_agents_can_write_nothing_is_named(tmp_path: Path) -> None:
+    """X12: at the start, by `config check` and by `doctor`."""
+    (tmp_path / "tidegate.toml").write_text('[agents.main]\nworkspace = "papers"\n')
+    (tmp_path / "papers").mkdir()
+    [warning] = examine(tmp_path, {}).warnings
+    assert "papers belongs to root" in warning and "chown" in warning
+    os.chown(tmp_path / "papers", SOMEBODY, SOMEBODY)
+    assert examine(tmp_path, {}).warnings == ()
