@@ -90,3 +90,22 @@ async def test_the_last_waiting_turn_that_is_stopped_leaves_no_trace_in_memory(
         model.release("gate")
         await house.answered(running.turn)
         assert (await house.say("three", name="other")).session == waiting.session
+
+
+async def test_whoever_is_told_that_a_waiting_turn_was_stopped_finds_its_session_gone_from_memory(
+    home: Path, model: ScriptedModel
+) -> None:
+    """B7, F5: in the same round of the loop, not some rounds later."""
+    async with core(home, "[limits]\nturns = 1", model=model) as house:
+        await house.accept("[hold gate] one")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        present = house.door.census()["present"]
+        told: list[int] = []
+        for number in range(20):
+            waiting = await house.accept("two", name=f"other {number}")
+            assert house.door.engine.interrupt(waiting.turn, "by its user")
+            await house.answered(waiting.turn)
+            told.append(house.door.census()["present"])
+        assert told == [present] * 20
+        model.release("gate")

@@ -309,13 +309,20 @@ class EmbeddedEngine(Engine):
         return True
 
     async def _withdraw(self, live: Live) -> None:
-        """End a turn that has left the queue without having run."""
-        with self._presence.attend(live.session) as record:
+        """End a turn that has left the queue without having run. Its session stays present until the end is told, and
+        no longer."""
+        with contextlib.ExitStack() as present:
+            record = present.enter_context(self._presence.attend(live.session))
+
+            def release(settled: Settled) -> None:
+                self._release(record, live, settled)
+                present.close()
+
             try:
                 await self._end_tasks(live)
                 ending = await self._ending(live, Work())
                 if ending is not None:
-                    await self._commit(record, live, ending)
+                    await self._commit(live, ending, release)
             finally:
                 self._release(record, live, None)
 
@@ -431,7 +438,7 @@ class EmbeddedEngine(Engine):
         await self._end_tasks(live)
         ending = await self._ending(live, work)
         if ending is not None:
-            await self._commit(record, live, ending)
+            await self._commit(live, ending, lambda settled: self._release(record, live, settled))
 
     def _is_end_of_process(self, error: Exception) -> bool:
         """Whether a turn broke because nothing can be opened any more: that is no fault of its own."""
@@ -512,13 +519,9 @@ class EmbeddedEngine(Engine):
             return ending_of(live, work, taken, await self._store.read(turns.tally, live.turn))
         return ending_of(live, work, taken, (live.used, work.journal.steps))
 
-    async def _commit(self, record: Present, live: Live, ending: Ending) -> None:
-        """Store the end and let the turn go. While the store refuses, whoever waits is told so at once, and the session
+    async def _commit(self, live: Live, ending: Ending, release: Callable[[Settled], None]) -> None:
+        """Store the end and release the turn. While the store refuses, whoever waits is told so at once, and the session
         stays with this turn until its end is stored: a later turn must not come before it."""
-
-        def release(settled: Settled) -> None:
-            self._release(record, live, settled)
-
         pause = FIRST_PAUSE
         while True:
             try:
