@@ -520,8 +520,8 @@ class EmbeddedEngine(Engine):
         return ending_of(live, work, taken, (live.used, work.journal.steps))
 
     async def _commit(self, live: Live, ending: Ending, release: Callable[[Settled], None]) -> None:
-        """Store the end and release the turn. While the store refuses, whoever waits is told so at once, and the session
-        stays with this turn until its end is stored: a later turn must not come before it."""
+        """Stores the end and releases the turn. While the store refuses, whoever waits is told so at once, and the
+        session stays with this turn until its end is stored: a later turn must not come before it."""
         pause = FIRST_PAUSE
         while True:
             try:
