@@ -1,5 +1,7 @@
 """Signed-in browsers: listed, signed out one by one or everywhere, from that moment on."""
 
+from typing import Any
+
 import aiohttp
 import anyio
 import pytest
@@ -102,3 +104,34 @@ async def test_the_event_streams_of_a_browser_or_key_end_with_it(gateway: House)
                     break
             else:
                 raise AssertionError("this stream was to go on")
+
+
+async def test_no_stream_outlives_a_sign_in_that_ends_while_the_stream_begins(
+    gateway: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X05: whoever asks for it again and again has no better chance: at whichever await the sign-in ends."""
+    session = (await call(gateway, "POST", "/api/messages", json={"text": "hello"})).json["session"]
+    events = f"/api/sessions/{session}/events"
+
+    async def read_while_signed_out(await_of: str, sign_in: dict[str, str]) -> tuple[int, bytes]:
+        """What is read with that sign-in, if all end at this await of the request."""
+        whose, name = (gateway.door, "session") if await_of == "session" else (gateway.store, "write")
+        original = getattr(whose, name)
+
+        async def ended(*args: Any, **kwargs: Any) -> Any:
+            if await_of == "session" or args[0] is principals.mark_used:
+                monkeypatch.setattr(whose, name, original)
+                await call(gateway, "DELETE", "/api/browsers")
+            return await original(*args, **kwargs)
+
+        monkeypatch.setattr(whose, name, ended)
+        async with aiohttp.ClientSession(gateway.url) as client, client.get(events, headers=sign_in) as stream:
+            return stream.status, await stream.content.read()
+
+    with anyio.fail_after(WAIT):
+        known = await signed_in(gateway)
+        assert (await call(gateway, "GET", "/api/agents", headers=known, key="")).status == 200  # now it is remembered
+        status, body = await read_while_signed_out("session", known)
+        assert status == 401 or body.endswith(b": signed out\n\n")
+        status, body = await read_while_signed_out("use", await signed_in(gateway))
+        assert status == 401 and b"signed_out" in body
