@@ -4,10 +4,11 @@ from typing import Any
 
 import aiohttp
 import anyio
+import msgspec
 import pytest
 
 from tests.house import WAIT, House
-from tests.web.asking import Reply, call, signed_in
+from tests.web.asking import Reply, asked, call, signed_in
 from tidegate.security import digest, make_code
 from tidegate.store import principals
 
@@ -135,3 +136,25 @@ async def test_no_stream_outlives_a_sign_in_that_ends_while_the_stream_begins(
         assert status == 401 or body.endswith(b": signed out\n\n")
         status, body = await read_while_signed_out("use", await signed_in(gateway))
         assert status == 401 and b"signed_out" in body
+
+
+@pytest.mark.parametrize("path", ["/api/keys", "/api/messages", "/v1/chat/completions"])
+async def test_a_request_that_was_begun_before_its_sign_in_ended_does_nothing(gateway: House, path: str) -> None:
+    """X05: somebody with a stolen sign-in holds back the last byte until its owner has signed out everywhere."""
+    thief = {**await signed_in(gateway), "Origin": gateway.url}
+    body = msgspec.json.encode({"name": "owner", "text": "hello", **asked()})
+    head = "".join(f"{name}: {value}\r\n" for name, value in {**thief, "Content-Length": str(len(body))}.items())
+    start = (
+        f"POST {path} HTTP/1.1\r\nHost: {gateway.url[7:]}\r\nConnection: close\r\nExpect: 100-continue\r\n{head}\r\n"
+    )
+    before = await call(gateway, "GET", "/api/keys"), await call(gateway, "GET", "/api/sessions")
+    with anyio.fail_after(WAIT):
+        async with await anyio.connect_tcp("127.0.0.1", int(gateway.url.rpartition(":")[2])) as stream:
+            await stream.send(start.encode())
+            assert (await stream.receive()).startswith(b"HTTP/1.1 100")  # it is asked for: the caller is known
+            await stream.send(body[:-1])
+            assert (await call(gateway, "DELETE", "/api/browsers")).json == {"signed_out": 1}
+            await stream.send(body[-1:])
+            assert (await stream.receive()).startswith(b"HTTP/1.1 401")
+    after = await call(gateway, "GET", "/api/keys"), await call(gateway, "GET", "/api/sessions")
+    assert [each.json for each in after] == [each.json for each in before]
