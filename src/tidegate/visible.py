@@ -14,6 +14,11 @@ CONTROL = re.compile(f"[\x00-\x1f\x7f-\x9f{_BIDI}{_BREAKS}]")
 _CONTROL_IN_TEXT = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f{_BIDI}{_BREAKS}]")
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Categories of characters that show nothing, or turn around or break what stands beside them."""
+_BLANK = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0d\uffa0\U000e0000-\U000e0fff]"
+    "|(?<![\u203c-\u3299\U0001f000-\U0001faff])[\ufe0e\ufe0f]"
+)
+"""Letters and marks that show nothing either: fillers, and variation selectors other than those of emoji."""
 
 
 def plain(text: str) -> str:
@@ -21,10 +26,14 @@ def plain(text: str) -> str:
 
 
 def shown(text: str, *, one_line: bool = False) -> str:
-    if text.isprintable():
+    blank = {found.start() for found in _BLANK.finditer(text)}
+    if text.isprintable() and not blank:
         return text
     kept = "" if one_line else "\n\t"
-    return "".join(each if each in kept or _is_seen(each) else _written_out(each) for each in text)
+    return "".join(
+        each if each in kept or (_is_seen(each) and place not in blank) else _written_out(each)
+        for place, each in enumerate(text)
+    )
 
 
 def escaped_json(text: str) -> str:

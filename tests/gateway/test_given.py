@@ -125,8 +125,12 @@ def test_a_folder_that_holds_a_secret_of_the_settings_is_given_to_nobody(home: P
     assert f"holds the secret that {setting} names" in refusal(home)
 
 
+KERNEL = ["/proc", "/proc/self", "/sys/kernel", "/dev", "/dev/../proc", "{up}/link", "/proc/1", "/proc/1/root"]
+KERNEL += ["/proc/self/cwd", "{up}/link/self/cwd"]  # which is another folder for whoever mounts it
+
+
 @pytest.mark.parametrize("setting", ["workspace", "read_only"])
-@pytest.mark.parametrize("folder", ["/proc", "/proc/self", "/sys/kernel", "/dev", "/dev/../proc", "{up}/link"])
+@pytest.mark.parametrize("folder", KERNEL)
 def test_no_folder_of_the_kernel_is_given(home: Path, setting: str, folder: str) -> None:
     """X18: the environment of the gateway is in /proc, and every device in /dev; with ssh as well."""
     (home.parent / "link").symlink_to("/proc")
@@ -139,13 +143,21 @@ def test_no_folder_of_the_kernel_is_given(home: Path, setting: str, folder: str)
 
 
 def test_a_variable_that_holds_a_secret_is_shown_to_no_command(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """X18: by the name that the settings refer to, by another name, and from a file."""
+    """X18: by the name that the settings refer to, by another name, from a file, and within a longer text."""
     model = '[agents.main]\nmodel = "m"\n[models.m]\napi = "demo"\nkey = "{}"\n[workspaces]\nenvironment = ["{}"]\n'
     (home / "key").write_text("a-secret-of-mine\n")
     monkeypatch.setenv("MY_KEY", "a-secret-of-mine")
     monkeypatch.setenv("SAME_KEY", "a-secret-of-mine")
+    monkeypatch.setenv("HEADER", "Bearer a-secret-of-mine")
+    monkeypatch.setenv("ADDRESS", "https://me:a-secret-of-mine@example.org/")
     monkeypatch.setenv("PLAIN", "something else")
-    for reference, name in (("env:MY_KEY", "MY_KEY"), ("env:MY_KEY", "SAME_KEY"), ("file:key", "MY_KEY")):
+    for reference, name in (
+        ("env:MY_KEY", "MY_KEY"),
+        ("env:MY_KEY", "SAME_KEY"),
+        ("file:key", "MY_KEY"),
+        ("env:MY_KEY", "HEADER"),
+        ("file:key", "ADDRESS"),
+    ):
         (home / "tidegate.toml").write_text(model.format(reference, name))
         assert refusal(home) == (
             f"{home}/tidegate.toml: [workspaces] environment: {name} holds the secret that [models.m] key names, and "

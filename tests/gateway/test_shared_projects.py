@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 from bench.scripted_model import ScriptedModel
+from tests.cli.terminal import at_terminal
 from tests.core import settings
 from tests.gateway.running import WAIT, Gateway, tidegate
 from tests.gateway.test_skills import away, bodies, running
@@ -158,6 +159,27 @@ async def test_the_owner_accepts_a_file(tmp_path: Path, project: Path) -> None:
         assert b"Use spaces." in await beginning(model, gateway)
         await away(say, gateway, f"{terminal(f'{PLAIN} AGENTS.md')} attack", "a", anna)
         await none_obeys(model, gateway, after=b"Use spaces.")
+
+
+async def test_the_owner_is_shown_what_a_file_hides_before_it_is_accepted(tmp_path: Path, project: Path) -> None:
+    """X19: a model reads characters that no terminal shows."""
+    home = tmp_path / "home"
+    hidden = "".join(chr(0xE0000 + ord(letter)) for letter in EVIL) + "\u200b\u202e"
+    async with ScriptedModel() as model, running(home, configuration(model, project)) as gateway:
+        anna = await away(key_of, gateway, "anna")
+        written = call("write_file", path="AGENTS.md", content=f"Use\tspaces.{hidden}\r\nAnd tabs.\r\n")
+        await away(say, gateway, f"{written} change", "a", anna)
+
+        def look() -> str:
+            with at_terminal(home, command=("projects", "trust")) as (terminal, process):
+                told = terminal.until(r"Use it in prompts")
+                terminal.type("n\r")
+                process.wait(WAIT)
+                return told
+
+        seen = await away(look)
+        assert "spaces." + hidden.encode("unicode_escape").decode() in seen.replace("\r\n", "\n")
+        assert "And tabs.\r\n" in seen and "\\r" not in seen
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -127,7 +127,8 @@ def test_a_pattern_without_a_wildcard_allows_just_its_command(command: str) -> N
     "command",
     ["git status; rm -rf ~", "git status && id", "git status | sh", "git status $(id)", "git status `id`",
      "git status\nid", "git status > ~/.bashrc", "git status <(id)", "git status & id",
-     'git status "a"', "git status #"],
+     'git status "a"', "git status #", "git status${IFS}--x", "git status\rid", "git status \\\nid", "git status || id",
+     "git status |& sh", "git status 2>&1", "git status {a,b}", "git status <<< a", "git status\0id"],
 )  # fmt: skip
 @pytest.mark.parametrize("pattern", ["git status*", "git*", "*", "git status[!a]*", "git status?*"])
 def test_an_allowed_prefix_allows_no_second_command(pattern: str, command: str) -> None:

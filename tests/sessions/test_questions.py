@@ -447,7 +447,8 @@ async def test_a_person_sees_what_a_call_would_hide(home: Path, model: ScriptedM
     whole."""
     deeds = Deeds()
     long = "begin " + "x" * 20_000 + " end"
-    tricks = ["ls\nforce: false", "rm \u202e sl\u200b \x1b[31m", long]
+    blank = "\u3164\ufe0f\U000e0100\u115f\u2800\u034f"
+    tricks = ["ls\nforce: false", "rm \u202e sl\u200b \x1b[31m", f"rm a{blank} \u2764\ufe0f", long]
     async with asking(home, model, deeds) as house:
         for number, what in enumerate(tricks):
             call = json.dumps({"what": what, "force": True})
@@ -455,7 +456,10 @@ async def test_a_person_sees_what_a_call_would_hide(home: Path, model: ScriptedM
             lines = question.summary.split("\n")
             assert lines[0] == "push" and lines[-1] == "force: true" and question.summary.isprintable() == (number == 9)
             assert sum(line.startswith("force:") for line in lines) == 1
-            assert not any(hidden in question.summary for hidden in "\u202e\u200b\x1b")
+            assert not any(
+                hidden in question.summary for hidden in "\u202e\u200b\x1b\u3164\U000e0100\u115f\u2800\u034f"
+            )
+            assert "a\ufe0f" not in question.summary and ("\u2764\ufe0f" in question.summary) == ("\u2764" in what)
             if what is long:
                 assert question.summary == f"push\nwhat: {long}\nforce: true"
             await house.door.questions.answer(question.id, ANNA, "approved")

@@ -31,6 +31,15 @@ async def test_a_row_is_never_changed(store: Store) -> None:
     for column in ("at", "kind", "principal", "session", "subject", "outcome", "digest", "id"):
         with pytest.raises(TidegateError):
             await store.write(lambda db, column=column: db.execute(f"UPDATE audit SET {column} = 7").fetchall())
+    columns = "id, at, kind, subject, outcome"
+    for statement in (
+        f"INSERT OR REPLACE INTO audit({columns}) VALUES(1, 9e9, 'tool', '', 'denied')",
+        f"REPLACE INTO audit({columns}) SELECT id, at, kind, '', 'denied' FROM audit",
+        f"INSERT INTO audit({columns}) VALUES(1, 9e9, 'tool', '', 'x') ON CONFLICT DO UPDATE SET outcome = 'denied'",
+        f"INSERT INTO audit({columns}) VALUES(0, 9e9, 'tool', '', 'denied')",
+    ):
+        with pytest.raises(TidegateError):
+            await store.write(lambda db, statement=statement: db.execute(statement).fetchall())
     assert told(await store.read(audit.listing)) == [("tool", "done", None, "terminal t_1")]
 
 

@@ -1,11 +1,14 @@
 """Signed-in browsers: listed, signed out one by one or everywhere, from that moment on."""
 
+from typing import Any
+
 import aiohttp
 import anyio
+import msgspec
 import pytest
 
 from tests.house import WAIT, House
-from tests.web.asking import Reply, call, signed_in
+from tests.web.asking import Reply, asked, call, signed_in
 from tidegate.security import digest, make_code
 from tidegate.store import principals
 
@@ -102,3 +105,56 @@ async def test_the_event_streams_of_a_browser_or_key_end_with_it(gateway: House)
                     break
             else:
                 raise AssertionError("this stream was to go on")
+
+
+async def test_no_stream_outlives_a_sign_in_that_ends_while_the_stream_begins(
+    gateway: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X05: whoever asks for it again and again has no better chance: at whichever await the sign-in ends."""
+    session = (await call(gateway, "POST", "/api/messages", json={"text": "hello"})).json["session"]
+    events = f"/api/sessions/{session}/events"
+
+    async def read_while_signed_out(await_of: str, sign_in: dict[str, str]) -> tuple[int, bytes]:
+        """What is read with that sign-in, if all end at this await of the request."""
+        whose, name = (gateway.door, "session") if await_of == "session" else (gateway.store, "write")
+        original = getattr(whose, name)
+
+        async def ended(*args: Any, **kwargs: Any) -> Any:
+            if await_of == "session" or args[0] is principals.mark_used:
+                monkeypatch.setattr(whose, name, original)
+                await call(gateway, "DELETE", "/api/browsers")
+            return await original(*args, **kwargs)
+
+        monkeypatch.setattr(whose, name, ended)
+        async with aiohttp.ClientSession(gateway.url) as client, client.get(events, headers=sign_in) as stream:
+            return stream.status, await stream.content.read()
+
+    with anyio.fail_after(WAIT):
+        known = await signed_in(gateway)
+        assert (await call(gateway, "GET", "/api/agents", headers=known, key="")).status == 200  # now it is remembered
+        status, body = await read_while_signed_out("session", known)
+        assert status == 401 or body.endswith(b": signed out\n\n")
+        status, body = await read_while_signed_out("use", await signed_in(gateway))
+        assert status == 401 and b"signed_out" in body
+
+
+@pytest.mark.parametrize("path", ["/api/keys", "/api/messages", "/v1/chat/completions"])
+async def test_a_request_that_was_begun_before_its_sign_in_ended_does_nothing(gateway: House, path: str) -> None:
+    """X05: somebody with a stolen sign-in holds back the last byte until its owner has signed out everywhere."""
+    thief = {**await signed_in(gateway), "Origin": gateway.url}
+    body = msgspec.json.encode({"name": "owner", "text": "hello", **asked()})
+    head = "".join(f"{name}: {value}\r\n" for name, value in {**thief, "Content-Length": str(len(body))}.items())
+    start = (
+        f"POST {path} HTTP/1.1\r\nHost: {gateway.url[7:]}\r\nConnection: close\r\nExpect: 100-continue\r\n{head}\r\n"
+    )
+    before = await call(gateway, "GET", "/api/keys"), await call(gateway, "GET", "/api/sessions")
+    with anyio.fail_after(WAIT):
+        async with await anyio.connect_tcp("127.0.0.1", int(gateway.url.rpartition(":")[2])) as stream:
+            await stream.send(start.encode())
+            assert (await stream.receive()).startswith(b"HTTP/1.1 100")  # it is asked for: the caller is known
+            await stream.send(body[:-1])
+            assert (await call(gateway, "DELETE", "/api/browsers")).json == {"signed_out": 1}
+            await stream.send(body[-1:])
+            assert (await stream.receive()).startswith(b"HTTP/1.1 401")
+    after = await call(gateway, "GET", "/api/keys"), await call(gateway, "GET", "/api/sessions")
+    assert [each.json for each in after] == [each.json for each in before]

@@ -1,5 +1,6 @@
 """The page: signing in, its two parts, where requests come from, and its files."""
 
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -42,6 +43,27 @@ async def test_neither_part_of_a_sign_in_is_enough_alone(gateway: House) -> None
     made = await call(gateway, "POST", "/api/keys", json={"name": "x"}, headers={**ours, "Origin": gateway.url}, key="")
     assert made.status == 201
     assert (await call(gateway, "GET", "/api/agents", key=ours["X-Page-Token"])).status == 401
+
+
+OPEN = {"/", "/static/{name}", "/healthz", "/openapi.json", "/api/login"}
+
+
+async def test_half_a_sign_in_opens_no_route(gateway: House) -> None:
+    """H23, X05: every route that is described, event streams and downloads included, in the disguise of the page; and
+    those that need no sign-in are known by name."""
+    ours = await signed_in(gateway)
+    session = (await call(gateway, "POST", "/api/messages", json={"text": "hello"})).json["session"]
+    paths = (await call(gateway, "GET", "/openapi.json", key="")).json["paths"]
+    routes = [(method.upper(), path) for path, methods in paths.items() for method in methods if path not in OPEN]
+    assert {"/api/sessions/{id}/events", "/api/sessions/{id}/export", "/v1/chat/completions"} <= {p for _, p in routes}
+    for half in ("Cookie", "X-Page-Token"):
+        sent = {half: ours[half], "Origin": gateway.url, "Sec-Fetch-Site": "same-origin"}
+        for method, path in routes:
+            there = re.sub(r"{\w+}", session, path)
+            reply = await call(gateway, method, there, json={"name": "owner"}, headers=sent, key="")
+            assert (reply.status, reply.error["code"]) == (401, "signed_out"), (half, method, path)
+            if method == "GET":
+                assert (await call(gateway, "HEAD", there, headers=sent, key="")).status == 401
 
 
 async def test_a_refused_code_says_why_and_how_long_links_work(gateway: House) -> None:

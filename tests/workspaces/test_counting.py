@@ -165,7 +165,7 @@ async def test_a_folder_that_is_closed_to_its_own_user_is_measured(home: Path) -
     async with room(home, disk_bytes=4 * MIB) as rooms:
         session = await rooms.new_session()
         done, _ = await rooms.run(
-            session, f"mkdir -p a/b; head -c {8 * MIB} /dev/urandom > a/b/c; chmod 000 a/b a; sleep 1000"
+            session, f"mkdir -p a/b; exec 3> a/b/c; chmod 000 a/b a; head -c {8 * MIB} /dev/urandom >&3; sleep 1000"
         )
         assert done.code != 0 and "workspaces.disk_bytes" in done.note
         assert (home / "workspaces" / session / "a").stat().st_mode & 0o777 == 0

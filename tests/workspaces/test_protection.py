@@ -159,16 +159,21 @@ async def test_git_works_in_a_sandbox(home: Path, project: Path) -> None:
     assert git(project, "status", "--porcelain") == ""
 
 
-async def test_settings_of_editors_and_shells_are_read_only(home: Path, project: Path) -> None:
-    before = contents(project / ".vscode"), (project / ".envrc").read_bytes()
+@pytest.mark.parametrize("name", [".vscode", ".zed", ".helix", ".devcontainer", ".config/fish"])
+async def test_settings_of_editors_and_shells_are_read_only(home: Path, project: Path, name: str) -> None:
+    """X12: nor is a folder on the way to them replaced."""
+    (project / name).mkdir(parents=True, exist_ok=True)
+    (project / name / "settings.json").write_text("{}")
+    give(project)
+    before = contents(project / name), (project / ".envrc").read_bytes()
     async with room(home) as rooms:
         session = await rooms.new_session()
         for attack in (
-            "echo evil > .envrc", "echo evil > .vscode/settings.json", "mv .vscode v; mkdir .vscode; touch .vscode/x",
-            "rm -rf .vscode .envrc", "echo evil > n; mv -f n .envrc",
+            "echo evil > .envrc", f"echo evil > {name}/settings.json", f"mv {name} v; mkdir {name}; touch {name}/x",
+            f"rm -rf {name} .envrc", "echo evil > n; mv -f n .envrc", f"p={name}; mv ${{p%%/*}} q; cp -r q ${{p%%/*}}",
         ):  # fmt: skip
             await rooms.run(session, attack, agent="project")
-            assert (contents(project / ".vscode"), (project / ".envrc").read_bytes()) == before, attack
+            assert (contents(project / name), (project / ".envrc").read_bytes()) == before, attack
 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local", "none"])
@@ -183,6 +188,8 @@ async def test_the_file_tools_write_none_of_them_by_any_path(home: Path, project
             ".git/hooks/post-commit", ".git/config", ".git/commondir", "linked/config", "to-hooks/pre-commit",
             "sub/.git/config", "sub/.git", ".envrc", ".vscode/settings.json", ".idea/workspace.xml", ".bashrc",
             ".nvim.lua", ".claude/settings.json", "a/../.GIT/config", "./.git/modules/x/config",
+            ".zed/settings.json", ".helix/config.toml", ".cursor/mcp.json", ".devcontainer/devcontainer.json",
+            ".devcontainer.json", ".cshrc", ".tcshrc", ".login", ".kshrc", ".config/fish/config.fish",
         ):  # fmt: skip
             with pytest.raises(ToolFailed):
                 await write(files, path, "evil")

@@ -17,6 +17,7 @@ LACKING = {
     "bubblewrap": (HIDE.format("bwrap"), "install bubblewrap"),
     "user namespaces": ("echo 0 >/proc/sys/user/max_user_namespaces", "user.max_user_namespaces"),
     "control groups": ("mount -t tmpfs none /sys/fs/cgroup", "package systemd"),
+    "seccomp": ("mount -t tmpfs none /proc/sys/kernel", "CONFIG_SECCOMP_FILTER"),
     "pasta": (HIDE.format("pasta nft"), "install passt and nftables"),
 }
 

@@ -107,6 +107,10 @@ async def test_sockets_that_belong_to_no_network_namespace_are_missing(rooms: Ro
     assert {opened[name] for name in ("vsock", "alg", "bluetooth")} == {"EAFNOSUPPORT"}
     high = f"print(call({number}, 40 + (1 << 32), 1, 0))"  # the kernel takes the lower half alone, and so do we
     assert await tried(rooms, session, high) == "EAFNOSUPPORT"
+    pair = {"x86_64": 53, "aarch64": 199}[MACHINE]  # which makes two sockets before it asks whether they can be joined
+    program = f"for one in {tuple(families.values())}: print(call({pair}, one, 1, 0, (ctypes.c_int * 2)()))"
+    unix, *others = (await tried(rooms, session, program)).split()
+    assert unix == "0" and set(others[-3:]) == {"EAFNOSUPPORT"}
 
 
 @pytest.mark.skipif(MACHINE != "x86_64", reason="there is one interface to the kernel only")

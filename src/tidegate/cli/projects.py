@@ -1,6 +1,7 @@
 """`tidegate projects`: which files of shared project folders prompts may take.
 
-Guarantee: what is accepted is what was shown: a file that changes in between is refused by the gateway.
+Guarantee: what is accepted is what was shown, invisible characters written out: a file that changes in between is
+refused by the gateway.
 """
 
 import hashlib
@@ -13,6 +14,7 @@ import click
 from tidegate.cli.options import home_option, json_option
 from tidegate.cli.output import at_terminal, plain, print_json, print_table
 from tidegate.errors import TidegateError
+from tidegate.visible import shown
 
 if TYPE_CHECKING:
     from tidegate.cli.api import Api
@@ -91,6 +93,6 @@ def _is_accepted(file: dict[str, Any]) -> bool:
     if hashlib.sha256(data).hexdigest() != file["sha256"]:
         raise TidegateError(f"{plain(file['path'])} is changing while you read it; try again.")
     print(f"--- {plain(file['path'])}")
-    for line in data.decode("utf-8", "backslashreplace").splitlines():
-        print(plain(line))
+    for line in data.decode("utf-8", "backslashreplace").removesuffix("\n").split("\n"):
+        print(shown(line.removesuffix("\r")))
     return click.confirm("--- Use it in prompts?")

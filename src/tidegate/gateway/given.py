@@ -31,6 +31,9 @@ SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 KERNEL = ("/proc", "/sys", "/dev")
 """Folders of the kernel's: processes with their environment, devices. A sandbox has its own."""
 
+SHORTEST_PART = 8
+"""Characters of a secret that is looked for within a variable: a shorter text is there by chance."""
+
 NO_LOGIN = ("/nologin", "/false", "/sync", "/true")
 """Shells of users who are no people."""
 
@@ -50,7 +53,9 @@ def unsafe(config: Config, secrets: Mapping[str, str]) -> Iterator[str]:
         # With ssh it is another machine's, but for skills, which the gateway reads.
         here = config.workspaces.backend != "ssh" or use == "skills"
         own = OWN if use != "writing" else OWN | SHOWABLE
-        why = _shows(folder, config.home, home, kept, own) if here else None
+        why = _through_the_kernel(folder)
+        if here:
+            why = why or _shows(folder, config.home, home, kept, own)
         why = why or _of_the_kernel(folder)
         if here and use == "writing":
             why = why or _is_home(folder)
@@ -74,14 +79,22 @@ def told(
     """A sentence for each variable that commands would see and that holds a secret of the settings. `references` are by
     setting, `secrets` by reference."""
     for name in config.workspaces.environment:
-        value = Secret(environment.get(name, "").strip())
+        value = environment.get(name, "")
         for setting, reference in references.items():
-            if reference == f"env:{name}" or secrets.get(reference) == value:
+            if reference == f"env:{name}" or _holds(value, secrets.get(reference)):
                 yield (
                     f"{FILE_NAME}: [workspaces] environment: {name} holds the secret that {setting} names, and every "
                     "command could read it; take it out of the list"
                 )
                 break
+
+
+def _holds(value: str, secret: Secret | None) -> bool:
+    """Whether the secret is the value or a part of it, such as the password of an address."""
+    if secret is None:
+        return False
+    text = secret.reveal()
+    return value.strip() == text or (len(text) >= SHORTEST_PART and text in value)
 
 
 def missing(config: Config) -> Iterator[str]:
@@ -131,6 +144,15 @@ def _of_the_kernel(folder: Path) -> str | None:
             return f"{folder} lies in {name}, which shows the machine's processes and devices; leave it out"
         if kernel.lies_in(place):
             return f"{folder} holds {name}, which shows the machine's processes and devices; name a folder below it"
+    return None
+
+
+def _through_the_kernel(folder: Path) -> str | None:
+    """The same for a path that leads through one of them: what `/proc/self/cwd` is depends on who looks."""
+    trail = {_identity(each) for each in (folder, *folder.parents)}
+    for name in KERNEL:
+        if _identity(Path(name)) in trail:
+            return f"{folder} lies in {name}, which shows the machine's processes and devices; leave it out"
     return None
 
 

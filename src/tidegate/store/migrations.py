@@ -91,6 +91,11 @@ def v9_roles_and_audit(db: apsw.Connection) -> None:
         db.execute(statement)
 
 
+def v10_audit_is_appended_to(db: apsw.Connection) -> None:
+    """A row of the audit log gets the next number and no other: REPLACE would remove one without any trigger."""
+    db.execute(_V10)
+
+
 def _prefix_that_ends_with(db: apsw.Connection, prefix: bytes | None, extra: str) -> bytes:
     """The session's own prefix, as it was ever made; one that was lost, or has another end, is made to end so."""
     body = None if prefix is None else db.execute("SELECT body FROM prefixes WHERE id = ?", (prefix,)).get
@@ -115,6 +120,7 @@ MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (
     v7_intents_say_what_a_tool_may_do,
     v8_caller_tools,
     v9_roles_and_audit,
+    v10_audit_is_appended_to,
 )
 CURRENT = len(MIGRATIONS)
 
@@ -369,3 +375,7 @@ _V9 = (
         JOIN sessions ON sessions.id = workspaces.session LEFT JOIN principals ON principals.id = sessions.principal
         WHERE project AND backend <> 'ssh' AND coalesce(principals.role, '') <> 'owner'""",
 )
+
+# Before an insert without a number, `new.id` is -1.
+_V10 = """CREATE TRIGGER audit_appended BEFORE INSERT ON audit WHEN new.id <> -1
+    BEGIN SELECT RAISE(ABORT, 'rows of the audit log are appended'); END"""

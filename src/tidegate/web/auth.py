@@ -19,7 +19,7 @@ from tidegate.errors import Conflict, NotAllowed, NotFound, StoreFailed, Unauthe
 from tidegate.lifetimes import BoundedCache, CacheStats
 from tidegate.log import Log
 from tidegate.security import CODE_SECONDS, Principal, UserRole, digest, make_key, make_page_token, may_grant, same
-from tidegate.store import KeyKind, Store, principals
+from tidegate.store import KeyKind, PrincipalRow, Store, principals
 from tidegate.values import Frozen
 
 KNOWN_CALLERS = 4096
@@ -117,7 +117,7 @@ class Keyring:
         self._known: BoundedCache[tuple[bytes, bytes | None], Caller] = BoundedCache(
             "callers", cap=KNOWN_CALLERS, ttl=KNOWN_SECONDS
         )
-        self._changes = 0  # so that what was read before a revocation is not remembered after it
+        self._changes = 0  # so that what was read before a revocation does not count after it
         self._origins = frozenset(origin.lower().rstrip("/") for origin in server.origins)
         self._hosts = self._own_hosts(server) if is_loopback(server.host) else None
         self._secure = server.tls_cert is not None
@@ -146,26 +146,28 @@ class Keyring:
 
     async def _known_by(self, kind: Literal["key", "cookie"], token: bytes, page: bytes | None = None) -> Caller:
         caller = self._known.get((token, page))
-        if caller is None:
+        while caller is None:
             changes = self._changes
             found = await self._store.read(principals.authenticate, token, kind, self._clock(), page)
             if found is None and kind == "key":
                 raise Unauthenticated("This key is not valid; `tidegate keys list` shows those that are.")
             if found is None:
                 raise Unauthenticated(f"You are signed out; {NEW_LINK}.", code="signed_out")
-            key, row = found
-            principal = Principal(id=row.id, name=row.name, role=row.role, agents=row.agents)
-            caller = Caller(
-                principal=principal,
-                via=kind,
-                key=key,
-                agents=self._agents(principal),
-                is_terminal=kind == "key" and same(token, self._terminal),
-            )
-            if changes == self._changes:
-                self._known.put((token, page), caller)
             await self._mark_used(token)
+            if changes == self._changes:  # otherwise it may have been revoked meanwhile, and is looked up again
+                caller = self._caller(kind, token, *found)
+                self._known.put((token, page), caller)
         return caller
+
+    def _caller(self, kind: Literal["key", "cookie"], token: bytes, key: str, row: PrincipalRow) -> Caller:
+        principal = Principal(id=row.id, name=row.name, role=row.role, agents=row.agents)
+        return Caller(
+            principal=principal,
+            via=kind,
+            key=key,
+            agents=self._agents(principal),
+            is_terminal=kind == "key" and same(token, self._terminal),
+        )
 
     async def _mark_used(self, token: bytes) -> None:
         """For the operator's list of keys. A store that takes no write keeps nobody from what needs none."""

@@ -102,8 +102,8 @@ class ChatCompletions:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = given.headers_of(scope["headers"])
-        caller = await self._keyring.caller("POST", headers)
-        asked = await self._accept(caller, headers, receive)
+        await self._keyring.caller("POST", headers)
+        asked = await self._accept(headers, receive)
         if asked.accepted.how == "steered":
             answer = SteeredAnswer(id=asked.accepted.turn, session=asked.accepted.session)
             await send_answer(send, json_answer(answer, status=202, headers=_turn_headers(asked)))
@@ -116,10 +116,11 @@ class ChatCompletions:
 
     # -- in --
 
-    async def _accept(self, caller: Caller, headers: given.Headers, receive: Receive) -> Asked:
+    async def _accept(self, headers: given.Headers, receive: Receive) -> Asked:
         body = await self._bodies.read(headers.get(b"content-length"), receive)
         size = len(body)
         try:
+            caller = await self._keyring.caller("POST", headers)  # who may have been revoked while the body was awaited
             inbound, wish = self._understand(caller, headers, body)
             del body  # what waits for the store is the message, not also the bytes that it came in
             return Asked(await self._door.accept(inbound), wish)

@@ -1,7 +1,8 @@
 """An endpoint: what it takes, who may call it, what it answers; described once, for routing and for OpenAPI.
 
 Guarantee: a handler sees a request only after its caller is known and allowed and its query and body have the declared
-types; whatever it raises becomes an answer. The caller is checked before the body is read.
+types; whatever it raises becomes an answer. The caller is checked before the body is read, and again after that, since
+a body may take a while.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -97,6 +98,8 @@ class PathApp:
         raw = b"" if decoder is None else await self._bodies.read(length, receive, endpoint.body_bytes)
         size = len(raw)
         try:
+            if decoder is not None:  # it may have been revoked while the body was awaited
+                who = await self._who(endpoint, method, headers)
             body = None if decoder is None else _decoded(raw, decoder)
             del raw
             ask = Ask(

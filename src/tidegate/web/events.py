@@ -58,10 +58,11 @@ class Events:
 
     async def follow(self, ask: Ask) -> Answer | None:
         after = _place(ask.headers.get(b"last-event-id"))
-        await self._door.session(ask.path["id"], ask.caller.principal)  # a refusal comes before the response begins
-        if ask.method == "HEAD":
-            return Answer(200, sse.HEADERS, b"")
+        # Counted before anything is awaited: a key that is revoked from now on ends this stream, too.
         with self._counted(ask.caller) as end:
+            await self._door.session(ask.path["id"], ask.caller.principal)  # a refusal comes before the response begins
+            if ask.method == "HEAD":
+                return Answer(200, sse.HEADERS, b"")
             async with sse.Stream(ask.send, self._pulse, []) as stream:
                 await stream.write(sse.comment("open"))
                 left = await unless_gone(ask.receive, partial(self._tell, ask, stream, after), stopping=end)

@@ -24,6 +24,7 @@ class _Architecture(NamedTuple):
 
     audit: int
     socket: int
+    socketpair: int
     keyctl: int
     closed: tuple[int, ...]
 
@@ -34,8 +35,8 @@ _CLOSED = ("add_key", "request_key", "keyctl", "perf_event_open", "bpf", "userfa
 leave them there for another."""
 
 _ARCHITECTURES = {
-    "x86_64": _Architecture(0xC000_003E, 41, 250, (248, 249, 250, 298, 321, 323, *_IO_URING)),
-    "aarch64": _Architecture(0xC000_00B7, 198, 219, (217, 218, 219, 241, 280, 282, *_IO_URING)),
+    "x86_64": _Architecture(0xC000_003E, 41, 53, 250, (248, 249, 250, 298, 321, 323, *_IO_URING)),
+    "aarch64": _Architecture(0xC000_00B7, 198, 199, 219, (217, 218, 219, 241, 280, 282, *_IO_URING)),
 }
 _FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink: all others, such as vsock, belong to no network namespace
 
@@ -111,7 +112,8 @@ def _table(architecture: _Architecture) -> bytes:
     for number in architecture.closed:
         parts += [_instruction(_EQUAL, number, otherwise=1), refuse]
     allow = _instruction(_RETURN, _ALLOW)
-    parts += [_instruction(_EQUAL, architecture.socket, then=1), allow, _instruction(_LOAD, _FIRST_ARGUMENT)]
+    parts += [_instruction(_EQUAL, architecture.socket, then=2), _instruction(_EQUAL, architecture.socketpair, then=1)]
+    parts += [allow, _instruction(_LOAD, _FIRST_ARGUMENT)]
     for family in _FAMILIES:
         parts += [_instruction(_EQUAL, family, otherwise=1), allow]
     return b"".join([*parts, _instruction(_RETURN, _ERRNO | errno.EAFNOSUPPORT)])

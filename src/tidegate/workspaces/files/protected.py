@@ -13,9 +13,10 @@ from pathlib import Path
 REPOSITORY = ".git"
 
 NAMES = (
-    ".envrc", ".vscode", ".idea", ".exrc", ".vimrc", ".gvimrc", ".nvimrc", ".nvim.lua", ".dir-locals.el",
+    ".envrc", ".vscode", ".idea", ".zed", ".helix", ".devcontainer", ".devcontainer.json", ".cursor/mcp.json",
+    ".exrc", ".vimrc", ".gvimrc", ".nvimrc", ".nvim.lua", ".dir-locals.el",
     ".profile", ".bashrc", ".bash_profile", ".bash_login", ".bash_logout", ".bash_aliases",
-    ".zshenv", ".zshrc", ".zprofile", ".zlogin", ".zlogout",
+    ".zshenv", ".zshrc", ".zprofile", ".zlogin", ".zlogout", ".kshrc", ".cshrc", ".tcshrc", ".login", ".config/fish",
     ".gitconfig", ".mcp.json", ".claude/settings.json", ".claude/settings.local.json",
 )  # fmt: skip
 """Directly in the project folder. What lies deeper is read by no program that is started in the project."""
