@@ -210,7 +210,7 @@ def _check_sampling(request: Request) -> None:
 
 
 def check_messages(messages: tuple[Message, ...]) -> None:
-    """Raises Refusal where a provider would: balance of calls and results, and nothing empty."""
+    """Raises Refusal where a provider would: balance of calls and results, and nothing empty but what a user says."""
     if not messages:
         raise Refusal("'messages' must not be empty.", param="messages")
     open_calls: set[str] = set()
@@ -243,8 +243,10 @@ def check_messages(messages: tuple[Message, ...]) -> None:
             if message.reasoning_content is not None:
                 raise Refusal("only an assistant message has 'reasoning_content'.", param=where)
             media = message.media()
-            if not message.text().strip() and not media:
+            if role != "user" and not message.text().strip() and not media:
                 raise Refusal(f"a {role} message must not be empty.", param=where)
+            if message.content is None or message.content == ():
+                raise Refusal(f"a {role} message needs content.", param=where)
             if media:
                 check_media(media, role, where)
         elif message.tool_calls is not None:

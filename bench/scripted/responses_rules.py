@@ -140,12 +140,14 @@ def _check_message(item: Item, where: str) -> None:
         _check_media(content, f"{where}.content")
     if item.role == "assistant":
         return
+    if content == ():
+        raise Refusal(f"a {item.role} message needs content.", param=f"{where}.content", code="invalid_value")
     media = isinstance(content, tuple) and any(isinstance(part, InputImage | InputFile) for part in content)
     if media and item.role != "user":
         raise Refusal(
             "only a user message may contain images or files.", param=f"{where}.content", code="invalid_value"
         )
-    if not media and not item.text().strip():
+    if item.role != "user" and not media and not item.text().strip():
         raise Refusal(f"a {item.role} message must not be empty.", param=f"{where}.content", code="invalid_value")
 
 

@@ -50,13 +50,22 @@ async def gateway(tmp_path: Path, server: Moody, api: str, monkeypatch: pytest.M
         [{"role": "system", "content": "One."}, {"role": "system", "content": "Two."}],
         [USER, {"role": "system", "content": "Now be brief."}],
         [USER, USER],
+        [{"role": "user", "content": ""}],
+        [{"role": "user", "content": " \n\t"}],
+        [{"role": "user", "content": []}],
+        [{"role": "user", "content": [{"type": "text", "text": ""}]}],
+        [{"role": "system", "content": "Say something."}, {"role": "user", "content": ""}],
+        [{"role": "user", "content": ""}, {"role": "assistant", "content": "The tide"}, USER],
+        [{"role": "system", "content": ""}],
+        [{"role": "developer", "content": []}],
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_openai_takes_is_taken_and_answered(
     gateway: House, server: Moody, messages: list[Any], stream: bool
 ) -> None:
-    """H04, H20: empty and trailing assistant messages, a system message alone; no model refuses what becomes of it."""
+    """H04, H20: empty messages, a trailing assistant message, a system message alone; no model refuses what becomes of
+    it."""
     reply = await chat(gateway, messages=messages, stream=stream)
     assert reply.status == 200, reply.body
     assert (reply.streamed if stream else reply.text) == ANSWER
@@ -81,6 +90,15 @@ async def test_a_named_session_has_no_answer_to_go_on_with_and_takes_a_system_me
     assert (trailing.status, trailing.error["param"]) == (400, "messages[1].role")
     alone = await chat(gateway, messages=[{"role": "system", "content": "Say something."}], session="n")
     assert (alone.status, alone.text) == (200, ANSWER)
+    assert server.stats()["refusals"] == []
+
+
+@pytest.mark.parametrize("content", ["", " \n", []])
+async def test_an_empty_user_message_is_taken_in_a_named_session(gateway: House, server: Moody, content: Any) -> None:
+    """H04, H05: also after others, and what is said later has it in its history."""
+    for said in (content, "hello", content):
+        reply = await chat(gateway, messages=[{"role": "user", "content": said}], session="n")
+        assert (reply.status, reply.text) == (200, ANSWER), reply.body
     assert server.stats()["refusals"] == []
 
 

@@ -431,10 +431,8 @@ def conversation(messages: Sequence[ChatMessage], limit: int) -> Understood:
             found.append(_assistant(message, index, open_calls, taken))
     if open_calls:
         raise _unanswered(len(messages), open_calls)
-    if not found:
-        if not prompts:
-            raise Refused("`messages` is empty of text.", param="messages")
-        found.append(Message(role="system", text=prompts.pop()))  # it alone is what there is to answer
+    if not found:  # a system message alone is what there is to answer
+        found.append(Message(role="system", text=prompts.pop()) if prompts else Message(role="user"))
     return _understood(tuple(found), "\n\n".join(prompts), brought)
 
 
@@ -495,10 +493,9 @@ def _unanswered(index: int, open_calls: dict[str, str]) -> Refused:
 
 def _said(message: ChatMessage, index: int, number: int, limit: int) -> tuple[str, list[Brought]]:
     """What a user's message says, and what it brings; it will be the one of this number."""
-    text, brought = _content(message, index, number, limit)
-    if not text.strip() and not brought:
-        raise Refused(f"`messages[{index}].content` is empty.", param=f"messages[{index}].content")
-    return text, brought
+    if message.content is None:
+        raise Refused(f"`messages[{index}].content` is missing.", param=f"messages[{index}].content")
+    return _content(message, index, number, limit)
 
 
 def _content(message: ChatMessage, index: int, number: int, limit: int) -> tuple[str, list[Brought]]:
