@@ -13,7 +13,7 @@ from bench.scripted.media import AUDIO_CHARACTERS, IMAGE_CHARACTERS, check_audio
 from bench.scripted.refusal import Refusal
 from bench.scripted.reuse import CHARACTERS_PER_TOKEN
 from bench.scripted.script import directs
-from bench.scripted.toolset import check_unique
+from bench.scripted.toolset import check_unique, is_strict
 
 # What a message costs beside its content.
 MESSAGE_CHARACTERS = 16
@@ -194,6 +194,14 @@ def _check_sampling(request: Request) -> None:
             f"Invalid value: {request.service_tier!r}. Supported values are: {tiers}.",
             param="service_tier",
             code="invalid_value",
+        )
+    schema = request.response_format.get("json_schema") if isinstance(request.response_format, dict) else None
+    if schema and schema.get("strict") and not is_strict(schema.get("schema") or {}):
+        raise Refusal(
+            f"Invalid schema for response_format {schema.get('name')!r}: 'additionalProperties' must be false and "
+            "'required' must name every property.",
+            param="response_format",
+            code="invalid_json_schema",
         )
     for name in ("frequency_penalty", "presence_penalty"):
         if not -LARGEST_PENALTY <= (getattr(request, name) or 0) <= LARGEST_PENALTY:

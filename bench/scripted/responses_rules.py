@@ -26,7 +26,7 @@ from bench.scripted.responses_request import (
 )
 from bench.scripted.reuse import CHARACTERS_PER_TOKEN
 from bench.scripted.seal import unsealed
-from bench.scripted.toolset import check_unique
+from bench.scripted.toolset import check_unique, is_strict
 
 _NAME = re.compile(r"^[a-zA-Z0-9_-]{1,64}$")
 # By type: what an item must have, what it may have, and how its id begins.
@@ -60,7 +60,7 @@ def check_tools(raw: bytes) -> tuple[tuple[str, ...], int, int]:
         if not _NAME.match(tool.name):
             where = f"tools[{place}].name"
             raise Refusal(f"Invalid '{where}': it does not match the pattern.", param=where, code="invalid_value")
-        if tool.strict and not _is_strict(tool.parameters or {}):
+        if tool.strict and not is_strict(tool.parameters or {}):
             raise Refusal(
                 f"Invalid schema for function '{tool.name}': 'additionalProperties' must be false and 'required' must "
                 "name every property.",
@@ -100,12 +100,6 @@ def check_items(request: Request, items: tuple[Item, ...]) -> None:
 def reasoning_of(model: str, tail: str, thought: str) -> str:
     """What is sealed in a reasoning item."""
     return f"{model}\0{tail}\0{thought}"
-
-
-def _is_strict(schema: dict[str, Any]) -> bool:
-    return schema.get("additionalProperties") is False and set(schema.get("required", ())) == set(
-        schema.get("properties", ())
-    )
 
 
 def _check_shape(item: Item, where: str) -> None:

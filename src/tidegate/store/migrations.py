@@ -91,6 +91,11 @@ def v9_roles_and_audit(db: apsw.Connection) -> None:
         db.execute(statement)
 
 
+def v10_receipts_tell_of_tools(db: apsw.Connection) -> None:
+    """A receipt keeps what its response said of the caller's tools, so that a replay says it again."""
+    db.execute("ALTER TABLE receipts ADD COLUMN tools BLOB")
+
+
 def _prefix_that_ends_with(db: apsw.Connection, prefix: bytes | None, extra: str) -> bytes:
     """The session's own prefix, as it was ever made; one that was lost, or has another end, is made to end so."""
     body = None if prefix is None else db.execute("SELECT body FROM prefixes WHERE id = ?", (prefix,)).get
@@ -115,6 +120,7 @@ MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (
     v7_intents_say_what_a_tool_may_do,
     v8_caller_tools,
     v9_roles_and_audit,
+    v10_receipts_tell_of_tools,
 )
 CURRENT = len(MIGRATIONS)
 
