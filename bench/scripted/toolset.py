@@ -35,7 +35,5 @@ def check_unique(names: Sequence[str]) -> None:
 
 def is_strict(schema: dict[str, Any]) -> bool:
     """Whether the schema of an object keeps the rules of `strict`, as far as its first level goes."""
-    if schema.get("type") != "object":
-        return True
     named = set(schema.get("required", ())) == set(schema.get("properties", ()))
     return named and schema.get("additionalProperties") is False
