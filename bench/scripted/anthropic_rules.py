@@ -74,6 +74,8 @@ def _check_parameters(request: Request, tools: Toolset) -> None:
         raise Refusal("tool_choice: may only be given together with `tools`")
     if isinstance(request.tool_choice, ChoiceTool) and request.tool_choice.name not in tools.names:
         raise Refusal(f"tool_choice: tool '{request.tool_choice.name}' is not among the `tools`")
+    if request.top_k is not None and request.top_k < 0:
+        raise Refusal("top_k: Input should be greater than or equal to 0")
     if any(not sequence.strip() for sequence in request.stop_sequences):
         raise Refusal("stop_sequences: each stop sequence must contain non-whitespace")
     if isinstance(request.thinking, ThinkingEnabled):

@@ -13,7 +13,7 @@ from bench.scripted.media import AUDIO_CHARACTERS, IMAGE_CHARACTERS, check_audio
 from bench.scripted.refusal import Refusal
 from bench.scripted.reuse import CHARACTERS_PER_TOKEN
 from bench.scripted.script import directs
-from bench.scripted.toolset import check_unique
+from bench.scripted.toolset import check_unique, is_strict
 
 # What a message costs beside its content.
 MESSAGE_CHARACTERS = 16
@@ -195,6 +195,14 @@ def _check_sampling(request: Request) -> None:
             param="service_tier",
             code="invalid_value",
         )
+    schema = request.response_format.get("json_schema") if isinstance(request.response_format, dict) else None
+    if schema and schema.get("strict") and not is_strict(schema.get("schema") or {}):
+        raise Refusal(
+            f"Invalid schema for response_format {schema.get('name')!r}: 'additionalProperties' must be false and "
+            "'required' must name every property.",
+            param="response_format",
+            code="invalid_json_schema",
+        )
     for name in ("frequency_penalty", "presence_penalty"):
         if not -LARGEST_PENALTY <= (getattr(request, name) or 0) <= LARGEST_PENALTY:
             raise Refusal(f"'{name}' must be between -2 and 2.", param=name, code="decimal_out_of_range")
@@ -210,7 +218,7 @@ def _check_sampling(request: Request) -> None:
 
 
 def check_messages(messages: tuple[Message, ...]) -> None:
-    """Raises Refusal where a provider would: balance of calls and results, and nothing empty."""
+    """Raises Refusal where a provider would: balance of calls and results, and nothing empty but what a user says."""
     if not messages:
         raise Refusal("'messages' must not be empty.", param="messages")
     open_calls: set[str] = set()
@@ -243,8 +251,10 @@ def check_messages(messages: tuple[Message, ...]) -> None:
             if message.reasoning_content is not None:
                 raise Refusal("only an assistant message has 'reasoning_content'.", param=where)
             media = message.media()
-            if not message.text().strip() and not media:
+            if role != "user" and not message.text().strip() and not media:
                 raise Refusal(f"a {role} message must not be empty.", param=where)
+            if message.content is None or message.content == ():
+                raise Refusal(f"a {role} message needs content.", param=where)
             if media:
                 check_media(media, role, where)
         elif message.tool_calls is not None:

@@ -13,6 +13,7 @@ from bench.scripted.media import IMAGE_CHARACTERS, check_data_url
 from bench.scripted.refusal import Refusal
 from bench.scripted.reuse import CHARACTERS_PER_TOKEN
 from bench.scripted.script import directs
+from bench.scripted.toolset import is_strict
 
 # What an item costs beside its content.
 ITEM_CHARACTERS = 16
@@ -255,6 +256,13 @@ def _check_parameters(request: Request) -> None:
     form = request.text.format if request.text else None
     if isinstance(form, SchemaFormat) and not _NAME.match(form.name):
         raise Refusal(f"Invalid 'text.format.name': {form.name!r}.", param="text.format.name", code="invalid_value")
+    if isinstance(form, SchemaFormat) and form.strict and not is_strict(form.schema):
+        raise Refusal(
+            f"Invalid schema for response_format '{form.name}': 'additionalProperties' must be false and 'required' "
+            "must name every property.",
+            param="text.format.schema",
+            code="invalid_json_schema",
+        )
     if isinstance(form, ObjectFormat) and "json" not in (_all_text(request)).lower():
         raise Refusal(
             "The input must contain the word 'json' to use 'text.format' of type 'json_object'.", param="input"

@@ -26,7 +26,7 @@ from bench.scripted.responses_request import (
 )
 from bench.scripted.reuse import CHARACTERS_PER_TOKEN
 from bench.scripted.seal import unsealed
-from bench.scripted.toolset import check_unique
+from bench.scripted.toolset import check_unique, is_strict
 
 _NAME = re.compile(r"^[a-zA-Z0-9_-]{1,64}$")
 # By type: what an item must have, what it may have, and how its id begins.
@@ -60,7 +60,7 @@ def check_tools(raw: bytes) -> tuple[tuple[str, ...], int, int]:
         if not _NAME.match(tool.name):
             where = f"tools[{place}].name"
             raise Refusal(f"Invalid '{where}': it does not match the pattern.", param=where, code="invalid_value")
-        if tool.strict and not _is_strict(tool.parameters or {}):
+        if tool.strict and not is_strict(tool.parameters or {}):
             raise Refusal(
                 f"Invalid schema for function '{tool.name}': 'additionalProperties' must be false and 'required' must "
                 "name every property.",
@@ -102,12 +102,6 @@ def reasoning_of(model: str, tail: str, thought: str) -> str:
     return f"{model}\0{tail}\0{thought}"
 
 
-def _is_strict(schema: dict[str, Any]) -> bool:
-    return schema.get("additionalProperties") is False and set(schema.get("required", ())) == set(
-        schema.get("properties", ())
-    )
-
-
 def _check_shape(item: Item, where: str) -> None:
     needed, allowed, begins = SHAPES[item.type]
     for name in FIELDS:
@@ -140,12 +134,14 @@ def _check_message(item: Item, where: str) -> None:
         _check_media(content, f"{where}.content")
     if item.role == "assistant":
         return
+    if content == ():
+        raise Refusal(f"a {item.role} message needs content.", param=f"{where}.content", code="invalid_value")
     media = isinstance(content, tuple) and any(isinstance(part, InputImage | InputFile) for part in content)
     if media and item.role != "user":
         raise Refusal(
             "only a user message may contain images or files.", param=f"{where}.content", code="invalid_value"
         )
-    if not media and not item.text().strip():
+    if item.role != "user" and not media and not item.text().strip():
         raise Refusal(f"a {item.role} message must not be empty.", param=f"{where}.content", code="invalid_value")
 
 

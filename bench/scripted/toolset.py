@@ -5,7 +5,7 @@ Guarantee: at most KEPT sets are remembered; a set that is refused is not.
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from bench.scripted.refusal import Refusal
 
@@ -31,3 +31,9 @@ def check_unique(names: Sequence[str]) -> None:
     if len(set(names)) != len(names):
         doubled = sorted(name for name, times in Counter(names).items() if times > 1)
         raise Refusal(f"Tool names must be unique; twice: {', '.join(doubled)}.", param="tools")
+
+
+def is_strict(schema: dict[str, Any]) -> bool:
+    """Whether the schema of an object keeps the rules of `strict`, as far as its first level goes."""
+    named = set(schema.get("required", ())) == set(schema.get("properties", ()))
+    return named and schema.get("additionalProperties") is False

@@ -348,6 +348,15 @@ class Inbound(Frozen, frozen=True):
     """Start a new conversation that will be addressed by its id (the page's and the terminal's way)."""
 
 
+class ToolsNote(Frozen, frozen=True):
+    """What a caller is told of the tools that its request brought."""
+
+    shadowed: tuple[str, ...] = ()
+    """Names of caller tools that were left out, because the agent has tools of the same names."""
+    changed: bool = False
+    """Whether they differ from those that the session's prefix was frozen with."""
+
+
 class Accepted(Frozen, frozen=True):
     """The door's acknowledgement: the message is durable, and `how` says truly what will happen to it."""
 
@@ -355,10 +364,7 @@ class Accepted(Frozen, frozen=True):
     session: str
     how: Literal["started", "queued", "steered", "interrupting", "attached", "replayed"]
     ahead: int = 0
-    tools_shadowed: tuple[str, ...] = ()
-    """Names of caller tools that were left out, because the agent has tools of the same names."""
-    tools_changed: bool = False
-    """Whether the caller tools differ from those that the session's prefix was frozen with."""
+    tools: ToolsNote = ToolsNote()
 
 
 # -- what a turn tells -------------------------------------------------------------------------------------------------

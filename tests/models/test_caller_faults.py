@@ -20,7 +20,7 @@ CALL = Call(
     top_logprobs=3,
     service_tier="warp",
     verbosity="low",
-    extras=b'{"top_k":"many","min_p":2}',
+    extras=b'{"top_k":"many","min_p":2,"safety_identifier":"ada"}',
     tool_choice=b'"auto"',
     response_format=b"{}",
 )
@@ -62,6 +62,11 @@ def _fastapi(*place: str | int) -> Any:
         (_anthropic("messages.4: tool_use ids were found without tool_result blocks"), None),
         (_fastapi("body", "top_k"), "top_k"),
         (_fastapi("body", "messages", 0, "content"), None),
+        ({"error": "Invalid request: Expected `int`, got `str` - at `$.top_k`"}, "top_k"),
+        ({"message": "top_k must be 0 (disable), or at least 1, got -5."}, "top_k"),
+        ({"message": "[{'type': 'int_parsing', 'loc': ('body', 'top_k'), 'msg': 'not an integer'}]"}, "top_k"),
+        (_openai("'messages' must contain the word 'json' in some form.", "messages"), "response_format"),
+        (_openai("Too long.", "safety_identifier"), "safety_identifier"),
         ({"error": "stop is not a word of mine"}, None),
         ({"error": "the role 'user' must follow"}, None),
     ],
@@ -75,5 +80,15 @@ def test_a_refused_field_has_the_callers_name_for_it(body: Any, field: str | Non
 @given(param=st.text(max_size=200), said=st.text(max_size=600))
 def test_whatever_an_endpoint_says_names_a_field_of_the_caller_or_none(param: str, said: str) -> None:
     """H08"""
-    given = {"temperature", "max_tokens", "stop", "logprobs", "service_tier", "verbosity", "top_k", "min_p"}
+    given = {
+        "temperature",
+        "max_tokens",
+        "stop",
+        "logprobs",
+        "service_tier",
+        "verbosity",
+        "top_k",
+        "min_p",
+        "safety_identifier",
+    }
     assert caller_field(param, said, PREFIX, CALL) in {*given, "tool_choice", "response_format", "tools", None}

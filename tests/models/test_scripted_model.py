@@ -66,7 +66,7 @@ async def streamed(server: ScriptedModel, body: Any, path: str = "/v1/chat/compl
         {"model": "m"},
         {"model": "m", "messages": []},
         {"model": "m", "messages": [{"role": "robot", "content": "x"}]},
-        {"model": "m", "messages": [{"role": "user", "content": ""}]},
+        {"model": "m", "messages": [USER, {"role": "system", "content": ""}]},
         {"model": "m", "messages": [{"role": "user", "content": []}]},
         {"model": "m", "messages": [{"role": "assistant", "content": None}, USER]},
         {"model": "m", "messages": [USER, calling("a")]},

@@ -34,7 +34,7 @@ async def test_a_conversation_that_is_encoded_otherwise_than_before_says_so_once
         (said,) = await notices(house, "three")
         assert "encoded anew" in said
         row = await house.store.read(sessions.get, outcome.session)
-        assert row is not None and row.encoder == 1002
+        assert row is not None and row.encoder == 1003
         assert await notices(house, "four") == []
     async with core(home, model=model) as house:
         assert await notices(house, "five") == []

@@ -36,6 +36,24 @@ async def test_a_finished_turn_is_replayed(
     assert len(model.recorded) == 1
 
 
+@pytest.mark.parametrize("session", [None, "notes"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_replay_says_the_same_of_the_callers_tools(gateway: House, session: str | None, stream: bool) -> None:
+    """H09, H18: `X-Caller-Tools` is part of the answer."""
+    tools = [{"type": "function", "function": {"name": name}} for name in ("clock", "depth")]
+    if session:
+        assert (await chat(gateway, session=session)).status == 200
+    said = []
+    for _ in range(3):
+        reply = await chat(
+            gateway, "more", session=session, tools=tools, stream=stream, headers={"Idempotency-Key": "k"}
+        )
+        said.append((reply.status, reply.headers["X-Turn-Id"], reply.headers.get("X-Caller-Tools")))
+        assert (await chat(gateway, "meanwhile", session="others", tools=tools[1:])).status == 200
+    assert said == [said[0]] * 3
+    assert said[0][2] == ("changed, shadowed=clock" if session else "shadowed=clock")
+
+
 async def test_a_running_turn_is_joined_from_its_start(gateway: House, model: ScriptedModel) -> None:
     """H18: both readers get the whole answer, streamed from the beginning."""
     replies: list[Reply] = []
@@ -138,7 +156,7 @@ async def test_an_error_that_says_try_again_is_not_replayed(gateway: House, mode
 
 async def test_a_refused_request_leaves_its_key_unused(gateway: House) -> None:
     """H18: nothing was accepted, so nothing is remembered."""
-    assert (await chat(gateway, "", headers=KEY)).status == 400
+    assert (await chat(gateway, n=2, headers=KEY)).status == 400
     assert (await chat(gateway, headers=KEY)).status == 200
 
 

@@ -6,8 +6,9 @@ import openai
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests import core
+from tests import core, moody
 from tests.house import House, house
+from tests.moody import Moody
 from tests.web.asking import chat
 
 pytestmark = pytest.mark.anyio
@@ -110,3 +111,19 @@ async def test_our_retries_and_the_clients_do_not_multiply(home: Path, model: Sc
                 )
             assert len(model.recorded) - before == 3
             assert caught.value.response.headers["x-should-retry"] == "false"
+
+
+async def test_the_retries_of_a_whole_chain_and_the_clients_do_not_multiply(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H22: also when the models that stand in have failed as well."""
+    monkeypatch.setenv(moody.KEY, "sesame")
+    async with Moody() as server:
+        toml = moody.toml(server.base_url).replace("retries = 0", "retries = 1")
+        async with house(home, toml=toml) as h, openai.AsyncOpenAI(base_url=f"{h.url}/v1", api_key=h.key) as client:
+            with pytest.raises(openai.InternalServerError) as caught:
+                await client.chat.completions.create(
+                    model="main", messages=[{"role": "user", "content": "x [status 503]"}]
+                )
+        assert server.asked == ["first", "first", "second", "second", "third", "third"]
+        assert caught.value.response.headers["x-should-retry"] == "false"

@@ -26,7 +26,7 @@ async def client(h: House, **options: object) -> AsyncIterator[AsyncOpenAI]:
         yield made
 
 
-def user(text: str) -> list[dict[str, str]]:
+def user(text: str | None) -> list[dict[str, str | None]]:
     return [{"role": "user", "content": text}]
 
 
@@ -85,7 +85,7 @@ async def test_errors_become_its_own_exceptions(gateway: House) -> None:
         assert unknown.value.code == "model_not_found"
         assert unknown.value.param == "model"
         with pytest.raises(openai.BadRequestError, match=r"messages\[0\].content"):
-            await create(model="main", messages=user(""))  # type: ignore[call-overload]
+            await create(model="main", messages=user(None))  # type: ignore[call-overload]
         with pytest.raises(openai.InternalServerError) as failed:
             await create(model="main", messages=user("x [status 500]"))  # type: ignore[call-overload]
         assert failed.value.status_code in (502, 503)

@@ -50,13 +50,22 @@ async def gateway(tmp_path: Path, server: Moody, api: str, monkeypatch: pytest.M
         [{"role": "system", "content": "One."}, {"role": "system", "content": "Two."}],
         [USER, {"role": "system", "content": "Now be brief."}],
         [USER, USER],
+        [{"role": "user", "content": ""}],
+        [{"role": "user", "content": " \n\t"}],
+        [{"role": "user", "content": []}],
+        [{"role": "user", "content": [{"type": "text", "text": ""}]}],
+        [{"role": "system", "content": "Say something."}, {"role": "user", "content": ""}],
+        [{"role": "user", "content": ""}, {"role": "assistant", "content": "The tide"}, USER],
+        [{"role": "system", "content": ""}],
+        [{"role": "developer", "content": []}],
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_openai_takes_is_taken_and_answered(
     gateway: House, server: Moody, messages: list[Any], stream: bool
 ) -> None:
-    """H04, H20: empty and trailing assistant messages, a system message alone; no model refuses what becomes of it."""
+    """H04, H20: empty messages, a trailing assistant message, a system message alone; no model refuses what becomes of
+    it."""
     reply = await chat(gateway, messages=messages, stream=stream)
     assert reply.status == 200, reply.body
     assert (reply.streamed if stream else reply.text) == ANSWER
@@ -81,6 +90,15 @@ async def test_a_named_session_has_no_answer_to_go_on_with_and_takes_a_system_me
     assert (trailing.status, trailing.error["param"]) == (400, "messages[1].role")
     alone = await chat(gateway, messages=[{"role": "system", "content": "Say something."}], session="n")
     assert (alone.status, alone.text) == (200, ANSWER)
+    assert server.stats()["refusals"] == []
+
+
+@pytest.mark.parametrize("content", ["", " \n", []])
+async def test_an_empty_user_message_is_taken_in_a_named_session(gateway: House, server: Moody, content: Any) -> None:
+    """H04, H05: also after others, and what is said later has it in its history."""
+    for said in (content, "hello", content):
+        reply = await chat(gateway, messages=[{"role": "user", "content": said}], session="n")
+        assert (reply.status, reply.text) == (200, ANSWER), reply.body
     assert server.stats()["refusals"] == []
 
 
@@ -115,6 +133,18 @@ async def test_a_stop_sequence_is_honoured_by_every_format(gateway: House, serve
     assert server.stats()["refusals"] == []
 
 
+@pytest.mark.parametrize("stops", [[" "], ["END", " "]])
+async def test_a_stop_sequence_of_white_space_is_honoured_by_every_format(
+    gateway: House, server: Moody, api: str, stops: list[str]
+) -> None:
+    """H08: OpenAI takes it and Anthropic does not, so there the answer is cut here."""
+    reply = await chat(gateway, stop=stops)
+    assert reply.status == 200, reply.body
+    assert api == "openai-chat" or reply.text == "The"
+    assert server.asked == ["first"]
+    assert server.stats()["refusals"] == []
+
+
 @pytest.mark.parametrize(
     ("field", "value", "refused_by"),
     [
@@ -126,6 +156,11 @@ async def test_a_stop_sequence_is_honoured_by_every_format(gateway: House, serve
         ("top_k", 40, ("openai-responses",)),
         ("min_p", 0.1, ("openai-responses", "anthropic")),
         ("verbosity", "low", ("anthropic",)),
+        ("top_k", None, ()),
+        ("min_p", None, ()),
+        ("safety_identifier", "ada", ()),
+        ("prompt_cache_retention", "24h", ()),
+        ("prediction", {"type": "content", "content": "The tide"}, ()),
         ("service_tier", "auto", ()),
         ("prompt_cache_key", "mine", ()),
         ("frequency_penalty", 0, ()),
@@ -153,7 +188,7 @@ async def test_a_value_that_only_the_provider_refuses_is_the_callers_mistake(
     field, wrong, right = {
         "openai-chat": ("service_tier", "warp", "flex"),
         "openai-responses": ("service_tier", "warp", "flex"),
-        "anthropic": ("top_k", "many", 40),
+        "anthropic": ("top_k", -1, 40),
     }[api]
     reply = await chat(gateway, **{field: wrong})
     assert reply.status == 400, reply.body
@@ -161,6 +196,105 @@ async def test_a_value_that_only_the_provider_refuses_is_the_callers_mistake(
     assert reply.error["type"] == "invalid_request_error"
     assert server.asked == ["first"]
     assert (await chat(gateway, **{field: right})).status == 200
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("top_k", "many"),
+        ("top_k", 0.5),
+        ("min_p", "low"),
+        ("repetition_penalty", True),
+        ("chat_template_kwargs", []),
+        ("chat_template_kwargs", "thinking"),
+        ("guided_regex", 5),
+        ("safety_identifier", 7),
+    ],
+)
+async def test_an_extra_of_the_wrong_type_is_refused_before_any_model_is_asked(
+    gateway: House, server: Moody, field: str, value: Any
+) -> None:
+    """H08, H20: with every format, whatever the provider would have said of it."""
+    reply = await chat(gateway, **{field: value})
+    assert (reply.status, reply.error["param"]) == (400, field)
+    assert server.asked == []
+
+
+async def test_fields_that_change_no_answer_reach_the_formats_that_have_them(
+    gateway: House, server: Moody, api: str
+) -> None:
+    """H08: who asks, how long the beginning is cached, what the answer will probably be."""
+    prediction = {"type": "content", "content": "The tide"}
+    given = {"safety_identifier": "ada", "prompt_cache_retention": "24h", "prediction": prediction}
+    assert (await chat(gateway, user="u-1", **given)).status == 200
+    asked = server.recorded[-1].decoded()
+    if api == "openai-chat":
+        assert {name: asked[name] for name in given} == given
+    elif api == "openai-responses":
+        assert (asked["safety_identifier"], asked["prompt_cache_retention"]) == ("ada", "24h")
+    else:
+        assert asked["metadata"] == {"user_id": "ada"}
+
+
+async def test_a_schema_that_breaks_the_rules_of_strict_is_the_callers_mistake(
+    gateway: House, server: Moody, api: str
+) -> None:
+    """H08, H20: 400 with `param` and the provider's words; nobody else is asked."""
+    schema = {"type": "object", "properties": {"name": {"type": "string"}}}
+    shape = {"type": "json_schema", "json_schema": {"name": "town", "strict": True, "schema": schema}}
+    reply = await chat(gateway, response_format=shape)
+    if api == "anthropic":  # has no such rule
+        assert reply.status == 200
+        return
+    assert (reply.status, reply.error["param"], reply.error["code"]) == (400, "response_format", "invalid_value")
+    assert "additionalProperties" in reply.error["message"]
+    assert server.asked == ["first"]
+    kept = {**schema, "required": ["name"], "additionalProperties": False}
+    shape["json_schema"] = {"name": "town", "strict": True, "schema": kept}
+    assert (await chat(gateway, response_format=shape)).status == 200
+
+
+async def test_json_is_refused_by_name_where_the_provider_wants_it_mentioned(
+    gateway: House, server: Moody, api: str
+) -> None:
+    """H08, H20: OpenAI gives no `json_object` for messages without that word; the mistake is the caller's."""
+    reply = await chat(gateway, response_format={"type": "json_object"})
+    if api == "openai-responses":
+        assert (reply.status, reply.error["param"]) == (400, "response_format")
+    else:
+        assert reply.status == 200, reply.body
+    assert server.asked == ["first"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+async def test_a_refused_field_is_named_as_the_caller_named_it(
+    gateway: House, server: Moody, api: str, field: str, stream: bool
+) -> None:
+    """H08, H20: the limit of tokens has two names."""
+    reply = await chat(gateway, stream=stream, **{field: 1})
+    if api == "openai-responses":
+        assert (reply.status, reply.error["param"]) == (400, field)
+        assert f"`{field}`" in reply.error["message"]
+    else:
+        assert reply.status == 200, reply.body
+
+
+async def test_a_name_tells_the_model_who_speaks(gateway: House, server: Moody, api: str) -> None:
+    """H04: in the format that has a place for it, without the characters that OpenAI refuses."""
+    messages = [
+        {"role": "user", "name": "Ann Lee", "content": "hi"},
+        {"role": "assistant", "name": "tide", "content": "Hello."},
+        {"role": "user", "name": "bob", "content": "hi"},
+        USER,
+    ]
+    assert (await chat(gateway, messages=messages)).status == 200
+    assert (await chat(gateway, messages=[messages[2]], session="n")).status == 200
+    assert server.stats()["refusals"] == []
+    if api == "openai-chat":
+        first, second = (record.decoded()["messages"][1:] for record in list(server.recorded)[-2:])
+        assert [message.get("name") for message in first] == ["Ann_Lee", "tide", "bob", None]
+        assert [message.get("name") for message in second] == ["bob"]
 
 
 async def test_a_picture_may_stand_in_a_tools_result(gateway: House, server: Moody) -> None:

@@ -142,7 +142,7 @@ def remedy_for(failure: ModelFailed) -> Remedy | None:
 
 def both(first: ModelFailed, then: ModelFailed) -> ModelFailed:
     """One failure that tells of two; it is of the first one's kind."""
-    return ModelFailed(
+    failure = ModelFailed(
         f"{first.brief} Another was asked instead. {then.brief}",
         kind=first.kind,
         retryable=first.retryable or then.retryable,
@@ -151,3 +151,5 @@ def both(first: ModelFailed, then: ModelFailed) -> ModelFailed:
         said=then.said,
         shown=then.shown,
     )
+    failure.retried = first.retried or then.retried
+    return failure

@@ -146,10 +146,11 @@ class HttpModel:
     ) -> Message:
         body = self.wire.body(prefix, history, call)
         history = ()  # it may hold media that was loaded for this request alone
+        stops = self.wire.unsent_stops(call.stop) if call.stop else ()
         attempt = rotations = 0
         restarted = False
         while True:
-            cutter = StopCutter(call.stop, on_text) if call.stop and not self.wire.has_stops else None
+            cutter = StopCutter(stops, on_text) if stops else None
             answer = self._format.answer(self._answer_bytes, cutter or on_text)
             key = self.keys.key()
             try:

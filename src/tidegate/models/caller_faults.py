@@ -28,18 +28,22 @@ _NAMES = {
 """A provider's name of a field and that of `Call`, where they differ."""
 
 _PATH = re.compile(r"[`'\"]?([a-z_]+)((?:[.\[][\w\]]+)*)")
-_QUOTED = re.compile(r"[`'\"]([a-z_]{3,64})((?:[.\[][\w\]]{1,64}){0,8})[`'\"]")
+_QUOTED = re.compile(r"[`'\"](?:\$\.)?([a-z_]{3,64})((?:[.\[][\w\]]{1,64}){0,8})[`'\"]")
+_BEGINNING = re.compile(r"([a-z_]{1,64})((?:\.\w{1,64}){0,8})(?:: | must be )")
+_NO_JSON_WORD = re.compile(r"(?i)contain the word ['\"]?json")
+"""How providers refuse `json_object` for messages that do not mention JSON."""
 _INDEX = re.compile(r"\d{1,6}")
 _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def caller_field(param: str, said: str, prefix: Encoded, call: Call) -> str | None:
     """The caller's field that an endpoint complains of, by the `param` that it names or else by its words."""
+    if call.response_format and _NO_JSON_WORD.search(said):
+        return "response_format"
     if param:
         found = _PATH.match(param)
         return _field(found[1], found[2], prefix, call) if found else None
-    beginning = re.match(r"([a-z_]{1,64})((?:\.\w{1,64}){0,8}): ", said)
-    for found in (beginning, *_QUOTED.finditer(said)):
+    for found in (_BEGINNING.match(said), *_QUOTED.finditer(said)):
         if found is not None and (field := _field(found[1], found[2], prefix, call)) is not None:
             return field
     return None
@@ -50,8 +54,10 @@ def _field(name: str, path: str, prefix: Encoded, call: Call) -> str | None:
         return "tools" if _is_callers_tool(path, prefix) else None
     if name == "text" and "verbosity" in path:
         name = "verbosity"
-    name = _NAMES.get(name, name)
-    if name in _given(call):
+    given = _given(call)
+    if name not in given:
+        name = _NAMES.get(name, name)
+    if name in given:
         return "logprobs" if name == "top_logprobs" else name
     return None
 

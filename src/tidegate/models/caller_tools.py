@@ -14,6 +14,8 @@ from tidegate.values import Call, Frozen
 _ABSENT = msgspec.Raw()
 _DEFAULTS = {"temperature": 1, "top_p": 1}
 """OpenAI's defaults of numbers that are not 0 when left out."""
+_UNCHANGING = frozenset({"prediction", "prompt_cache_retention", "safety_identifier"})
+"""Extras that change no answer: a model that does not know them is not given them."""
 
 
 class Choice(Frozen, frozen=True):
@@ -74,12 +76,18 @@ def refuse_fields(call: Call, *fields: str) -> None:
 
 
 def refuse_extras(call: Call, *known: str) -> dict[str, msgspec.Raw]:
-    """The provider's fields of a call, all of which must be among those that this model's format knows."""
+    """The provider's fields of a call. Each must be known to this model's format, or change no answer."""
     given = _decode_extras(call.extras) if call.extras else {}
     for field in given:
-        if field not in known:
+        if field not in known and field not in _UNCHANGING:
             raise invalid(f"This model takes no `{field}`; leave it out, or choose another model.", field)
     return given
+
+
+def caller_identifier(call: Call) -> str:
+    """The end user on whose behalf the caller asks, by the newer name of the field or the older."""
+    given = _decode_extras(call.extras).get("safety_identifier") if call.extras else None
+    return msgspec.json.decode(given, type=str) if given else call.user or ""
 
 
 def brought_choice(choice: bytes) -> Choice:

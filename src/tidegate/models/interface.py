@@ -33,13 +33,12 @@ class Wire(Protocol):
     def version(self) -> int: ...
 
     @property
-    def has_stops(self) -> bool:
-        """Whether the format has a place for stop sequences; otherwise the answer is cut by us."""
-        ...
-
-    @property
     def continues_answers(self) -> bool:
         """Whether a request may end with an answer, which the model then goes on with."""
+        ...
+
+    def unsent_stops(self, stops: tuple[str, ...]) -> tuple[str, ...]:
+        """The stop sequences for which the format has no place: the gateway cuts the answer at them."""
         ...
 
     def takes(self, media_type: str) -> bool:

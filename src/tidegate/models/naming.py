@@ -1,4 +1,4 @@
-"""Names and ids of tool calls as every provider takes them, whoever made them up.
+"""Names and ids of tool calls, and names of participants, as every provider takes them, whoever made them up.
 
 Guarantee: pure functions. What a provider takes anyway stays as it is; anything else becomes the same every time, and
 no two ids become one. Part of every wire format: to change what comes out is to raise their versions.
@@ -12,6 +12,8 @@ NAME_CHARACTERS = 64
 SHORT_ID_CHARACTERS = 9
 """Of the only ids that Mistral's models take: letters and digits, neither more nor fewer."""
 
+_NOT_PARTICIPANT = re.compile(r"[\s<|\\/>]")
+"""What OpenAI refuses in the name of who speaks."""
 _NOT_NAME = re.compile(r"[^A-Za-z0-9_-]")
 _SHORT_ID = re.compile(rf"[A-Za-z0-9]{{{SHORT_ID_CHARACTERS}}}")
 
@@ -19,6 +21,11 @@ _SHORT_ID = re.compile(rf"[A-Za-z0-9]{{{SHORT_ID_CHARACTERS}}}")
 def call_name(given: str) -> str:
     """What a model called, which need not be the name of a tool: it may have dreamt it."""
     return _NOT_NAME.sub("_", given[:NAME_CHARACTERS]) or "_"
+
+
+def participant_name(given: str) -> str:
+    """Of who speaks, as a caller gave it."""
+    return _NOT_PARTICIPANT.sub("_", given[:NAME_CHARACTERS])
 
 
 def call_id(given: str, most: int) -> str:

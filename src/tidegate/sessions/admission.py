@@ -24,6 +24,7 @@ from tidegate.values import (
     Message,
     OnDisconnect,
     Prefix,
+    ToolsNote,
     new_id,
 )
 
@@ -43,8 +44,7 @@ class Admission(Frozen, frozen=True):
     session: str
     how: Literal["queued", "steered", "attached", "replayed"]
     begun: Begun | None = None
-    tools_shadowed: tuple[str, ...] = ()
-    tools_changed: bool = False
+    tools: ToolsNote = ToolsNote()
 
 
 def admit(
@@ -74,7 +74,7 @@ def admit(
             if messages.untaken(db, running) >= queue_length:
                 raise _queue_full(queue_length)
             _accept(db, inbound, session.id, running, now)
-            _note_receipts(db, inbound, running, now)
+            _note_receipts(db, inbound, running, ToolsNote(), now)
             return Admission(turn=running, session=session.id, how="steered")
     within = _within(db, inbound)
     idle = created or turns.is_idle(db, session.id)
@@ -83,7 +83,8 @@ def admit(
         raise _queue_full(queue_length)
     clashes = _shadowed(db, inbound, session)
     changed = not created and inbound.call.tools_digest != _tools_ahead(db, session, idle=idle)
-    _note_receipts(db, inbound, turn, now)
+    tools = ToolsNote(shadowed=clashes, changed=changed)
+    _note_receipts(db, inbound, turn, tools, now)
     leaving = on_disconnect(inbound, ephemeral=session.kind == "ephemeral")
     if take and idle:
         begun = begin_at_once(
@@ -98,14 +99,7 @@ def admit(
             job=inbound.job,
             within=within,
         )
-        return Admission(
-            turn=turn,
-            session=session.id,
-            how="queued",
-            begun=begun,
-            tools_shadowed=clashes,
-            tools_changed=changed,
-        )
+        return Admission(turn=turn, session=session.id, how="queued", begun=begun, tools=tools)
     turns.insert(
         db,
         id=turn,
@@ -118,7 +112,7 @@ def admit(
         within=within,
     )
     _accept(db, inbound, session.id, turn, now)
-    return Admission(turn=turn, session=session.id, how="queued", tools_shadowed=clashes, tools_changed=changed)
+    return Admission(turn=turn, session=session.id, how="queued", tools=tools)
 
 
 def _shadowed(db: Db, inbound: Inbound, session: SessionRow) -> tuple[str, ...]:
@@ -210,15 +204,15 @@ def _follow(db: Db, row: ReceiptRow, *, final: bool) -> Admission | None:
     if row.outcome is not None:
         if not final and row.outcome.error is not None and row.outcome.error.retry:
             return None
-        return Admission(turn=row.turn, session=row.outcome.session, how="replayed")
+        return Admission(turn=row.turn, session=row.outcome.session, how="replayed", tools=row.tools)
     turn = turns.get(db, row.turn)
     if turn is None:
         return None
     if turn.state in ("queued", "running"):
-        return Admission(turn=turn.id, session=turn.session, how="attached")
+        return Admission(turn=turn.id, session=turn.session, how="attached", tools=row.tools)
     if not final and turn.error is not None and turn.error.retry:
         return None
-    return Admission(turn=turn.id, session=turn.session, how="replayed")
+    return Admission(turn=turn.id, session=turn.session, how="replayed", tools=row.tools)
 
 
 def _within(db: Db, inbound: Inbound) -> Within | None:
@@ -236,10 +230,10 @@ def _accept(db: Db, inbound: Inbound, session: str, turn: str, now: float) -> No
         messages.accept(db, session=session, turn=turn, message=message, now=now)
 
 
-def _note_receipts(db: Db, inbound: Inbound, turn: str, now: float) -> None:
+def _note_receipts(db: Db, inbound: Inbound, turn: str, tools: ToolsNote, now: float) -> None:
     for receipt in inbound.receipts:
         kept = msgspec.structs.replace(receipt, source=RETRY_MARK) if receipt.source == RETRY else receipt
-        receipts.put(db, inbound.principal, kept, turn, now)
+        receipts.put(db, inbound.principal, kept, turn, now, tools)
 
 
 def _session(db: Db, inbound: Inbound, fresh: Fresh | None, id: str, now: float) -> tuple[SessionRow, bool]:

@@ -247,10 +247,10 @@ class Sessions:
             self.engine.steer(turn)
             return Accepted(turn=turn, session=session, how="steered")
         if admission.how == "replayed":
-            return Accepted(turn=turn, session=session, how="replayed")
+            return Accepted(turn=turn, session=session, how="replayed", tools=admission.tools)
         if admission.how == "attached":
             self.engine.submit(session, turn, inbound.principal, resumed=True, within=inbound.within or None)
-            return Accepted(turn=turn, session=session, how="attached")
+            return Accepted(turn=turn, session=session, how="attached", tools=admission.tools)
         running = self.engine.running(session)
         ahead = self.engine.waiting(session) + (running is not None)
         self.engine.submit(session, turn, inbound.principal, begun=admission.begun, within=inbound.within or None)
@@ -258,14 +258,7 @@ class Sessions:
         if inbound.busy == "interrupt" and running is not None:
             running.stop("by a newer message")
             how = "interrupting"
-        return Accepted(
-            turn=turn,
-            session=session,
-            how=how,
-            ahead=ahead,
-            tools_shadowed=admission.tools_shadowed,
-            tools_changed=admission.tools_changed,
-        )
+        return Accepted(turn=turn, session=session, how=how, ahead=ahead, tools=admission.tools)
 
     # -- following a turn --
 

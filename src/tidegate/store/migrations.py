@@ -96,6 +96,11 @@ def v10_audit_is_appended_to(db: apsw.Connection) -> None:
     db.execute(_V10)
 
 
+def v11_receipts_tell_of_tools(db: apsw.Connection) -> None:
+    """A receipt keeps what its response said of the caller's tools, so that a replay says it again."""
+    db.execute("ALTER TABLE receipts ADD COLUMN tools BLOB")
+
+
 def _prefix_that_ends_with(db: apsw.Connection, prefix: bytes | None, extra: str) -> bytes:
     """The session's own prefix, as it was ever made; one that was lost, or has another end, is made to end so."""
     body = None if prefix is None else db.execute("SELECT body FROM prefixes WHERE id = ?", (prefix,)).get
@@ -121,6 +126,7 @@ MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (
     v8_caller_tools,
     v9_roles_and_audit,
     v10_audit_is_appended_to,
+    v11_receipts_tell_of_tools,
 )
 CURRENT = len(MIGRATIONS)
 

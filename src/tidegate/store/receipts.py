@@ -5,8 +5,10 @@ bounded in number by `prune`, which drops those of the principal that has most, 
 because of another's.
 """
 
+import msgspec
+
 from tidegate.store.rows import Db, ReceiptRow, decode_outcome, encode
-from tidegate.values import DELEGATED, Outcome, Receipt
+from tidegate.values import DELEGATED, Outcome, Receipt, ToolsNote
 
 TASK_SECONDS = 30 * 86400.0
 """A turn that has given a task may wait for a person for long; it forgets the receipt itself when it ends."""
@@ -14,27 +16,41 @@ TASK_SECONDS = 30 * 86400.0
 BATCH = 1000
 """Rows that one call of `prune` removes at most, so that no write waits long behind it."""
 
+_NOTHING_TO_NOTE = ToolsNote()
+_decode_note = msgspec.json.Decoder(ToolsNote).decode
+
 
 def find(db: Db, principal: str, source: str, key: str, now: float) -> ReceiptRow | None:
     row = db.execute(
-        "SELECT principal, source, key, digest, turn, at, expires, outcome FROM receipts"
+        "SELECT principal, source, key, digest, turn, at, expires, outcome, tools FROM receipts"
         " WHERE principal = ? AND source = ? AND key = ? AND expires > ?",
         (principal, source, key, now),
     ).get
     if row is None:
         return None
-    owner, kind, name, digest, turn, at, expires, outcome = row
-    return ReceiptRow(owner, kind, name, digest, turn, at, expires, decode_outcome(outcome))
+    owner, kind, name, digest, turn, at, expires, outcome, tools = row
+    note = _NOTHING_TO_NOTE if tools is None else _decode_note(tools)
+    return ReceiptRow(owner, kind, name, digest, turn, at, expires, decode_outcome(outcome), note)
 
 
-def put(db: Db, principal: str, receipt: Receipt, turn: str, now: float) -> None:
+def put(db: Db, principal: str, receipt: Receipt, turn: str, now: float, tools: ToolsNote = _NOTHING_TO_NOTE) -> None:
     """Records the receipt for a turn; an older one of the same identity gives way (its turn said "try again", or it
     has expired: who asks `find` first never replaces one that holds)."""
     db.execute(
-        "INSERT INTO receipts(principal, source, key, digest, turn, at, expires) VALUES(?, ?, ?, ?, ?, ?, ?)"
+        "INSERT INTO receipts(principal, source, key, digest, turn, at, expires, tools)"
+        " VALUES(?, ?, ?, ?, ?, ?, ?, ?)"
         " ON CONFLICT DO UPDATE SET digest = excluded.digest, turn = excluded.turn, at = excluded.at,"
-        " expires = excluded.expires, outcome = NULL",
-        (principal, receipt.source, receipt.key, receipt.digest, turn, now, now + receipt.keep),
+        " expires = excluded.expires, outcome = NULL, tools = excluded.tools",
+        (
+            principal,
+            receipt.source,
+            receipt.key,
+            receipt.digest,
+            turn,
+            now,
+            now + receipt.keep,
+            encode(tools) if tools != _NOTHING_TO_NOTE else None,
+        ),
     )
 
 

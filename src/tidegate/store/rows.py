@@ -14,7 +14,7 @@ import msgspec
 
 from tidegate.errors import Refused
 from tidegate.security import UserRole
-from tidegate.values import Call, Failure, Frozen, Message, OnDisconnect, Outcome, Prefix, TurnState, Usage
+from tidegate.values import Call, Failure, Frozen, Message, OnDisconnect, Outcome, Prefix, ToolsNote, TurnState, Usage
 
 Db = apsw.Connection
 """What a function that runs in the store is given; it is valid for the length of that call."""
@@ -147,6 +147,7 @@ class ReceiptRow(Row, frozen=True):
     at: float
     expires: float
     outcome: Outcome | None
+    tools: ToolsNote = ToolsNote()
 
 
 class Setting(Row, frozen=True):

@@ -25,7 +25,16 @@ from tidegate.web.connection import unless_gone
 from tidegate.web.decoding import Bodies, decode, refuse_duplicates
 from tidegate.web.endpoint import Endpoint
 from tidegate.web.errors import Answer, Errors, json_answer, send_answer
-from tidegate.web.openai import ChatRequest, brings_tools, call_of, conversation, extras_of, is_given, new_message
+from tidegate.web.openai import (
+    ChatRequest,
+    brings_tools,
+    call_of,
+    conversation,
+    extras_of,
+    is_given,
+    new_message,
+    other_names,
+)
 from tidegate.web.sse import Pulse, Stream
 from tidegate.web.telling import Telling
 
@@ -78,6 +87,8 @@ class Wish(msgspec.Struct, frozen=True):
     """Whether a caller that goes away may mean that the turn is stopped."""
     ignores_tools: bool = False
     """Whether the request has tools that the agent does not take."""
+    names: dict[str, str] = msgspec.field(default_factory=dict)
+    """Fields that the request has under another of their names."""
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -169,6 +180,7 @@ class ChatCompletions:
             full=full,
             may_cancel=leaving == "cancel" or (leaving is None and name is None and key is None),
             ignores_tools=call.caller_tools is None and brings_tools(request),
+            names=other_names(request),
         )
 
     # -- out --
@@ -191,7 +203,7 @@ class ChatCompletions:
 
     async def _whole(self, outcome: Outcome, asked: Asked, send: Send) -> None:
         if outcome.error is not None and not _is_partial(outcome):
-            await self._refuse(self._errors.of_failure(outcome.error), asked, send)
+            await self._refuse(self._errors.of_failure(_named(outcome.error, asked.wish)), asked, send)
             return
         headers = _turn_headers(asked)
         if outcome.state == "stopped":
@@ -256,7 +268,7 @@ class ChatCompletions:
             await stream.finish(data + telling.ending(outcome))
             return
         else:
-            failure = outcome.error
+            failure = _named(outcome.error, asked.wish)
         if stream.started or telling.broken:
             await stream.finish(data + self._errors.event(failure))
             return
@@ -278,13 +290,22 @@ def _is_partial(outcome: Outcome) -> bool:
     return outcome.state == "stopped" and bool(outcome.text)
 
 
+def _named(failure: Failure, wish: Wish) -> Failure:
+    """The failure with the name by which this caller knows the field that is wrong."""
+    name = wish.names.get(failure.param or "")
+    if name is None:
+        return failure
+    message = failure.message.replace(f"`{failure.param}`", f"`{name}`")
+    return msgspec.structs.replace(failure, param=name, message=message)
+
+
 def _turn_headers(asked: Asked) -> list[tuple[bytes, bytes]]:
     headers = [(b"x-turn-id", asked.accepted.turn.encode())]
     told = ["ignored"] if asked.wish.ignores_tools else []
-    if asked.accepted.tools_changed:
+    if asked.accepted.tools.changed:
         told.append("changed")
-    if asked.accepted.tools_shadowed:
-        told.append(f"shadowed={' '.join(asked.accepted.tools_shadowed)}")
+    if asked.accepted.tools.shadowed:
+        told.append(f"shadowed={' '.join(asked.accepted.tools.shadowed)}")
     if told:
         headers.append((b"x-caller-tools", ", ".join(told).encode()))
     return headers

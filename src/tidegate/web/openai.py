@@ -35,15 +35,33 @@ MAX_METADATA_CHARACTERS = 512
 MAX_BIASES = 1024
 """OpenAI's own bounds, which its clients keep to."""
 
-EXTRAS = frozenset(
-    {
-        "cache_prompt", "chat_template_kwargs", "enable_thinking", "guided_choice", "guided_grammar", "guided_json",
-        "guided_regex", "keep_alive", "min_p", "min_tokens", "mirostat", "mirostat_eta", "mirostat_tau", "num_ctx",
-        "provider", "repetition_penalty", "top_a", "top_k", "transforms", "typical_p",
-    }
-)  # fmt: skip
-"""Fields beyond OpenAI's that widespread servers of its API know. They change the answer, so they are passed on where
-they may be known, and refused where they are not."""
+EXTRAS: dict[str, Any] = {
+    "cache_prompt": bool,
+    "chat_template_kwargs": dict[str, Any],
+    "enable_thinking": bool,
+    "guided_choice": list[Any],
+    "guided_grammar": str,
+    "guided_json": dict[str, Any] | str,
+    "guided_regex": str,
+    "keep_alive": float | str,
+    "min_p": float,
+    "min_tokens": int,
+    "mirostat": int,
+    "mirostat_eta": float,
+    "mirostat_tau": float,
+    "num_ctx": int,
+    "prediction": dict[str, Any],
+    "prompt_cache_retention": str,
+    "provider": dict[str, Any] | str,
+    "repetition_penalty": float,
+    "safety_identifier": str,
+    "top_a": float,
+    "top_k": int,
+    "transforms": list[Any],
+    "typical_p": float,
+}
+"""Fields that only some servers of OpenAI's API know, with their types. They are passed on where they may be known.
+Where they are not, those that change the answer are refused (`refuse_extras`)."""
 
 SYSTEM_ALONE = "The caller sent a system message and nothing else."
 """Stands for the user's message in a named session, whose system message is part of its prompt."""
@@ -144,6 +162,16 @@ def brings_tools(request: ChatRequest) -> bool:
     return is_given(request.tools) or is_given(request.functions)
 
 
+def other_names(request: ChatRequest) -> dict[str, str]:
+    """The names that this request has for fields which `Call` knows by another."""
+    names: dict[str, str] = {}
+    if request.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    if is_given(request.functions):
+        names.update(tools="functions", tool_choice="function_call")
+    return names
+
+
 def call_of(request: ChatRequest, mode: str, extras: bytes = b"") -> Call:
     """The parameters of this one call. What cannot be honoured is refused, not left out. `mode` is the agent's setting
     `caller_tools`; `extras` is what `extras_of` found."""
@@ -238,8 +266,10 @@ def _metadata(metadata: dict[str, Any] | None) -> dict[str, str] | None:
 
 
 def extras_of(body: bytes) -> bytes:
-    """The fields of a request that only some providers know, a JSON object; empty without any."""
-    found = {name: value for name, value in _decode_fields(body).items() if name in EXTRAS}
+    """The fields of a request that only some providers know, a JSON object; empty without any. A null is no value."""
+    found = {name: value for name, value in _decode_fields(body).items() if name in EXTRAS and bytes(value) != b"null"}
+    for name, value in found.items():
+        _checked(name, value, EXTRAS[name])
     return msgspec.json.encode(found) if found else b""
 
 
@@ -396,7 +426,8 @@ def new_message(messages: Sequence[ChatMessage], limit: int) -> Understood:
     elif texts:
         text = "\n\n".join(filter(str.strip, texts))
         _bound(text, len(messages) - 1, limit)
-        found = [*results, Message(role="user", text=text)]
+        names = {messages[index].name or "" for index in said}
+        found = [*results, Message(role="user", text=text, name=names.pop() if len(names) == 1 else "")]
     return _understood(tuple(found), "\n\n".join(filter(None, prompts)), brought)
 
 
@@ -420,7 +451,7 @@ def conversation(messages: Sequence[ChatMessage], limit: int) -> Understood:
             if not text.strip():
                 continue
             if found:
-                found.append(Message(role="system", text=text))
+                found.append(Message(role="system", text=text, name=message.name or ""))
             else:
                 prompts.append(text)
         elif message.role == "user":
@@ -431,10 +462,8 @@ def conversation(messages: Sequence[ChatMessage], limit: int) -> Understood:
             found.append(_assistant(message, index, open_calls, taken))
     if open_calls:
         raise _unanswered(len(messages), open_calls)
-    if not found:
-        if not prompts:
-            raise Refused("`messages` is empty of text.", param="messages")
-        found.append(Message(role="system", text=prompts.pop()))  # it alone is what there is to answer
+    if not found:  # a system message alone is what there is to answer
+        found.append(Message(role="system", text=prompts.pop()) if prompts else Message(role="user"))
     return _understood(tuple(found), "\n\n".join(prompts), brought)
 
 
@@ -470,7 +499,8 @@ def _assistant(message: ChatMessage, index: int, open_calls: dict[str, str], tak
         taken.add(own)
         open_calls[call.id] = own
         named.append(msgspec.structs.replace(call, id=own))
-    return Message(role="assistant", text=text, calls=tuple(named), finish="tool_calls" if calls else "stop")
+    finish = "tool_calls" if calls else "stop"
+    return Message(role="assistant", text=text, calls=tuple(named), name=message.name or "", finish=finish)
 
 
 def _call_id(message: ChatMessage, index: int, open_calls: dict[str, str]) -> str:
@@ -495,10 +525,9 @@ def _unanswered(index: int, open_calls: dict[str, str]) -> Refused:
 
 def _said(message: ChatMessage, index: int, number: int, limit: int) -> tuple[str, list[Brought]]:
     """What a user's message says, and what it brings; it will be the one of this number."""
-    text, brought = _content(message, index, number, limit)
-    if not text.strip() and not brought:
-        raise Refused(f"`messages[{index}].content` is empty.", param=f"messages[{index}].content")
-    return text, brought
+    if message.content is None:
+        raise Refused(f"`messages[{index}].content` is missing.", param=f"messages[{index}].content")
+    return _content(message, index, number, limit)
 
 
 def _content(message: ChatMessage, index: int, number: int, limit: int) -> tuple[str, list[Brought]]:

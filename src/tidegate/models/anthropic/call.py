@@ -10,7 +10,14 @@ from typing import Literal
 
 import msgspec
 
-from tidegate.models.caller_tools import brought_choice, brought_shape, invalid, refuse_extras, refuse_fields
+from tidegate.models.caller_tools import (
+    brought_choice,
+    brought_shape,
+    caller_identifier,
+    invalid,
+    refuse_extras,
+    refuse_fields,
+)
 from tidegate.models.effort import word_for
 from tidegate.models.facts import Facts
 from tidegate.values import Call
@@ -112,13 +119,13 @@ def parameters(call: Call, facts: Facts, *, sampling: Sampling, tools: bool, tho
             max_tokens=most,
             temperature=temperature,
             top_p=top_p,
-            stop_sequences=call.stop,
+            stop_sequences=tuple(stop for stop in call.stop if stop.strip()),
             thinking=thinking,
             output_config=_OutputConfig(effort, shape) if effort or shape else None,
             tool_choice=choice,
             service_tier=_TIERS.get(call.service_tier or ""),
             top_k=top_k,
-            metadata=_Metadata(_user(call.user)) if call.user else None,
+            metadata=_Metadata(_user(user)) if (user := caller_identifier(call)) else None,
         )
     )
     return encoded[1:-1]
@@ -182,6 +189,11 @@ def _shape(response_format: bytes) -> _Format | None:
     """Only a schema has a place in this format; JSON of any shape is asked for in words (`wants_json`)."""
     shape = brought_shape(response_format)
     return _Format(shape.schema) if shape.kind == "json_schema" else None
+
+
+def blank_stops(stops: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that the API refuses: each must hold more than white space."""
+    return tuple(stop for stop in stops if not stop.strip())
 
 
 def wants_json(call: Call) -> bool:

@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from tidegate.models.anthropic.call import parameters, sampling_of, wants_json
+from tidegate.models.anthropic.call import blank_stops, parameters, sampling_of, wants_json
 from tidegate.models.caller_tools import invalid
 from tidegate.models.facts import Facts
 from tidegate.models.interface import Encoded
@@ -123,7 +123,6 @@ class AnthropicWire:
     """`cache_ttl` is how long the provider keeps what it was marked to keep; the longer time costs more to write."""
 
     version = 3001
-    has_stops = True
     continues_answers = False
 
     def __init__(self, model: str, facts: Facts, *, cache_ttl: CacheTtl = "5m") -> None:
@@ -132,6 +131,9 @@ class AnthropicWire:
         self._model = _encode(model)
         self._sampling = sampling_of(model, facts)
         self._mark = _MARKS[cache_ttl]
+
+    def unsent_stops(self, stops: tuple[str, ...]) -> tuple[str, ...]:
+        return blank_stops(stops)
 
     def takes(self, media_type: str) -> bool:
         return media_type in SHOWN and self._facts.takes(media_type)

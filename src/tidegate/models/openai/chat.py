@@ -18,6 +18,8 @@ _THOUGHTFUL_HOST = "api.deepseek.com"
 _MARKING_HOST = "generativelanguage.googleapis.com"
 # Refuses a call whose id is not as its own are.
 _SHORT_ID_HOST = "api.mistral.ai"
+# Refuse a message with a name.
+_NAMELESS_HOSTS = frozenset({"api.mistral.ai", "api.groq.com", "api.cerebras.ai"})
 _FOREIGN_MARK = b'{"extra_content":{"google":{"thought_signature":"skip_thought_signature_validator"}}}'
 
 
@@ -32,6 +34,7 @@ class OpenAIChat:
             model,
             facts,
             completion_tokens=host.endswith(_NEWER_HOSTS),
+            names=host not in _NAMELESS_HOSTS,
             missing_thought=b'{"reasoning_content":""}' if host == _THOUGHTFUL_HOST else b"",
             missing_mark=_FOREIGN_MARK if host == _MARKING_HOST else b"",
             short_ids=host == _SHORT_ID_HOST,

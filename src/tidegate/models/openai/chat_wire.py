@@ -14,7 +14,7 @@ from tidegate.models import effort, telling
 from tidegate.models.caller_tools import refuse_extras, refuse_fields
 from tidegate.models.facts import Facts
 from tidegate.models.interface import Encoded
-from tidegate.models.naming import call_id, call_name, short_id
+from tidegate.models.naming import call_id, call_name, participant_name, short_id
 from tidegate.values import PDF, Call, Media, Message, Prefix, ToolCall
 
 API = "openai-chat"
@@ -65,9 +65,10 @@ class _File(msgspec.Struct):
 _Part = _Text | _Image | _Audio | _File
 
 
-class _Plain(msgspec.Struct):
+class _Plain(msgspec.Struct, omit_defaults=True):
     role: str
     content: str | list[_Part]
+    name: str = ""
 
 
 class _Function(msgspec.Struct):
@@ -143,11 +144,11 @@ _wanted = msgspec.json.Decoder(Wanted).decode
 class OpenAIWire:
     """`completion_tokens` says that it is OpenAI's own service: it insists on the newer name of the output limit, which
     most compatible servers do not know, and refuses to have the chance in the answers of a model that thinks set.
-    `missing_thought` are fields, a JSON object, for answers that carry none of the model's own, and `missing_mark` for
-    the first call of an answer that another model gave. `short_ids` says that calls are known by nine characters."""
+    `names` says that messages may name who speaks. `missing_thought` are fields, a JSON object, for answers that carry
+    none of the model's own, and `missing_mark` for the first call of an answer that another model gave. `short_ids`
+    says that calls are known by nine characters."""
 
-    version = 1002
-    has_stops = True
+    version = 1003
     continues_answers = True
 
     def __init__(
@@ -156,6 +157,7 @@ class OpenAIWire:
         facts: Facts,
         *,
         completion_tokens: bool = False,
+        names: bool = True,
         missing_thought: bytes = b"",
         missing_mark: bytes = b"",
         short_ids: bool = False,
@@ -163,11 +165,15 @@ class OpenAIWire:
         self._model = model
         self._facts = facts
         self._completion_tokens = completion_tokens
+        self._names = names
         self._missing_thought = msgspec.Raw(missing_thought)
         self._missing_mark = msgspec.Raw(missing_mark)
         self._short_ids = short_ids
         self._encode = msgspec.json.Encoder().encode
         self._opening = b'{"model":%b,"stream":true,"stream_options":{"include_usage":true}' % self._encode(model)
+
+    def unsent_stops(self, stops: tuple[str, ...]) -> tuple[str, ...]:
+        return ()
 
     def takes(self, media_type: str) -> bool:
         known = media_type in _PICTURES or media_type in _SOUNDS or media_type == PDF
@@ -181,8 +187,8 @@ class OpenAIWire:
             if message.aside:
                 parts.append(_Text(telling.aside(message.aside)))
             parts += self._media(message.media)
-            return self._encode(_Plain(message.role, parts))
-        return self._encode(_Plain(message.role, message.text))
+            return self._encode(_Plain(message.role, parts, self._name(message)))
+        return self._encode(_Plain(message.role, message.text, self._name(message)))
 
     def encode_results(self, results: Sequence[Message]) -> bytes:
         """The results, and then what they show: this format takes that from users only, and lets nothing stand between
@@ -216,7 +222,7 @@ class OpenAIWire:
 
     def _encode_answer(self, message: Message) -> bytes:
         if not (message.calls or message.carried or self._missing_thought):
-            return self._encode(_Plain(message.role, message.text))
+            return self._encode(_Plain(message.role, message.text, self._name(message)))
         own = message.model == self._model
         carried = message.carried if own and message.carrier == API else ()
         wanted = [(item.calls, _wanted(item.item)) for item in carried]
@@ -231,6 +237,9 @@ class OpenAIWire:
         else:
             encoded = self._encode(_Plain(message.role, message.text))
         return _with_fields(encoded, fields)
+
+    def _name(self, message: Message) -> str:
+        return participant_name(message.name) if message.name and self._names else ""
 
     def _id(self, given: str) -> str:
         return short_id(given) if self._short_ids else call_id(given, CALL_ID_CHARACTERS)

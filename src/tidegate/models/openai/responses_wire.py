@@ -16,7 +16,14 @@ from typing import Literal
 import msgspec
 
 from tidegate.models import effort, telling
-from tidegate.models.caller_tools import brought_choice, brought_shape, invalid, refuse_extras, refuse_fields
+from tidegate.models.caller_tools import (
+    brought_choice,
+    brought_shape,
+    caller_identifier,
+    invalid,
+    refuse_extras,
+    refuse_fields,
+)
 from tidegate.models.facts import Facts
 from tidegate.models.interface import Encoded
 from tidegate.models.naming import call_id, call_name
@@ -111,6 +118,7 @@ class _Parameters(msgspec.Struct, omit_defaults=True):
     max_output_tokens: int | None = None
     reasoning: _Effort | None = None
     safety_identifier: str | None = None
+    prompt_cache_retention: msgspec.Raw | None = None
     metadata: dict[str, str] | None = None
     service_tier: str | None = None
 
@@ -132,7 +140,6 @@ _kept = msgspec.json.Decoder(Kept).decode
 
 class ResponsesWire:
     version = 2001
-    has_stops = False
     continues_answers = True
 
     def __init__(self, model: str, facts: Facts) -> None:
@@ -143,6 +150,9 @@ class ResponsesWire:
         if facts.thinking != "none" and not facts.supposed:
             opening += _THOUGHTS
         self._opening = opening
+
+    def unsent_stops(self, stops: tuple[str, ...]) -> tuple[str, ...]:
+        return stops
 
     def takes(self, media_type: str) -> bool:
         """Messages of this format have no place for sounds."""
@@ -228,7 +238,7 @@ class ResponsesWire:
 
     def _parameters(self, call: Call) -> bytes:
         refuse_fields(call, "seed", "frequency_penalty", "presence_penalty", "logit_bias")
-        refuse_extras(call)
+        extras = refuse_extras(call)
         if call.top_logprobs is not None:
             raise invalid("This model tells no log probabilities here; leave `logprobs` out.", "logprobs")
         facts = self._facts
@@ -242,7 +252,8 @@ class ResponsesWire:
                 top_p=None if thinks else call.top_p,
                 max_output_tokens=call.max_tokens,
                 reasoning=None if word is None else _Effort(word),
-                safety_identifier=None if call.user is None else _identifier(call.user),
+                safety_identifier=_identifier(user) if (user := caller_identifier(call)) else None,
+                prompt_cache_retention=extras.get("prompt_cache_retention"),
                 metadata=call.metadata,
                 service_tier=call.service_tier,
             )
