@@ -14,7 +14,7 @@ up: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	@tools/need_programs.sh
-	@tools/run_tests.sh $(BIN)/python $(ARGS)
+	@$(BIN)/python tools/run_tests.py $(ARGS)
 
 # The tests of sandboxes once more, for whoever runs the others as root.
 test-user: $(VENV)/.installed-dev
