@@ -25,7 +25,7 @@ HEAVY = frozenset(
     }
 )
 """Modules that start processes or sandboxes, or that take seconds to import."""
-TESTS_OF_A_FILE = 4
+TESTS_OF_A_FILE = 3
 """They stand first because they say what the file is about. So many of them take half a minute."""
 EXAMPLES = 5
 """Of each property that does not say how many it needs."""
