@@ -7,14 +7,21 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 ARGS ?=
 
-.PHONY: up test test-user lint smoke bench crash mutants clients locks clean
+# Tests are compiled anew in every run unless what was compiled may be kept.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: up test quick test-user lint smoke bench crash mutants clients locks clean
 
 up: $(VENV)/.installed
 	@exec $(BIN)/tidegate up $(ARGS)
 
 test: $(VENV)/.installed-dev
 	@tools/need_programs.sh
-	@tools/run_tests.sh $(BIN)/python $(ARGS)
+	@$(BIN)/python tools/run_tests.py $(ARGS)
+
+# For use while working: tests/habits/quick.py says what is chosen.
+quick: $(VENV)/.installed-dev
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --quick $(ARGS)
 
 # The tests of sandboxes once more, for whoever runs the others as root.
 test-user: $(VENV)/.installed-dev

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.habits import quick
 from tests.habits.blocking import BlockingGuard
 from tests.habits.groups import remove_stray
 from tests.habits.leaks import LoopWatch, ProcessWatch, Scratch
@@ -17,11 +18,16 @@ _scratch = pytest.StashKey[Scratch]()
 
 # Machines of CI differ in speed, and a run must leave no files behind.
 settings.register_profile("house", database=None, deadline=None, derandomize=True)
-settings.load_profile("house")
+settings.register_profile("quick", settings.get_profile("house"), max_examples=quick.EXAMPLES)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="run what tests/habits/quick.py chooses")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("quick" if config.option.quick else "house")
     scratch = config.stash[_scratch] = Scratch.make()
     if config.option.basetemp is None:
         config.option.basetemp = str(scratch.given)
@@ -30,6 +36,18 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     config.stash[_scratch].remove()
     remove_stray()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if config.option.quick and collection_path.name.startswith("test_") and quick.is_heavy(collection_path):
+        return True
+    return None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.option.quick:
+        items[:], others = quick.chosen(items)
+        config.hook.pytest_deselected(items=others)
 
 
 @pytest.fixture(scope="session")

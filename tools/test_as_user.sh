@@ -36,5 +36,5 @@ unshare --mount --propagation private bash -euc '
     exec env -i PATH="$PATH" HOME="$own/home" TMPDIR="$own/tmp" LANG=C.UTF-8 USER=tester LOGNAME=tester \
         PYTHONPATH=src PYTHONDONTWRITEBYTECODE=1 \
         "$python" -I -S -B src/tidegate/workspaces/drop_privileges.py "$user" "$user" "$own" "$base" "$venv" -- \
-        tools/run_tests.sh "$python" "$@"
+        "$python" tools/run_tests.py "$@"
 ' bash "$own" "$python" "$user" "$base" "$venv" "$@"

@@ -117,14 +117,14 @@ async def test_a_database_that_cannot_be_closed_in_time_keeps_the_folder_until_t
         assert await house.build()
         try:
             async with anyio.create_task_group() as writes:
-                writes.start_soon(house._store.write, hang)
+                writes.start_soon(house.store.write, hang)
                 await to_thread.run_sync(hangs.wait, 30)
                 house.ask_to_stop()
                 house.ask_to_stop()
                 await house.close()
                 assert await to_thread.run_sync(holder_of, home) is not None
                 go.set()
-            while house._store.stats().connections:
+            while house.store.stats().connections:
                 await anyio.lowlevel.checkpoint()
         finally:
             go.set()

@@ -72,7 +72,7 @@ async def read_without_end(house: House, begun: threading.Event) -> str:
         db.execute(ENDLESS).fetchall()
 
     try:
-        await house._store.read(read)
+        await house.store.read(read)
     except StoreFailed as error:
         return error.message
     raise AssertionError("it came to an end")
@@ -84,8 +84,8 @@ async def test_durability_decides_whether_a_commit_waits_for_the_disk(
 ) -> None:
     """F4: as SQLite itself says of the connection that writes (1 NORMAL, 2 FULL)."""
     async with built(tmp_path / "home", f'[store]\ndurability = "{durability}"') as house:
-        found = await house._store.write(lambda db: db.execute("PRAGMA synchronous").get)
-        assert (found, house._store.stats().durability) == (synchronous, durability)
+        found = await house.store.write(lambda db: db.execute("PRAGMA synchronous").get)
+        assert (found, house.store.stats().durability) == (synchronous, durability)
 
 
 async def test_as_many_readers_read_at_once_as_are_set(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ async def test_as_many_readers_read_at_once_as_are_set(tmp_path: Path) -> None:
     meeting = threading.Barrier(5, timeout=WAIT)
     async with built(tmp_path / "home", "[limits]\nreaders = 5") as house, anyio.create_task_group() as group:
         for _ in range(5):
-            group.start_soon(house._store.read, lambda db: meeting.wait())
+            group.start_soon(house.store.read, lambda db: meeting.wait())
     assert not meeting.broken
 
 
@@ -117,11 +117,11 @@ async def test_the_log_of_the_store_is_cut_back_to_the_bytes_that_are_set(tmp_pa
             group.start_soon(read_without_end, house, begun)
             await until(begun.is_set)
             begun.clear()
-            await house._store.write(write)
+            await house.store.write(write)
             await until(begun.is_set)
             group.cancel_scope.cancel()
-        assert house._store.stats().wal_overruns == 1
-        assert await house._store.write(lambda db: db.execute("PRAGMA journal_size_limit").get) == 64 * 1024
+        assert house.store.stats().wal_overruns == 1
+        assert await house.store.write(lambda db: db.execute("PRAGMA journal_size_limit").get) == 64 * 1024
 
 
 @pytest.mark.parametrize("limit", ["connections = 1", "connections_per_host = 1"])
@@ -153,8 +153,8 @@ async def test_residents_leave_beyond_the_bytes_that_are_set(tmp_path: Path) -> 
     async with built(tmp_path / "home", settings) as house:
         for number in range(4):
             await say(house, "say yes " + "tide " * 6000, f"talk {number}")
-        await until(lambda: house._sessions.status()["sessions"]["unloads"].get("bytes", 0) > 0)
-        held = house._sessions.status()["sessions"]
+        await until(lambda: house.sessions.status()["sessions"]["unloads"].get("bytes", 0) > 0)
+        held = house.sessions.status()["sessions"]
         assert 0 < held["resident_bytes"] <= 64 * 1024
         assert held["residents"] < 4
         await asyncio.gather(*(say(house, "say again", f"talk {number}") for number in range(4)))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.house_lint import check_source, check_tree
+from tools.house_lint import check_source, check_test, check_tests, check_tree
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -206,4 +206,33 @@ def test_the_command_says_what_it_found_and_fails(tmp_path: Path) -> None:
 def test_the_house_keeps_its_own_rules() -> None:
     """A13, L02, L04, L21, L31: the source tree has no finding."""
     findings = list(check_tree(ROOT / "src"))
+    assert not findings, "\n".join(map(str, findings))
+
+
+@pytest.mark.parametrize(
+    ("rule", "source"),
+    [
+        ("foreign-private", "def test(app):\n    assert app.chat._bodies.held == 0\n"),
+        ("foreign-private", "def test(app):\n    app._seconds = 0.1\n"),
+        ("patched-constant", "def test(monkeypatch):\n    monkeypatch.setattr(protocol, 'HEAD_SECONDS', 1)\n"),
+        ("patched-constant", "def test(monkeypatch):\n    monkeypatch.setattr('tidegate.web.HEAD_SECONDS', 1)\n"),
+    ],
+)
+def test_a_test_uses_public_interfaces(rule: str, source: str) -> None:
+    """L02: neither a private attribute of another object nor a constant that is replaced in its module."""
+    assert [finding.rule for finding in check_test(source, "tests/x.py")] == [rule]
+    allowed = source.replace("\n    ", "\n    # house: allow it stands for a broken disk\n    ")
+    assert check_test(allowed, "tests/x.py") == []
+
+
+def test_a_test_may_use_its_own_and_what_libraries_hide() -> None:
+    """L02: what looks like a private of another object and is none is left alone."""
+    source = "class A:\n    def f(self):\n        return self._x, self.__class__, sys._getframe()\n"
+    source += "def test(monkeypatch):\n    monkeypatch.setattr(store, 'write', full)\n"
+    assert check_test(source, "tests/x.py") == []
+
+
+def test_the_tests_reach_into_no_more_privates_than_are_known() -> None:
+    """L02: the numbers of known cases are exact, so that they can only become smaller."""
+    findings = check_tests(ROOT / "tests")
     assert not findings, "\n".join(map(str, findings))

@@ -304,3 +304,17 @@ def test_the_end_stays_in_sight_when_less_room_is_left_for_it(page: Page) -> Non
     for _ in range(3):
         page.keyboard.press("Shift+Enter")
     expect(first).to_be_in_viewport()
+
+
+def test_a_reader_who_scrolls_up_in_the_moment_of_a_change_of_size_stays_there(page: Page) -> None:
+    """The browser reports both at once, and only one of them was the reader."""
+    say(page, "say " + "\n\n".join(f"line {number}" for number in range(60)))
+    expect(page.get_by_text("line 59", exact=True)).to_be_in_viewport()
+    page.evaluate(
+        """() => {
+          document.execCommand("insertText", false, "\\n\\n\\n");
+          document.querySelector(".transcript").scrollTop = 0;
+        }"""
+    )
+    expect(page.get_by_role("button", name="To the latest")).to_be_visible()
+    expect(page.locator(".mine")).to_be_in_viewport()

@@ -56,6 +56,32 @@ def test_everything_can_be_done_by_keyboard(page: Page) -> None:
     expect(page.locator(".mine .plain")).to_have_text("say one\ntwo", use_inner_text=True)
 
 
+# Begins a new conversation, and types as soon as it is drawn; says what is in the box when the page has come to rest.
+TYPED_AT_ONCE = """async () => {
+  const frames = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done))));
+  const drawn = new Promise((done) => {
+    new MutationObserver((_, observer) => {
+      if (document.querySelector(".mine")) return;
+      observer.disconnect();
+      document.execCommand("insertText", false, "at once");
+      done();
+    }).observe(document.body, { childList: true, subtree: true });
+  });
+  document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key: "k", ctrlKey: true, bubbles: true }));
+  await drawn;
+  await frames();
+  await frames();
+  return document.querySelector("#composer").value;
+}"""
+
+
+def test_letters_typed_as_soon_as_a_conversation_is_drawn_are_kept(page: Page) -> None:
+    """The box is made ready for its conversation before anybody can see it."""
+    say(page, "say one")
+    expect(page.locator("#composer")).to_be_focused()
+    assert page.evaluate(TYPED_AT_ONCE) == "at once"
+
+
 # How the focused element and the box around it look; then how they look without the focus, which comes back at once.
 LOOKS = """() => {
   const e = document.activeElement, box = e.closest('.box') ?? e;

@@ -130,7 +130,7 @@ async def test_stopped_at_any_point_it_leaves_nothing(
             assert house.door.census() == baseline, count
             assert await rows(house) == kept, count
             assert house.door.delegation is not None and not house.door.delegation._rooms
-            assert house.door.engine._places.taken == 0
+            assert house.door.engine.places.taken == 0
             if not running:
                 break
             cut += 1

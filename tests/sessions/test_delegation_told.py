@@ -289,7 +289,7 @@ async def test_a_task_that_asks_keeps_no_place(home: Path, model: ScriptedModel)
         await house.door.questions.answer(question.id, ANNA, "denied", "no")
         assert (await house.answered(accepted.turn)).text == "done"
         assert result(house)[1].endswith("quick") and deeds.done == []
-        assert house.door.engine._places.taken == 0
+        assert house.door.engine.places.taken == 0
 
 
 async def test_what_a_task_does_is_recorded_under_the_conversation_that_it_was_given_in(

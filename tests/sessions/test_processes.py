@@ -87,7 +87,7 @@ async def test_an_end_that_was_recorded_and_not_told_is_told_by_the_next_process
         await asyncio.Event().wait()
 
     async with working(home, model, deeds, drain=drain) as house:
-        house.door.workspaces.processes._finished = dies
+        house.door.workspaces.processes.finished = dies
         await house.say(job(PUSH))
         await let_go(house)
         with anyio.fail_after(WAIT):
@@ -120,19 +120,19 @@ async def test_an_end_whose_telling_broke_off_is_told_by_the_timer_once(home: Pa
     """S08, L16: the timer looks at what is, and whoever was about to tell tells nothing twice."""
     deeds, stuck, goes_on = Deeds(), anyio.Event(), anyio.Event()
     async with working(home, model, deeds) as house:
-        tell = house.door.workspaces.processes._finished
+        tell = house.door.workspaces.processes.finished
 
         async def dawdle(row: ProcessRow, text: str) -> None:
             stuck.set()
             await goes_on.wait()
             await tell(row, text)
 
-        house.door.workspaces.processes._finished = dawdle
+        house.door.workspaces.processes.finished = dawdle
         session = (await house.say(job(PUSH))).session
         await let_go(house)
         with anyio.fail_after(WAIT):
             await stuck.wait()
-        house.door.workspaces.processes._finished = tell
+        house.door.workspaces.processes.finished = tell
         await run(house, "recover")
         assert len(await told(house)) == 1
         goes_on.set()
@@ -171,7 +171,7 @@ async def test_where_no_turn_can_be_begun_the_end_is_told_with_the_next_message_
         raise RuntimeError("no turns today")
 
     async with working(home, model, deeds) as house:
-        house.door.workspaces.processes._finished = refuse
+        house.door.workspaces.processes.finished = refuse
         await house.say(job("fine"))
         await let_go(house)
         with anyio.fail_after(WAIT):

@@ -35,7 +35,7 @@ async def test_the_description_names_every_endpoint(gateway: House) -> None:
     assert reply.status == 200
     described = reply.json
     assert described["openapi"] == "3.1.0"
-    served = {endpoint.path.replace(":path", "") for endpoint in gateway.app._endpoints} | {CHAT.path}
+    served = {endpoint.path.replace(":path", "") for endpoint in gateway.app.endpoints} | {CHAT.path}
     assert set(described["paths"]) == served
     for path, methods in described["paths"].items():
         for method, operation in methods.items():

@@ -75,7 +75,7 @@ async def test_a_connection_that_never_asks_is_closed(gateway: House, monkeypatc
 
 async def test_a_body_that_stops_arriving_is_given_up(gateway: House) -> None:
     """L21: 408, and nothing of it is kept."""
-    gateway.app._chat._bodies._seconds = 0.1  # type: ignore[misc]
+    gateway.app.bodies._seconds = 0.1  # type: ignore[misc]
     head, body = await raw(
         gateway,
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\nContent-Length: 500\r\n"
@@ -90,7 +90,7 @@ async def test_large_bodies_that_arrive_together_are_bounded(home: Path, model: 
     async with house(home, "[limits]\nbody_bytes = 131072\nmessage_bytes = 65536", model=model) as h:
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\n" % h.key.encode()
         streams: list[anyio.abc.SocketStream] = []
-        bodies = h.app._chat._bodies
+        bodies = h.app.bodies
         with anyio.fail_after(WAIT):
             for _ in range(4):
                 stream = await anyio.connect_tcp("127.0.0.1", int(h.url.rpartition(":")[2]))
@@ -123,7 +123,7 @@ async def test_large_bodies_that_wait_for_the_store_are_bounded(home: Path, mode
     limits = f"[limits]\nbody_bytes = {size}\nmessage_bytes = {size}"
     replies: list[Reply] = []
     async with house(home, limits, model=model, fault=fault) as h:
-        bodies = h.app._chat._bodies
+        bodies = h.app.bodies
         try:
             with anyio.fail_after(WAIT):
                 assert (await call(h, "GET", "/api/sessions")).status == 200  # the key is known from now on
@@ -162,7 +162,7 @@ async def test_a_refused_large_body_is_not_counted_any_more(home: Path, model: S
         ):
             for path in (CHAT, "/api/messages"):
                 assert (await call(h, "POST", path, data=data)).status in (400, 413)
-                assert h.app._chat._bodies.held == 0
+                assert h.app.bodies.held == 0
 
 
 async def test_a_reader_that_takes_nothing_is_let_go(
@@ -182,9 +182,9 @@ async def test_a_reader_that_takes_nothing_is_let_go(
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\nX-Session-Id: n\r\n"
             b"Content-Length: %d\r\n\r\n%b" % (gateway.key.encode(), len(body), body),
         )
-        while not gateway.app._pulse.open:
+        while not gateway.app.pulse.open:
             await anyio.sleep(0.01)
-        while gateway.app._pulse.open:
+        while gateway.app.pulse.open:
             await anyio.sleep(0.01)
         while gateway.door.census()["turns_running"]:
             await anyio.sleep(0.01)

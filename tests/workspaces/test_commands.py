@@ -46,7 +46,7 @@ async def test_a_shell_outlives_its_sandbox_and_the_gateway(home: Path) -> None:
         await rooms.said(session, "cd /tmp; export X=kept; f() { echo function; }; echo file > /tmp/there")
         site = rooms.site(session)
         assert site is not None
-        await rooms.workspaces._vacate(site)
+        await rooms.workspaces.vacate(site)
         assert await rooms.said(session, "pwd; echo $X; f; cat there") == "/tmp\nkept\nfunction\nfile"
     async with room(home) as rooms:
         assert await rooms.said(session, "pwd; echo $X; f; cat there") == "/tmp\nkept\nfunction\nfile"

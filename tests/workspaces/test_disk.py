@@ -98,7 +98,7 @@ async def test_too_much_is_known_also_when_nothing_was_present_in_between(
                 done, _ = await rooms.run(session, f"head -c 1500000 /dev/zero >> f; touch g{number}")
                 assert "workspaces.disk_bytes" in done.note
                 if (site := rooms.site(session)) is not None:
-                    await rooms.workspaces._vacate(site)
+                    await rooms.workspaces.vacate(site)
             assert (home / "workspaces" / session / "f").stat().st_size == 1_500_000
             assert (home / "workspaces" / session / "g2").exists()
             assert rooms.presence.get(session) is None

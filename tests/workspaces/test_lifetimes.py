@@ -185,11 +185,11 @@ async def test_a_box_is_never_another_backends(home: Path) -> None:
 async def test_opening_and_closing_leaves_nothing(rooms: Room, session: str) -> None:
     """L06, L15: descriptors, children and zombies after fifty boxes are as before."""
     await rooms.said(session, "true")
-    await rooms.workspaces._vacate(rooms.site(session))  # type: ignore[arg-type]
+    await rooms.workspaces.vacate(rooms.site(session))  # type: ignore[arg-type]
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(50):
         await rooms.said(session, "true")
-        await rooms.workspaces._vacate(rooms.site(session))  # type: ignore[arg-type]
+        await rooms.workspaces.vacate(rooms.site(session))  # type: ignore[arg-type]
     await asyncio.sleep(0)
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2
     children = [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
@@ -400,7 +400,7 @@ async def test_a_project_folder_that_is_missing_is_named_and_not_made(rooms: Roo
 
 async def test_the_demo_model_finds_its_notes_in_a_new_folder_once(rooms: Room, session: str) -> None:
     assert "demo model" in await rooms.said(session, "cat notes.txt; rm notes.txt", agent="demo")
-    await rooms.workspaces._vacate(rooms.site(session))  # type: ignore[arg-type]
+    await rooms.workspaces.vacate(rooms.site(session))  # type: ignore[arg-type]
     assert await rooms.said(session, "ls", agent="demo") == ""
     assert await rooms.said(await rooms.new_session(), "ls") == ""
 

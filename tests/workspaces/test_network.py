@@ -136,7 +136,7 @@ async def test_nobody_reaches_into_a_sandbox(home: Path) -> None:
 def uplinks(rooms: Room, session: str) -> list[int]:
     """The pids of what joins a session's sandbox to the network."""
     site = rooms.site(session)
-    running = rooms.workspaces._spawner.running
+    running = rooms.workspaces.spawner.running
     return [pid for pid in running if site is not None and site.box is not None and "passt" in _name(pid)]
 
 
@@ -154,7 +154,7 @@ async def test_the_uplink_ends_with_its_sandbox_and_is_on_the_books(home: Path) 
         [pid] = uplinks(rooms, session)
         assert rooms.ledger.totals()["workspace"].children == 2
         await rooms.end(session)
-        assert _name(pid) == "" and not rooms.workspaces._spawner.running
+        assert _name(pid) == "" and not rooms.workspaces.spawner.running
 
 
 GATEWAY = """
@@ -164,7 +164,7 @@ from tests.workspaces.making import room
 async def live():
     async with room(Path(sys.argv[1]), network=True) as rooms:
         await rooms.said(await rooms.new_session(), "true")
-        print(*rooms.workspaces._spawner.running, flush=True)
+        print(*rooms.workspaces.spawner.running, flush=True)
         await asyncio.Event().wait()
 asyncio.run(live())
 """
@@ -193,7 +193,7 @@ async def test_a_sandbox_whose_uplink_was_killed_is_made_again(home: Path) -> No
         await rooms.said(session, "true")
         [pid] = uplinks(rooms, session)
         os.kill(pid, signal.SIGKILL)
-        await until(lambda: pid not in rooms.workspaces._spawner.running)
+        await until(lambda: pid not in rooms.workspaces.spawner.running)
         assert "uplink" in await rooms.said(session, "cat /proc/net/dev")
         assert uplinks(rooms, session) != [pid]
 
@@ -205,7 +205,7 @@ async def test_without_the_programs_for_it_a_network_is_refused_with_what_to_ins
     async with room(home, network=True) as rooms:
         with pytest.raises(ToolFailed, match="pasta and nft are not installed here: install passt and nftables"):
             await rooms.run(await rooms.new_session(), "true")
-        assert not rooms.workspaces._spawner.running
+        assert not rooms.workspaces.spawner.running
 
 
 @pytest.mark.parametrize(
@@ -219,4 +219,4 @@ async def test_where_it_cannot_be_closed_or_joined_there_is_no_sandbox_and_the_r
     async with room(home, network=True) as rooms:
         with pytest.raises(ToolFailed, match=f"Commands cannot be given a network: {said}"):
             await rooms.run(await rooms.new_session(), "true")
-        assert not rooms.workspaces._spawner.running
+        assert not rooms.workspaces.spawner.running

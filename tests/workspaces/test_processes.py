@@ -279,7 +279,7 @@ async def test_a_turn_that_cannot_be_begun_is_told_with_the_next_message(rooms: 
     async def fail(row: Any, text: str) -> None:
         raise RuntimeError("no turns today")
 
-    rooms.workspaces.processes._finished = fail
+    rooms.workspaces.processes.finished = fail
     await rooms.of(session).start("job", "true", notify=True)
     await until(lambda: not _running(rooms, session))
     assert "exit code 0" in await rooms.told(session)

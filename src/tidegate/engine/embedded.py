@@ -79,7 +79,7 @@ class EmbeddedEngine(Engine):
         self._store = store
         self._presence = presence
         self._handler = handler
-        self._places = Places(turns)
+        self.places = Places(turns)
         self._turn_seconds = turn_seconds
         self._clock = clock
         self._live: dict[str, Live] = {}
@@ -98,7 +98,7 @@ class EmbeddedEngine(Engine):
     @property
     def waiting_total(self) -> int:
         """Turns of all sessions that wait."""
-        return len(self._live) - self._places.started
+        return len(self._live) - self.places.started
 
     def waiting_of(self, principal: str) -> int:
         """Turns of one principal that wait."""
@@ -107,7 +107,7 @@ class EmbeddedEngine(Engine):
     @property
     def away(self) -> int:
         """Turns that wait for a person."""
-        return self._places.asking
+        return self.places.asking
 
     @property
     def resting(self) -> bool:
@@ -117,7 +117,7 @@ class EmbeddedEngine(Engine):
     def has_room(self, within: str = "") -> bool:
         """Whether a turn accepted now, perhaps on a task of another, could start at once."""
         parent = self._live.get(within)
-        return self._is_open(parent) and self._places.open_to(parent)
+        return self._is_open(parent) and self.places.open_to(parent)
 
     def takes_tasks(self, turn: str) -> bool:
         """Whether this turn may give tasks now: while it runs, also when nothing else is taken in any more."""
@@ -206,7 +206,7 @@ class EmbeddedEngine(Engine):
         """A call of this turn waits for a task that it gives: what works on it gets the turn's place."""
         live = self._live[turn]
         try:
-            with self._places.delegates(live):
+            with self.places.delegates(live):
                 self._fill(live)
                 yield
         finally:
@@ -258,10 +258,10 @@ class EmbeddedEngine(Engine):
 
     def stats(self) -> EngineStats:
         return EngineStats(
-            running=self._places.running,
+            running=self.places.running,
             waiting=self.waiting_total,
-            asking=self._places.asking,
-            delegating=self._places.delegating,
+            asking=self.places.asking,
+            delegating=self.places.delegating,
             answered=self._counts["answered"],
             failed=self._counts["failed"],
             stopped=self._counts["stopped"],
@@ -287,14 +287,14 @@ class EmbeddedEngine(Engine):
         """Start the session's next turn if it may run now; otherwise remember that it waits for a place."""
         if record.turn is not None or not record.waiting or not self._is_open(record.waiting[0].parent):
             return
-        if not self._places.open_to(record.waiting[0].parent):
+        if not self.places.open_to(record.waiting[0].parent):
             self._ready[record] = None
             return
         self._ready.pop(record, None)
         live = record.waiting.popleft()
         record.turn = live
         live.started = self._clock()
-        self._places.begin(live)
+        self.places.begin(live)
         self._scope.start(self._run, record, live, name=f"turn {live.turn}")
         record.tell()
 
@@ -338,7 +338,7 @@ class EmbeddedEngine(Engine):
         if live.released:
             return
         live.released = True
-        self._places.end(live)
+        self.places.end(live)
         self._live.pop(live.turn, None)
         try:
             if settled is not None:
@@ -358,7 +358,7 @@ class EmbeddedEngine(Engine):
                 if task.started is None and (record := self._presence.get(task.session)) is not None:
                     self._pump(record)
             tree = tree.parent
-        while self._ready and self._places.free and not self._closed:
+        while self._ready and self.places.free and not self._closed:
             waiting = next(iter(self._ready))
             del self._ready[waiting]
             self._pump(waiting)
@@ -369,7 +369,7 @@ class EmbeddedEngine(Engine):
         not count. When it comes back it does not wait for a place, it has waited enough; limits.questions bounds how
         many there are."""
         try:
-            with self._places.asks(live):
+            with self.places.asks(live):
                 self._fill(live.parent)
                 self._let_rest(live)
                 yield

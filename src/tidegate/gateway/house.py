@@ -158,7 +158,7 @@ class House:
         """Stop intake, let turns finish or park them, then close every room in reverse, all in one budget."""
         self._descriptors.lift()
         deadline = time.monotonic() + self.budget
-        turns = self._sessions.census()["turns_running"]
+        turns = self.sessions.census()["turns_running"]
         self._log.info("stopping", within=self.budget, turns=turns)
         self._server.stop_intake()
         if turns and not self._hurry.is_set():
@@ -167,11 +167,11 @@ class House:
                 self._say(f"waiting for {turns} turn{'s' * (turns != 1)}; Ctrl-C again leaves them for the next start")
         share = self.budget * (1 - _CLOSE_SHARE)
         async with Scope("drain") as scope:
-            drained = scope.start(self._sessions.drain, share - min(_PARKING_SECONDS, share / 2), name="drain")
+            drained = scope.start(self.sessions.drain, share - min(_PARKING_SECONDS, share / 2), name="drain")
             hurried = scope.start(self._hurry.wait, name="hurry")
             await asyncio.wait({drained, hurried}, return_when=asyncio.FIRST_COMPLETED, timeout=self.budget)
         if self._hurry.is_set():
-            await self._sessions.drain(0)
+            await self.sessions.drain(0)
             deadline = 0
         await self._close_rooms(max(_LEAST_SECONDS, deadline - time.monotonic()))
 
@@ -245,7 +245,7 @@ class House:
         if (lost := await to_thread.run_sync(home_folder.lost_database, self.home)) is not None:
             raise StoreDamaged(lost)
         self._fresh = not await to_thread.run_sync(path.exists)
-        self._store = await self._scope.enter(
+        self.store = await self._scope.enter(
             Store.open(
                 path,
                 durability=self._config.store.durability,
@@ -255,15 +255,15 @@ class House:
             )
         )
 
-        self._database_connections = lambda: self._store.stats().connections
-        self._memory.watch_store(self._store)
-        if self._store.note is not None:
-            self._say(f"WARNING {self._store.note}")
+        self._database_connections = lambda: self.store.stats().connections
+        self._memory.watch_store(self.store)
+        if self.store.note is not None:
+            self._say(f"WARNING {self.store.note}")
 
     async def _ensure_key(self) -> None:
-        if (warning := await home_folder.ensure_key(self._store, self.home, fresh=self._fresh)) is not None:
+        if (warning := await home_folder.ensure_key(self.store, self.home, fresh=self._fresh)) is not None:
             self._say(f"WARNING {warning}")
-        await self._store.write(audit.append_configuration, show(self._config).encode(), time.time())
+        await self.store.write(audit.append_configuration, show(self._config).encode(), time.time())
         self._lock.mark_used()
 
     async def _open_models(self) -> None:
@@ -285,30 +285,30 @@ class House:
 
     async def _open_sessions(self) -> None:
         reference = self._config.web.search_key
-        self._sessions = Sessions(
+        self.sessions = Sessions(
             self._scope.child("sessions"),
-            self._store,
+            self.store,
             self._config,
             self._models,
             self._ready.tools,
             environment=os.environ,
             search_key=None if reference is None else self._ready.secrets.get(reference),
         )
-        if self._sessions.web is not None:
-            await self._scope.enter(self._sessions.web)
-        if self._sessions.recall is not None:
-            await self._scope.enter(self._sessions.recall)
-        resumed = await self._sessions.recover()
+        if self.sessions.web is not None:
+            await self._scope.enter(self.sessions.web)
+        if self.sessions.recall is not None:
+            await self._scope.enter(self.sessions.recall)
+        resumed = await self.sessions.recover()
         if resumed:
             self._log.info("turns go on", count=resumed)
 
     async def _open_web(self) -> None:
-        self._health = Health(self._store)
-        registry = commands.build(self._sessions)
+        self._health = Health(self.store)
+        registry = commands.build(self.sessions)
         app = create_app(
-            door=self._sessions,
+            door=self.sessions,
             commands=registry,
-            store=self._store,
+            store=self.store,
             config=self._config,
             models=self._models,
             redactor=self._redactor,
@@ -323,13 +323,13 @@ class House:
         await self._server.start(self._scope)
 
     async def _start_maintenance(self) -> None:
-        self._pressure = Pressure(self._sessions.presence, Ceiling(self._config.limits.memory_bytes))
+        self._pressure = Pressure(self.sessions.presence, Ceiling(self._config.limits.memory_bytes))
         chores = [
-            *self._sessions.chores(),
+            *self.sessions.chores(),
             Chore(name="trim", interval=_TRIM_SECONDS, run=_trim),
             Chore(name="memory", interval=PRESSURE_SECONDS, run=self._pressure.look),
             Chore(name="files", interval=_FILES_SECONDS, run=self._look_at_files, within=_INTEGRITY_WITHIN),
-            Chore(name="integrity", interval=_INTEGRITY_SECONDS, run=self._store.integrity, within=_INTEGRITY_WITHIN),
+            Chore(name="integrity", interval=_INTEGRITY_SECONDS, run=self.store.integrity, within=_INTEGRITY_WITHIN),
         ]
         self._health.watch("lock", self._lock.complaint)
         if self._config.server.one_core:
@@ -339,7 +339,7 @@ class House:
             self._health.expect(chore.name, chore.interval)
         scope = self._scope.child("maintenance")
         # At once too, in the background: the quick look at the opening does not read every page.
-        scope.start(self._store.integrity, name="integrity check")
+        scope.start(self.store.integrity, name="integrity check")
         self._maintenance.start(scope)
 
     async def _settle_on_a_core(self) -> Chore:
@@ -354,17 +354,17 @@ class House:
 
     async def _look_at_files(self) -> None:
         """See that the database is in its place; if another program has written to it, check all of it at once."""
-        await self._store.write(maintenance.look)
-        if self._store.touched:
-            self._log.warning("another program has written to the database; checking it", path=str(self._store.path))
-            await self._store.integrity()
+        await self.store.write(maintenance.look)
+        if self.store.touched:
+            self._log.warning("another program has written to the database; checking it", path=str(self.store.path))
+            await self.store.integrity()
 
     async def _open_control(self) -> None:
         self._reception = Reception(
             config=self._config,
             address=self.address,
-            sessions=self._sessions,
-            store=self._store,
+            sessions=self.sessions,
+            store=self.store,
             clients=self._clients,
             health=self._health,
             server=self._server,

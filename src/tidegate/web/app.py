@@ -108,8 +108,9 @@ class App:
         descriptors: Descriptors,
     ) -> None:
         self._chat = chat
+        self.bodies = bodies
         self._events = events
-        self._pulse = pulse
+        self.pulse = pulse
         self._errors = errors
         self._traffic = traffic
         self._health = health
@@ -117,8 +118,8 @@ class App:
         self._descriptors = descriptors
         self._stopping = False
         self._description: bytes | None = None
-        self._endpoints = [*endpoints, self._described()]
-        self._routes = _routes(self._endpoints, keyring, bodies)
+        self.endpoints = [*endpoints, self._described()]
+        self._routes = _routes(self.endpoints, keyring, bodies)
         self.keyring = keyring
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
@@ -160,7 +161,7 @@ class App:
     async def background(self) -> None:
         """Keeps quiet streams alive and measures the loop, for as long as it runs."""
         async with anyio.create_task_group() as group:
-            group.start_soon(self._pulse.run)
+            group.start_soon(self.pulse.run)
             group.start_soon(self._health.watch_loop)
 
     def stop(self) -> None:
@@ -195,7 +196,7 @@ class App:
         if self._description is None:
             from tidegate.web.openapi import describe_api  # asked for rarely, and kept
 
-            self._description = json_answer(describe_api([CHAT, *self._endpoints])).body
+            self._description = json_answer(describe_api([CHAT, *self.endpoints])).body
         body = self._description
         return Answer(200, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))], body)
 

@@ -95,7 +95,7 @@ class Processes:
         self._spool = spool
         self._settings = settings
         self._clock = clock
-        self._finished = finished
+        self.finished = finished
 
     # -- starting --
 
@@ -240,7 +240,7 @@ class Processes:
 
     async def _begin_turn(self, row: ProcessRow, text: str) -> None:
         try:
-            await self._finished(row, text)
+            await self.finished(row, text)
         except Stopping:
             return  # the next start does
         except TidegateError as error:

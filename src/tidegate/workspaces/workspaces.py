@@ -112,8 +112,8 @@ class Workspaces:
         self._strays = strays.Strays()
         self._remains = Remains(store, clock, self.settings.trash)
         owner = owner_of(config.home)
-        self._spawner = Spawner(frozenset(os.sched_getaffinity(0)), owner, user_of(self.settings.user, None, owner))
-        self._choice = Choice(self.settings, self._spawner, self._groups, backends)
+        self.spawner = Spawner(frozenset(os.sched_getaffinity(0)), owner, user_of(self.settings.user, None, owner))
+        self._choice = Choice(self.settings, self.spawner, self._groups, backends)
         presence.ledger.view("workspace", self._measure)
         scope.on_close(self._close, name="workspaces")
 
@@ -136,9 +136,9 @@ class Workspaces:
         return await self.backend(), await self._spec(session, project)
 
     async def _spec(self, session: str, project: Path | None) -> BoxSpec:
-        settings, user = self.settings, self._spawner.user
+        settings, user = self.settings, self.spawner.user
         if project is not None and user is not None:
-            user = await to_thread.run_sync(user_of, settings.user, project, self._spawner.owner)
+            user = await to_thread.run_sync(user_of, settings.user, project, self.spawner.owner)
         return BoxSpec(
             session=session,
             folder=project or self.folders.of(session),
@@ -237,7 +237,7 @@ class Workspaces:
         given away after its contents: so what was begun and not finished is begun again, and what is done is not
         repeated."""
         chown = [find("chown") or "chown", "-hRP", f"{user.uid}:{user.gid}", "--", *map(str, folders)]
-        child = await self._spawner.spawn(chown, {})
+        child = await self.spawner.spawn(chown, {})
         try:
             async with asyncio.timeout(HAND_OVER_SECONDS):
                 code = await child.wait()
@@ -271,9 +271,9 @@ class Workspaces:
         finally:
             if site.box is None and site.idle:  # it never came to that, or is over: nothing is present
                 with CancelScope(shield=True):
-                    await self._vacate(site)
+                    await self.vacate(site)
 
-    async def _vacate(self, site: Site) -> None:
+    async def vacate(self, site: Site) -> None:
         """It is not present any more; what is new of the session meanwhile stays."""
         site.closed = True
         if (record := self._presence.get(site.session)) is not None and record.workspace is site:
@@ -289,7 +289,7 @@ class Workspaces:
         """Take note of what the last process left: its processes are gone, and those marked `restart` begin again."""
         if self._choice.warning:
             log.warning("the gateway runs as root", meaning=self._choice.warning)
-        if self._spawner.user is not None:
+        if self.spawner.user is not None:
             with suppress(PermissionError):
                 os.setgroups([])  # file tools act as another user, who is in none of them
         await self._end_orphans()
@@ -310,9 +310,9 @@ class Workspaces:
     async def _end_orphans(self) -> None:
         """End the processes of this home that descend from none of our children. As the home is locked, no other
         gateway owns them."""
-        marked = await to_thread.run_sync(strays.marked, self._spawner.owner)
+        marked = await to_thread.run_sync(strays.marked, self.spawner.owner)
         # Children are started on this thread: every one that was found and still runs is known by now.
-        running = self._spawner.running
+        running = self.spawner.running
         if orphans := [process for process in marked if not process.line & running]:
             await to_thread.run_sync(strays.end, orphans)
 
@@ -342,7 +342,7 @@ class Workspaces:
         sites = self._sites()
         for site in sites:
             site.leaving = True
-        await _side_by_side([self._vacate(site) for site in sites])
+        await _side_by_side([self.vacate(site) for site in sites])
 
     # -- the end of a session --
 
@@ -372,7 +372,7 @@ class Workspaces:
         """What runs there is gone when this returns; None when the session never had a workspace, as most."""
         record = self._presence.get(session)
         if record is not None and isinstance(record.workspace, Site):
-            await self._vacate(record.workspace)
+            await self.vacate(record.workspace)
         row: WorkspaceRow | None = await self.store.read(workspaces.get, session)
         if row is not None:
             await self.processes.forget(session)
@@ -390,7 +390,7 @@ class Workspaces:
         too_many = len(idle) - IDLE_BOXES
         late = time.monotonic() - IDLE_SECONDS
         await _side_by_side(
-            [self._vacate(site) for rank, site in enumerate(idle) if rank < too_many or site.used < late]
+            [self.vacate(site) for rank, site in enumerate(idle) if rank < too_many or site.used < late]
         )
 
     async def _look(self, site: Site) -> None:

@@ -2,7 +2,7 @@
 // what their label says (Enter sends, Shift+Enter breaks the line, Tab completes a command) and never trap the focus:
 // Tab is taken only while the list of commands is open.
 
-import { html, useEffect, useRef, useState } from "./ui.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./ui.js";
 
 /** The commands that a text could become; none once it has more than one word. */
 export function matching(commands, text) {
@@ -56,7 +56,8 @@ export function Composer({ conversation, commands, agents, agent, onAgent, keep 
     setChosen(0);
     grow(box.current);
   };
-  useEffect(() => {
+  // Before the page is painted: what is typed from then on belongs to this conversation and must not be replaced.
+  useLayoutEffect(() => {
     put(keep.get(conversation) ?? "");
     if (window.matchMedia("(pointer: fine)").matches) box.current.focus();
     return () => keep.set(conversation, written.current);

@@ -234,21 +234,26 @@ export function Transcript({ conversation, onCommand, onAgain, empty }) {
   const box = useRef(null);
   const following = useRef(true);
   const height = useRef(0);
+  const top = useRef(0);
   const [away, setAway] = useState(false);
 
+  const follow = () => {
+    box.current.scrollTop = box.current.scrollHeight;
+    top.current = box.current.scrollTop;
+  };
   const sent = useRef(0);
   useLayoutEffect(() => {
     // Who sends something wants to see it, wherever he was reading.
     if (record.pending.length > sent.current) following.current = true;
     sent.current = record.pending.length;
-    if (following.current) box.current.scrollTop = box.current.scrollHeight;
+    if (following.current) follow();
   });
   useEffect(() => {
     // The writer's box or a banner may take room: who was at the end stays there.
     const watcher = new ResizeObserver(() => {
       if (!box.current) return;
       height.current = box.current.clientHeight;
-      if (following.current) box.current.scrollTop = box.current.scrollHeight;
+      if (following.current) follow();
     });
     watcher.observe(box.current);
     return () => watcher.disconnect();
@@ -257,13 +262,17 @@ export function Transcript({ conversation, onCommand, onAgain, empty }) {
     following.current = true;
     setAway(false);
     if (record.later) conversation.reload();
-    else box.current.scrollTop = box.current.scrollHeight;
+    else follow();
   };
   const scrolled = () => {
     if (!box.current) return; // the browser tells of a scroll a moment later, when the conversation may be closed
     const { scrollTop, scrollHeight, clientHeight } = box.current;
-    if (clientHeight !== height.current) return; // moved by a change of size, not by the reader
-    following.current = !record.later && scrollHeight - scrollTop - clientHeight < NEAR_END;
+    const lowest = scrollHeight - clientHeight;
+    const resized = clientHeight !== height.current;
+    // A change of size moves the text no further than to the lowest place; a place above that is the reader's choice.
+    if (resized && scrollTop >= Math.min(top.current, lowest) - 1) return;
+    top.current = scrollTop;
+    following.current = !record.later && lowest - scrollTop < NEAR_END;
     setAway(!following.current);
   };
   const earlier = () => {
