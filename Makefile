@@ -19,7 +19,7 @@ test: $(VENV)/.installed-dev
 	@tools/need_programs.sh
 	@$(BIN)/python tools/run_tests.py $(ARGS)
 
-# For use while working: tests/habits/quick.py says what is chosen.
+# For use while working: tests/project/quick.py says what is chosen.
 quick: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --quick $(ARGS)
 
@@ -33,7 +33,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python tools/house_lint.py
+	$(BIN)/python tools/project_lint.py
 	$(BIN)/python tools/behaviours.py --check
 	$(BIN)/python tools/generate.py --check
 	$(BIN)/python tools/mutants.py --check

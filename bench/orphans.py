@@ -27,17 +27,17 @@ from types import MappingProxyType
 import msgspec
 
 from bench.children import ROOT, TAIL, Failed
-from tidegate.spool.workers import Workers
-from tidegate.workspaces.bubblewrap import Bubblewrap
-from tidegate.workspaces.cgroups import Cgroups
-from tidegate.workspaces.children import Spawner
+from tidegate.spool.jobs.runner import Workers
+from tidegate.workspaces.backends.bubblewrap import Bubblewrap
+from tidegate.workspaces.backends.interface import Backend, BoxLimits, BoxSpec, owner_of
+from tidegate.workspaces.backends.local import Local
+from tidegate.workspaces.backends.shell_script import background
+from tidegate.workspaces.backends.ssh import Ssh
 from tidegate.workspaces.files import Mount, Query, read_pattern
 from tidegate.workspaces.files.local import LocalFiles
-from tidegate.workspaces.interface import Backend, BoxLimits, BoxSpec, owner_of
-from tidegate.workspaces.local import Local
-from tidegate.workspaces.script import background
-from tidegate.workspaces.ssh import Ssh
-from tidegate.workspaces.users import user_of
+from tidegate.workspaces.kernel.cgroups import Cgroups
+from tidegate.workspaces.kernel.users import user_of
+from tidegate.workspaces.processes.children import Spawner
 
 STARTS = 3
 """Starts that are measured before the first kill; their median says when kills fall."""

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.habits import quick
-from tests.habits.blocking import BlockingGuard
-from tests.habits.groups import remove_stray
-from tests.habits.leaks import LoopWatch, ProcessWatch, Scratch
+from tests.project import quick
+from tests.project.blocking import BlockingGuard
+from tests.project.groups import remove_stray
+from tests.project.leaks import LoopWatch, ProcessWatch, Scratch
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "tidegate"
 
@@ -22,7 +22,7 @@ settings.register_profile("quick", settings.get_profile("house"), max_examples=q
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quick", action="store_true", help="run what tests/habits/quick.py chooses")
+    parser.addoption("--quick", action="store_true", help="run what tests/project/quick.py chooses")
 
 
 @pytest.hookimpl(tryfirst=True)

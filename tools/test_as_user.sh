@@ -35,6 +35,6 @@ unshare --mount --propagation private bash -euc '
     cd "$own/tree"
     exec env -i PATH="$PATH" HOME="$own/home" TMPDIR="$own/tmp" LANG=C.UTF-8 USER=tester LOGNAME=tester \
         PYTHONPATH=src PYTHONDONTWRITEBYTECODE=1 \
-        "$python" -I -S -B src/tidegate/workspaces/drop_privileges.py "$user" "$user" "$own" "$base" "$venv" -- \
+        "$python" -I -S -B src/tidegate/workspaces/kernel/drop_privileges.py "$user" "$user" "$own" "$base" "$venv" -- \
         "$python" tools/run_tests.py "$@"
 ' bash "$own" "$python" "$user" "$base" "$venv" "$@"

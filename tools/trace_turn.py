@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any
 
 import tidegate
-from tidegate.gateway.house import House
+from tidegate.gateway.gateway import House
 
 CONFIGURATION = """
 [models.main]

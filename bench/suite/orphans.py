@@ -5,7 +5,7 @@ import os
 from bench import orphans
 from bench.report import Figure
 from bench.suite import Bench
-from tidegate.workspaces.children import find
+from tidegate.workspaces.processes.children import find
 
 SEED = 12
 NOBODY = 65534

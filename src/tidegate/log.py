@@ -2,7 +2,7 @@
 
 Guarantee: the sentence stays the same and each value has a name, so that lines can be searched, counted and redacted by
 name. Everything goes the way of the standard library's `logging`, as what libraries log does; who writes it out, where
-and how is set once for the process (`tidegate.security.logs`).
+and how is set once for the process (`tidegate.security.log_setup`).
 """
 
 import logging

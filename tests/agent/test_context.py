@@ -22,8 +22,8 @@ from tidegate.agent.context import (
     read_summary,
     tail_from,
 )
-from tidegate.agent.context.cutting import CHARACTERS, LINES
-from tidegate.agent.context.planning import boundaries
+from tidegate.agent.context.cut_points import boundaries
+from tidegate.agent.context.rule_summary import CHARACTERS, LINES
 from tidegate.config import ContextSettings
 from tidegate.models import Facts
 from tidegate.store import ElisionRow, SummaryRow

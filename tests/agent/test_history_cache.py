@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from tests.core import WAIT
-from tests.deeds import until
+from tests.effects import until
 from tests.logs import capture_logs
 from tidegate.agent import HistoryCache, HistoryState
 from tidegate.agent.history_cache import LEAST_BYTES

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway.running import Gateway, gateway
+from tests.gateway.process import Gateway, gateway
 
 
 @pytest.fixture(scope="package")

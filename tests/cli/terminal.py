@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.gateway.running import WAIT, environment
+from tests.gateway.process import WAIT, environment
 
 # The terminal becomes the controlling one, so that Ctrl-C is a signal, as it is for a person.
 ON_A_TERMINAL = """

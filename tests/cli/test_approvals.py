@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cli.terminal import CTRL_C, at_terminal
-from tests.gateway.running import WAIT, Gateway, gateway, tidegate
+from tests.gateway.process import WAIT, Gateway, gateway, tidegate
 
 CAREFUL = """
 [models.main]

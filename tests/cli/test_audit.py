@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from tests.cli.test_conversations import one_sentence
-from tests.gateway.running import Gateway, tidegate
+from tests.gateway.process import Gateway, tidegate
 
 
 def test_the_log_is_a_table_with_the_latest_last(running: Gateway) -> None:

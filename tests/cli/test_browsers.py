@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.running import Gateway, tidegate
+from tests.gateway.process import Gateway, tidegate
 
 
 def sign_in(running: Gateway, browser: str) -> str:

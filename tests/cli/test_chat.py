@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.terminal import CTRL_C, at_terminal
-from tests.gateway.running import WAIT, Gateway, environment, gateway, tidegate
+from tests.gateway.process import WAIT, Gateway, environment, gateway, tidegate
 
 TWO_AGENTS = """
 [models.main]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tests.gateway.running import WAIT, Gateway, environment, gateway, tidegate
+from tests.gateway.process import WAIT, Gateway, environment, gateway, tidegate
 from tidegate import __version__
 from tidegate.cli.root import COMMANDS, root
 

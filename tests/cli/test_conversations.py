@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cli.terminal import at_terminal
-from tests.gateway.running import WAIT, Gateway, tidegate
+from tests.gateway.process import WAIT, Gateway, tidegate
 from tidegate.gateway import HomeLock
 
 

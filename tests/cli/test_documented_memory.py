@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway.running import WAIT, environment, gateway
+from tests.gateway.process import WAIT, environment, gateway
 from tidegate.config import MemorySettings, read
-from tidegate.sessions.learning import LEARNT, LEAST_SAID, TRIES
-from tidegate.sessions.provided import REST_SECONDS, WAIT_SECONDS
+from tidegate.memory.extraction import LEARNT, LEAST_SAID, TRIES
+from tidegate.memory.provider_notes import REST_SECONDS, WAIT_SECONDS
 from tidegate.store import notes
-from tidegate.tools.memories import Draft, find
+from tidegate.tools.memory_provider import Draft, find
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "memory.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.running import Gateway, gateway, tidegate
+from tests.gateway.process import Gateway, gateway, tidegate
 
 
 def add(running: Gateway, *arguments: str) -> tuple[str, str]:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.terminal import at_terminal
 from tests.cli.test_conversations import one_sentence
-from tests.gateway.running import WAIT, Gateway, gateway, tidegate
+from tests.gateway.process import WAIT, Gateway, gateway, tidegate
 
 CONFIG = """
 [models.main]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.running import tidegate
+from tests.gateway.process import tidegate
 
 SETTINGS = """
 [models.main]

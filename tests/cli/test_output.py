@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.terminal import at_terminal
-from tests.gateway.running import WAIT, Gateway, environment, tidegate
+from tests.gateway.process import WAIT, Gateway, environment, tidegate
 
 
 @pytest.mark.parametrize("command", [("status",), ("sessions", "list", "--json"), ("version",), ("--help",)])

@@ -10,8 +10,8 @@ from bench.scripted_model import ScriptedModel
 from tests.cli.terminal import at_terminal
 from tests.core import settings
 from tests.fixtures import home, model
-from tests.gateway.running import tidegate
-from tests.house import WAIT, house
+from tests.gateway.process import tidegate
+from tests.in_process import WAIT, house
 from tidegate.gateway import HomeLock
 from tidegate.tools import ToolContext, Toolset, tool
 

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from tests.gateway.running import tidegate
-from tests.skills.making import skill
+from tests.gateway.process import tidegate
+from tests.skills.skill_folders import skill
 
 SETTINGS = """
 [agents.main]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cli.terminal import at_terminal
-from tests.gateway.running import WAIT, Gateway, gateway, tidegate
+from tests.gateway.process import WAIT, Gateway, gateway, tidegate
 from tests.tasks import ASKING, ASKING_TASK
 
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.cli.terminal import at_terminal
-from tests.gateway.running import WAIT, Gateway
+from tests.gateway.process import WAIT, Gateway
 
 CLIPBOARD, COLOUR, C1, BIDI = "\x1b]52;c;aGk=\x07", "\x1b[31;5m", "\x9b2J\x90\x85", "\u202e\u2066\u200f\u061c"
 EVIL = f"tide{CLIPBOARD}{COLOUR}{C1}{BIDI}\x00\x08\x7f\u2028gate"

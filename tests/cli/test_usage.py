@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_conversations import one_sentence
-from tests.gateway.running import Gateway, tidegate
+from tests.gateway.process import Gateway, tidegate
 from tidegate.cli.output import bar
 from tidegate.cli.usage import _print_usage, _without_gaps, spent_of
 

@@ -8,7 +8,7 @@ from bench.scripted import ScriptedModel
 from bench.scripted.temper import Temper
 from tests.commands.test_commands import run
 from tests.core import ANNA, BERT, OWNER
-from tests.sessions.test_compaction import WORDS, house, talk
+from tests.turns.test_compaction import WORDS, house, talk
 from tidegate.errors import NotFound
 from tidegate.models import SUMMARY_TASK
 from tidegate.store import summaries

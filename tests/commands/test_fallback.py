@@ -8,8 +8,8 @@ import pytest
 
 from tests.commands.test_commands import run
 from tests.core import Core, core
-from tests.moody import KEY, Moody, toml
-from tests.sessions.test_fallback import Clock
+from tests.random_model import KEY, Moody, toml
+from tests.turns.test_fallback import Clock
 
 pytestmark = pytest.mark.anyio
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.config.test_reading import MODEL, complaint
+from tests.config.test_loader import MODEL, complaint
 from tidegate.config import BudgetSettings, read
 
 HOME = Path("/srv/gate")

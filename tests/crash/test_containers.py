@@ -13,7 +13,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.crash.visitors import Visitors
-from tests.house import WAIT, House, house
+from tests.in_process import WAIT, House, house
 
 pytestmark = pytest.mark.anyio
 

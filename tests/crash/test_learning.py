@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.subjects import ScriptedModel
-from tests.gateway.running import WAIT, Gateway, gateway
+from tests.gateway.process import WAIT, Gateway, gateway
 from tidegate.models import NOTES_TASK
 
 HELD = """

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.running import WAIT, Gateway, gateway
+from tests.gateway.process import WAIT, Gateway, gateway
 
 SETTINGS = """
 [models.main]

@@ -9,7 +9,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, core
-from tests.deeds import Deeds, asking, configured
+from tests.effects import Deeds, asking, configured
 from tidegate.agent import is_balanced
 from tidegate.errors import StoreFull, TidegateError
 from tidegate.store import messages

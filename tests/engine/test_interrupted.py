@@ -10,12 +10,12 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core, core, settings
-from tests.deeds import asked, until
+from tests.effects import asked, until
 from tidegate.agent import is_balanced
 from tidegate.commands import build
 from tidegate.errors import StoreFull
-from tidegate.sessions import changes
-from tidegate.sessions.ending import NotYet, Write
+from tidegate.sessions import operations
+from tidegate.sessions.lifecycle import NotYet, Write
 from tidegate.store import Db, SessionRow, intents, messages, sessions
 from tidegate.tools import Tool, ToolContext, Toolset, tool
 from tidegate.tools.tool import Effect
@@ -406,9 +406,9 @@ async def test_the_model_is_told_next_time_and_undo_and_retry_work_on_such_a_tur
         await house.say("[say go on]")
         shown = [said["content"] for said in house.requests()[-1]["messages"] if said["role"] == "tool"]
         assert sum(text.startswith(UNKNOWN) for text in shown) == list(EXPECTED.values()).count(UNKNOWN)
-        await changes.undo(house.door, session, ANNA)
+        await operations.undo(house.door, session, ANNA)
         world.may_finish.set()
-        again = await changes.retry(house.door, session, ANNA)
+        again = await operations.retry(house.door, session, ANNA)
         assert (await house.answered(again.turn)).text == "well"
         assert all(text.endswith(" is done") for text in map(str, await texts(house, again.turn)))
         assert is_balanced(await house.store.read(messages.history, session))

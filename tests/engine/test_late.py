@@ -10,11 +10,11 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core, core
-from tests.deeds import until
+from tests.effects import until
 from tidegate.agent import is_balanced
 from tidegate.commands import build
-from tidegate.sessions import changes
-from tidegate.sessions.ending import NotYet, Write
+from tidegate.sessions import operations
+from tidegate.sessions.lifecycle import NotYet, Write
 from tidegate.store import SessionRow, messages, search, sessions
 from tidegate.tools import ToolContext, Toolset, tool
 from tidegate.values import Accepted, Event, MessageAdded, Notice, TurnEnded
@@ -185,7 +185,7 @@ async def test_a_conversation_that_begins_with_such_a_transcript_is_legal_and_it
     async with core(home, **held.options(model)) as house:
         running, _ = await held.begin(house)
         await house.door.end(running.session, ANNA, "new")
-        again, is_new = await changes.resume(house.door, running.session, ANNA)
+        again, is_new = await operations.resume(house.door, running.session, ANNA)
         assert is_new
         outcome = await house.say("[say welcome back]", name=None, session=again)
         assert outcome.text == "welcome back"

@@ -8,7 +8,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core
-from tests.deeds import Deeds, asked, until
+from tests.effects import Deeds, asked, until
 from tests.tasks import delegating, task
 from tidegate.values import Accepted
 

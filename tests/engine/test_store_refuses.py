@@ -11,9 +11,9 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core, core
 from tests.logs import capture_logs
-from tests.store.making import bulk, new_session, new_turn
+from tests.store.rows import bulk, new_session, new_turn
 from tidegate.engine import describe
-from tidegate.engine.failures import BUSY
+from tidegate.engine.turn_failures import BUSY
 from tidegate.errors import StoreBusy, StoreFailed, StoreFull, TooLarge
 from tidegate.store import Db, messages, turns
 from tidegate.values import Message, Outcome

@@ -13,7 +13,7 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests import core
 from tests.fixtures import home, model  # noqa: F401
-from tests.gateway.running import WAIT, Gateway, gateway
+from tests.gateway.process import WAIT, Gateway, gateway
 from tidegate.gateway import ask
 
 pytestmark = pytest.mark.anyio

@@ -15,7 +15,7 @@ from urllib.request import Request, urlopen
 import apsw
 import pytest
 
-from tests.gateway.running import WAIT, Gateway, gateway, tidegate
+from tests.gateway.process import WAIT, Gateway, gateway, tidegate
 from tests.gateway.test_interrupted import OWN, begin, ended
 
 SETTINGS = """

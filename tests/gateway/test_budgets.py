@@ -13,7 +13,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from bench.subjects import ScriptedModel
-from tests.gateway.running import WAIT, Gateway, gateway, tidegate
+from tests.gateway.process import WAIT, Gateway, gateway, tidegate
 
 PRICE = "price_input = 1000\nprice_output = 1000\n"
 

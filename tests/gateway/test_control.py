@@ -13,8 +13,8 @@ from anyio import to_thread
 
 from tidegate.errors import NotFound, TidegateError
 from tidegate.gateway import ControlUnanswered, ask
-from tidegate.gateway.ask import FolderPath
 from tidegate.gateway.control import Control
+from tidegate.gateway.control_client import FolderPath
 from tidegate.lifetimes import Scope
 
 pytestmark = pytest.mark.anyio

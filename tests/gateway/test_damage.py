@@ -23,7 +23,7 @@ from urllib.error import HTTPError
 import apsw
 import pytest
 
-from tests.gateway.running import WAIT, Gateway, environment, gateway, tidegate
+from tests.gateway.process import WAIT, Gateway, environment, gateway, tidegate
 from tidegate.gateway import ask, holder_of
 
 PAGE = 4096

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.gateway.running import WAIT, Gateway, gateway, tidegate
+from tests.gateway.process import WAIT, Gateway, gateway, tidegate
 from tidegate.gateway import ask
 
 DESCRIPTORS = 96

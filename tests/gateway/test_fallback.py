@@ -12,8 +12,8 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from tests.gateway.running import WAIT, Gateway, tidegate
-from tests.moody import FORMATS, KEY, Moody, toml
+from tests.gateway.process import WAIT, Gateway, tidegate
+from tests.random_model import FORMATS, KEY, Moody, toml
 
 pytestmark = pytest.mark.anyio
 

@@ -13,7 +13,7 @@ from urllib.error import HTTPError
 
 import pytest
 
-from tests.gateway.running import Gateway, gateway
+from tests.gateway.process import Gateway, gateway
 
 ALLOWED = "127.0.0.2"
 SETTINGS = f"""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.cli.terminal import CTRL_C, at_terminal
-from tests.gateway.running import WAIT, Gateway, gateway, tidegate
+from tests.gateway.process import WAIT, Gateway, gateway, tidegate
 
 SETTINGS = """
 [models.main]

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from tidegate.gateway.allocator import interpreter_free
-from tidegate.gateway.memory import MemoryReport, kernel_figures, private_bytes
+from tidegate.gateway.memory.allocator import interpreter_free
+from tidegate.gateway.memory.report import MemoryReport, kernel_figures, private_bytes
 from tidegate.lifetimes import Holding, Ledger, Scope
 
 MANY = 40 << 20
@@ -74,8 +74,8 @@ def test_private_memory_is_what_the_kernel_says() -> None:
 
 
 BURST = """
-from tidegate.gateway.allocator import native_free, trim
-from tidegate.gateway.memory import private_bytes
+from tidegate.gateway.memory.allocator import native_free, trim
+from tidegate.gateway.memory.report import private_bytes
 
 before = native_free()
 burst = [bytearray(2000) for _ in range(40_000)]
@@ -98,7 +98,7 @@ def test_what_a_burst_left_free_is_told_and_given_back() -> None:
 
 HOLES = """
 import sys
-from tidegate.gateway.allocator import native_free, tune
+from tidegate.gateway.memory.allocator import native_free, tune
 
 if "tuned" in sys.argv:
     assert tune()

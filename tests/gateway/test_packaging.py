@@ -15,7 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.gateway.running import WAIT, environment, gateway
+from tests.gateway.process import WAIT, environment, gateway
 from tidegate import __version__
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.lifetimes.residents import Clock, Tenant, building, settled
 from tests.logs import capture_logs
-from tidegate.gateway.ceiling import Ceiling
-from tidegate.gateway.pressure import GROWN, LOW, REST_SECONDS, STALLED, Pressure
+from tidegate.gateway.memory.memory_limit import Ceiling
+from tidegate.gateway.memory.pressure import GROWN, LOW, REST_SECONDS, STALLED, Pressure
 from tidegate.lifetimes import Presence, Scope
 
 pytestmark = pytest.mark.anyio

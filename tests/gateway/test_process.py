@@ -14,7 +14,7 @@ import apsw
 import psutil
 import pytest
 
-from tests.gateway.running import TIDEGATE, WAIT, Gateway, environment, gateway, tidegate
+from tests.gateway.process import TIDEGATE, WAIT, Gateway, environment, gateway, tidegate
 from tidegate.gateway import ask, holder_of
 
 SLOW_STOP = "[limits]\nshutdown_seconds = 60\n"

@@ -4,8 +4,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from tests.gateway.running import gateway
-from tests.store.making import said
+from tests.gateway.process import gateway
+from tests.store.rows import said
 from tidegate.store import Db, Store, messages, sessions
 from tidegate.values import Message
 

@@ -15,8 +15,18 @@ from urllib.error import HTTPError
 import pytest
 
 from bench.subjects import ScriptedModel
-from tests.gateway.running import WAIT, Gateway, environment, gateway, tidegate
-from tidegate.models.recording.file import BODY_BYTES, FILE_BYTES, Answered, Asked, End, Event, MiB, Stopped, events
+from tests.gateway.process import WAIT, Gateway, environment, gateway, tidegate
+from tidegate.models.recording.recording_file import (
+    BODY_BYTES,
+    FILE_BYTES,
+    Answered,
+    Asked,
+    End,
+    Event,
+    MiB,
+    Stopped,
+    events,
+)
 from tidegate.security import Redactor, Secret
 
 KEY = "canary-of-the-key-8d1f"
@@ -246,7 +256,7 @@ def test_the_demo_model_makes_no_traffic_and_that_is_said(tmp_path: Path) -> Non
 def test_a_gateway_that_does_not_record_pays_nothing_for_it() -> None:
     """Not even an import."""
     loaded = "[name for name in sys.modules if name.startswith('tidegate.models.recording')]"
-    code = f"import sys, tidegate.gateway.house; print({loaded})"
+    code = f"import sys, tidegate.gateway.gateway; print({loaded})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=True)
     assert done.stdout.strip() == "[]"
 

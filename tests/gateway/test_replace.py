@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from tests.gateway.running import WAIT, Gateway, gateway, tidegate
+from tests.gateway.process import WAIT, Gateway, gateway, tidegate
 from tests.gateway.test_lock import HOLD, Holding
 from tidegate.gateway import ask, holder_of
 from tidegate.gateway.lock import TAKEOVER_NAME

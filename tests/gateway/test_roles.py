@@ -9,7 +9,7 @@ from urllib.error import HTTPError
 
 import pytest
 
-from tests.gateway.running import WAIT, Gateway, gateway, tidegate
+from tests.gateway.process import WAIT, Gateway, gateway, tidegate
 
 pytestmark = pytest.mark.sandbox
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway.running import tidegate
+from tests.gateway.process import tidegate
 from tidegate.gateway import Unready, examine
 
 

@@ -8,9 +8,9 @@ from urllib.error import HTTPError
 import anyio
 import pytest
 
-from tests.gateway.running import Gateway, tidegate
+from tests.gateway.process import Gateway, tidegate
 from tests.gateway.test_fallback import away, running
-from tests.moody import FORMATS, KEY, NAMES, Moody, toml
+from tests.random_model import FORMATS, KEY, NAMES, Moody, toml
 
 pytestmark = pytest.mark.anyio
 

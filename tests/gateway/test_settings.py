@@ -15,7 +15,7 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tidegate.errors import StoreFailed
 from tidegate.gateway import examine
-from tidegate.gateway.house import House
+from tidegate.gateway.gateway import House
 from tidegate.store import Db
 
 pytestmark = pytest.mark.anyio

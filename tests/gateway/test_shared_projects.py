@@ -14,9 +14,9 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.cli.terminal import at_terminal
 from tests.core import settings
-from tests.gateway.running import WAIT, Gateway, tidegate
+from tests.gateway.process import WAIT, Gateway, tidegate
 from tests.gateway.test_skills import away, bodies, running
-from tests.skills.making import skill
+from tests.skills.skill_folders import skill
 from tests.workspaces.test_protection import git, give
 
 pytestmark = [pytest.mark.anyio, pytest.mark.sandbox]

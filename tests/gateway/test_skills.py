@@ -16,8 +16,8 @@ from anyio import to_thread
 
 from bench.scripted_model import ScriptedModel
 from tests.core import settings
-from tests.gateway.running import WAIT, Gateway, environment, tidegate
-from tests.skills.making import skill
+from tests.gateway.process import WAIT, Gateway, environment, tidegate
+from tests.skills.skill_folders import skill
 from tidegate.gateway import Unready, examine
 
 T = TypeVar("T")
@@ -143,9 +143,9 @@ def test_commands_may_be_shown_the_owners_skills(tmp_path: Path) -> None:
 def test_a_gateway_without_skills_loads_nothing_of_them(tmp_path: Path) -> None:
     """L22: nor does one with skills load the reader of YAML before there is something to read."""
     code = (
-        "import sys; from pathlib import Path; import tidegate.gateway.house; from tidegate.gateway import examine; "
+        "import sys; from pathlib import Path; import tidegate.gateway.gateway; from tidegate.gateway import examine; "
         "examine(Path(sys.argv[1])); "
-        "print(*(name for name in ('tidegate.skills', 'tidegate.sessions.skills', 'yaml') if name in sys.modules))"
+        "print(*(name for name in ('tidegate.skills', 'tidegate.turns.skill_reader', 'yaml') if name in sys.modules))"
     )
 
     def loaded(home: Path) -> str:

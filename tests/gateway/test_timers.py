@@ -7,9 +7,9 @@ import aiohttp
 import anyio
 import pytest
 
-from tests.gateway.running import WAIT, gateway
-from tidegate.gateway.house import House
-from tidegate.web.health import LAG_ALLOWED, LAG_EVERY
+from tests.gateway.process import WAIT, gateway
+from tidegate.gateway.gateway import House
+from tidegate.web.app.health import LAG_ALLOWED, LAG_EVERY
 
 CHORES = {
     *("sweep", "expire", "recover", "index", "questions", "tidy", "learn"),

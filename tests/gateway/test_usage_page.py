@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.gateway.running import WAIT, environment, gateway
+from tests.gateway.process import WAIT, environment, gateway
 from tidegate.config import BudgetSettings, read
 from tidegate.config.settings import settings_of
 

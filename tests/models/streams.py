@@ -5,7 +5,7 @@ from collections.abc import Callable
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from tidegate.models.answer import Answer, AnswerBroken, AnswerError
+from tidegate.models.formats.answer import Answer, AnswerBroken, AnswerError
 from tidegate.values import Message
 
 New = Callable[[list[str]], Answer]

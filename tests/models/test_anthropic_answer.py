@@ -23,10 +23,10 @@ from tests.models.anthropic_streams import (
     thinking,
     tool,
 )
-from tidegate.models.answer import AnswerBroken, AnswerError
-from tidegate.models.anthropic.answer import AnthropicAnswer
-from tidegate.models.anthropic.wire import AnthropicWire
-from tidegate.models.facts import Facts
+from tidegate.models.catalog.facts import Facts
+from tidegate.models.formats.answer import AnswerBroken, AnswerError
+from tidegate.models.formats.anthropic.messages_answer import AnthropicAnswer
+from tidegate.models.formats.anthropic.messages_wire import AnthropicWire
 from tidegate.values import Message, Usage
 
 MODEL = "claude-opus-5-5"

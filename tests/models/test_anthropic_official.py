@@ -30,10 +30,10 @@ from tests.models.test_anthropic_wire import (
     thinking_message,
 )
 from tidegate.errors import ModelFailed
-from tidegate.models.answer import AnswerError
-from tidegate.models.anthropic.answer import AnthropicAnswer
-from tidegate.models.anthropic.messages import Anthropic
-from tidegate.models.anthropic.wire import AnthropicWire
+from tidegate.models.formats.answer import AnswerError
+from tidegate.models.formats.anthropic.messages import Anthropic
+from tidegate.models.formats.anthropic.messages_answer import AnthropicAnswer
+from tidegate.models.formats.anthropic.messages_wire import AnthropicWire
 from tidegate.values import Call, Message, Prefix, ToolDefinition
 
 SECONDS = 20

@@ -10,11 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.errors import ModelFailed
-from tidegate.models.anthropic.call import BUDGETS, LEAST_BUDGET
-from tidegate.models.anthropic.messages import SAMPLED_VERSION, VERSION, Anthropic
-from tidegate.models.anthropic.wire import NO_BEGINNING, NO_MESSAGE, NO_OUTPUT, UNREADABLE, AnthropicWire
-from tidegate.models.facts import Facts
-from tidegate.models.telling import aside
+from tidegate.models.catalog.facts import Facts
+from tidegate.models.formats.anthropic.messages import SAMPLED_VERSION, VERSION, Anthropic
+from tidegate.models.formats.anthropic.messages_parameters import BUDGETS, LEAST_BUDGET
+from tidegate.models.formats.anthropic.messages_wire import (
+    NO_BEGINNING,
+    NO_MESSAGE,
+    NO_OUTPUT,
+    UNREADABLE,
+    AnthropicWire,
+)
+from tidegate.models.formats.request_text import aside
 from tidegate.values import Call, Carried, Media, Message, Prefix, ToolCall, ToolDefinition
 
 MODEL = "claude-opus-5-5"

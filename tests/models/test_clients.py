@@ -9,8 +9,8 @@ import pytest
 
 from tests.models.support import PREFIX, Listener, ScriptedModel, ask, configured
 from tidegate.models import Clients
-from tidegate.models.network.clients import Origin
-from tidegate.models.network.connection import Waits
+from tidegate.models.http.clients import Origin
+from tidegate.models.http.connection import Waits
 from tidegate.values import Call, Message
 
 pytestmark = pytest.mark.anyio

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from tests.models.support import ask as said
 from tests.models.support import configured
-from tidegate.models.network.address import Address
-from tidegate.models.network.clients import Clients, Origin
-from tidegate.models.network.connection import FRAME_BYTES, READ_AHEAD_BYTES, WHOLE_BYTES, LinkFailed, Response, Waits
+from tidegate.models.http.address import Address
+from tidegate.models.http.clients import Clients, Origin
+from tidegate.models.http.connection import FRAME_BYTES, READ_AHEAD_BYTES, WHOLE_BYTES, LinkFailed, Response, Waits
 
 pytestmark = pytest.mark.anyio
 

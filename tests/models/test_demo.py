@@ -13,9 +13,9 @@ from tests.models.support import PREFIX, Listener, ask, encoded_by
 from tidegate.config import ModelSettings
 from tidegate.errors import ModelFailed
 from tidegate.models import Clients, Model, Models
-from tidegate.models.demo import FACTS
-from tidegate.models.demo_script import CONFIGURE, GREETING, HELP, HIGHEST_COUNT, read_request, reply
-from tidegate.models.openai.chat_wire import OpenAIWire
+from tidegate.models.demo.model import FACTS
+from tidegate.models.demo.script import CONFIGURE, GREETING, HELP, HIGHEST_COUNT, read_request, reply
+from tidegate.models.formats.openai.chat_wire import OpenAIWire
 from tidegate.security import Secret
 from tidegate.values import Call, Message, Prefix, ToolCall, ToolDefinition
 

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from tests.spool.sounds import wav
-from tidegate.models.demo import FACTS
-from tidegate.models.demo_script import read_request, reply
-from tidegate.models.openai.chat_wire import OpenAIWire
+from tidegate.models.demo.model import FACTS
+from tidegate.models.demo.script import read_request, reply
+from tidegate.models.formats.openai.chat_wire import OpenAIWire
 from tidegate.values import Media, Message, ToolCall
 
 WIRE = OpenAIWire("demo", FACTS)

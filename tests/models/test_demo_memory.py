@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tidegate.models import NOTES_TASK
-from tidegate.models.demo_script import Reply, read_request, reply
+from tidegate.models.demo.script import Reply, read_request, reply
 
 PAGE = (Path(__file__).parents[2] / "docs" / "demo-model.md").read_text()
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("remember", "forget")]

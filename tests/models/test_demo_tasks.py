@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from tidegate.models.demo_script import read_request as read
-from tidegate.models.demo_script import reply
+from tidegate.models.demo.script import read_request as read
+from tidegate.models.demo.script import reply
 
 TOOLS = [{"type": "function", "function": {"name": "delegate", "parameters": {}}}]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tidegate.config import Config, ModelSettings, read
-from tidegate.models.catalogue import Catalogue
-from tidegate.models.facts import UNKNOWN_OUTPUT, UNKNOWN_WINDOW
+from tidegate.models.catalog.catalog import Catalogue
+from tidegate.models.catalog.facts import UNKNOWN_OUTPUT, UNKNOWN_WINDOW
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "models.md").read_text()

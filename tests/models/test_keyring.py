@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from tests.logs import capture_logs
 from tests.models.support import ANSWER_BYTES, Listener, ScriptedModel, Slept, ask, settings
-from tests.models.test_resting import Clock, failure
+from tests.models.test_cooldown import Clock, failure
 from tidegate.errors import ModelFailed, ModelKind
 from tidegate.models import Clients, Model, Models, Patience
-from tidegate.models.keyring import ROTATED, Key, KeyRing
-from tidegate.models.resting import REST_SECONDS, Rests
+from tidegate.models.http.cooldown import REST_SECONDS, Rests
+from tidegate.models.http.keyring import ROTATED, Key, KeyRing
 from tidegate.security import Secret
 
 pytestmark = pytest.mark.anyio

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.models.streams import broken_in_any_way, cut_everywhere, outcome
-from tidegate.models.answer import DEPTH, AnswerBroken, AnswerError
-from tidegate.models.counts import TOKENS
-from tidegate.models.facts import Facts
-from tidegate.models.openai.chat_answer import ChatAnswer
-from tidegate.models.openai.chat_wire import API, OpenAIWire
-from tidegate.models.streamed import CALLS
+from tidegate.models.catalog.facts import Facts
+from tidegate.models.formats.answer import DEPTH, AnswerBroken, AnswerError
+from tidegate.models.formats.openai.chat_answer import ChatAnswer
+from tidegate.models.formats.openai.chat_wire import API, OpenAIWire
+from tidegate.models.formats.stream_answer import CALLS
+from tidegate.models.formats.token_counts import TOKENS
 from tidegate.values import Message, ToolCall, Usage
 
 WIRE = OpenAIWire("m", Facts(thinking="effort"))

@@ -5,7 +5,7 @@ import asyncio
 import anyio
 import pytest
 
-from tests.models.raw import HEAD, WAIT, answering
+from tests.models.raw_server import HEAD, WAIT, answering
 from tests.models.support import (
     ANSWER_BYTES,
     CANARY,
@@ -17,8 +17,8 @@ from tests.models.support import (
     configured,
 )
 from tidegate.errors import ModelFailed
-from tidegate.models import asking
-from tidegate.models.retry import LONGEST_WISH
+from tidegate.models.http import http_model
+from tidegate.models.http.retry import LONGEST_WISH
 from tidegate.values import Call, Message, Prefix, ToolCall
 
 pytestmark = pytest.mark.anyio
@@ -353,7 +353,7 @@ class OneAnswer:
 
 async def test_an_endpoint_that_stops_reading_a_long_request_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """L10: there is no silence to go by while something is sent, so that sending has a deadline of its own."""
-    monkeypatch.setattr(asking, "UPLOAD_BYTES_PER_SECOND", 1 << 30)
+    monkeypatch.setattr(http_model, "UPLOAD_BYTES_PER_SECOND", 1 << 30)
     done = asyncio.Event()
 
     async def serve(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -18,12 +18,12 @@ from pydantic_core import SchemaValidator
 from tests.models import recordings as recorded
 from tests.models.streams import outcome
 from tests.models.transcripts import groups, prefixes, users
-from tidegate.models.answer import Answer, AnswerError
-from tidegate.models.facts import Facts
-from tidegate.models.openai.chat_answer import ChatAnswer
-from tidegate.models.openai.chat_wire import OpenAIWire
-from tidegate.models.openai.responses_answer import BETWEEN_MESSAGES, ResponsesAnswer
-from tidegate.models.openai.responses_wire import ResponsesWire
+from tidegate.models.catalog.facts import Facts
+from tidegate.models.formats.answer import Answer, AnswerError
+from tidegate.models.formats.openai.chat_answer import ChatAnswer
+from tidegate.models.formats.openai.chat_wire import OpenAIWire
+from tidegate.models.formats.openai.responses_answer import BETWEEN_MESSAGES, ResponsesAnswer
+from tidegate.models.formats.openai.responses_wire import ResponsesWire
 from tidegate.values import Call, Media, Message, Prefix, ToolDefinition
 
 pytestmark = pytest.mark.anyio

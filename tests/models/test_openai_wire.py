@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.models.transcripts import carrying, groups, prefixes, texts
 from tidegate.errors import ModelFailed
-from tidegate.models.facts import Facts
-from tidegate.models.openai.chat import OpenAIChat
-from tidegate.models.openai.chat_wire import API, CALL_ID_CHARACTERS, OpenAIWire, Wanted
-from tidegate.models.telling import ASIDE_HEADING
+from tidegate.models.catalog.facts import Facts
+from tidegate.models.formats.openai.chat import OpenAIChat
+from tidegate.models.formats.openai.chat_wire import API, CALL_ID_CHARACTERS, OpenAIWire, Wanted
+from tidegate.models.formats.request_text import ASIDE_HEADING
 from tidegate.values import Call, Carried, Message, Prefix, ToolCall, ToolDefinition
 
 FACTS = Facts(vision=True, audio=True, thinking="effort", efforts=("none", "low", "medium", "high", "xhigh"))

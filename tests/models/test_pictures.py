@@ -16,10 +16,10 @@ from bench.scripted.refusal import Refusal
 from bench.scripted_model import ScriptedModel
 from tests.models.support import ask, configured
 from tests.models.test_scripted_model import calling, post, result
-from tidegate.models.demo_script import read_request, reply
-from tidegate.models.facts import Facts
-from tidegate.models.openai.chat_wire import OpenAIWire
-from tidegate.models.telling import ASIDE_HEADING
+from tidegate.models.catalog.facts import Facts
+from tidegate.models.demo.script import read_request, reply
+from tidegate.models.formats.openai.chat_wire import OpenAIWire
+from tidegate.models.formats.request_text import ASIDE_HEADING
 from tidegate.values import Media, Message
 
 pytestmark = pytest.mark.anyio

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.models.tapes import lines_of, written
+from tests.models.recording_files import lines_of, written
 from tidegate.errors import Misconfigured
-from tidegate.models.recording.file import Answered, Asked, Event, Opening, Piece, Stopped, digest, line
+from tidegate.models.recording.recording_file import Answered, Asked, Event, Opening, Piece, Stopped, digest, line
 from tidegate.models.recording.replayer import Replayer
 from tidegate.security import Redactor
 

@@ -11,23 +11,15 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.logs import capture_logs
-from tests.models.raw import answering
+from tests.models.raw_server import answering
+from tests.models.recording_files import REDACTOR, WAIT, lines_of, outcome, read, recording, replaying
 from tests.models.support import CANARY, ask, configured
-from tests.models.tapes import (
-    REDACTOR,
-    WAIT,
-    lines_of,
-    outcome,
-    read,
-    recording,
-    replaying,
-)
 from tidegate.errors import Misconfigured, ModelFailed
 from tidegate.models import Clients
-from tidegate.models.recording import pen as pens
-from tidegate.models.recording.file import Answered, Asked, Event, Stopped
-from tidegate.models.recording.pen import Pen
+from tidegate.models.recording import writer as pens
 from tidegate.models.recording.recorder import Recorder
+from tidegate.models.recording.recording_file import Answered, Asked, Event, Stopped
+from tidegate.models.recording.writer import Pen
 from tidegate.security import HIDDEN, Redactor
 
 

@@ -7,13 +7,13 @@ import anyio
 import pytest
 
 from bench.scripted_model import ScriptedModel
+from tests.models.recording_files import NOWHERE, asked, opened, outcome, recording, replaying, send, written
 from tests.models.support import ANSWER_BYTES, CANARY, Slept, ask, settings
-from tests.models.tapes import NOWHERE, asked, opened, outcome, recording, replaying, send, written
 from tidegate.errors import ModelFailed
 from tidegate.models import Models
-from tidegate.models.network.clients import Origin
-from tidegate.models.network.connection import LinkFailed, Waits
-from tidegate.models.recording.file import Answered, Event, Piece
+from tidegate.models.http.clients import Origin
+from tidegate.models.http.connection import LinkFailed, Waits
+from tidegate.models.recording.recording_file import Answered, Event, Piece
 from tidegate.security import Secret
 from tidegate.values import Message
 

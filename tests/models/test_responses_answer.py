@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from tests.models import recordings as recorded
 from tests.models.streams import broken_in_any_way, cut_everywhere, outcome
-from tidegate.models.answer import DEPTH, AnswerBroken, AnswerError
-from tidegate.models.facts import Facts
-from tidegate.models.openai.responses_answer import BETWEEN_MESSAGES, ITEMS, ResponsesAnswer
-from tidegate.models.openai.responses_wire import API, ResponsesWire
-from tidegate.models.streamed import CALLS
+from tidegate.models.catalog.facts import Facts
+from tidegate.models.formats.answer import DEPTH, AnswerBroken, AnswerError
+from tidegate.models.formats.openai.responses_answer import BETWEEN_MESSAGES, ITEMS, ResponsesAnswer
+from tidegate.models.formats.openai.responses_wire import API, ResponsesWire
+from tidegate.models.formats.stream_answer import CALLS
 from tidegate.values import Message, ToolCall, Usage
 
 WIRE = ResponsesWire("m", Facts(thinking="effort"))

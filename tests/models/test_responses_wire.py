@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from tests.models.transcripts import carrying, groups, prefixes, texts
 from tidegate.errors import ModelFailed
-from tidegate.models.facts import Facts
+from tidegate.models.catalog.facts import Facts
+from tidegate.models.formats.call_names import call_name
+from tidegate.models.formats.openai.responses import OpenAIResponses
+from tidegate.models.formats.openai.responses_wire import API, CALL_ID_CHARACTERS, Kept, ResponsesWire
+from tidegate.models.formats.request_text import ASIDE_HEADING
 from tidegate.models.interface import Encoded
-from tidegate.models.naming import call_name
-from tidegate.models.openai.responses import OpenAIResponses
-from tidegate.models.openai.responses_wire import API, CALL_ID_CHARACTERS, Kept, ResponsesWire
-from tidegate.models.telling import ASIDE_HEADING
 from tidegate.values import Call, Carried, Media, Message, Prefix, ToolCall, ToolDefinition
 
 FACTS = Facts(vision=True, audio=True, thinking="effort", efforts=("none", "low", "high"))

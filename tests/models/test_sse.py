@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.models.sse import EVENT_BYTES, Events, EventTooLarge
+from tidegate.models.http.sse import EVENT_BYTES, Events, EventTooLarge
 
 payloads = st.lists(st.binary(min_size=1, max_size=20).filter(lambda b: not set(b) & {10, 13}), max_size=6)
 

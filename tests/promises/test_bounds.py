@@ -8,7 +8,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, core
-from tests.house import house as whole_house
+from tests.in_process import house as whole_house
 from tests.logs import capture_logs
 from tests.web.asking import call
 from tidegate.commands import build

@@ -14,8 +14,8 @@ from tests.core import ANNA, WAIT, Core, core
 from tidegate.agent import is_balanced
 from tidegate.commands import build
 from tidegate.errors import Conflict, NotFound
-from tidegate.sessions import changes
-from tidegate.sessions.ending import Write
+from tidegate.sessions import operations
+from tidegate.sessions.lifecycle import Write
 from tidegate.store import Db, SessionRow, messages, sessions
 from tidegate.tools import ToolContext, Toolset, tool
 from tidegate.values import Accepted
@@ -216,18 +216,18 @@ async def test_nothing_can_be_done_to_an_ended_session_but_look_resume_and_delet
             lambda: house.accept("two", name=None, session=outcome.session),
             lambda: house.accept("two", name=None, session=outcome.session, busy="steer"),
             lambda: house.accept("two", name=None, session=outcome.session, busy="interrupt"),
-            lambda: changes.set_setting(door, outcome.session, ANNA, "model", "other", source="command"),
-            lambda: changes.set_title(door, outcome.session, ANNA, "a title"),
-            lambda: changes.undo(door, outcome.session, ANNA),
-            lambda: changes.retry(door, outcome.session, ANNA),
-            lambda: changes.reload(door, outcome.session, ANNA),
+            lambda: operations.set_setting(door, outcome.session, ANNA, "model", "other", source="command"),
+            lambda: operations.set_title(door, outcome.session, ANNA, "a title"),
+            lambda: operations.undo(door, outcome.session, ANNA),
+            lambda: operations.retry(door, outcome.session, ANNA),
+            lambda: operations.reload(door, outcome.session, ANNA),
         ):
             with pytest.raises(Conflict, match="ended"):
                 await attempt()
         assert await door.stop(outcome.session, ANNA) is None
-        resumed, _ = await changes.resume(door, outcome.session, ANNA)
+        resumed, _ = await operations.resume(door, outcome.session, ANNA)
         await house.say("on", name=None, session=resumed)
-        await changes.undo(door, resumed, ANNA)
+        await operations.undo(door, resumed, ANNA)
         assert [line async for line in door.export(outcome.session, ANNA)] == exported
         await door.delete(outcome.session, ANNA)
         assert len((await door.transcript(resumed, ANNA)).rows) == 2

@@ -11,10 +11,10 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, BERT, WAIT, core
-from tests.house import house as whole_house
+from tests.in_process import house as whole_house
 from tests.web.asking import call, chat
 from tidegate.errors import NotFound
-from tidegate.sessions import Sessions, changes
+from tidegate.sessions import Sessions, operations
 from tidegate.tools import ToolContext, Toolset, tool
 
 pytestmark = pytest.mark.anyio
@@ -75,13 +75,13 @@ async def test_a_tool_sees_the_session_it_works_for_and_no_other(home: Path, mod
 
 
 ATTEMPTS: dict[str, Callable[[Sessions, str], Awaitable[Any]]] = {
-    "set": lambda door, id: changes.set_setting(door, id, BERT, "model", "other", source="command"),
-    "clear": lambda door, id: changes.clear_setting(door, id, BERT, "model"),
-    "title": lambda door, id: changes.set_title(door, id, BERT, "mine"),
-    "undo": lambda door, id: changes.undo(door, id, BERT),
-    "retry": lambda door, id: changes.retry(door, id, BERT),
-    "reload": lambda door, id: changes.reload(door, id, BERT),
-    "resume": lambda door, id: changes.resume(door, id, BERT),
+    "set": lambda door, id: operations.set_setting(door, id, BERT, "model", "other", source="command"),
+    "clear": lambda door, id: operations.clear_setting(door, id, BERT, "model"),
+    "title": lambda door, id: operations.set_title(door, id, BERT, "mine"),
+    "undo": lambda door, id: operations.undo(door, id, BERT),
+    "retry": lambda door, id: operations.retry(door, id, BERT),
+    "reload": lambda door, id: operations.reload(door, id, BERT),
+    "resume": lambda door, id: operations.resume(door, id, BERT),
 }
 
 
@@ -90,7 +90,7 @@ async def test_nobody_changes_another_principals_conversation(home: Path, model:
     """X06: it does not exist for him, live or ended, and nothing of it has changed."""
     async with core(home, model=model) as house:
         outcome = await house.say("private")
-        await changes.set_setting(house.door, outcome.session, ANNA, "model", "main", source="command")
+        await operations.set_setting(house.door, outcome.session, ANNA, "model", "main", source="command")
         if ended:
             await house.door.end(outcome.session, ANNA, "new")
         before = await house.door.session(outcome.session, ANNA)

@@ -13,9 +13,9 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from tests.gateway.running import WAIT, Gateway, gateway, tidegate
+from tests.gateway.process import WAIT, Gateway, gateway, tidegate
 from tidegate.gateway import ask, holder_of
-from tidegate.gateway.house import House
+from tidegate.gateway.gateway import House
 
 
 def _until(running: Gateway, true: Callable[[Any], bool]) -> None:

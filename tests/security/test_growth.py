@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from tests.growth import LINEAR, growth, ratio
+from tests.scaling import LINEAR, growth, ratio
 from tidegate.errors import ToolFailed
-from tidegate.models import complaints, failures
-from tidegate.models.repair import _without_usage, repaired
-from tidegate.models.sse import Events
+from tidegate.models.formats.json_repair import _without_usage, repaired
+from tidegate.models.http import endpoint_failures, error_body
+from tidegate.models.http.sse import Events
 from tidegate.security import Redactor, Secret
 from tidegate.security.policy import Action, parse
 from tidegate.skills import Unfit, frontmatter
-from tidegate.tools.egress import content_type
-from tidegate.tools.files.editing import replaced
-from tidegate.tools.search import SearXNG
-from tidegate.web.decoding import _is_crowded, refuse_duplicates
-from tidegate.web.wording import refusal
+from tidegate.tools.files.edit import replaced
+from tidegate.tools.web.http_access import content_type
+from tidegate.tools.web.search_engines import SearXNG
+from tidegate.web.app.request_body import _is_crowded, refuse_duplicates
+from tidegate.web.app.validation_errors import refusal
 from tidegate.workspaces.files.globs import Glob
 
 KIB, MIB = 1024, 1024 * 1024
@@ -64,9 +64,9 @@ READERS: dict[str, tuple[Callable[[Any], object], Any, int]] = {
     "tokens that look like keys": (REDACT, "-eyJ", 64 * KIB),
     "addresses with a password": (REDACT, "://a:b", MIB // 8),
     "the beginning of a secret": (REDACT, "a" * 39 + "b", MIB // 8),
-    "an error of an endpoint": (complaints.read, b'"try again in 1 ', 32 * KIB),
-    "a wait of an endpoint": (lambda text: complaints.wait_of({"retry-after": text}, 0), "1 ", 32 * KIB),
-    "reasoning in a complaint": (failures._REASONING.search, "thinking blocks ", 32 * KIB),
+    "an error of an endpoint": (error_body.read, b'"try again in 1 ', 32 * KIB),
+    "a wait of an endpoint": (lambda text: error_body.wait_of({"retry-after": text}, 0), "1 ", 32 * KIB),
+    "reasoning in a complaint": (endpoint_failures._REASONING.search, "thinking blocks ", 32 * KIB),
     "a rule with stars": (partial(permitted, "*a*a*a*a*b"), "a", MIB),
     "a rule with a long word": (partial(permitted, f"*{'a' * 50}b*"), "a", 64 * KIB),
     "commas within texts": (_is_crowded, b'"' + b"a, " * 1000 + b'",', MIB),

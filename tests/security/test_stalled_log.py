@@ -8,7 +8,7 @@ from urllib.error import HTTPError
 
 import pytest
 
-from tests.gateway.running import WAIT, Gateway
+from tests.gateway.process import WAIT, Gateway
 from tidegate.config import LogSettings
 from tidegate.log import Log
 from tidegate.security import Redactor, configure_logging

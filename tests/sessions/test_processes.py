@@ -13,10 +13,10 @@ import pytest
 from bench.scripted.script import OBEY
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core, core
-from tests.deeds import Deeds, asked, configured, results, until
-from tests.sessions.test_upkeep import run
+from tests.effects import Deeds, asked, configured, results, until
+from tests.sessions.test_maintenance import run
 from tests.workspaces.making import alive, token
-from tidegate.sessions import changes
+from tidegate.sessions import operations
 from tidegate.store import ProcessRow, processes, turns
 
 pytestmark = pytest.mark.anyio
@@ -252,7 +252,7 @@ async def test_a_turn_that_is_tried_again_has_the_rights_that_it_had(home: Path,
     async with working(home, model, deeds, "deny push channel:page") as house:
         await house.say("[say hello]", channel="http")
         outcome = await house.say(PUSH, channel="page")
-        accepted = await changes.retry(house.door, outcome.session, ANNA)
+        accepted = await operations.retry(house.door, outcome.session, ANNA)
         await house.answered(accepted.turn)
         again = await house.store.read(turns.get, accepted.turn)
         assert again is not None and again.channel == "page"

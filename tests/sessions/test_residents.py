@@ -11,10 +11,10 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core, core, settings
-from tests.deeds import until
+from tests.effects import until
 from tidegate.agent import Conversation
 from tidegate.lifetimes import Present
-from tidegate.sessions import changes
+from tidegate.sessions import operations
 from tidegate.store import messages, sessions
 from tidegate.values import Message, Prefix
 
@@ -113,14 +113,14 @@ async def test_what_has_changed_meanwhile_is_read_from_the_store(home: Path, mod
         await kept(house, session)
         match way:
             case "undo":
-                await changes.undo(house.door, session, ANNA)
+                await operations.undo(house.door, session, ANNA)
             case "said elsewhere":
                 said = Message(role="user", text="said elsewhere")
                 await house.store.write(
                     lambda db: messages.append(db, session=session, turn=None, step=None, message=said, now=1.0)
                 )
             case "other model":
-                await changes.set_setting(house.door, session, ANNA, "model", "other", source="command")
+                await operations.set_setting(house.door, session, ANNA, "model", "other", source="command")
         await house.say("on")
         said_now = [message["content"] for message in house.requests()[-1]["messages"]]
         assert ("to be undone" in said_now) == (way != "undo")
@@ -182,10 +182,10 @@ async def test_an_edit_of_prompt_or_tools_reaches_only_new_sessions(home: Path, 
         grows(model)
         new = await house.say("one", name="new talk")
         assert b"another test" in model.recorded[-1].body and b"read_file" not in model.recorded[-1].body
-        assert await changes.reload(house.door, old.session, ANNA)
+        assert await operations.reload(house.door, old.session, ANNA)
         await house.say("three")
         assert b"another test" in model.recorded[-1].body
-        assert not await changes.reload(house.door, new.session, ANNA)
+        assert not await operations.reload(house.door, new.session, ANNA)
 
 
 async def test_reasoning_changes_in_place(home: Path, model: ScriptedModel) -> None:
@@ -193,7 +193,7 @@ async def test_reasoning_changes_in_place(home: Path, model: ScriptedModel) -> N
     async with core(home, model=model) as house:
         outcome = await house.say("one")
         first = record(house, outcome.session).resident
-        await changes.set_setting(house.door, outcome.session, ANNA, "reasoning", "high", source="command")
+        await operations.set_setting(house.door, outcome.session, ANNA, "reasoning", "high", source="command")
         await house.say("two")
         assert record(house, outcome.session).resident is first
         assert house.requests()[-1]["reasoning_effort"] == "high"
@@ -207,14 +207,14 @@ async def test_another_model_makes_another_resident_and_leaves_other_sessions_al
         one, other = await house.say("one"), await house.say("one", name="other")
         kept = record(house, other.session).resident
         first = record(house, one.session).resident
-        await changes.set_setting(house.door, one.session, ANNA, "model", "other", source="command")
+        await operations.set_setting(house.door, one.session, ANNA, "model", "other", source="command")
         await house.say("two")
         assert house.requests()[-1]["model"] == "scripted-too"
         assert record(house, one.session).resident is not first
         assert record(house, other.session).resident is kept
         await house.say("two", name="other")
         assert house.requests()[-1]["model"] == "scripted"
-        await changes.clear_setting(house.door, one.session, ANNA, "model")
+        await operations.clear_setting(house.door, one.session, ANNA, "model")
         await house.say("three")
         assert house.requests()[-1]["model"] == "scripted"
 
@@ -229,7 +229,7 @@ async def test_the_same_model_configured_otherwise_under_another_name_is_another
     toml += '[agents.main]\nmodel = "main"\nprompt = "You are a test."\n'
     async with core(home, model=model, toml=toml) as house:
         cheap = await house.say("one")
-        await changes.set_setting(house.door, cheap.session, ANNA, "model", "dear", source="command")
+        await operations.set_setting(house.door, cheap.session, ANNA, "model", "dear", source="command")
         dear = await house.say("two")
         assert cheap.usage.cost == cheap.usage.tokens * 1000
         assert dear.usage.cost == dear.usage.tokens * 1000 * 1000
@@ -318,8 +318,8 @@ async def test_what_the_model_does_not_see_costs_no_resident(home: Path, model: 
     async with core(home, model=model) as house:
         outcome = await house.say("one")
         first = record(house, outcome.session).resident
-        await changes.set_title(house.door, outcome.session, ANNA, "a title")
-        assert not await changes.reload(house.door, outcome.session, ANNA)
+        await operations.set_title(house.door, outcome.session, ANNA, "a title")
+        assert not await operations.reload(house.door, outcome.session, ANNA)
         await house.say("two")
         assert record(house, outcome.session).resident is first
         assert house.door.presence.stats().unloads == {}
@@ -357,15 +357,15 @@ async def test_every_way_out_releases_the_resident(home: Path, model: ScriptedMo
         door = house.door
         match way:
             case "model":
-                await changes.set_setting(door, outcome.session, ANNA, "model", "other", source="command")
+                await operations.set_setting(door, outcome.session, ANNA, "model", "other", source="command")
                 await house.say("two")
             case "undo":
-                await changes.undo(door, outcome.session, ANNA)
+                await operations.undo(door, outcome.session, ANNA)
             case "retry":
-                await house.answered((await changes.retry(door, outcome.session, ANNA)).turn)
+                await house.answered((await operations.retry(door, outcome.session, ANNA)).turn)
             case "reload":
                 await house.store.write(sessions.refreeze, outcome.session, Prefix(prompt="Another."), 1)
-                await changes.reload(door, outcome.session, ANNA)
+                await operations.reload(door, outcome.session, ANNA)
             case "end":
                 await door.end(outcome.session, ANNA, "test")
             case "delete":

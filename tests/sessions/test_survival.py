@@ -20,9 +20,9 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import WAIT, core
-from tests.gateway.running import Gateway
-from tests.gateway.test_hands import own_number, processes_with
-from tests.house import House, house
+from tests.gateway.process import Gateway
+from tests.gateway.test_tools import own_number, processes_with
+from tests.in_process import House, house
 from tests.tasks import task
 from tidegate.agent import Conversation
 from tidegate.store import (
@@ -430,7 +430,9 @@ def is_built(sign: str) -> bool:
 def test_what_has_no_row_is_not_built() -> None:
     """V13: whoever builds one of these gives it a row."""
     assert [thing for thing, sign in NOT_BUILT.items() if is_built(sign)] == []
-    assert is_built("promise V12") and is_built("command /new") and is_built("file src/tidegate/store/notices.py")
+    assert (
+        is_built("promise V12") and is_built("command /new") and is_built("file src/tidegate/store/tables/notices.py")
+    )
     assert not set(TABLE) & set(NOT_BUILT)
 
 

@@ -7,7 +7,7 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, core
 from tidegate.errors import Refused
-from tidegate.sessions import changes, titles
+from tidegate.sessions import operations, titles
 
 pytestmark = pytest.mark.anyio
 
@@ -16,11 +16,11 @@ async def test_a_title_that_is_too_long_is_refused_and_never_cut(home: Path, mod
     """H20: the bound is named, and the title is as it was."""
     async with core(home, model=model) as house:
         session = (await house.say("hello")).session
-        await changes.set_title(house.door, session, ANNA, "  a\nline " + "x" * (titles.LONGEST - 7))
+        await operations.set_title(house.door, session, ANNA, "  a\nline " + "x" * (titles.LONGEST - 7))
         kept = (await house.door.session(session, ANNA)).title
         assert kept == "a line " + "x" * (titles.LONGEST - 7)
         with pytest.raises(Refused, match="201 characters and may have 200"):
-            await changes.set_title(house.door, session, ANNA, "x" * (titles.LONGEST + 1))
+            await operations.set_title(house.door, session, ANNA, "x" * (titles.LONGEST + 1))
         assert (await house.door.session(session, ANNA)).title == kept
 
 

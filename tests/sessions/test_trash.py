@@ -7,7 +7,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, Core, core
-from tests.sessions.test_upkeep import run
+from tests.sessions.test_maintenance import run
 from tidegate.store import workspaces
 from tidegate.workspaces.folders import used_bytes
 

@@ -10,7 +10,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, Core, core
-from tests.deeds import Deeds, ask, asked, asking, results, until
+from tests.effects import Deeds, ask, asked, asking, results, until
 from tests.sessions.test_residents import grows
 from tests.tasks import delegating, task
 from tidegate.agent import Conversation

@@ -6,12 +6,13 @@ from pathlib import Path
 import anyio.to_thread
 import pytest
 
-from tests.skills.making import Clock
+from tests.skills.skill_folders import Clock
 from tests.tools.contexts import bare
 from tidegate.config import AgentSettings, read
-from tidegate.gateway import skills as before_start
-from tidegate.sessions.skills import SkillReader
+from tidegate.gateway.preflight import skills as before_start
 from tidegate.skills import Library, Looker, ProjectFiles
+from tidegate.skills.discovery import IN_PROJECT
+from tidegate.skills.discovery_cache import LOOK_SECONDS
 from tidegate.skills.frontmatter import (
     FILE_BYTES,
     HEAD_CHARACTERS,
@@ -20,10 +21,9 @@ from tidegate.skills.frontmatter import (
     LONGEST_NAME,
 )
 from tidegate.skills.library import READ_BYTES
-from tidegate.skills.listing import LISTED_BYTES
-from tidegate.skills.looking import IN_PROJECT
-from tidegate.skills.looks import LOOK_SECONDS
-from tidegate.skills.project import PROJECT_BYTES
+from tidegate.skills.project_files import PROJECT_BYTES
+from tidegate.skills.prompt_listing import LISTED_BYTES
+from tidegate.turns.skill_reader import SkillReader
 
 pytestmark = pytest.mark.anyio
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "skills.md").read_text()

@@ -13,7 +13,7 @@ from tidegate.skills.frontmatter import (
     decoded,
     read,
 )
-from tidegate.skills.values import Skill
+from tidegate.skills.skill import Skill
 
 
 def head(text: str) -> str:

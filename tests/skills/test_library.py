@@ -8,9 +8,9 @@ import anyio.lowlevel
 import pytest
 
 from tests.logs import capture_logs
-from tests.skills.making import Clock, configured, skill
+from tests.skills.skill_folders import Clock, configured, skill
 from tidegate.skills import Library, Shelf, Unfit
-from tidegate.skills.looks import LOOK_SECONDS, For, Looks
+from tidegate.skills.discovery_cache import LOOK_SECONDS, For, Looks
 
 pytestmark = pytest.mark.anyio
 

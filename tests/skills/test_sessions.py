@@ -9,9 +9,9 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import core, settings
-from tests.house import house
-from tests.skills.making import skill
-from tidegate.skills import looks
+from tests.in_process import house
+from tests.skills.skill_folders import skill
+from tidegate.skills import discovery_cache
 from tidegate.store import sessions
 
 pytestmark = pytest.mark.anyio
@@ -40,7 +40,7 @@ def system(model: ScriptedModel) -> str:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Folders are looked at for each session that begins."""
-    monkeypatch.setattr(looks, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(discovery_cache, "LOOK_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("at_once")

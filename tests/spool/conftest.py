@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures import home, model
-from tests.spool.making import SESSION, spool_of
-from tests.store.making import new_session
+from tests.spool.spools import SESSION, spool_of
+from tests.store.rows import new_session
 from tidegate.spool import SessionSpool, Spool
 from tidegate.store import Store
 

@@ -11,8 +11,8 @@ import pytest
 from anyio import to_thread
 from PIL import Image
 
-from tests.spool.making import ID, SESSION, WAIT, can_mount, files, in_child, spool_of
 from tests.spool.pictures import bomb, noise, plain, saved
+from tests.spool.spools import ID, SESSION, WAIT, can_mount, files, in_child, spool_of
 from tidegate.errors import ToolFailed
 from tidegate.spool import SessionSpool, Spool
 from tidegate.spool.entry import UNSPOOLED_BYTES

@@ -6,7 +6,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, core
-from tidegate.sessions import changes
+from tidegate.sessions import operations
 from tidegate.tools import ToolContext, Toolset, tool
 
 pytestmark = pytest.mark.anyio
@@ -27,7 +27,7 @@ async def test_a_resumed_conversation_still_reads_its_long_results(home: Path, m
         text = next(row.message.text for row in rows if row.message.role == "tool")
         name = next(word.strip(",.;:") for word in text.split() if word.startswith("sp_"))
         await c.door.end(first.session, ANNA, "new")
-        again, is_new = await changes.resume(c.door, first.session, ANNA)
+        again, is_new = await operations.resume(c.door, first.session, ANNA)
         assert is_new
         await c.door.delete(first.session, ANNA)
         spool = c.door.spool.of(again, None)

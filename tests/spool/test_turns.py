@@ -12,8 +12,8 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core, core
-from tests.spool.making import ID
 from tests.spool.pictures import noise, plain, saved
+from tests.spool.spools import ID
 from tidegate.tools import Result, ToolContext, Toolset, tool
 from tidegate.values import MessageAdded
 

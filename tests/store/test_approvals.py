@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.store.making import OWNER, new_session, new_turn
+from tests.store.rows import OWNER, new_session, new_turn
 from tidegate.errors import Conflict, NotFound, Refused
 from tidegate.store import Answered, ApprovalRow, Asking, Decision, Store, approvals, sessions
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from tests.store.making import OWNER, new_session, new_turn
+from tests.store.rows import OWNER, new_session, new_turn
 from tidegate.cli import audit as command
 from tidegate.errors import TidegateError
 from tidegate.store import AuditKind, AuditRow, Db, Store, approvals, audit, intents, maintenance, principals, sessions
-from tidegate.store.approvals import action_digest
 from tidegate.store.rows import Asking
+from tidegate.store.tables.approvals import action_digest
 
 pytestmark = pytest.mark.anyio
 

@@ -8,11 +8,11 @@ import anyio
 import apsw
 import pytest
 
-from tests.store.making import aside, bulk, get_meta, new_session, new_turn, put_meta
+from tests.store.rows import aside, bulk, get_meta, new_session, new_turn, put_meta
 from tidegate.errors import StoreDamaged, StoreFailed, StoreNewer
 from tidegate.store import Db, Store, sessions
-from tidegate.store._files import refuse_unsafe_library
 from tidegate.store.migrations import CURRENT
+from tidegate.store.sqlite.files import refuse_unsafe_library
 
 pytestmark = pytest.mark.anyio
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from tests.store.making import bulk, get_meta, new_session, new_turn, put_meta
+from tests.store.rows import bulk, get_meta, new_session, new_turn, put_meta
 from tidegate.errors import StoreFull
 from tidegate.store import Db, Store, messages, sessions
 
@@ -69,7 +69,7 @@ _CHILD = """
 import resource, signal, sys
 from pathlib import Path
 import anyio
-from tests.store.making import bulk, get_meta, new_session, new_turn, put_meta
+from tests.store.rows import bulk, get_meta, new_session, new_turn, put_meta
 from tidegate.errors import StoreFull
 from tidegate.store import Store, sessions
 

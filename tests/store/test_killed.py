@@ -21,7 +21,7 @@ _CHILD = f"""
 import os, sys
 from pathlib import Path
 import anyio
-from tests.store.making import new_session, new_turn, said
+from tests.store.rows import new_session, new_turn, said
 from tidegate.store import Store, messages, sessions
 
 def step(db, writer, number, start):

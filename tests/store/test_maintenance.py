@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.making import OWNER, count, new_session, new_turn, whole_turn
+from tests.store.rows import OWNER, count, new_session, new_turn, whole_turn
 from tidegate.errors import StoreFailed
 from tidegate.store import (
     Db,

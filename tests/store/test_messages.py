@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from tests.store.making import ANSWER, answered, count, new_session, new_turn, said, whole_turn
+from tests.store.rows import ANSWER, answered, count, new_session, new_turn, said, whole_turn
 from tidegate.errors import Conflict, Refused
 from tidegate.store import Db, Store, messages, sessions, turns
 from tidegate.store.rows import PACK_ABOVE, pack, unpack

@@ -8,7 +8,7 @@ import anyio.to_thread
 import apsw
 import pytest
 
-from tests.store.making import OWNER, count
+from tests.store.rows import OWNER, count
 from tidegate.errors import StoreFailed
 from tidegate.store import (
     Db,

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.store.making import OWNER, new_session, new_turn, said
+from tests.store.rows import OWNER, new_session, new_turn, said
 from tidegate.errors import Conflict, NotFound, Refused, TooLarge
 from tidegate.store import About, Db, NoteRow, Origin, messages, migrations, notes, principals, sessions
-from tidegate.store._connections import connect
+from tidegate.store.sqlite.connections import connect
 
 MOST = 4096
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.store.making import OWNER, count, new_session
+from tests.store.rows import OWNER, count, new_session
 from tidegate.errors import Conflict, NotFound, Refused
 from tidegate.store import ProcessRow, SpooledRow, Store, processes, sessions, spooled, turns, workspaces
 from tidegate.values import Call

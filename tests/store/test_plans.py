@@ -8,8 +8,10 @@ from typing import Any
 import apsw
 import pytest
 
-from tests.store.making import OWNER, answered, ask, new_session, new_turn, said, whole_turn
-from tidegate.sessions import indexes, recalling, seeking
+from tests.store.rows import OWNER, answered, ask, new_session, new_turn, said, whole_turn
+from tidegate.recall import recall as recalling
+from tidegate.recall import search as seeking
+from tidegate.recall import search_index
 from tidegate.store import (
     Db,
     Store,
@@ -33,7 +35,7 @@ from tidegate.store import (
     turns,
     workspaces,
 )
-from tidegate.store._connections import connect
+from tidegate.store.sqlite.connections import connect
 from tidegate.values import Outcome, Prefix, Receipt
 
 GROWING = (
@@ -187,7 +189,7 @@ def recall(db: apsw.Connection, session: str) -> None:
     search.session_of(db, OWNER, 0)
     search.results_below(db, OWNER, session, 1 << 30, 10, 10)
     seeking._is_behind(db, "t_1")
-    indexes._unlearned(db, "indexed:mine")
+    search_index._unlearned(db, "indexed:mine")
     summary = summaries.add(db, session, SummaryRow(0, 0, 1, 2, None, "prepared", "model", "m", 0.0, "x"), 1.0)
     summaries.apply(db, session, [summary])
     row = summaries.get(db, session, summary)

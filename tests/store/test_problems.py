@@ -13,11 +13,12 @@ import pytest
 from anyio import to_thread
 
 from tests.logs import capture_logs
-from tests.store.making import bulk, get_meta, new_session, new_turn, put_meta
+from tests.store.rows import bulk, get_meta, new_session, new_turn, put_meta
 from tidegate.engine import describe
 from tidegate.errors import Conflict, DiskFailed, StoreBusy, StoreDamaged, StoreFailed, StoreFull, StoreLost
-from tidegate.store import Problems, Store, _writer, maintenance
-from tidegate.store._errors import disk_failure, translate
+from tidegate.store import Problems, Store, maintenance
+from tidegate.store.sqlite import writer
+from tidegate.store.sqlite.errors import disk_failure, translate
 
 pytestmark = pytest.mark.anyio
 
@@ -55,7 +56,7 @@ _NO_SPACE = """
 import subprocess, sys
 from pathlib import Path
 import anyio
-from tests.store.making import bulk, new_session, new_turn
+from tests.store.rows import bulk, new_session, new_turn
 from tidegate.errors import StoreFull
 from tidegate.store import Store
 
@@ -115,7 +116,7 @@ async def test_a_folder_that_is_gone_is_named_and_a_copy_is_made_once_it_is_ther
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L18, F4: as long as the process lives, nothing that was acknowledged is lost."""
-    monkeypatch.setattr(_writer, "RESCUE_SECONDS", 0.0)
+    monkeypatch.setattr(writer, "RESCUE_SECONDS", 0.0)
     home = tmp_path / "home"
     home.mkdir()
     async with Store.open(home / "tidegate.db") as store:
@@ -169,7 +170,7 @@ async def test_a_file_that_is_cut_off_before_a_checkpoint_stops_all_writes(path:
 async def test_a_file_that_is_cut_off_during_a_checkpoint_stops_all_writes(path: Path) -> None:
     """L18, F4: the length after a checkpoint is that of the database, not whatever the file has."""
 
-    @_writer.outside
+    @writer.outside
     def cut(db: apsw.Connection) -> None:
         os.truncate(path, 4096)
 

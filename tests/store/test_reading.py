@@ -10,11 +10,11 @@ import anyio.lowlevel
 import apsw
 import pytest
 
-from tests.store.making import bulk, get_meta, new_session, new_turn, put_meta, spin
+from tests.store.rows import bulk, get_meta, new_session, new_turn, put_meta, spin
 from tidegate.errors import StoreBusy, StoreFailed
 from tidegate.store import Db, Store, maintenance, migrations
-from tidegate.store._connections import connect
-from tidegate.store._readers import LEEWAYS
+from tidegate.store.sqlite.connections import connect
+from tidegate.store.sqlite.readers import LEEWAYS
 
 pytestmark = pytest.mark.anyio
 

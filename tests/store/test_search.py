@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from tests.store.making import OWNER, count, get_meta, new_session, whole_turn
+from tests.store.rows import OWNER, count, get_meta, new_session, whole_turn
 from tidegate.store import Db, Store, messages, migrations, search, sessions
-from tidegate.store._connections import connect
+from tidegate.store.sqlite.connections import connect
 
 pytestmark = pytest.mark.anyio
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tests.store.making import OWNER, answered, ask, count, new_session, new_turn, said, whole_turn
+from tests.store.rows import OWNER, answered, ask, count, new_session, new_turn, said, whole_turn
 from tidegate.errors import Conflict, NotFound
 from tidegate.store import (
     Db,

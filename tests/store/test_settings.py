@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.store.making import count, new_session
+from tests.store.rows import count, new_session
 from tidegate.store import Store, maintenance, settings
 
 pytestmark = pytest.mark.anyio

@@ -15,11 +15,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.store.making import ANSWER, new_session, new_turn
+from tests.store.rows import ANSWER, new_session, new_turn
 from tidegate.agent.context import View
-from tidegate.sessions.compaction import read_view
 from tidegate.store import ElisionRow, SummaryRow, messages, migrations, sessions, summaries, turns
-from tidegate.store._connections import connect
+from tidegate.store.sqlite.connections import connect
+from tidegate.turns.compaction.compaction import read_view
 
 SESSION = "s_1"
 

@@ -16,11 +16,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.store.making import ANSWER, new_session, new_turn, said
+from tests.store.rows import ANSWER, new_session, new_turn, said
 from tidegate.errors import Conflict, NotFound
 from tidegate.store import messages, migrations, sessions, turns
-from tidegate.store._connections import connect
 from tidegate.store.rows import unpack
+from tidegate.store.sqlite.connections import connect
 from tidegate.values import TurnState
 
 SESSIONS = ("s_a", "s_b")

@@ -9,12 +9,12 @@ import apsw
 import msgspec
 import pytest
 
-from tests.store.making import OWNER, count, new_session
-from tidegate.config.rules import DEAREST
-from tidegate.models.counts import TOKENS
-from tidegate.models.facts import Prices
+from tests.store.rows import OWNER, count, new_session
+from tidegate.config.value_types import DEAREST
+from tidegate.models.catalog.facts import Prices
+from tidegate.models.formats.token_counts import TOKENS
 from tidegate.store import Db, Spent, Store, migrations, principals, sessions, usage
-from tidegate.store._connections import connect
+from tidegate.store.sqlite.connections import connect
 from tidegate.values import Usage
 
 pytestmark = pytest.mark.anyio

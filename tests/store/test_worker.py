@@ -9,7 +9,7 @@ import pytest
 
 from tests.logs import capture_logs
 from tidegate.errors import StoreFailed
-from tidegate.store._worker import Backlog, Job, Worker
+from tidegate.store.sqlite.worker import Backlog, Job, Worker
 
 pytestmark = pytest.mark.anyio
 

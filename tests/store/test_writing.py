@@ -9,7 +9,7 @@ import anyio.lowlevel
 import pytest
 
 from tests.logs import capture_logs
-from tests.store.making import get_meta, new_session, put_meta
+from tests.store.rows import get_meta, new_session, put_meta
 from tidegate.errors import Conflict, Refused, StoreFailed
 from tidegate.store import Db, Store, maintenance, sessions
 

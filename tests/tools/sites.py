@@ -12,16 +12,16 @@ import msgspec
 from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from tests.spool.making import SESSION, spool_of
-from tests.store.making import new_session
+from tests.spool.spools import SESSION, spool_of
+from tests.store.rows import new_session
 from tidegate.config import WebSettings
 from tidegate.security import Secret
 from tidegate.store import Store
 from tidegate.tools import Result, ToolContext, builtin_toolsets
-from tidegate.tools.egress import WebAccess
+from tidegate.tools.web.http_access import WebAccess
 from tidegate.workspaces import Files, Mount, Workspace
-from tidegate.workspaces.children import Spawner
 from tidegate.workspaces.files.local import LocalFiles
+from tidegate.workspaces.processes.children import Spawner
 
 ALLOWED, FORBIDDEN = "127.0.0.2", "127.0.0.1"
 """Where sites of these tests are that may be fetched, by `web.private`, and that may not."""

@@ -4,8 +4,8 @@ import codecs
 
 import pytest
 
-from tests.growth import LINEAR, growth
-from tidegate.tools.charsets import CODECS, codec
+from tests.scaling import LINEAR, growth
+from tidegate.tools.web.charsets import CODECS, codec
 
 HOSTILE = {"invalid": b"\xff", "lead": b"\x81", "escapes": b"\x1b$B", "pairs": b"\x00\xd8", "letters": b"a"}
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.sessions.recalled import Memories, memories, summarise
+from tests.recall.recalled import Memories, memories, summarise
 from tests.tools.contexts import bare
 from tidegate.errors import ToolFailed
 from tidegate.tools import Tool, builtin_toolsets

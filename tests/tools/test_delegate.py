@@ -6,7 +6,7 @@ import sys
 import msgspec
 import pytest
 
-from tests.gateway.running import environment
+from tests.gateway.process import environment
 from tests.tools.contexts import bare
 from tidegate.errors import ToolFailed
 from tidegate.security.policy import Action, Mode, decide
@@ -60,6 +60,6 @@ async def test_it_hands_on_the_very_task_and_says_when_there_is_nobody() -> None
 def test_nothing_of_it_is_loaded_where_no_agent_gives_tasks() -> None:
     """L22: an idle gateway does not grow by what it does not use."""
     names = ("tidegate.tools.delegate", "tidegate.sessions.delegation", "tidegate.sessions.relay")
-    code = f"import sys, tidegate.gateway.house; print([name for name in {names!r} if name in sys.modules])"
+    code = f"import sys, tidegate.gateway.gateway; print([name for name in {names!r} if name in sys.modules])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=True)
     assert run.stdout.strip() == "[]"

@@ -8,7 +8,7 @@ import pytest
 
 from tidegate.config import load
 from tidegate.errors import Misconfigured
-from tidegate.gateway import readiness
+from tidegate.gateway.preflight import preflight
 from tidegate.tools import extensions
 
 TOOL = '''
@@ -28,7 +28,7 @@ def test_a_file_in_the_home_folder_is_a_toolset(tmp_path: Path) -> None:
     (tmp_path / "tools" / "sea.py").write_text(TOOL)
     (tmp_path / "tools" / "clock.py").write_text(TOOL)
     (tmp_path / "tidegate.toml").write_text('[agents.main]\ntools = ["clock", "sea"]\n')
-    ready = readiness.examine(tmp_path, {})
+    ready = preflight.examine(tmp_path, {})
     assert ready.tools.resolve(["sea"]).names == ("tide",)
     assert ready.tools.resolve(["clock"]).names == ("clock",)
     assert load(tmp_path).agents["main"].tools == ("clock", "sea")

@@ -9,21 +9,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.spool.making import SESSION, spool_of
 from tests.spool.pictures import bomb, noise, plain, saved
 from tests.spool.sounds import mp3, tag, wav
-from tests.store.making import new_session
+from tests.spool.spools import SESSION, spool_of
+from tests.store.rows import new_session
 from tests.workspaces.filing import Yard
 from tidegate.errors import ToolFailed
 from tidegate.spool import SessionSpool, bound_text
 from tidegate.store import Store
 from tidegate.tools import builtin_toolsets
-from tidegate.tools.files import listing, reading, writing
+from tidegate.tools.files import listing
+from tidegate.tools.files import read as reading
+from tidegate.tools.files import write as writing
 from tidegate.tools.files.listing import listed
-from tidegate.tools.files.reading import PAGE_BYTES
-from tidegate.tools.files.searching import searched
-from tidegate.tools.files.writing import write
-from tidegate.workspaces.files import Choice, Query, feeding, read_pattern
+from tidegate.tools.files.read import PAGE_BYTES
+from tidegate.tools.files.search import searched
+from tidegate.tools.files.write import write
+from tidegate.workspaces.files import Choice, Query, read_pattern, search_input
 
 pytestmark = pytest.mark.anyio
 
@@ -272,23 +274,23 @@ async def test_what_is_found_stands_under_its_file(yard: Yard) -> None:
 
 
 async def test_what_was_not_searched_is_mentioned(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeding, "FILE_BYTES", 100)
+    monkeypatch.setattr(search_input, "FILE_BYTES", 100)
     yard.put({"a": "hit\0", "b": "x" * 101, ".c": "hit", "d": "x"})
     assert await found(yard, "hit") == (
         "[nothing found in 1 file]\n[left out for its size: 1 file]\n[left out as binary: 1 file]\n"
         "[left out: .c; hidden=true includes them]"
     )
-    monkeypatch.setattr(feeding, "MOST_FILES", 0)
+    monkeypatch.setattr(search_input, "MOST_FILES", 0)
     assert "[not all was searched: only 0 files were searched; use a path or a glob]" in await found(yard, "hit")
 
 
 async def test_a_file_changed_while_it_was_searched_is_told(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     yard.put({"a": "hit\n"})
-    real = feeding.hits
+    real = search_input.hits
 
     def changing(*arguments: Any) -> Any:
         yard.put({"a": "something else\n"})
         return real(*arguments)
 
-    monkeypatch.setattr(feeding, "hits", changing)
+    monkeypatch.setattr(search_input, "hits", changing)
     assert (await found(yard, "hit")).startswith("a\n[it was changed while it was searched: search again]\n")

@@ -7,7 +7,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from tests.store.making import new_session
+from tests.store.rows import new_session
 from tidegate.errors import ToolFailed
 from tidegate.spool import Spool
 from tidegate.store import Store

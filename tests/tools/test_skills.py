@@ -6,15 +6,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.skills.making import configured, skill
+from tests.skills.skill_folders import configured, skill
 from tests.tools.contexts import bare
 from tidegate.config import Config
 from tidegate.errors import ToolFailed
-from tidegate.sessions.skills import SkillReader
 from tidegate.skills import Library
 from tidegate.skills.library import FILES_LISTED, READ_BYTES
 from tidegate.tools import Reach, ToolRegistry, builtin_toolsets
 from tidegate.tools.skills import skill as tool
+from tidegate.turns.skill_reader import SkillReader
 
 pytestmark = pytest.mark.anyio
 

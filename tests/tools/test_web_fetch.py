@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tests.spool.making import BYTES
 from tests.spool.sounds import wav
+from tests.spool.spools import BYTES
 from tests.tools.sites import ALLOWED, Agent, Handler, Saying, agent, site
 from tidegate.errors import ToolFailed
-from tidegate.tools import web as web_tools
-from tidegate.tools.egress import AT_ONCE, REDIRECTS
+from tidegate.tools.web import tools as web_tools
+from tidegate.tools.web.http_access import AT_ONCE, REDIRECTS
 
 pytestmark = pytest.mark.anyio
 

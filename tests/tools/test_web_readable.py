@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.spool import Workers
-from tidegate.tools import readable
-from tidegate.tools.readable import Converter
+from tidegate.tools.web import html_text
+from tidegate.tools.web.html_text import Converter
 
 URL = "https://example.org/a/b"
-FOLDER = Path(readable.__file__).parent
+FOLDER = Path(html_text.__file__).parent
 
 
 def converted(page: str) -> str:
@@ -29,7 +29,7 @@ async def made(page: bytes, **order: Any) -> tuple[dict[str, Any], str]:
     try:
         os.write(input, page)
         report = await Workers().run(
-            "readable",
+            "html_text",
             {"url": URL, "charset": "", "bytes": 100_000, "trafilatura": "", **order},
             within=30,
             memory=2**30,

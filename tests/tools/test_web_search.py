@@ -14,7 +14,7 @@ from tests.logs import capture_logs
 from tests.tools.sites import FORBIDDEN, Agent, Handler, agent, refuse, site
 from tidegate.config import read
 from tidegate.errors import Misconfigured, ToolFailed
-from tidegate.gateway.readiness import examine
+from tidegate.gateway.preflight.preflight import examine
 from tidegate.gateway.unready import Unready
 from tidegate.security import Secret
 

@@ -8,7 +8,7 @@ import aiohttp
 import anyio
 import msgspec
 
-from tests.house import WAIT, House
+from tests.in_process import WAIT, House
 
 CHAT = "/v1/chat/completions"
 

@@ -5,7 +5,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.fixtures import home, model
-from tests.house import House, house
+from tests.in_process import House, house
 
 __all__ = ["gateway", "home", "model"]
 

@@ -10,10 +10,10 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests import core
-from tests.house import WAIT, House, house
+from tests.in_process import WAIT, House, house
 from tests.web.asking import CHAT, Reply, asked, call, chat
 from tidegate.web import create_app
-from tidegate.web.sse import KEEP_ALIVE_SECONDS, Pulse, Stream
+from tidegate.web.app.sse import KEEP_ALIVE_SECONDS, Pulse, Stream
 
 pytestmark = pytest.mark.anyio
 

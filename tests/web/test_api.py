@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.house import WAIT, House, house
+from tests.in_process import WAIT, House, house
 from tests.web.asking import call, chat, signed_in
 from tidegate.store import turns
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.house import House
+from tests.in_process import House
 from tests.web.asking import call
 
 pytestmark = pytest.mark.anyio

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.scripted_model import ScriptedModel
-from tests.house import House, house
+from tests.in_process import House, house
 from tests.logs import capture_logs
 from tests.web.asking import CHAT, asked, call, chat, raw
 from tidegate.errors import Refused
-from tidegate.web.decoding import decode
-from tidegate.web.openai import ChatRequest, call_of, conversation, new_message
+from tidegate.web.app.request_body import decode
+from tidegate.web.chat.request import ChatRequest, call_of, conversation, new_message
 
 DEEP = 200_000
 

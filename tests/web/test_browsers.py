@@ -7,7 +7,7 @@ import anyio
 import msgspec
 import pytest
 
-from tests.house import WAIT, House
+from tests.in_process import WAIT, House
 from tests.web.asking import Reply, asked, call, signed_in
 from tidegate.security import digest, make_code
 from tidegate.store import principals

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.house import WAIT, House, house
+from tests.in_process import WAIT, House, house
 from tests.web.asking import Reply, call, chat
 
 pytestmark = pytest.mark.anyio

@@ -8,10 +8,10 @@ import anyio.lowlevel
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.house import House, house
+from tests.in_process import House, house
 from tests.web.asking import Reply, call, chat
 from tidegate.security import Principal
-from tidegate.sessions import changes
+from tidegate.sessions import operations
 from tidegate.values import Inbound, Message
 
 pytestmark = pytest.mark.anyio
@@ -201,7 +201,7 @@ async def test_a_resumed_conversation_has_no_open_call(gateway: House, model: Sc
     await call(gateway, "POST", f"/api/sessions/{old['id']}/end")
     anyone = Principal(id="", name="owner", role="owner")
     owner = Principal(id=(await gateway.door.row(old["id"], anyone)).principal, name="owner", role="owner")
-    new, is_new = await changes.resume(gateway.door, old["id"], owner)
+    new, is_new = await operations.resume(gateway.door, old["id"], owner)
     assert is_new
     inbound = Inbound(
         principal=owner.id,

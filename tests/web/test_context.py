@@ -6,7 +6,7 @@ import pytest
 
 from bench.scripted.temper import Temper
 from bench.scripted_model import ScriptedModel
-from tests.house import house
+from tests.in_process import house
 from tests.web.asking import call, chat
 from tidegate.models import SUMMARY_TASK
 

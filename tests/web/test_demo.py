@@ -6,7 +6,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import settings
-from tests.house import house
+from tests.in_process import house
 from tests.web.asking import call
 
 pytestmark = pytest.mark.anyio

@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.house import WAIT, House
+from tests.in_process import WAIT, House
 from tests.web.asking import CHAT, asked, call, chat
 from tidegate.store import turns
 

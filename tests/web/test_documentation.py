@@ -11,7 +11,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from tests.house import WAIT, house
+from tests.in_process import WAIT, house
 from tidegate.config import read
 
 pytestmark = pytest.mark.anyio

@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.house import House, house
-from tests.moody import FORMATS, KEY, NAMES, Moody, toml
+from tests.in_process import House, house
+from tests.random_model import FORMATS, KEY, NAMES, Moody, toml
 from tests.spool.pictures import plain, saved
 from tests.web.asking import chat
-from tidegate.models.complaints import LONGEST_WAIT
+from tidegate.models.http.error_body import LONGEST_WAIT
 
 pytestmark = pytest.mark.anyio
 

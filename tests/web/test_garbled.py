@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.house import House, house
+from tests.in_process import House, house
 from tests.web.asking import CHAT, asked, call, chat
 from tidegate.tools import ToolContext, Toolset, tool
 

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.house import House
+from tests.in_process import House
 from tests.web.asking import call, chat
 from tidegate.errors import StoreFull
 from tidegate.web import Health

@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.house import WAIT, House, house
+from tests.in_process import WAIT, House, house
 from tests.web.asking import CHAT, Reply, asked, call, chat
 from tidegate.store import receipts
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from bench.scripted_model import ScriptedModel
 from tests import core
-from tests.house import House, house
+from tests.in_process import House, house
 from tests.spool.pictures import noise, plain, saved
 from tests.spool.sounds import mp3, wav
 from tests.web.asking import CHAT, Reply, call
 from tidegate.errors import Refused
-from tidegate.web.ranges import wanted
+from tidegate.web.api.byte_ranges import wanted
 
 pytestmark = pytest.mark.anyio
 SMALL, LARGE, SONG = wav(0.5), wav(10), mp3(20)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.house import DEMO, House, house
+from tests.in_process import DEMO, House, house
 from tests.web.asking import call, chat
 from tidegate.store import notes
 

@@ -6,9 +6,9 @@ import openai
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests import core, moody
-from tests.house import House, house
-from tests.moody import Moody
+from tests import core, random_model
+from tests.in_process import House, house
+from tests.random_model import Moody
 from tests.web.asking import chat
 
 pytestmark = pytest.mark.anyio
@@ -117,9 +117,9 @@ async def test_the_retries_of_a_whole_chain_and_the_clients_do_not_multiply(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H22: also when the models that stand in have failed as well."""
-    monkeypatch.setenv(moody.KEY, "sesame")
+    monkeypatch.setenv(random_model.KEY, "sesame")
     async with Moody() as server:
-        toml = moody.toml(server.base_url).replace("retries = 0", "retries = 1")
+        toml = random_model.toml(server.base_url).replace("retries = 0", "retries = 1")
         async with house(home, toml=toml) as h, openai.AsyncOpenAI(base_url=f"{h.url}/v1", api_key=h.key) as client:
             with pytest.raises(openai.InternalServerError) as caught:
                 await client.chat.completions.create(

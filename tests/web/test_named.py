@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.house import House, house
+from tests.in_process import House, house
 from tests.web.asking import call, chat, raw
 
 pytestmark = pytest.mark.anyio

@@ -11,8 +11,8 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from bench.scripted_model import ScriptedModel
-from tests.house import WAIT, House, house
-from tidegate.web.app import App
+from tests.in_process import WAIT, House, house
+from tidegate.web.app.app import App
 
 pytestmark = pytest.mark.anyio
 

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as hypothesis_settings
 
 from bench.scripted_model import ScriptedModel
-from tests.house import WAIT, House, house
+from tests.in_process import WAIT, House, house
 from tests.web.asking import call
-from tidegate.web.chat import CHAT
+from tidegate.web.chat.completions import CHAT
 
 pytestmark = pytest.mark.anyio
 

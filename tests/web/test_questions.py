@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.deeds import Deeds, configured
-from tests.house import WAIT, House, house
+from tests.effects import Deeds, configured
+from tests.in_process import WAIT, House, house
 from tests.web.asking import call, chat
 
 pytestmark = pytest.mark.anyio

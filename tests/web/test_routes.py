@@ -2,10 +2,10 @@
 
 import pytest
 
-from tidegate.web.auth import Keyring
-from tidegate.web.decoding import Bodies
-from tidegate.web.endpoint import Endpoint, PathApp
-from tidegate.web.routes import Routes
+from tidegate.web.app.auth import Keyring
+from tidegate.web.app.endpoint import Endpoint, PathApp
+from tidegate.web.app.request_body import Bodies
+from tidegate.web.app.routes import Routes
 
 PATHS = ("/", "/api/sessions", "/api/sessions/{id}", "/api/sessions/{id}/events", "/static/{name:path}", "/v1/a.b")
 

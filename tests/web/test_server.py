@@ -12,11 +12,11 @@ import msgspec
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.house import WAIT, House, house
+from tests.in_process import WAIT, House, house
 from tests.web.asking import CHAT, Reply, asked, call, chat, raw
-from tidegate.web import protocol, server
-from tidegate.web.decoding import BODIES_AT_ONCE
-from tidegate.web.protocol import HEADER_BYTES, HEADER_COUNT
+from tidegate.web.app.request_body import BODIES_AT_ONCE
+from tidegate.web.http1 import protocol, server
+from tidegate.web.http1.protocol import HEADER_BYTES, HEADER_COUNT
 
 pytestmark = pytest.mark.anyio
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.house import House, house
-from tests.moody import FORMATS, KEY, Moody, toml
+from tests.in_process import House, house
+from tests.random_model import FORMATS, KEY, Moody, toml
 from tests.spool.pictures import plain, saved
 from tests.web.asking import chat
 

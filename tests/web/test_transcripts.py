@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.house import House
+from tests.in_process import House
 from tests.web.asking import call, chat
 from tidegate.store import messages
 from tidegate.values import Media, Message

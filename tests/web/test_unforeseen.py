@@ -7,11 +7,11 @@ import anyio
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.house import WAIT, House
+from tests.in_process import WAIT, House
 from tests.logs import capture_logs
 from tests.web.asking import CHAT, Reply, asked, chat
-from tidegate.models.asking import HttpModel
-from tidegate.web.telling import Telling
+from tidegate.models.http.http_model import HttpModel
+from tidegate.web.chat.chat_stream import Telling
 
 pytestmark = pytest.mark.anyio
 

@@ -6,11 +6,11 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import settings
-from tests.house import House, house
+from tests.in_process import House, house
 from tests.web.asking import call, chat
 from tidegate.store import Db
 from tidegate.store import settings as stored
-from tidegate.web.upkeep import MOST_SETTINGS
+from tidegate.web.api.session_settings import MOST_SETTINGS
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.house import WAIT, House, house
+from tests.in_process import WAIT, House, house
 from tests.web.asking import call, chat
 from tidegate.store import usage
 from tidegate.values import Usage

@@ -12,9 +12,9 @@ import anyio.abc
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.house import WAIT, House, house
+from tests.in_process import WAIT, House, house
 from tests.web.asking import asked, call, raw
-from tidegate.web import lingering
+from tidegate.web.http1 import lingering_close
 
 pytestmark = pytest.mark.anyio
 
@@ -206,7 +206,7 @@ async def test_what_is_read_after_an_early_answer_is_bounded_in_bytes(
     gateway: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L21: who sends for ever is cut off."""
-    monkeypatch.setattr(lingering, "LINGER_BYTES", 256 * 1024)
+    monkeypatch.setattr(lingering_close, "LINGER_BYTES", 256 * 1024)
     with anyio.fail_after(WAIT):
         async with await connect(gateway) as stream:
             await stream.send(upload(gateway, key="no", length=False))
@@ -221,7 +221,7 @@ async def test_what_is_read_after_an_early_answer_is_bounded_in_time(
     gateway: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L11, L21: who neither sends nor hangs up is let go."""
-    monkeypatch.setattr(lingering, "LINGER_SECONDS", 0.1)
+    monkeypatch.setattr(lingering_close, "LINGER_SECONDS", 0.1)
     with anyio.fail_after(WAIT):
         async with await connect(gateway) as stream:
             await stream.send(upload(gateway, key="no", length=True))

@@ -18,10 +18,10 @@ from tests.workspaces.making import WAIT, alive, until
 from tidegate.errors import ToolFailed
 from tidegate.lifetimes import gather
 from tidegate.values import new_id
-from tidegate.workspaces import script
-from tidegate.workspaces.children import Spawner
-from tidegate.workspaces.interface import Backend, Box, BoxLimits, BoxSpec, Child
-from tidegate.workspaces.running import conduct
+from tidegate.workspaces.backends import shell_script
+from tidegate.workspaces.backends.interface import Backend, Box, BoxLimits, BoxSpec, Child
+from tidegate.workspaces.processes.children import Spawner
+from tidegate.workspaces.processes.command_run import conduct
 
 MIB = 1 << 20
 _numbers = itertools.count(900_000 + os.getpid())
@@ -60,7 +60,7 @@ class Place:
 
         with anyio.fail_after(WAIT):
             done = await conduct(await self.spawn(text), sink)
-        saved = script.read_state(done.state)
+        saved = shell_script.read_state(done.state)
         if saved.shell is not None:
             self.shell = saved.shell
         return Ran(done.code, printed.decode(), done.left + saved.left)
@@ -75,11 +75,11 @@ class Place:
         """A process that goes on, and reads."""
         mark = new_id("pr")
         inner = self.backend.inner(self.spec.folder)
-        return await self.box.spawn(script.background(text, mark=mark, folder=inner, shell=self.shell), mark)
+        return await self.box.spawn(shell_script.background(text, mark=mark, folder=inner, shell=self.shell), mark)
 
     def _script(self, text: str, mark: str) -> bytes:
         inner = self.backend.inner(self.spec.folder)
-        return script.command(text, mark=mark, folder=inner, shell=self.shell)
+        return shell_script.command(text, mark=mark, folder=inner, shell=self.shell)
 
 
 def spawner() -> Spawner:

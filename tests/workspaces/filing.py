@@ -7,9 +7,9 @@ from pathlib import Path
 from threading import Event, Thread
 
 from tidegate.workspaces import Mount
-from tidegate.workspaces.children import Spawner
-from tidegate.workspaces.files import replacing
+from tidegate.workspaces.files import atomic_write
 from tidegate.workspaces.files.local import LocalFiles
+from tidegate.workspaces.processes.children import Spawner
 
 SECRET = "outside-secret"
 INNER = "/workspace"
@@ -45,7 +45,7 @@ class Yard:
         (self.work / "flop").symlink_to(self.outside)
         fd = os.open(self.work, os.O_PATH)
         try:
-            with meanwhile(lambda: replacing._exchange(fd, "flip", "flop")):
+            with meanwhile(lambda: atomic_write._exchange(fd, "flip", "flop")):
                 yield
         finally:
             os.close(fd)

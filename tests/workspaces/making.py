@@ -9,18 +9,18 @@ from typing import Any
 
 import anyio
 
-from tests.store.making import new_session
+from tests.store.rows import new_session
 from tidegate.config import AgentSettings, Config, ModelSettings, WebSettings, WorkspaceSettings
 from tidegate.lifetimes import Ledger, Presence, Scope
 from tidegate.spool import Spool
 from tidegate.store import ProcessRow, Store, notices, sessions
 from tidegate.values import new_id
 from tidegate.workspaces import Finished, Workspace, Workspaces
-from tidegate.workspaces.bubblewrap import Bubblewrap
-from tidegate.workspaces.children import Spawner
-from tidegate.workspaces.interface import Backend
-from tidegate.workspaces.local import Local
-from tidegate.workspaces.site import Site
+from tidegate.workspaces.backends.bubblewrap import Bubblewrap
+from tidegate.workspaces.backends.interface import Backend
+from tidegate.workspaces.backends.local import Local
+from tidegate.workspaces.processes.children import Spawner
+from tidegate.workspaces.processes.live_sandbox import Site
 
 WAIT = 30
 """Seconds before a test that waits for something gives up; nothing asserts on how long it took."""

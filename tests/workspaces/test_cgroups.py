@@ -14,11 +14,11 @@ from anyio import to_thread
 from tests.workspaces.conformance import Conformance, Place, opened, spawner, spec_of
 from tests.workspaces.making import FORKS, WAIT, Room, alive, room, token, until
 from tests.workspaces.test_kill import gateway
-from tidegate.workspaces.bubblewrap import Bubblewrap
-from tidegate.workspaces.cgroups import JOIN, Cgroups, Group, Leaf, handed_over
-from tidegate.workspaces.hierarchy import Tree, trees
-from tidegate.workspaces.interface import BoxLimits, Strain
-from tidegate.workspaces.local import Local
+from tidegate.workspaces.backends.bubblewrap import Bubblewrap
+from tidegate.workspaces.backends.interface import BoxLimits, Strain
+from tidegate.workspaces.backends.local import Local
+from tidegate.workspaces.kernel.cgroup_hierarchy import Tree, trees
+from tidegate.workspaces.kernel.cgroups import JOIN, Cgroups, Group, Leaf, handed_over
 
 pytestmark = pytest.mark.anyio
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.workspaces.making import WAIT, alive, token, until
 from tidegate.errors import ToolFailed
-from tidegate.workspaces.children import READ_BYTES, Spawner, find
+from tidegate.workspaces.processes.children import READ_BYTES, Spawner, find
 
 pytestmark = pytest.mark.anyio
 
@@ -70,7 +70,7 @@ def test_what_the_gateway_was_given_by_who_started_it_is_not_for_its_children() 
     """L06, X15: a supervisor may hand over descriptors, and what is behind them is nobody else's."""
     read, write = os.pipe()
     look = (
-        "import asyncio; from tidegate.workspaces.children import Spawner\n"
+        "import asyncio; from tidegate.workspaces.processes.children import Spawner\n"
         "async def main():\n"
         "    child = await Spawner(frozenset({0})).spawn(['/bin/bash', '-c', 'ls /proc/self/fd'], {})\n"
         "    print(await child.wait(), (await child.read()).decode().split())\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.workspaces.conformance import Conformance, Place, opened, spawner, spec_of
-from tidegate.workspaces.bubblewrap import Bubblewrap
+from tidegate.workspaces.backends.bubblewrap import Bubblewrap
 
 pytestmark = pytest.mark.anyio
 

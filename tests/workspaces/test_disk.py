@@ -14,9 +14,9 @@ from tests.tools.sites import Agent, agent, site
 from tests.workspaces.filing import Yard
 from tests.workspaces.making import WAIT, room, until
 from tidegate.errors import ToolFailed
-from tidegate.tools.files.editing import edit
-from tidegate.tools.files.writing import write
-from tidegate.workspaces.files.shelf import Shelf
+from tidegate.tools.files.edit import edit
+from tidegate.tools.files.write import write
+from tidegate.workspaces.files.filesystem import Shelf
 from tidegate.workspaces.folders import Used, used
 
 pytestmark = pytest.mark.anyio

@@ -12,11 +12,11 @@ import pytest
 from tests.workspaces.conformance import Place, opened, spawner, spec_of
 from tests.workspaces.making import WAIT
 from tidegate.errors import ToolFailed
+from tidegate.workspaces.backends.interface import Box
+from tidegate.workspaces.backends.local import Local
 from tidegate.workspaces.files import Choice, Files, Query, read_pattern
 from tidegate.workspaces.files import remote as remote_module
 from tidegate.workspaces.files.remote import RemoteFiles
-from tidegate.workspaces.interface import Box
-from tidegate.workspaces.local import Local
 
 pytestmark = pytest.mark.anyio
 

@@ -13,8 +13,20 @@ from hypothesis import strategies as st
 from tests.workspaces.filing import INNER, SECRET, Yard
 from tidegate.errors import ToolFailed
 from tidegate.lifetimes import gather
-from tidegate.workspaces.children import HELPERS, ChildProcess, find
-from tidegate.workspaces.files import Choice, Found, Line, Query, excerpts, feeding, read_pattern, searching, walking
+from tidegate.workspaces.files import (
+    Choice,
+    Found,
+    Line,
+    Query,
+    excerpts,
+    read_pattern,
+    search_input,
+    walk,
+)
+from tidegate.workspaces.files import (
+    search as searching,
+)
+from tidegate.workspaces.processes.children import HELPERS, ChildProcess, find
 
 pytestmark = pytest.mark.anyio
 
@@ -104,7 +116,7 @@ async def test_binary_large_and_hidden_files_are_left_out_and_counted(
     yard: Yard, ripgrep: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A zero byte at the beginning makes a file binary, one far behind does not."""
-    monkeypatch.setattr(feeding, "FILE_BYTES", 20_000)
+    monkeypatch.setattr(search_input, "FILE_BYTES", 20_000)
     yard.put(
         {
             "binary": b"hit\0\n",
@@ -163,11 +175,11 @@ async def test_an_exchange_in_the_very_moment_gains_nothing(
         monkeypatch.setattr(owner, name, changed)
 
     if moment == "entered":
-        before(walking.Walk, "_entered", lambda: exchange("a", ""))
+        before(walk.Walk, "_entered", lambda: exchange("a", ""))
     elif moment == "opened":
-        before(feeding, "refer", lambda: exchange("a/secret", "secret"), after=True)
+        before(search_input, "refer", lambda: exchange("a/secret", "secret"), after=True)
     else:
-        before(feeding, "hits", lambda: exchange("a", ""))
+        before(search_input, "hits", lambda: exchange("a", ""))
     found = await search(yard, SECRET)
     assert {line.text for hit in found.hits for line in hit.lines} <= {f"harmless {SECRET}"}
     assert [hit.changed for hit in found.hits] == {"entered": [], "opened": [True], "shown": [True]}[moment]
@@ -236,25 +248,25 @@ async def test_many_files_and_bytes_are_bounded_and_said(
     yard: Yard, ripgrep: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     yard.put({f"{number:02}": "hit\n" for number in range(10)})
-    monkeypatch.setattr(feeding, "MOST_FILES", 3)
+    monkeypatch.setattr(search_input, "MOST_FILES", 3)
     found = await search(yard, "hit", ripgrep=ripgrep)
     assert len(places(found)) == 3 and found.stopped == "only 3 files were searched; use a path or a glob"
-    monkeypatch.setattr(feeding, "MOST_FILES", 100)
-    monkeypatch.setattr(feeding, "TOTAL_BYTES", 10)
+    monkeypatch.setattr(search_input, "MOST_FILES", 100)
+    monkeypatch.setattr(search_input, "TOTAL_BYTES", 10)
     assert len(places(await search(yard, "hit", ripgrep=ripgrep))) == 3
 
 
 async def test_a_file_changed_meanwhile_is_said_to_be(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lines would not be those that were found."""
     yard.put({"a": "hit\n", "b": "hit\n", "c": "hit\n"})
-    real = feeding.hits
+    real = search_input.hits
 
     def changing(*arguments: Any) -> Any:
         (yard.work / "a").write_text("x\n" * 10)
         (yard.work / "b").unlink()
         return real(*arguments)
 
-    monkeypatch.setattr(feeding, "hits", changing)
+    monkeypatch.setattr(search_input, "hits", changing)
     assert [(hit.path, hit.changed, len(hit.lines)) for hit in (await search(yard, "hit")).hits] == [
         ("a", True, 0),
         ("b", True, 0),

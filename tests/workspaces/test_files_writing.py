@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.workspaces.filing import INNER, Yard, meanwhile
 from tidegate.errors import ToolFailed
 from tidegate.lifetimes import gather
-from tidegate.workspaces.files import Choice, replacing
+from tidegate.workspaces.files import Choice, atomic_write
 
 pytestmark = pytest.mark.anyio
 
@@ -45,11 +45,11 @@ async def test_what_was_written_is_what_is_there(yard: Yard, contents: list[byte
     """Any bytes, any length, over any other, in pieces of any size."""
     files = yard.files()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replacing, "CHUNK", chunk)
+        patch.setattr(atomic_write, "CHUNK", chunk)
         for content in contents:
             await files.write("file", content)
             loaded = await files.load("file", limit=2000)
-            assert (loaded.data, loaded.version) == (content, replacing.version(content))
+            assert (loaded.data, loaded.version) == (content, atomic_write.version(content))
     assert [path.name for path in yard.work.iterdir()] == ["file"]
 
 
@@ -125,7 +125,7 @@ async def test_a_disk_that_refuses_leaves_the_old_file_and_nothing_else(
     def full(*_arguments: object, **_options: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(replacing.os, call, full)
+    monkeypatch.setattr(atomic_write.os, call, full)
     with pytest.raises(ToolFailed, match="could not be written \\(No space left on device\\); nothing was changed"):
         await yard.files().write("file", b"new")
     monkeypatch.undo()
@@ -148,7 +148,7 @@ import anyio, os, sys
 from pathlib import Path
 from tidegate.workspaces import Mount
 from tidegate.workspaces.files.local import LocalFiles
-from tidegate.workspaces.children import Spawner
+from tidegate.workspaces.processes.children import Spawner
 
 async def main():
     files = LocalFiles((Mount(inner="/workspace", folder=Path(sys.argv[1])),), Spawner(frozenset({0})))
@@ -177,7 +177,7 @@ def test_a_write_in_which_the_process_is_killed_leaves_a_whole_file(yard: Yard) 
 async def test_a_cancelled_write_leaves_the_old_file(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     """L10: it ends in the middle of a long content."""
     yard.put({"file": "old"})
-    monkeypatch.setattr(replacing, "CHUNK", 1)
+    monkeypatch.setattr(atomic_write, "CHUNK", 1)
     with anyio.fail_after(30):
         with anyio.move_on_after(0.05) as scope:
             await yard.files().write("file", b"x" * 5_000_000)
@@ -210,7 +210,7 @@ async def test_a_change_in_the_last_moment_is_kept(yard: Yard, change: str, monk
     """It comes after the version was looked at, and before the file is put in its place."""
     yard.put({"file": "one"})
     expected = (await yard.files().load("file", limit=10)).version
-    real = replacing._make
+    real = atomic_write._make
 
     def interfering(*arguments: object) -> None:
         real(*arguments)  # type: ignore[arg-type]
@@ -221,7 +221,7 @@ async def test_a_change_in_the_last_moment_is_kept(yard: Yard, change: str, monk
             if change == "replace":
                 (yard.work / "file").write_text("six")
 
-    monkeypatch.setattr(replacing, "_make", interfering)
+    monkeypatch.setattr(atomic_write, "_make", interfering)
     with pytest.raises(ToolFailed, match="changed by someone else"):
         await yard.files().write("file", b"two", expected=expected)
     assert (not (yard.work / "file").exists()) if change == "remove" else (yard.work / "file").read_text() == "six"
@@ -236,7 +236,7 @@ async def test_a_file_system_that_cannot_exchange_is_written_all_the_same(
     def unable(*_arguments: object) -> None:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
-    monkeypatch.setattr(replacing, "_exchange", unable)
+    monkeypatch.setattr(atomic_write, "_exchange", unable)
     await yard.files().write("file", b"two", expected=expected)
     assert (yard.work / "file").read_text() == "two"
 
@@ -268,7 +268,7 @@ async def test_a_folder_that_somebody_keeps_locked_is_written_in_all_the_same(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A command of the session could hold the lock for ever; it holds up nobody."""
-    monkeypatch.setattr(replacing, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(atomic_write, "LOCK_SECONDS", 0.05)
     fd = os.open(yard.work, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -285,7 +285,7 @@ async def test_one_who_takes_his_file_back_does_not_take_anothers(yard: Yard, mo
     files = yard.files()
     expected = (await files.load("file", limit=10)).version
     swapped, written = anyio.Event(), threading.Event()
-    make, look = replacing._make, replacing._version_at
+    make, look = atomic_write._make, atomic_write._version_at
     looks = 0
 
     def interfering(*arguments: Any) -> None:
@@ -311,8 +311,8 @@ async def test_one_who_takes_his_file_back_does_not_take_anothers(yard: Yard, mo
         await files.write("file", b"ten")
         written.set()
 
-    monkeypatch.setattr(replacing, "_make", interfering)
-    monkeypatch.setattr(replacing, "_version_at", waiting)
+    monkeypatch.setattr(atomic_write, "_make", interfering)
+    monkeypatch.setattr(atomic_write, "_version_at", waiting)
     with anyio.fail_after(30):
         await gather([take_back(), write()])
     assert (yard.work / "file").read_text() == "ten"

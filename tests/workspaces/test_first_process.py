@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.workspaces.making import WAIT
-from tidegate.workspaces.strays import Strays
+from tidegate.workspaces.processes.reaper import Strays
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -16,7 +16,8 @@ import pytest
 
 from tests.workspaces.conformance import token
 from tests.workspaces.making import WAIT, alive
-from tidegate.workspaces import guardian, keeper, shipping
+from tidegate.workspaces.backends import guardian, remote_program
+from tidegate.workspaces.backends import remote_keeper as keeper
 
 LIMITS = (1 << 30, 1 << 20, 100)
 
@@ -201,15 +202,19 @@ def test_what_is_sent_elsewhere_needs_nothing_but_an_old_python(module: object) 
 @pytest.mark.parametrize("shell", ["sh", "bash"])
 def test_a_program_that_is_sent_takes_no_byte_that_is_not_its_own(shell: str) -> None:
     task = guardian.task(["cat"], {}, LIMITS, "/")
-    sent = shipping.program((guardian.__name__,), "guard_away") + task + b"the rest\n"
-    ran = subprocess.run([shell, "-c", shipping.BOOTSTRAP], input=sent, capture_output=True, timeout=WAIT, check=False)
+    sent = remote_program.program((guardian.__name__,), "guard_away") + task + b"the rest\n"
+    ran = subprocess.run(
+        [shell, "-c", remote_program.BOOTSTRAP], input=sent, capture_output=True, timeout=WAIT, check=False
+    )
     assert ran.stdout == b"the rest\n"
     assert ran.stderr.startswith(guardian.UP) and ran.stderr.endswith(guardian.OVER + b"0 0\n")
 
 
 def test_a_program_that_comes_only_in_part_does_nothing() -> None:
-    sent = shipping.program((guardian.__name__,), "guard_away")[:-50]
-    ran = subprocess.run(["sh", "-c", shipping.BOOTSTRAP], input=sent, capture_output=True, timeout=WAIT, check=False)
+    sent = remote_program.program((guardian.__name__,), "guard_away")[:-50]
+    ran = subprocess.run(
+        ["sh", "-c", remote_program.BOOTSTRAP], input=sent, capture_output=True, timeout=WAIT, check=False
+    )
     assert (ran.returncode, ran.stdout, ran.stderr) == (1, b"", b"")
 
 

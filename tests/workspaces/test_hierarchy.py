@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.workspaces.hierarchy import Tree, counter, settings, trees
-from tidegate.workspaces.interface import BoxLimits
+from tidegate.workspaces.backends.interface import BoxLimits
+from tidegate.workspaces.kernel.cgroup_hierarchy import Tree, counter, settings, trees
 
 LIMITS = BoxLimits(memory_bytes=1000, processes=40, disk_bytes=1, file_bytes=1, cpu_seconds=1)
 

@@ -20,10 +20,10 @@ from tests.workspaces.conformance import spec_of
 from tests.workspaces.making import WAIT, Room, alive, room, token, until
 from tidegate.errors import ToolFailed
 from tidegate.store import processes
-from tidegate.workspaces import guardian
-from tidegate.workspaces.bubblewrap import Bubblewrap, Sandbox
-from tidegate.workspaces.children import Spawner
-from tidegate.workspaces.interface import OWNER, owner_of
+from tidegate.workspaces.backends import guardian
+from tidegate.workspaces.backends.bubblewrap import Bubblewrap, Sandbox
+from tidegate.workspaces.backends.interface import OWNER, owner_of
+from tidegate.workspaces.processes.children import Spawner
 
 pytestmark = pytest.mark.anyio
 

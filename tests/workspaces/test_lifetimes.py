@@ -12,10 +12,10 @@ from tests.logs import capture_logs
 from tests.workspaces.making import Clock, Room, alive, room, token, until
 from tidegate.errors import ToolFailed
 from tidegate.store import processes, sessions, workspaces
-from tidegate.workspaces.bubblewrap import Bubblewrap
-from tidegate.workspaces.children import Spawner
-from tidegate.workspaces.interface import Backend
-from tidegate.workspaces.proc import start_ticks
+from tidegate.workspaces.backends.bubblewrap import Bubblewrap
+from tidegate.workspaces.backends.interface import Backend
+from tidegate.workspaces.kernel.process_table import start_ticks
+from tidegate.workspaces.processes.children import Spawner
 from tidegate.workspaces.workspaces import IDLE_SECONDS
 
 pytestmark = pytest.mark.anyio

@@ -12,9 +12,9 @@ import pytest
 from tests.workspaces.conformance import Conformance, Place, opened, spawner, spec_of, token
 from tests.workspaces.making import WAIT, alive, room, until
 from tidegate.errors import ToolFailed
-from tidegate.workspaces.children import Spawner
+from tidegate.workspaces.backends.local import Local
 from tidegate.workspaces.files.local import LocalFiles
-from tidegate.workspaces.local import Local
+from tidegate.workspaces.processes.children import Spawner
 
 pytestmark = pytest.mark.anyio
 
@@ -31,7 +31,7 @@ class TestLocal(Conformance):
 
 def guardians() -> list[int]:
     """Of this very process."""
-    return [pid for pid in alive("workspaces/guardian.py") if _parent(pid) == os.getpid()]
+    return [pid for pid in alive("workspaces/backends/guardian.py") if _parent(pid) == os.getpid()]
 
 
 def _parent(pid: int) -> int:
@@ -160,7 +160,7 @@ GATEWAY = """
 import anyio, os, sys
 from pathlib import Path
 from tests.workspaces.conformance import opened, spawner, spec_of
-from tidegate.workspaces.local import Local
+from tidegate.workspaces.backends.local import Local
 
 async def main():
     async with opened(Local(spawner()), spec_of(Path(sys.argv[1]))) as place:
@@ -188,7 +188,7 @@ async def test_nothing_outlives_a_gateway_that_is_killed(tmp_path: Path, trap: s
         await child.end(0)
         child.close()
     await until(lambda: not alive(mark))
-    await until(lambda: not [pid for pid in alive("workspaces/guardian.py") if str(tmp_path) in _cwd(pid)])
+    await until(lambda: not [pid for pid in alive("workspaces/backends/guardian.py") if str(tmp_path) in _cwd(pid)])
 
 
 def _cwd(pid: int) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.workspaces.logs import ProcessLog
+from tidegate.workspaces.processes.process_log import ProcessLog
 
 PIECES = st.lists(st.binary(max_size=300), max_size=40)
 

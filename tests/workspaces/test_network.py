@@ -15,7 +15,7 @@ from tests.workspaces import apart
 from tests.workspaces.making import Room, room, until
 from tidegate.errors import ToolFailed
 from tidegate.security import addresses
-from tidegate.workspaces import network
+from tidegate.workspaces.backends import sandbox_network
 
 pytestmark = pytest.mark.anyio
 
@@ -114,7 +114,7 @@ def test_the_kernel_closes_what_the_table_of_web_fetch_refuses() -> None:
     ]
     hosts += ["64:ff9b::808:808", "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "2a00::5efe:808:808", "2a00::200:5efe:1:1"]
     hosts += ["1.1.1.1", "2606:4700::1111", "2a00::201:5efe:1:1"]
-    order = [allowed, hosts, network.rules(addresses.networks(allowed))]
+    order = [allowed, hosts, sandbox_network.rules(addresses.networks(allowed))]
     opened = json.loads(apart.apart([sys.executable, "-c", RULED], json.dumps(order)))
     judged = [not addresses.refusal(host, addresses.networks(allowed)) for host in hosts]
     assert [host for host, one, other in zip(hosts, opened, judged, strict=True) if one != other] == []
@@ -201,7 +201,7 @@ async def test_a_sandbox_whose_uplink_was_killed_is_made_again(home: Path) -> No
 async def test_without_the_programs_for_it_a_network_is_refused_with_what_to_install(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(network, "find", lambda _: None)
+    monkeypatch.setattr(sandbox_network, "find", lambda _: None)
     async with room(home, network=True) as rooms:
         with pytest.raises(ToolFailed, match="pasta and nft are not installed here: install passt and nftables"):
             await rooms.run(await rooms.new_session(), "true")
@@ -215,7 +215,7 @@ async def test_without_the_programs_for_it_a_network_is_refused_with_what_to_ins
 async def test_where_it_cannot_be_closed_or_joined_there_is_no_sandbox_and_the_reason_is_told(
     home: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: object, said: str
 ) -> None:
-    monkeypatch.setattr(network, name, value)
+    monkeypatch.setattr(sandbox_network, name, value)
     async with room(home, network=True) as rooms:
         with pytest.raises(ToolFailed, match=f"Commands cannot be given a network: {said}"):
             await rooms.run(await rooms.new_session(), "true")

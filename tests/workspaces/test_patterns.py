@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tidegate.errors import ToolFailed
 from tidegate.values import Frozen
-from tidegate.workspaces.children import find
-from tidegate.workspaces.files import Pattern, Query, matching, read_pattern
-from tidegate.workspaces.files.searching import _python, _rg
+from tidegate.workspaces.files import Pattern, Query, line_matcher, read_pattern
+from tidegate.workspaces.files.search import _python, _rg
+from tidegate.workspaces.processes.children import find
 
 Places = list[tuple[int, int]]
 
@@ -22,7 +22,7 @@ def by_python(pattern: Pattern, text: bytes) -> Places:
     with tempfile.TemporaryFile() as file:
         file.write(text)
         file.seek(0)
-        return list(matching.fitting(re.compile(pattern.python, re.MULTILINE), file.fileno()))
+        return list(line_matcher.fitting(re.compile(pattern.python, re.MULTILINE), file.fileno()))
 
 
 def by_ripgrep(pattern: Pattern, text: bytes) -> Places:
@@ -199,7 +199,7 @@ def test_both_engines_find_the_same_places(case: Given, chunk: int) -> None:
     except ToolFailed:
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(matching, "CHUNK", chunk)
+        patch.setattr(line_matcher, "CHUNK", chunk)
         assert by_python(pattern, case.text) == by_ripgrep(pattern, case.text)
 
 

@@ -10,15 +10,15 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import core
-from tests.deeds import results
+from tests.effects import results
 from tests.workspaces.making import WAIT, Room, alive, room, token, until
 from tidegate.agent import Conversation
 from tidegate.errors import ToolFailed
 from tidegate.store import processes, workspaces
-from tidegate.workspaces.bubblewrap import Bubblewrap, Sandbox
-from tidegate.workspaces.children import Spawner
-from tidegate.workspaces.interface import Backend, BoxSpec
-from tidegate.workspaces.processes import MOST_RUNNING
+from tidegate.workspaces.backends.bubblewrap import Bubblewrap, Sandbox
+from tidegate.workspaces.backends.interface import Backend, BoxSpec
+from tidegate.workspaces.processes.background import MOST_RUNNING
+from tidegate.workspaces.processes.children import Spawner
 
 pytestmark = pytest.mark.anyio
 

@@ -11,11 +11,12 @@ import pytest
 from tests.logs import capture_logs
 from tests.workspaces.making import room, until
 from tidegate.errors import ToolFailed
-from tidegate.tools.files.editing import edit
-from tidegate.tools.files.writing import write
-from tidegate.workspaces import bubblewrap, protection
-from tidegate.workspaces.files.identity import acting_as, gateway_user
-from tidegate.workspaces.protection import protected
+from tidegate.tools.files.edit import edit
+from tidegate.tools.files.write import write
+from tidegate.workspaces import project_protection
+from tidegate.workspaces.backends import bubblewrap
+from tidegate.workspaces.files.file_user import acting_as, gateway_user
+from tidegate.workspaces.project_protection import protected
 
 pytestmark = pytest.mark.anyio
 
@@ -268,7 +269,7 @@ async def test_what_is_exchanged_while_the_sandbox_is_made_is_never_shown(
     secret.mkdir()
     (secret / "key").write_text("sk-secret")
 
-    def then_exchange(folder: Path) -> tuple[protection.Protected, ...]:
+    def then_exchange(folder: Path) -> tuple[project_protection.Protected, ...]:
         found = protected(folder)
         (project / ".vscode").rename(project / "aside")
         if other == "a link":
@@ -393,7 +394,7 @@ async def test_settings_in_a_folder_that_a_command_closes_stay_as_they_are(home:
 
 def test_a_large_project_is_looked_at_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The project's own repository comes first, however many folders there are."""
-    monkeypatch.setattr(protection, "FOLDERS", 10)
+    monkeypatch.setattr(project_protection, "FOLDERS", 10)
     git(tmp_path, "init", "-q")
     for number in range(20):
         (tmp_path / f"{number:02}").mkdir()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.workspaces.apart import apart
-from tidegate.workspaces import protections, seccomp
-from tidegate.workspaces.children import find
+from tidegate.workspaces.kernel import protections, seccomp
+from tidegate.workspaces.processes.children import find
 
 HIDE = 'for program in {}; do mount --bind /dev/null "$(command -v $program)"; done'
 LACKING = {

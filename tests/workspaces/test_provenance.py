@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.making import new_session
+from tests.store.rows import new_session
 from tidegate.store import Store, principals
 from tidegate.workspaces.provenance import Provenance, Reader
 

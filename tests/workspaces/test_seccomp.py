@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.workspaces.making import Room, token
-from tidegate.workspaces import seccomp
+from tidegate.workspaces.kernel import seccomp
 
 pytestmark = pytest.mark.anyio
 

@@ -20,11 +20,11 @@ from tests.workspaces.making import WAIT, Clock, alive, room, until
 from tests.workspaces.sshd import SSHD, Sshd, sshd
 from tidegate.errors import ToolFailed
 from tidegate.store import outbox, sessions, workspaces
-from tidegate.workspaces import keeper
+from tidegate.workspaces.backends import remote_keeper
+from tidegate.workspaces.backends.interface import Box
+from tidegate.workspaces.backends.remote_cleanup import FIRST_SECONDS, GIVE_UP_SECONDS, LONGEST_SECONDS
+from tidegate.workspaces.backends.ssh import Ssh
 from tidegate.workspaces.files import Choice, Query, read_pattern
-from tidegate.workspaces.interface import Box
-from tidegate.workspaces.remains import FIRST_SECONDS, GIVE_UP_SECONDS, LONGEST_SECONDS
-from tidegate.workspaces.ssh import Ssh
 
 pytestmark = pytest.mark.anyio
 
@@ -276,12 +276,12 @@ async def test_what_is_left_of_a_command_whose_guardian_was_killed_is_ended_by_i
 async def test_a_keeper_that_hears_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """L16: a machine that is cut off does not go on by itself."""
     heard, say = os.pipe()
-    monkeypatch.setattr(keeper, "SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(remote_keeper, "SILENT_SECONDS", 0.05)
     waiting = os.dup(0)
     try:
         os.dup2(heard, 0)
         with anyio.fail_after(WAIT):
-            await anyio.to_thread.run_sync(keeper._attend)
+            await anyio.to_thread.run_sync(remote_keeper._attend)
     finally:
         os.dup2(waiting, 0)
         for fd in (heard, say, waiting):
@@ -303,8 +303,8 @@ GATEWAY = """
 import anyio, sys
 from pathlib import Path
 from tests.workspaces.conformance import opened, spawner, spec_of
-from tidegate.workspaces.remains import FIRST_SECONDS, GIVE_UP_SECONDS, LONGEST_SECONDS
-from tidegate.workspaces.ssh import Ssh
+from tidegate.workspaces.backends.remote_cleanup import FIRST_SECONDS, GIVE_UP_SECONDS, LONGEST_SECONDS
+from tidegate.workspaces.backends.ssh import Ssh
 
 async def main():
     async with opened(Ssh(spawner(), sys.argv[1], sys.argv[4:]), spec_of(Path(sys.argv[2]))) as place:

@@ -8,9 +8,9 @@ import pytest
 
 from tests.workspaces.making import WAIT, alive, room, token, until
 from tidegate.errors import ToolFailed
-from tidegate.gateway.readiness import examine
+from tidegate.gateway.preflight.preflight import examine
 from tidegate.workspaces.files import Choice, Query, read_pattern
-from tidegate.workspaces.users import NUMBERS, user_of
+from tidegate.workspaces.kernel.users import NUMBERS, user_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.sandbox]
 

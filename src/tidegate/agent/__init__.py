@@ -3,15 +3,15 @@
 Everything here is written against `Turn`, so that the same loop runs in this process or on a distributed engine.
 """
 
-from tidegate.agent.asking import Budget, Payer, Purse
-from tidegate.agent.balance import in_call_order, interrupted, is_balanced, missing, not_run
 from tidegate.agent.conversation import Conversation, weigh
-from tidegate.agent.errand import Errand, run_errand
-from tidegate.agent.hands import Equipment, Hands, Permits, tool_ended
 from tidegate.agent.history_cache import HistoryCache, HistoryState
 from tidegate.agent.loop import Bounds, run
-from tidegate.agent.mind import Care, Mind, Remedy
+from tidegate.agent.metered_call import Budget, Payer, Purse
+from tidegate.agent.model_step import Care, Mind, Remedy
 from tidegate.agent.prompt import EXTRA, PROMPT, freeze, part_of
+from tidegate.agent.side_call import Errand, run_errand
+from tidegate.agent.tool_pairs import in_call_order, interrupted, is_balanced, missing, not_run
+from tidegate.agent.tool_runner import Equipment, Hands, Permits, tool_ended
 from tidegate.agent.turn import EXCERPT_CHARACTERS, Effect, Parked, Turn
 
 __all__ = [

@@ -7,10 +7,10 @@ The loop owns nothing: the mind and the hands are its turn's, the journal its en
 
 import msgspec
 
-from tidegate.agent.balance import model_step
-from tidegate.agent.hands import Hands
-from tidegate.agent.mind import Mind
-from tidegate.agent.repeats import Repeats, Verdict
+from tidegate.agent.loop_detector import Repeats, Verdict
+from tidegate.agent.model_step import Mind
+from tidegate.agent.tool_pairs import model_step
+from tidegate.agent.tool_runner import Hands
 from tidegate.agent.turn import Turn
 from tidegate.errors import TurnFailed
 from tidegate.values import Call, Frozen, Message

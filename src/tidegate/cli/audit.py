@@ -38,7 +38,7 @@ def command(
 
     It holds ids and digests, never content.
     """
-    from tidegate.cli.api import Api
+    from tidegate.cli.client import Api
 
     api = Api(home)
     query = {"since": since, "kind": kind, "principal": principal, "session": session, "host": host}

@@ -18,7 +18,7 @@ def command() -> None:
 @json_option
 def list_(home: Path, as_json: bool) -> None:
     """List the signed-in browsers of all users."""
-    from tidegate.cli.api import Api
+    from tidegate.cli.client import Api
 
     browsers = Api(home).call("GET", "/api/browsers")["browsers"]
     if as_json:
@@ -39,7 +39,7 @@ def list_(home: Path, as_json: bool) -> None:
 @json_option
 def revoke(browser_id: str | None, everyone: bool, home: Path, as_json: bool) -> None:
     """Sign out the browser with this id (see `tidegate browsers list`), or all of them."""
-    from tidegate.cli.api import Api
+    from tidegate.cli.client import Api
 
     if (browser_id is None) is not everyone:
         raise click.UsageError("Give the id of a browser, or --all.")

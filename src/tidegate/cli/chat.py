@@ -12,14 +12,14 @@ from typing import Any
 
 import click
 
-from tidegate.cli.api import Api, Unanswered
-from tidegate.cli.greeting import greeting, last_exchange
-from tidegate.cli.interrupts import Interrupts, Left
+from tidegate.cli.client import Api, Unanswered
 from tidegate.cli.options import home_option
 from tidegate.cli.output import at_terminal, plain
-from tidegate.cli.person import Person
-from tidegate.cli.printer import Printer
-from tidegate.cli.transcriber import Follower
+from tidegate.cli.terminal.greeting import greeting, last_exchange
+from tidegate.cli.terminal.interrupts import Interrupts, Left
+from tidegate.cli.terminal.person import Person
+from tidegate.cli.terminal.printer import Printer
+from tidegate.cli.terminal.turn_follower import Follower
 from tidegate.errors import NotFound, TidegateError
 from tidegate.gateway import hint
 
@@ -188,7 +188,7 @@ def _pipe(chat: _Chat) -> int:
 
 
 def _converse(chat: _Chat, home: Path) -> int:
-    from tidegate.cli.lines import line_reader
+    from tidegate.cli.terminal.line_input import line_reader
 
     chat.greet()
     print("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves.")

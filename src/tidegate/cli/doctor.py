@@ -23,7 +23,7 @@ from tidegate.errors import TidegateError
 from tidegate.gateway import Holder, HomeLock, Unready, ask, examine, hint, holder_of, lost_database, settings
 
 if TYPE_CHECKING:
-    from tidegate.models.facts import Facts
+    from tidegate.models.catalog.facts import Facts
 
 _LITTLE_DISK = 1 << 30  # below this, a warning
 _NO_DISK = 64 << 20  # below this, writes will soon fail
@@ -115,7 +115,7 @@ def _models(home: Path) -> Iterator[Finding]:
     except TidegateError:
         yield Finding("models", "warn", "unknown until the configuration is right.")
         return
-    from tidegate.models.catalogue import Catalogue
+    from tidegate.models.catalog.catalog import Catalogue
 
     catalogue = Catalogue.shipped()
     assumed = {name: text for name, model in models.items() if (text := _assumed(model, catalogue.facts_of(model)))}
@@ -230,7 +230,7 @@ def _disk(home: Path, _holder: Holder | None) -> Finding:
 
 def _protections(home: Path) -> Iterator[Finding]:
     """What keeps sandboxes apart from the machine; a warning where the settings need what is missing."""
-    from tidegate.workspaces.protections import protections
+    from tidegate.workspaces.kernel.protections import protections
 
     try:
         workspaces = settings(home).workspaces

@@ -16,7 +16,7 @@ from tidegate.cli.output import plain, print_json, print_table, when
 from tidegate.errors import Misconfigured, NotFound, TidegateError
 
 if TYPE_CHECKING:
-    from tidegate.cli.api import Api
+    from tidegate.cli.client import Api
 
 _NAME = re.compile(r"(?=.*\S)[^\x00-\x1f\x7f]{1,100}")  # as the gateway has it, and not of spaces alone
 
@@ -44,7 +44,7 @@ def add(
     The key is shown once: the gateway keeps only its digest. Conversations belong to the principal, so a second key of
     the same NAME finds them.
     """
-    from tidegate.cli.api import Api
+    from tidegate.cli.client import Api
 
     if not _NAME.fullmatch(name):
         raise TidegateError("The name of a principal has 1 to 100 characters, all of them printable: choose another.")
@@ -94,7 +94,7 @@ def _told(name: str, role: str, agents: list[str] | None, new: bool) -> str:
 @json_option
 def list_(home: Path, as_json: bool) -> None:
     """List keys: whose, what for, when last used. The keys themselves are not kept."""
-    from tidegate.cli.api import Api
+    from tidegate.cli.client import Api
 
     keys = Api(home).call("GET", "/api/keys")["keys"]
     if as_json:
@@ -114,7 +114,7 @@ def list_(home: Path, as_json: bool) -> None:
 @json_option
 def revoke(key_id: str, home: Path, as_json: bool) -> None:
     """Revoke the key with this id (see `tidegate keys list`): it is refused from now on."""
-    from tidegate.cli.api import Api, another_key
+    from tidegate.cli.client import Api, another_key
 
     api = Api(home)
     changed = True

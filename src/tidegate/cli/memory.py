@@ -20,7 +20,7 @@ from tidegate.cli.output import at_terminal, counted, plain, print_json, when
 from tidegate.errors import TidegateError
 
 if TYPE_CHECKING:
-    from tidegate.cli.api import Api
+    from tidegate.cli.client import Api
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -44,7 +44,7 @@ def _whose(function: F) -> F:
 @json_option
 def list_(principal: str | None, agent: str | None, home: Path, as_json: bool) -> None:
     """List notes, those that people wrote first, then the newest: the order in which conversations begin with them."""
-    from tidegate.cli.api import Api
+    from tidegate.cli.client import Api
 
     found = _found(Api(home), principal, agent)
     if as_json:
@@ -66,7 +66,7 @@ def list_(principal: str | None, agent: str | None, home: Path, as_json: bool) -
 @json_option
 def add(words: tuple[str, ...], principal: str | None, agent: str | None, home: Path, as_json: bool) -> None:
     """Remember a note."""
-    from tidegate.cli.api import Api
+    from tidegate.cli.client import Api
 
     body = {"text": " ".join(words), "principal": principal, "agent": agent}
     note = Api(home).call("POST", _PATH, body)
@@ -80,7 +80,7 @@ def add(words: tuple[str, ...], principal: str | None, agent: str | None, home: 
 @json_option
 def forget(number: int, principal: str | None, agent: str | None, home: Path, as_json: bool) -> None:
     """Forget the note of this number (see `tidegate memory list`)."""
-    from tidegate.cli.api import Api
+    from tidegate.cli.client import Api
 
     Api(home).call("DELETE", f"{_PATH}/{number}", query={"principal": principal, "agent": agent})
     print_json({"forgotten": number}) if as_json else print(f"Forgotten: note {number}.")
@@ -96,7 +96,7 @@ def edit(principal: str | None, agent: str | None, file: str | None, home: Path,
 
     Your editor is VISUAL or EDITOR.
     """
-    from tidegate.cli.api import Api
+    from tidegate.cli.client import Api
 
     api = Api(home)
     found = _found(api, principal, agent)

@@ -15,7 +15,7 @@ from tidegate.gateway import hint, settings
 
 if TYPE_CHECKING:
     from tidegate.config import Config
-    from tidegate.models.facts import Facts
+    from tidegate.models.catalog.facts import Facts
 
 _HEADS = ("name", "api", "model", "window", "takes", "thinking", "$ per million", "keys", "agents")
 
@@ -38,7 +38,7 @@ def command(home: Path, as_json: bool) -> None:
 
 
 def _rows(config: "Config") -> Iterator[dict[str, Any]]:
-    from tidegate.models.catalogue import Catalogue
+    from tidegate.models.catalog.catalog import Catalogue
 
     catalogue = Catalogue.shipped()
     for name, model in config.models.items():

@@ -16,8 +16,8 @@ from io import TextIOWrapper
 from itertools import zip_longest
 from typing import Any
 
-from tidegate.visible import escaped_json
-from tidegate.visible import plain as plain
+from tidegate.safe_text import escaped_json
+from tidegate.safe_text import plain as plain
 
 _COLUMN = 48  # longer cells are cut in tables; JSON has them whole
 _GAP = "  "  # between columns

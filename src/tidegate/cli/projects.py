@@ -14,10 +14,10 @@ import click
 from tidegate.cli.options import home_option, json_option
 from tidegate.cli.output import at_terminal, plain, print_json, print_table
 from tidegate.errors import TidegateError
-from tidegate.visible import shown
+from tidegate.safe_text import shown
 
 if TYPE_CHECKING:
-    from tidegate.cli.api import Api
+    from tidegate.cli.client import Api
 
 _PATH = "/api/projects/files"
 _SHOWN_BYTES = 1024 * 1024  # as much as a prompt could take, and as the gateway digests
@@ -33,7 +33,7 @@ def command() -> None:
 @json_option
 def list_(home: Path, as_json: bool) -> None:
     """List AGENTS.md and its like, and the files of skills, in folders that conversations of others had."""
-    from tidegate.cli.api import Api
+    from tidegate.cli.client import Api
 
     files = _files(Api(home))
     if as_json:
@@ -53,7 +53,7 @@ def trust(paths: tuple[str, ...], yes: bool, home: Path, as_json: bool) -> None:
 
     Each one is shown first. New conversations use what you accept.
     """
-    from tidegate.cli.api import Api
+    from tidegate.cli.client import Api
 
     if not yes and not at_terminal():
         raise TidegateError("There is no terminal to ask at: read the files, then say --yes.")

@@ -9,8 +9,8 @@ import msgspec
 
 from tidegate.cli.options import home_option, json_option
 from tidegate.cli.output import at_terminal, plain, print_json, print_table, when
+from tidegate.safe_text import escaped_json
 from tidegate.values import Media
-from tidegate.visible import escaped_json
 
 _PAGE = 200  # rows asked for at once
 
@@ -29,7 +29,7 @@ def command() -> None:
 @json_option
 def list_(query: str | None, limit: int, ended: bool, everyone: bool, home: Path, as_json: bool) -> None:
     """List conversations, the most recently used first: your own, or with --all everybody's."""
-    from tidegate.cli.api import Api
+    from tidegate.cli.client import Api
 
     api = Api(home)
     asked = {"q": query, "limit": limit, "ended": "true" if ended else None, "everyone": "true" if everyone else None}
@@ -57,7 +57,7 @@ def list_(query: str | None, limit: int, ended: bool, everyone: bool, home: Path
 @json_option
 def show(session: str, home: Path, as_json: bool) -> None:
     """Print one conversation."""
-    from tidegate.cli.api import Api
+    from tidegate.cli.client import Api
 
     api = Api(home)
     view = api.call("GET", api.session(session))
@@ -122,7 +122,7 @@ def _said(message: dict[str, Any]) -> str:
 @json_option
 def context(session: str, home: Path, as_json: bool) -> None:
     """Show what fills the model's window in a conversation, by part."""
-    from tidegate.cli.api import Api
+    from tidegate.cli.client import Api
 
     api = Api(home)
     filling = api.call("GET", f"{api.session(session)}/context")
@@ -152,7 +152,7 @@ def context(session: str, home: Path, as_json: bool) -> None:
 @json_option
 def end(session: str, home: Path, as_json: bool) -> None:
     """End a conversation for good; its transcript is kept, read-only, for its retention."""
-    from tidegate.cli.api import Api
+    from tidegate.cli.client import Api
 
     api = Api(home)
     changed = api.call("POST", f"{api.session(session)}/end")["ended"]
@@ -170,7 +170,7 @@ def end(session: str, home: Path, as_json: bool) -> None:
 @click.pass_context
 def delete(context: click.Context, session: str, yes: bool, home: Path, as_json: bool) -> None:
     """Delete a conversation with its transcript."""
-    from tidegate.cli.api import Api
+    from tidegate.cli.client import Api
     from tidegate.errors import TidegateError
 
     api = Api(home)
@@ -197,8 +197,8 @@ def delete(context: click.Context, session: str, yes: bool, home: Path, as_json:
 @home_option
 def export(session: str, output: Path | None, force: bool, home: Path) -> None:
     """Write a conversation as JSON lines."""
-    from tidegate.cli.api import Api
-    from tidegate.cli.files import write_whole
+    from tidegate.cli.client import Api
+    from tidegate.cli.output_files import write_whole
 
     api = Api(home)
     lines = api.lines(f"{api.session(session)}/export")
@@ -215,7 +215,7 @@ def export(session: str, output: Path | None, force: bool, home: Path) -> None:
 @json_option
 def settings(home: Path, as_json: bool) -> None:
     """List what was chosen for single conversations, such as a model; everybody's, the latest first."""
-    from tidegate.cli.api import Api
+    from tidegate.cli.client import Api
 
     api = Api(home)
     found: list[dict[str, Any]] = []
@@ -240,7 +240,7 @@ def settings(home: Path, as_json: bool) -> None:
 @json_option
 def clear(session: str, key: str, home: Path, as_json: bool) -> None:
     """Clear the setting KEY of a conversation: the agent's own configuration holds again from its next turn."""
-    from tidegate.cli.api import Api
+    from tidegate.cli.client import Api
 
     api = Api(home)
     api.call("DELETE", api.setting(session, key))
@@ -260,7 +260,7 @@ def reload(session: str | None, everyone: bool, home: Path, as_json: bool) -> No
 
     The model reads a conversation that changed anew once: its cached prefix is rebuilt.
     """
-    from tidegate.cli.api import Api
+    from tidegate.cli.client import Api
 
     if (session is None) != everyone:
         raise click.UsageError("Give the id of a conversation, or --all.")

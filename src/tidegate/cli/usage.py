@@ -31,7 +31,7 @@ def command(by: str, since: str, until: str | None, budgets: bool, home: Path, a
 
     Of conversations that were deleted the numbers stay, without whose they were.
     """
-    from tidegate.cli.api import Api
+    from tidegate.cli.client import Api
 
     api = Api(home)
     if budgets:

@@ -3,7 +3,7 @@
 `build` gives the registry with everything in it; a later room adds its own commands to `COMMANDS`.
 """
 
-from tidegate.commands import answers, choices, context, conversation, memory, skills
+from tidegate.commands import approvals, context, conversation, memory, settings, skills
 from tidegate.commands.registry import Command, CommandInfo, Commands, Context, Reply
 from tidegate.sessions import Sessions
 
@@ -11,8 +11,8 @@ __all__ = ["COMMANDS", "Command", "CommandInfo", "Commands", "Context", "Reply",
 
 COMMANDS: tuple[Command, ...] = (
     *conversation.COMMANDS,
-    *answers.COMMANDS,
-    *choices.COMMANDS,
+    *approvals.COMMANDS,
+    *settings.COMMANDS,
     *context.COMMANDS,
     *skills.COMMANDS,
     *memory.COMMANDS,

@@ -4,7 +4,7 @@ import time
 
 from tidegate.commands.registry import Command, Context, Reply
 from tidegate.errors import Refused
-from tidegate.sessions import Filling, changes
+from tidegate.sessions import Filling, operations
 
 BAR = 24
 """Characters of a bar as long as the window."""
@@ -20,7 +20,7 @@ async def context(context: Context, words: str) -> Reply:
 
 async def compact(context: Context, words: str) -> Reply:
     _check_alone("compact", words)
-    await changes.ask_to_compact(context.door, context.here(), context.principal)
+    await operations.ask_to_compact(context.door, context.here(), context.principal)
     text = f"Older messages are summarised with your next message; nothing is deleted. {REBUILDS}"
     return Reply(text=text, session=context.session)
 

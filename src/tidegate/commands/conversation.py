@@ -4,7 +4,7 @@ import time
 
 from tidegate.commands.registry import Command, Context, Reply
 from tidegate.errors import Refused
-from tidegate.sessions import SessionView, changes
+from tidegate.sessions import SessionView, operations
 
 LISTED = 20
 """Conversations that `/sessions` shows."""
@@ -32,17 +32,17 @@ async def stop(context: Context, _: str) -> Reply:
 
 
 async def retry(context: Context, _: str) -> Reply:
-    accepted = await changes.retry(context.door, context.here(), context.principal)
+    accepted = await operations.retry(context.door, context.here(), context.principal)
     return Reply(text=f"Trying again. {REBUILDS}", session=context.session, turn=accepted.turn)
 
 
 async def undo(context: Context, _: str) -> Reply:
-    await changes.undo(context.door, context.here(), context.principal)
+    await operations.undo(context.door, context.here(), context.principal)
     return Reply(text=f"The last turn is undone. {REBUILDS}", session=context.session)
 
 
 async def reload(context: Context, _: str) -> Reply:
-    changed = await changes.reload(context.door, context.here(), context.principal)
+    changed = await operations.reload(context.door, context.here(), context.principal)
     text = f"Prompt and tools are as configured now. {REBUILDS}" if changed else "Prompt and tools had not changed."
     return Reply(text=text, session=context.session)
 
@@ -50,14 +50,14 @@ async def reload(context: Context, _: str) -> Reply:
 async def title(context: Context, words: str) -> Reply:
     if not words:
         raise Refused("Say the title too: /title Holiday plans", code="missing_argument")
-    await changes.set_title(context.door, context.here(), context.principal, words)
+    await operations.set_title(context.door, context.here(), context.principal, words)
     return Reply(text="Titled.", session=context.session)
 
 
 async def resume(context: Context, which: str) -> Reply:
     if not which:
         raise Refused("Say which one: /resume NUMBER from /sessions, or its id.", code="missing_argument")
-    session, is_new = await changes.resume(context.door, await _find(context, which), context.principal)
+    session, is_new = await operations.resume(context.door, await _find(context, which), context.principal)
     view = await context.door.session(session, context.principal)
     name = view.title or view.name or view.id
     text = f"{name} had ended; a new one begins with its transcript." if is_new else f"You are back in: {name}"

@@ -6,8 +6,8 @@ machine without TLS unless that was asked for by name. Everything else raises `M
 and what would be right. Nothing here opens anything but that one file.
 """
 
-from tidegate.config.reading import FILE_NAME, home_folder, load, read
-from tidegate.config.rules import SENSITIVE_HEADER, Duration, Wrong, is_reference, looks_secret, nearest
+from tidegate.config.loader import FILE_NAME, home_folder, load, read
+from tidegate.config.reference import example, reference, show
 from tidegate.config.settings import (
     AgentSettings,
     BudgetSettings,
@@ -24,7 +24,7 @@ from tidegate.config.settings import (
     WorkspaceSettings,
     is_loopback,
 )
-from tidegate.config.showing import example, reference, show
+from tidegate.config.value_types import SENSITIVE_HEADER, Duration, Wrong, is_reference, looks_secret, nearest
 
 __all__ = [
     "FILE_NAME",

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 import msgspec
 
-from tidegate.config.rules import (
+from tidegate.config.value_types import (
     Address,
     Dollars,
     Duration,

@@ -17,15 +17,15 @@ import anyio
 
 from tidegate.agent import Parked, tool_ended
 from tidegate.engine import held
-from tidegate.engine.failures import describe
+from tidegate.engine.attempt import Work, bill_to, ending_of, given_up
 from tidegate.engine.interface import Engine
 from tidegate.engine.journal import Journal, slim
 from tidegate.engine.live import Live
-from tidegate.engine.log import TurnLog
-from tidegate.engine.places import Places
 from tidegate.engine.settlement import Ending, Settled, settle
-from tidegate.engine.taking import Begun, Taken, begin, peek
-from tidegate.engine.work import Work, bill_to, ending_of, given_up
+from tidegate.engine.slots import Places
+from tidegate.engine.turn_failures import describe
+from tidegate.engine.turn_log import TurnLog
+from tidegate.engine.turn_start import Begun, Taken, begin, peek
 from tidegate.errors import Conflict, ModelFailed, Stopping, StoreFailed, TurnFailed
 from tidegate.lifetimes import Presence, Present, Scope, ScopeClosed, is_cancelled
 from tidegate.log import Log

@@ -8,7 +8,7 @@ whatever is said.
 from collections.abc import Iterable, Iterator
 
 from tidegate.engine.live import Live
-from tidegate.engine.log import TurnLog
+from tidegate.engine.turn_log import TurnLog
 from tidegate.lifetimes import Holding
 
 RUNNING_BYTES = 12 * 1024

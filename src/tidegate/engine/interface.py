@@ -8,8 +8,8 @@ engine needs only its id. `EmbeddedEngine` keeps this in one process; one on sev
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from tidegate.engine.log import TurnLog
-from tidegate.engine.taking import Begun
+from tidegate.engine.turn_log import TurnLog
+from tidegate.engine.turn_start import Begun
 from tidegate.values import Event, Outcome
 
 

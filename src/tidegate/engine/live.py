@@ -7,8 +7,8 @@ way the turn ends. A record holds ids and values and other records, never a sess
 
 import asyncio
 
-from tidegate.engine.log import TurnLog
-from tidegate.engine.taking import Begun
+from tidegate.engine.turn_log import TurnLog
+from tidegate.engine.turn_start import Begun
 from tidegate.values import Event, Notice, Usage
 
 NOTICES_KEPT = 16

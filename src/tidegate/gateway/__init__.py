@@ -9,14 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tidegate.gateway.ask import ControlUnanswered, ask
+from tidegate.gateway.control_client import ControlUnanswered, ask
 from tidegate.gateway.hint import hint
 from tidegate.gateway.lock import Holder, HomeHeld, HomeLock, holder_of
 from tidegate.gateway.unready import Unready
 
 if TYPE_CHECKING:
     from tidegate.config import Config
-    from tidegate.gateway.readiness import Ready
+    from tidegate.gateway.preflight.preflight import Ready
 
 __all__ = [
     "ControlUnanswered",
@@ -45,7 +45,7 @@ def run(
 ) -> None:
     """Run a gateway on this home folder until it is told to stop; `say` is given what a person should read. `record`
     and `replay` are files for the model traffic."""
-    from tidegate.gateway.allocator import tune
+    from tidegate.gateway.memory.allocator import tune
 
     tune()
     from tidegate.gateway.process import run_process
@@ -62,13 +62,13 @@ def lost_database(home: Path) -> str | None:
 
 def settings(home: Path) -> "Config":
     """The configuration of this home folder; errors name the file's full path."""
-    from tidegate.gateway import readiness
+    from tidegate.gateway.preflight import preflight
 
-    return readiness.settings(home)
+    return preflight.settings(home)
 
 
 def examine(home: Path) -> "Ready":
     """What a gateway started here and now would be built from. Raises `Unready` if it would refuse to start."""
-    from tidegate.gateway import readiness
+    from tidegate.gateway.preflight import preflight
 
-    return readiness.examine(home, os.environ)
+    return preflight.examine(home, os.environ)

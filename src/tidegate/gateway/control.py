@@ -25,7 +25,7 @@ import anyio
 import msgspec
 
 from tidegate.errors import TidegateError
-from tidegate.gateway.ask import SOCKET_NAME, FolderPath
+from tidegate.gateway.control_client import SOCKET_NAME, FolderPath
 from tidegate.lifetimes import Descriptors, Listener, Scope
 from tidegate.log import Log
 

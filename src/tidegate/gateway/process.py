@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tidegate.gateway.house import House
+from tidegate.gateway.gateway import House
 from tidegate.lifetimes import Descriptors
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -15,7 +15,7 @@ import anyio
 from anyio import to_thread
 
 from tidegate.errors import TidegateError
-from tidegate.gateway.ask import ask
+from tidegate.gateway.control_client import ask
 from tidegate.gateway.lock import BeingTakenOver, Holder, HomeHeld, HomeLock, process_mark
 
 _POLL_SECONDS = 0.02  # between two looks at a lock that is being given up

@@ -8,14 +8,14 @@ This room imports nothing of the project.
 
 from tidegate.lifetimes.cache import BoundedCache, CacheStats
 from tidegate.lifetimes.cancelled import is_cancelled
+from tidegate.lifetimes.child_process import KILLED_SECONDS, Spawned, Starter
 from tidegate.lifetimes.descriptors import Descriptors
-from tidegate.lifetimes.flight import Flight
 from tidegate.lifetimes.gather import gather
 from tidegate.lifetimes.ledger import Account, Hold, Holding, Ledger
 from tidegate.lifetimes.listener import Listener, Room
-from tidegate.lifetimes.present import Dropped, Presence, PresenceStats, Present, Resident
+from tidegate.lifetimes.presence import Dropped, Presence, PresenceStats, Present, Resident
 from tidegate.lifetimes.scope import Scope, ScopeClosed, outlast
-from tidegate.lifetimes.spawning import KILLED_SECONDS, Spawned, Starter
+from tidegate.lifetimes.single_flight import Flight
 
 __all__ = [
     "KILLED_SECONDS",

@@ -14,8 +14,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from tidegate.lifetimes.flight import Flight
 from tidegate.lifetimes.ledger import Holding
+from tidegate.lifetimes.single_flight import Flight
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

@@ -4,15 +4,15 @@ Guarantee: a conversation's request is encoded once and grows only at its end; w
 Message or a ModelFailed; no credential is taken that the configuration does not name, and none is ever told.
 """
 
-from tidegate.models.counts import believed
-from tidegate.models.facts import Facts
+from tidegate.models.catalog.facts import Facts
+from tidegate.models.formats.json_repair import repaired
+from tidegate.models.formats.request_text import NOTES_TASK, SUMMARY_TASK
+from tidegate.models.formats.token_counts import believed
+from tidegate.models.http.clients import Clients, ClientStats, Lease
+from tidegate.models.http.retry import Patience
+from tidegate.models.http.transport import Traffic
 from tidegate.models.interface import Encoded, Model, Wire
-from tidegate.models.network.clients import Clients, ClientStats, Lease
-from tidegate.models.network.traffic import Traffic
 from tidegate.models.registry import Models, ModelState
-from tidegate.models.repair import repaired
-from tidegate.models.retry import Patience
-from tidegate.models.telling import NOTES_TASK, SUMMARY_TASK
 
 __all__ = [
     "NOTES_TASK",

@@ -8,9 +8,9 @@ is encoded belongs to the caller.
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from tidegate.models.facts import Facts
-from tidegate.models.gauge import Gauge
-from tidegate.models.network.clients import Lease
+from tidegate.models.catalog.facts import Facts
+from tidegate.models.formats.token_estimate import Gauge
+from tidegate.models.http.clients import Lease
 from tidegate.values import Call, Frozen, Message, Prefix
 
 

@@ -14,15 +14,15 @@ import msgspec
 
 from tidegate.config import ModelSettings, is_reference
 from tidegate.errors import Misconfigured, ModelKind
-from tidegate.models.asking import Format, HttpModel
-from tidegate.models.catalogue import Catalogue
-from tidegate.models.facts import Facts
+from tidegate.models.catalog.catalog import Catalogue
+from tidegate.models.catalog.facts import Facts
+from tidegate.models.formats.openai.chat import OpenAIChat
+from tidegate.models.http.cooldown import Rests
+from tidegate.models.http.http_model import Format, HttpModel
+from tidegate.models.http.keyring import Key, KeyRing
+from tidegate.models.http.retry import Patience
+from tidegate.models.http.transport import Traffic
 from tidegate.models.interface import Model
-from tidegate.models.keyring import Key, KeyRing
-from tidegate.models.network.traffic import Traffic
-from tidegate.models.openai.chat import OpenAIChat
-from tidegate.models.resting import Rests
-from tidegate.models.retry import Patience
 from tidegate.security import Redactor, Secret
 from tidegate.values import Frozen
 
@@ -103,7 +103,7 @@ class Models:
 
     def _build(self, name: str, settings: ModelSettings, facts: Facts) -> Model:
         if settings.api == "demo":
-            from tidegate.models.demo import DemoModel  # only where it is used
+            from tidegate.models.demo.model import DemoModel  # only where it is used
 
             return DemoModel(name, self._traffic, facts)
         for field in ("base_url", "model"):
@@ -150,11 +150,11 @@ def _format(settings: ModelSettings, facts: Facts) -> Format:
     """How the model's API is spoken; only the formats that are configured are imported."""
     match settings.api:
         case "openai-responses":
-            from tidegate.models.openai.responses import OpenAIResponses
+            from tidegate.models.formats.openai.responses import OpenAIResponses
 
             return OpenAIResponses(settings.model, facts)
         case "anthropic":
-            from tidegate.models.anthropic.messages import Anthropic
+            from tidegate.models.formats.anthropic.messages import Anthropic
 
             return Anthropic(settings.model, facts, cache_ttl=settings.cache_ttl or "5m")
         case _:

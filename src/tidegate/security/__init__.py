@@ -6,7 +6,7 @@ Identity is a `Principal` that is passed as an argument, never taken from the su
 """
 
 from tidegate.security.keys import CODE_SECONDS, digest, make_code, make_key, make_page_token, same
-from tidegate.security.logs import configure_logging
+from tidegate.security.log_setup import configure_logging
 from tidegate.security.principal import ROLES, Principal, Right, UserRole, may_grant
 from tidegate.security.redactor import HIDDEN, Redactor
 from tidegate.security.secret import Secret, resolve

@@ -2,7 +2,8 @@
 
 Guarantee: pure, and by the number of the address alone, however it is written. What is not known to be public is not;
 an IPv6 address that carries an IPv4 one is judged by what would be reached. The tables are our own, so that a newer or
-older Python judges the same; the network of sandboxes is closed by them, too (`workspaces/network.py`).
+older Python judges the same; the network of sandboxes is closed by them, too
+(`workspaces/backends/sandbox_network.py`).
 """
 
 import ipaddress

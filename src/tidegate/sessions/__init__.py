@@ -4,15 +4,15 @@ The way of a message: `Sessions.accept` (inbox, one transaction) → the session
 `Runner` → its answer in the store, fetched by whoever asked. Ends, expiry and recovery run from the store.
 """
 
-from tidegate.sessions.budgets import BudgetView
-from tidegate.sessions.channels import CHANNELS, DELEGATE, Channel, Channels
-from tidegate.sessions.chores import Chore
-from tidegate.sessions.door import Sessions
-from tidegate.sessions.ending import EndHook
-from tidegate.sessions.filling import Filling
-from tidegate.sessions.substitutes import KEY as FALLBACK
-from tidegate.sessions.substitutes import Fallen, reason
+from tidegate.sessions.lifecycle import EndHook
+from tidegate.sessions.maintenance import Chore
+from tidegate.sessions.service import Sessions
 from tidegate.sessions.views import AgentView, Notebook, NoteView, QuestionView, SessionView, SettingView
+from tidegate.turns.budgets.budgets import BudgetView
+from tidegate.turns.channels import CHANNELS, DELEGATE, Channel, Channels
+from tidegate.turns.fallback import KEY as FALLBACK
+from tidegate.turns.fallback import Fallen, reason
+from tidegate.turns.window_usage import Filling
 
 __all__ = [
     "CHANNELS",

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 from tidegate.agent import Parked
 from tidegate.engine import TASK_OF_NONE
 from tidegate.errors import NotFound, Refused, Stopping, ToolFailed
-from tidegate.sessions.channels import DELEGATE
 from tidegate.sessions.relay import Relay
 from tidegate.store import principals, receipts
 from tidegate.tools import ToolContext
+from tidegate.turns.channels import DELEGATE
 from tidegate.values import Accepted, Inbound, Message, Outcome
 
 if TYPE_CHECKING:
-    from tidegate.sessions.door import Sessions
+    from tidegate.sessions.service import Sessions
 
 HEADING = "With the tool `delegate` you can give tasks to these agents:"
 

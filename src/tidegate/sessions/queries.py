@@ -16,7 +16,7 @@ from tidegate.values import Frozen, Media, Outcome
 
 if TYPE_CHECKING:
     from tidegate.security import Principal
-    from tidegate.sessions.door import Sessions
+    from tidegate.sessions.service import Sessions
 
 __all__ = ["export", "listing", "media", "newest", "outcome", "page", "session", "view", "without_bytes"]
 

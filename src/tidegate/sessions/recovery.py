@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from tidegate.engine import TASK_OF_NONE, stopped
 from tidegate.log import Log
-from tidegate.sessions.channels import Channel
 from tidegate.store import Db, SessionRow, TurnRow, sessions, turns
+from tidegate.turns.channels import Channel
 from tidegate.values import Failure
 
 if TYPE_CHECKING:
-    from tidegate.sessions.door import Sessions
+    from tidegate.sessions.service import Sessions
 
 log = Log(__name__)
 

@@ -8,8 +8,8 @@ and each is told to be closed when nobody waits for it any more. Nothing is held
 import msgspec
 
 from tidegate.engine import EmbeddedEngine
-from tidegate.sessions.channels import DELEGATE
 from tidegate.tools import ToolContext
+from tidegate.turns.channels import DELEGATE
 from tidegate.values import (
     Answered,
     Asked,

@@ -4,10 +4,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from tidegate.sessions.compaction import COOLDOWN, ERA, WANTED
-from tidegate.sessions.substitutes import KEY, Fallen
 from tidegate.store import ApprovalRow, SessionRow, Setting, approvals
-from tidegate.store.settings import OWN
+from tidegate.store.tables.settings import OWN
+from tidegate.turns.compaction.compaction import COOLDOWN, ERA, WANTED
+from tidegate.turns.fallback import KEY, Fallen
 from tidegate.values import Frozen
 
 UNCHOSEN = (KEY, COOLDOWN, WANTED, ERA)

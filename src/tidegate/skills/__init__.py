@@ -6,13 +6,13 @@ is wrong with one of them is a sentence in the log and never a session that fail
 loads nothing of this room; `Library` and `ProjectFiles` are sources of what a session's prompt begins with.
 """
 
+from tidegate.skills.discovery import Looker, unknown
+from tidegate.skills.file_digests import survey
 from tidegate.skills.frontmatter import Unfit
 from tidegate.skills.library import Library, Page
-from tidegate.skills.listing import line
-from tidegate.skills.looking import Looker, unknown
-from tidegate.skills.project import ProjectFiles
-from tidegate.skills.survey import survey
-from tidegate.skills.values import Entry, LeftOut, Shelf, Skill
+from tidegate.skills.project_files import ProjectFiles
+from tidegate.skills.prompt_listing import line
+from tidegate.skills.skill import Entry, LeftOut, Shelf, Skill
 
 __all__ = [
     "Entry",

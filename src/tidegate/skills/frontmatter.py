@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tidegate.errors import Misconfigured
-from tidegate.skills.values import Skill
+from tidegate.skills.skill import Skill
 from tidegate.workspaces.files import printable
 
 FILE_BYTES = 256 * 1024

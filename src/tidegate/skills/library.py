@@ -19,14 +19,14 @@ from anyio import to_thread
 from tidegate.config import Config
 from tidegate.lifetimes import CacheStats
 from tidegate.log import Log
-from tidegate.skills import opening
+from tidegate.skills import file_access
+from tidegate.skills.discovery import Looker, misnamed
+from tidegate.skills.discovery_cache import For, Looks, look
 from tidegate.skills.frontmatter import FILE_BYTES, Unfit, body, decoded
-from tidegate.skills.looking import Looker, misnamed
-from tidegate.skills.looks import For, Looks, look
-from tidegate.skills.told import Told
-from tidegate.skills.values import FILE, Entry, Shelf, Skill
+from tidegate.skills.log_once import Told
+from tidegate.skills.skill import FILE, Entry, Shelf, Skill
 from tidegate.workspaces.files import Choice
-from tidegate.workspaces.files.walking import Walk
+from tidegate.workspaces.files.walk import Walk
 from tidegate.workspaces.provenance import UNTRUSTED, Provenance, Reader
 
 log = Log(__name__)
@@ -119,11 +119,14 @@ class Library:
 
     def _open(self, entry: Entry, reader: Reader) -> Contents:
         try:
-            with opening.place(entry.place) as place:
+            with file_access.place(entry.place) as place:
                 if place is None:
                     raise Unfit("its folder is not there any more.")
-                with opening.skill_folder(entry.place, place, entry.name) as folder:
-                    if folder is None or (found := opening.load(opening.held(folder), FILE, FILE_BYTES + 1)) is None:
+                with file_access.skill_folder(entry.place, place, entry.name) as folder:
+                    if (
+                        folder is None
+                        or (found := file_access.load(file_access.held(folder), FILE, FILE_BYTES + 1)) is None
+                    ):
                         raise Unfit("it is not there any more.")
                     if not reader.admits(found.path, found.digest):
                         raise Unfit(UNTRUSTED)
@@ -131,22 +134,22 @@ class Library:
                     if skill.name != entry.name:
                         raise Unfit(misnamed(skill, entry.name))
                     files, more = _files(folder)
-                    seen = _seen(self._config, entry, Path(opening.held(folder).inner))
+                    seen = _seen(self._config, entry, Path(file_access.held(folder).inner))
         except OSError as error:
             raise Unfit(f"it cannot be read ({error.strerror}).") from None
         return Contents(skill, body(decoded(found.data)), files, more, seen)
 
     def _file(self, entry: Entry, path: str, reader: Reader) -> Page | None:
         try:
-            with opening.place(entry.place) as place:
+            with file_access.place(entry.place) as place:
                 if place is None:
                     return None
-                with opening.skill_folder(entry.place, place, entry.name) as folder:
+                with file_access.skill_folder(entry.place, place, entry.name) as folder:
                     # What a link leads to must be a skill, too: it could have been put there meanwhile.
-                    if folder is None or opening.marked(opening.held(folder), FILE) is None:
+                    if folder is None or file_access.marked(file_access.held(folder), FILE) is None:
                         return None
-                    found = opening.load(opening.held(folder), path, READ_BYTES)
-                    seen = _seen(self._config, entry, Path(opening.held(folder).inner))
+                    found = file_access.load(file_access.held(folder), path, READ_BYTES)
+                    seen = _seen(self._config, entry, Path(file_access.held(folder).inner))
         except OSError as error:
             raise Unfit(f"it cannot be read ({error.strerror}).") from None
         if found is None:
@@ -189,7 +192,7 @@ def _seen(config: Config, entry: Entry, real: Path) -> str:
     return ""
 
 
-def _text(found: opening.Opened) -> str | None:
+def _text(found: file_access.Opened) -> str | None:
     if b"\0" in found.data[:BINARY_WITHIN]:
         return None
     try:

@@ -5,11 +5,11 @@ memory never holds more of it than the excerpt.
 """
 
 from tidegate.spool.excerpts import bound_text
+from tidegate.spool.jobs.runner import Workers
 from tidegate.spool.media import DOCUMENT_BYTES, SOUND_BYTES, media_type_of, seems_media
-from tidegate.spool.place import Arrivals
-from tidegate.spool.recorder import Recorder
+from tidegate.spool.output_recorder import Recorder
+from tidegate.spool.session_folder import Arrivals
 from tidegate.spool.spool import SessionSpool, Spool, SpoolStats
-from tidegate.spool.workers import Workers
 
 __all__ = [
     "DOCUMENT_BYTES",

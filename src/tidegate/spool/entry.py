@@ -12,7 +12,7 @@ from anyio import CancelScope, to_thread
 
 from tidegate.errors import TidegateError
 from tidegate.log import Log
-from tidegate.spool.sink import Sink
+from tidegate.spool.file_writer import Sink
 
 log = Log(__name__)
 

@@ -19,9 +19,9 @@ import msgspec
 from anyio import lowlevel, to_thread
 
 from tidegate.errors import MediaLeftOut, ToolFailed
-from tidegate.spool import images, sounds
 from tidegate.spool.entry import UNSPOOLED_BYTES, Entry, Place
-from tidegate.spool.workers import Workers
+from tidegate.spool.jobs import audio_header, image_header
+from tidegate.spool.jobs.runner import Workers
 from tidegate.values import PDF, Media
 
 SIDE = 2000
@@ -75,17 +75,19 @@ _DOCUMENT = b"%PDF-"
 def seems_media(head: bytes) -> bool:
     """Whether a file that begins so should be given as a picture or a sound, and not be read as text. Sounds of kinds
     that no model is given are among them: whoever gives them is told what to do."""
-    return bool(sounds.kind(head)) or head.startswith(_PICTURES) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")
+    return (
+        bool(audio_header.kind(head)) or head.startswith(_PICTURES) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")
+    )
 
 
 def media_type_of(data: bytes) -> str:
     """What it is by its first bytes; nothing when it is none of the kinds that are given to models."""
     if data.startswith(_DOCUMENT):
         return PDF
-    sound = sounds.kind(data[: sounds.HEAD_BYTES])
+    sound = audio_header.kind(data[: audio_header.HEAD_BYTES])
     if sound:
         return sound if sound.startswith("audio/") else ""
-    found = images.sniff(lambda count, place: data[place : place + count])
+    found = image_header.sniff(lambda count, place: data[place : place + count])
     return "" if found is None else found.media_type
 
 
@@ -100,10 +102,10 @@ class Presenter:
         goes. `name` names it in a refusal, `filename` is the name that a document keeps."""
         named = f'"{name[:NAME_CHARACTERS]}"'
         async with _described(source) as input:
-            head = os.pread(input, sounds.HEAD_BYTES, 0)
+            head = os.pread(input, audio_header.HEAD_BYTES, 0)
             if head.startswith(_DOCUMENT):
                 return await self._document(input, f"The document {named} cannot be given", place, filename)
-            if sounds.kind(head):
+            if audio_header.kind(head):
                 return await self._sound(input, f"The sound {named} cannot be heard", place)
             return await self._picture(input, f"The picture {named} cannot be shown", place)
 
@@ -128,7 +130,7 @@ class Presenter:
     async def _sound(self, input: int, heard: str, place: Place) -> Media:
         order = {"bytes": SOUND_BYTES, "seconds": SOUND_SECONDS}
         with _anonymous() as output:
-            made = await self._made("listening", order, input, output, heard, f"; {CONVERT}")
+            made = await self._made("audio_job", order, input, output, heard, f"; {CONVERT}")
             kept, lost = await _kept(made, output, place)
             size = os.fstat(output).st_size
         if lost:
@@ -155,7 +157,7 @@ class Presenter:
         if os.fstat(input).st_size > SOURCE_BYTES:
             raise ToolFailed(f"{shown}: its file is larger than {SOURCE_BYTES} bytes.")
         order = {"side": SIDE, "bytes": most, "pixels": PIXELS, "pillow": await to_thread.run_sync(_pillow)}
-        return await self._made("scaling", order, input, output, shown)
+        return await self._made("image_job", order, input, output, shown)
 
     async def _made(
         self, job: str, order: dict[str, Any], input: int, output: int, failed: str, advice: str = ""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tidegate.errors import ToolFailed
-from tidegate.spool.workers import Workers
+from tidegate.spool.jobs.runner import Workers
 from tidegate.values import Frozen
 
 SECONDS = 10.0
@@ -51,7 +51,7 @@ async def search(workers: Workers, path: Path, query: Query) -> str:
         "seconds": SECONDS,
     }
     try:
-        found = await workers.run("searching", order, within=SECONDS + GRACE, memory=MEMORY_BYTES)
+        found = await workers.run("search_job", order, within=SECONDS + GRACE, memory=MEMORY_BYTES)
     except TimeoutError:
         raise ToolFailed("This regular expression takes too long; use a simpler one, or a plain text.") from None
     if "gone" in found:

@@ -12,9 +12,9 @@ from typing import Any
 from anyio import to_thread
 
 from tidegate.errors import ToolFailed
+from tidegate.spool.jobs.runner import Workers
+from tidegate.spool.jobs.search_job import LENGTH_BYTES
 from tidegate.spool.search import GRACE, MEMORY_BYTES
-from tidegate.spool.searching import LENGTH_BYTES
-from tidegate.spool.workers import Workers
 from tidegate.values import Frozen
 
 
@@ -95,7 +95,7 @@ def _put(fd: int, texts: Iterable[str]) -> None:
 
 async def _work(workers: Workers, order: dict[str, Any], seconds: float, input: int | None = None) -> dict[str, Any]:
     found: dict[str, Any] = await workers.run(
-        "searching", order, within=seconds + GRACE, memory=MEMORY_BYTES, input=input
+        "search_job", order, within=seconds + GRACE, memory=MEMORY_BYTES, input=input
     )
     if "wrong" in found:
         raise ToolFailed(f"This is no regular expression: {found['wrong']}.")

@@ -18,15 +18,15 @@ from typing import BinaryIO
 from anyio import to_thread
 
 from tidegate.errors import ToolFailed
-from tidegate.spool import sweeping
+from tidegate.spool import folders
 from tidegate.spool.entry import Unspooled
 from tidegate.spool.excerpts import count_lines
+from tidegate.spool.jobs.runner import Workers
 from tidegate.spool.media import LOADED_BYTES, Presenter
-from tidegate.spool.paging import Wanted, read_page
-from tidegate.spool.place import Arrivals, SessionPlace
-from tidegate.spool.recorder import Recorder
+from tidegate.spool.output_recorder import Recorder
+from tidegate.spool.pages import Wanted, read_page
 from tidegate.spool.search import Query, search
-from tidegate.spool.workers import Workers
+from tidegate.spool.session_folder import Arrivals, SessionPlace
 from tidegate.store import Db, SpooledRow, Store, processes, sessions, spooled
 from tidegate.values import Frozen, Media, media_kind
 
@@ -108,11 +108,11 @@ class Spool:
 
     async def share(self, source: str, target: str) -> None:
         """What one session has is another's too: the same files under both, until the last of them is gone."""
-        await to_thread.run_sync(sweeping.link, self.root / source, self.root / target)
+        await to_thread.run_sync(folders.link, self.root / source, self.root / target)
 
     async def remove(self, session: str) -> None:
         """Everything of a session that is no more."""
-        await to_thread.run_sync(sweeping.remove_folder, self.root / session)
+        await to_thread.run_sync(folders.remove_folder, self.root / session)
 
     async def sweep(self) -> int:
         """Removes what belongs to no session, and in the sessions' folders what has no row; how many files and folders.
@@ -121,7 +121,7 @@ class Spool:
         if self.store.problems.stands("spool"):
             await to_thread.run_sync(self._try_writing)
         since, before = self._swept_at - 2 * YOUNG_SECONDS, begun - YOUNG_SECONDS
-        found = await to_thread.run_sync(sweeping.folders, self.root)
+        found = await to_thread.run_sync(folders.folders, self.root)
         removed = 0
         for names in _batches(found):
             known = await self.store.read(sessions.existing, names)
@@ -129,7 +129,7 @@ class Spool:
                 if name in known:
                     removed += await self._sweep_files(name, before) if found[name] >= since else 0
                 elif found[name] < before:
-                    removed += await to_thread.run_sync(sweeping.remove_folder, self.root / name)
+                    removed += await to_thread.run_sync(folders.remove_folder, self.root / name)
         self._swept += removed
         self._swept_at = begun
         return removed
@@ -144,12 +144,12 @@ class Spool:
     async def _sweep_files(self, session: str, before: float) -> int:
         """The rows are read after the files were listed and after who is writing was asked: a file that got its row
         meanwhile has it by then."""
-        found = await to_thread.run_sync(sweeping.files, self.root / session, before)
+        found = await to_thread.run_sync(folders.files, self.root / session, before)
         orphans: list[str] = []
         for names in _batches([name for name, id in found.items() if id not in self.writing]):
             known = await self.store.read(_known, [found[name] for name in names])
             orphans += [name for name in names if found[name] not in known]
-        return await to_thread.run_sync(sweeping.remove_files, self.root / session, orphans) if orphans else 0
+        return await to_thread.run_sync(folders.remove_files, self.root / session, orphans) if orphans else 0
 
     def stats(self) -> SpoolStats:
         return SpoolStats(

@@ -5,35 +5,7 @@ Guarantee: what was acknowledged is on disk before its caller is told, and survi
 here are made to be sent, each module works on one noun, and nothing else knows a table.
 """
 
-from tidegate.store import (
-    approvals,
-    audit,
-    endings,
-    intents,
-    maintenance,
-    messages,
-    notes,
-    notices,
-    outbox,
-    principals,
-    processes,
-    projects,
-    receipts,
-    search,
-    sessions,
-    settings,
-    spooled,
-    summaries,
-    switches,
-    turns,
-    usage,
-    workspaces,
-)
-from tidegate.store._connections import Durability
-from tidegate.store._errors import disk_failure
-from tidegate.store._integrity import check_file
-from tidegate.store._problems import PROBLEM_KINDS, Problem, ProblemKind, Problems
-from tidegate.store._writer import Fault
+from tidegate.store import maintenance
 from tidegate.store.database import Store, StoreStats
 from tidegate.store.rows import (
     About,
@@ -70,6 +42,34 @@ from tidegate.store.rows import (
     UsageTotal,
     Within,
     WorkspaceRow,
+)
+from tidegate.store.sqlite.connections import Durability
+from tidegate.store.sqlite.errors import disk_failure
+from tidegate.store.sqlite.integrity import check_file
+from tidegate.store.sqlite.problems import PROBLEM_KINDS, Problem, ProblemKind, Problems
+from tidegate.store.sqlite.writer import Fault
+from tidegate.store.tables import (
+    approvals,
+    audit,
+    endings,
+    intents,
+    messages,
+    notes,
+    notices,
+    outbox,
+    principals,
+    processes,
+    projects,
+    receipts,
+    search,
+    sessions,
+    settings,
+    spooled,
+    summaries,
+    switches,
+    turns,
+    usage,
+    workspaces,
 )
 
 __all__ = [

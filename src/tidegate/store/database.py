@@ -20,12 +20,12 @@ import apsw
 
 from tidegate.errors import DiskFailed, StoreDamaged, StoreFailed
 from tidegate.log import Log
-from tidegate.store._connections import Durability
-from tidegate.store._integrity import check_table, tables_of
-from tidegate.store._problems import Problem, ProblemKind, Problems
-from tidegate.store._readers import Readers
-from tidegate.store._writer import Fault, Writer
 from tidegate.store.rows import Db
+from tidegate.store.sqlite.connections import Durability
+from tidegate.store.sqlite.integrity import check_table, tables_of
+from tidegate.store.sqlite.problems import Problem, ProblemKind, Problems
+from tidegate.store.sqlite.readers import Readers
+from tidegate.store.sqlite.writer import Fault, Writer
 from tidegate.values import Frozen
 
 P = ParamSpec("P")

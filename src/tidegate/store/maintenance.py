@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import apsw
 
-from tidegate.store import principals, sessions, settings
-from tidegate.store._writer import outside
 from tidegate.store.rows import Db
+from tidegate.store.sqlite.writer import outside
+from tidegate.store.tables import principals, sessions, settings
 
 FORGET_KEYS = 86400.0
 """Seconds for which a code or cookie that no longer works stays known."""

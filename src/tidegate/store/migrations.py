@@ -314,7 +314,7 @@ _V5 = (
 
 # A summary covers the places `first` to `last`, and is covered in turn by the summary number `parent`; an elision says
 # that in those places what is long (`payload`) or no text (`media`) is shown by an excerpt. The search index numbers
-# the sessions, those of one principal side by side in its extents (`store/search.py`).
+# the sessions, those of one principal side by side in its extents (`store/tables/search.py`).
 _V6 = (
     """CREATE TABLE summaries(
         session TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE, number INTEGER NOT NULL,

@@ -7,10 +7,10 @@ bounded by whoever shows it (`bound_text`), and says what was left out.
 
 from tidegate.spool import bound_text
 from tidegate.tools import extensions
-from tidegate.tools.names import fit_name
-from tidegate.tools.reach import Delegates, Notes, Reach, Recall, Skills
 from tidegate.tools.registry import ToolRegistry, builtin_toolsets
+from tidegate.tools.services import Delegates, Notes, Reach, Recall, Skills
 from tidegate.tools.tool import Effect, Result, Tool, ToolContext, tool
+from tidegate.tools.tool_names import fit_name
 from tidegate.tools.toolset import Toolset
 
 __all__ = [

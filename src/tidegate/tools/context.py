@@ -9,7 +9,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from tidegate.errors import ToolFailed
-from tidegate.tools.reach import Recall
+from tidegate.tools.services import Recall
 from tidegate.tools.tool import ToolContext, tool
 
 NUMBER = 2**53

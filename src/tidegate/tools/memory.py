@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from tidegate.errors import ToolFailed
-from tidegate.tools.reach import Notes
+from tidegate.tools.services import Notes
 from tidegate.tools.tool import ToolContext, tool
 
 Number = Annotated[int, Meta(ge=1, le=10**15)]

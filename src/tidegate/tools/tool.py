@@ -14,12 +14,12 @@ import msgspec
 
 from tidegate.errors import ToolFailed
 from tidegate.spool import SessionSpool
-from tidegate.tools.reach import Reach
+from tidegate.tools.services import Reach
 from tidegate.values import Frozen, Media, ToolDefinition
 from tidegate.workspaces import Workspace
 
 if TYPE_CHECKING:
-    from tidegate.tools.egress import WebAccess
+    from tidegate.tools.web.http_access import WebAccess
 
 Effect = Literal["read", "write", "execute", "network"]
 """What a call may change: nothing, files, anything on the machine, something elsewhere."""

@@ -5,9 +5,9 @@ ended or the gateway has; unloading a session touches none of it. The gateway's 
 """
 
 from tidegate.workspaces.files import Files, Mount
+from tidegate.workspaces.processes.views import Finished, Page, ProcessView, Waited
 from tidegate.workspaces.provenance import Provenance
 from tidegate.workspaces.trash import keep_within
-from tidegate.workspaces.views import Finished, Page, ProcessView, Waited
 from tidegate.workspaces.workspace import Workspace
 from tidegate.workspaces.workspaces import RECONCILE_SECONDS, TIDY_SECONDS, Workspaces
 

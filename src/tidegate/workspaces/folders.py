@@ -17,8 +17,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from tidegate.workspaces.backends.interface import BoxSpec
 from tidegate.workspaces.files import User
-from tidegate.workspaces.interface import BoxSpec
 
 FOLDER_MODE = 0o700
 MEASURE_SECONDS = 5.0

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 from tidegate.errors import ToolFailed
 from tidegate.store import Db, workspaces
 from tidegate.values import new_id
-from tidegate.workspaces import script
+from tidegate.workspaces.backends import shell_script
+from tidegate.workspaces.backends.interface import Box
 from tidegate.workspaces.disk import MeteredFiles
 from tidegate.workspaces.files import Files
-from tidegate.workspaces.interface import Box
-from tidegate.workspaces.looking import Lookout, view
-from tidegate.workspaces.running import Conducted, Sink, conduct
-from tidegate.workspaces.site import OUTSIDE, Site, strained
-from tidegate.workspaces.views import Finished, Page, ProcessView, Waited
+from tidegate.workspaces.processes.command_run import Conducted, Sink, conduct
+from tidegate.workspaces.processes.live_sandbox import OUTSIDE, Site, strained
+from tidegate.workspaces.processes.process_view import Lookout, view
+from tidegate.workspaces.processes.views import Finished, Page, ProcessView, Waited
 
 if TYPE_CHECKING:
     from tidegate.workspaces.workspaces import Workspaces
@@ -28,7 +28,7 @@ COMMAND_BYTES = 1024 * 1024
 """Of one command. What is longer belongs into a file."""
 
 _TOO_LONG = (
-    f"The shell's variables and functions take more than {script.STATE_BYTES // 1024} KiB and were not kept: "
+    f"The shell's variables and functions take more than {shell_script.STATE_BYTES // 1024} KiB and were not kept: "
     "the next command starts with those from before this one."
 )
 _REPLACED = (
@@ -72,7 +72,9 @@ class Workspace:
             await site.enter()  # first, since one of another backend forgets the shell that was saved elsewhere
             shell = await self._owner.store.read(workspaces.shell, self.session)
             mark, inner = new_id("c"), site.backend.inner(site.spec.folder)
-            box, child = await site.spawn(script.command(text, mark=mark, folder=inner, shell=shell, pty=pty), mark)
+            box, child = await site.spawn(
+                shell_script.command(text, mark=mark, folder=inner, shell=shell, pty=pty), mark
+            )
             before, narrow = box.strain, site.disk is not None and site.disk.full
             done = await conduct(child, sink, scope=site.scope, timeout=timeout, look=site.look)
             full = await site.full() or (narrow and done.code != 0)
@@ -80,13 +82,13 @@ class Workspace:
             notes = await self._keep_shell(site, box, done, shell, told)
             if full and site.disk is not None and not any(site.disk.limit in note for note in notes):
                 notes.append(f"Note: {site.disk.too_much}.")
-        left = max(done.left, script.read_state(done.state).left)
+        left = max(done.left, shell_script.read_state(done.state).left)
         return Finished(code=done.code, timed_out=done.code is None, left_behind=left, note=" ".join(notes))
 
     async def _keep_shell(self, site: Site, box: Box, done: Conducted, before: bytes | None, told: str) -> list[str]:
         """Save what the shell is like now; what the caller should know of that, beside what is `told` anyway."""
         notes = [told] if told else []
-        saved = script.read_state(done.state)
+        saved = shell_script.read_state(done.state)
         if saved.shell is not None:
             if saved.shell != before:
                 await self._owner.store.write(_save_shell, self.session, saved.shell)

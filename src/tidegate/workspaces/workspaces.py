@@ -27,21 +27,22 @@ from tidegate.log import Log
 from tidegate.security.addresses import networks
 from tidegate.spool import Spool
 from tidegate.store import Db, ProcessRow, Store, WorkspaceRow, notices, processes, workspaces
-from tidegate.workspaces import seccomp, strays
-from tidegate.workspaces.cgroups import Cgroups
-from tidegate.workspaces.children import Spawner, find, gone
-from tidegate.workspaces.choosing import Choice, NoCommands
+from tidegate.workspaces.backends.backend_select import Choice, NoCommands
+from tidegate.workspaces.backends.interface import CALLED, Backend, BoxLimits, BoxSpec, Elsewhere, owner_of
+from tidegate.workspaces.backends.remote_cleanup import Remains
 from tidegate.workspaces.disk import Disk
 from tidegate.workspaces.files import User
 from tidegate.workspaces.folders import Folders, Used
 from tidegate.workspaces.folders import remove as remove_folder
-from tidegate.workspaces.interface import CALLED, Backend, BoxLimits, BoxSpec, Elsewhere, owner_of
-from tidegate.workspaces.proc import start_ticks
-from tidegate.workspaces.processes import OnFinished, Processes
+from tidegate.workspaces.kernel import seccomp
+from tidegate.workspaces.kernel.cgroups import Cgroups
+from tidegate.workspaces.kernel.process_table import start_ticks
+from tidegate.workspaces.kernel.users import user_of
+from tidegate.workspaces.processes import reaper
+from tidegate.workspaces.processes.background import OnFinished, Processes
+from tidegate.workspaces.processes.children import Spawner, find, gone
+from tidegate.workspaces.processes.live_sandbox import Site
 from tidegate.workspaces.provenance import Provenance
-from tidegate.workspaces.remains import Remains
-from tidegate.workspaces.site import Site
-from tidegate.workspaces.users import user_of
 from tidegate.workspaces.workspace import Workspace
 
 log = Log(__name__)
@@ -109,7 +110,7 @@ class Workspaces:
         self._clock = clock
         self._environment = {name: environment[name] for name in self.settings.environment if name in environment}
         self._groups = Cgroups(config.home)
-        self._strays = strays.Strays()
+        self._strays = reaper.Strays()
         self._remains = Remains(store, clock, self.settings.trash)
         owner = owner_of(config.home)
         self.spawner = Spawner(frozenset(os.sched_getaffinity(0)), owner, user_of(self.settings.user, None, owner))
@@ -310,11 +311,11 @@ class Workspaces:
     async def _end_orphans(self) -> None:
         """End the processes of this home that descend from none of our children. As the home is locked, no other
         gateway owns them."""
-        marked = await to_thread.run_sync(strays.marked, self.spawner.owner)
+        marked = await to_thread.run_sync(reaper.marked, self.spawner.owner)
         # Children are started on this thread: every one that was found and still runs is known by now.
         running = self.spawner.running
         if orphans := [process for process in marked if not process.line & running]:
-            await to_thread.run_sync(strays.end, orphans)
+            await to_thread.run_sync(reaper.end, orphans)
 
     async def _restart(self) -> None:
         last = ""

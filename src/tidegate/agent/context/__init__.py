@@ -1,13 +1,13 @@
 """How a long conversation fits into its model's window: what is shown of it, where it may be cut, how it is summarised.
 
 Guarantee: everything here is a pure function of the rows that it is given: the same rows are shown by the same messages
-before and after a restart. Who reads and writes the rows, and asks a model, is `sessions/compaction.py`.
+before and after a restart. Who reads and writes the rows, and asks a model, is `turns/compaction/compaction.py`.
 """
 
-from tidegate.agent.context.cutting import cut_messages, cut_summaries
-from tidegate.agent.context.excerpts import elided
-from tidegate.agent.context.planning import Marks, chunks, last_unit, marks_of, tail_from
-from tidegate.agent.context.summarising import (
+from tidegate.agent.context.cut_points import Marks, chunks, last_unit, marks_of, tail_from
+from tidegate.agent.context.elision import elided
+from tidegate.agent.context.rule_summary import cut_messages, cut_summaries
+from tidegate.agent.context.summary_prompt import (
     INSTRUCTIONS,
     NO_SMALLER,
     TOO_LONG,

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tidegate.agent.balance import in_call_order
-from tidegate.agent.context.excerpts import elided
+from tidegate.agent.context.elision import elided
+from tidegate.agent.tool_pairs import in_call_order
 from tidegate.store import ElisionRow, SummaryRow
 from tidegate.values import Frozen, Message
 

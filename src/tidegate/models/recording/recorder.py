@@ -13,12 +13,12 @@ from typing import Any, Self
 
 from anyio import to_thread
 
-from tidegate.models.network.clients import Lease, Origin
-from tidegate.models.network.connection import LinkFailed, Waits
-from tidegate.models.network.traffic import Incoming, Traffic
-from tidegate.models.recording.file import BODY_BYTES, FILE_BYTES, Answered, Asked, End, Piece, digest, now
-from tidegate.models.recording.pen import Pen
-from tidegate.models.recording.stripping import stripped_body, stripped_head, stripped_headers, stripped_pieces
+from tidegate.models.http.clients import Lease, Origin
+from tidegate.models.http.connection import LinkFailed, Waits
+from tidegate.models.http.transport import Incoming, Traffic
+from tidegate.models.recording.recording_file import BODY_BYTES, FILE_BYTES, Answered, Asked, End, Piece, digest, now
+from tidegate.models.recording.redaction import stripped_body, stripped_head, stripped_headers, stripped_pieces
+from tidegate.models.recording.writer import Pen
 from tidegate.security import Redactor
 
 

@@ -17,14 +17,14 @@ from typing import Any
 from anyio import to_thread
 
 from tidegate.errors import Misconfigured, ModelFailed
-from tidegate.models.complaints import wait_of
-from tidegate.models.network.clients import Lease, Origin
-from tidegate.models.network.connection import LinkFailed, Waits
-from tidegate.models.network.traffic import Incoming
-from tidegate.models.recording.differing import Difference, described
-from tidegate.models.recording.file import Answered, Asked, digest, event_at, events
-from tidegate.models.recording.stripping import stripped_body, stripped_head, stripped_value
-from tidegate.models.retry import Patience
+from tidegate.models.http.clients import Lease, Origin
+from tidegate.models.http.connection import LinkFailed, Waits
+from tidegate.models.http.error_body import wait_of
+from tidegate.models.http.retry import Patience
+from tidegate.models.http.transport import Incoming
+from tidegate.models.recording.difference import Difference, described
+from tidegate.models.recording.recording_file import Answered, Asked, digest, event_at, events
+from tidegate.models.recording.redaction import stripped_body, stripped_head, stripped_value
 from tidegate.security import Redactor
 
 COMPARED_BYTES = 32 * 1024 * 1024

@@ -4,7 +4,7 @@ Guarantee: `Files` is all that tools know. `local.LocalFiles` keeps to its mount
 links while it works; it is loaded by the backend that needs it.
 """
 
-from tidegate.workspaces.files.identity import User
+from tidegate.workspaces.files.file_user import User
 from tidegate.workspaces.files.mounts import Mount, printable, shown
 from tidegate.workspaces.files.patterns import Pattern, read_pattern
 from tidegate.workspaces.files.values import (

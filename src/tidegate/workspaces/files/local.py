@@ -9,12 +9,12 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from tidegate.workspaces.children import Spawner
-from tidegate.workspaces.files.identity import User, in_thread
+from tidegate.workspaces.files.file_user import User, in_thread
+from tidegate.workspaces.files.filesystem import Shelf
 from tidegate.workspaces.files.mounts import Mount
-from tidegate.workspaces.files.searching import search
-from tidegate.workspaces.files.shelf import Shelf
+from tidegate.workspaces.files.search import search
 from tidegate.workspaces.files.values import Choice, Found, Lines, Listing, Loaded, Query, Written
+from tidegate.workspaces.processes.children import Spawner
 
 
 class _Opening:

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from tidegate.errors import ToolFailed
 from tidegate.values import Frozen
-from tidegate.workspaces.files.identity import acting_as, gateway_user
-from tidegate.workspaces.files.protected import is_protected
+from tidegate.workspaces.files.file_user import acting_as, gateway_user
+from tidegate.workspaces.files.protected_paths import is_protected
 
 LONGEST_PATH = 4096
 DEEPEST = 128

@@ -19,14 +19,14 @@ from anyio import to_thread
 
 from tidegate.errors import ToolFailed
 from tidegate.values import Frozen, new_id
-from tidegate.workspaces import script
-from tidegate.workspaces.children import gone
-from tidegate.workspaces.files import serving
+from tidegate.workspaces.backends import shell_script
+from tidegate.workspaces.backends.remote_program import BOOTSTRAP, program
+from tidegate.workspaces.files import remote_server
 from tidegate.workspaces.files.values import Choice, Found, Lines, Listing, Loaded, Query, Written
-from tidegate.workspaces.shipping import BOOTSTRAP, program
+from tidegate.workspaces.processes.children import gone
 
 if TYPE_CHECKING:
-    from tidegate.workspaces.interface import Child, OpenBox
+    from tidegate.workspaces.backends.interface import Child, OpenBox
 
 T = TypeVar("T")
 
@@ -63,10 +63,10 @@ class Frozen:
 """What the modules import of others, as little as is needed there."""
 
 _MODULES = (
-    "anyio", "tidegate.errors", "tidegate.values", f"{_FILES}.patterns", f"{_FILES}.values", f"{_FILES}.identity",
-    f"{_FILES}.protected",
-    f"{_FILES}.mounts", f"{_FILES}.walking", f"{_FILES}.paging", f"{_FILES}.replacing", f"{_FILES}.globs",
-    f"{_FILES}.excerpts", f"{_FILES}.matching", f"{_FILES}.feeding", f"{_FILES}.shelf", serving.__name__,
+    "anyio", "tidegate.errors", "tidegate.values", f"{_FILES}.patterns", f"{_FILES}.values", f"{_FILES}.file_user",
+    f"{_FILES}.protected_paths", f"{_FILES}.mounts", f"{_FILES}.walk", f"{_FILES}.line_pages", f"{_FILES}.atomic_write",
+    f"{_FILES}.globs", f"{_FILES}.excerpts", f"{_FILES}.line_matcher", f"{_FILES}.search_input", f"{_FILES}.filesystem",
+    remote_server.__name__,
 )  # fmt: skip
 
 
@@ -129,7 +129,7 @@ class RemoteFiles:
         sent = await to_thread.run_sync(program, _MODULES, "serve", _STANDINS)
         told = json.dumps({"what": what, "read_only": self._read_only, "project": self._project, **question}).encode()
         box = await self._box()
-        child = await box.spawn(script.framed(BOOTSTRAP), new_id("f"))
+        child = await box.spawn(shell_script.framed(BOOTSTRAP), new_id("f"))
         try:
             async with asyncio.timeout(SECONDS):
                 with contextlib.suppress(ToolFailed):  # then it says why

@@ -1,0 +1,85 @@
+"""A model call beside the conversation: a summary, the notes at a session's end.
+
+Guarantee: it is paid from the same purse as the turns of its session, refused where that is empty, and bounded in time.
+It shows nobody any text, has no tools and leaves no row in a transcript. What its calls cost, those that broke off
+included, stands in `calls`, for whoever writes down its effect to write down in the same transaction. An errand owns
+nothing.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import anyio
+
+from tidegate.agent.metered_call import Purse, received
+from tidegate.errors import ModelFailed
+from tidegate.models import Model, believed
+from tidegate.values import Call, Event, Message, Prefix, Usage
+
+NOTHING = Usage()
+
+
+class Errand:
+    """What budgets are told of it: whose it is, and what it has used."""
+
+    def __init__(self, session: str, *, tell: Callable[[Event], None] | None = None, used: Usage = NOTHING) -> None:
+        self.session = session
+        self.usage = used
+        self.calls: list[tuple[str, Usage]] = []  # house: allow a few tries each
+        self._tell = tell
+
+    def emit(self, event: Event) -> None:
+        """Warnings of budgets."""
+        if self._tell is not None:
+            self._tell(event)
+
+    def pay(self, model: str, usage: Usage) -> None:
+        self.usage = self.usage + usage
+        self.calls.append((model, usage))
+
+
+async def run_errand(
+    errand: Errand, model: Model, purse: Purse, prefix: Prefix, message: Message, call: Call, *, within: float
+) -> Message:
+    """The model's answer. ModelFailed, also when it takes longer than `within` seconds; BudgetSpent."""
+    purse.check(errand)
+    wire = model.wire
+    encoded = wire.encode_prefix(prefix)
+    history = [wire.encode(message)]
+    asked = len(encoded.system) + len(history[0])
+
+    def broke(heard: int) -> None:
+        tokens = model.gauge.tokens
+        usage = model.facts.priced(Usage(input=tokens(asked), output=tokens(heard), estimated=True))
+        purse.spend(errand, usage)
+        errand.pay(purse.model, usage)
+
+    def on_reset(_: str, heard: int) -> None:
+        broke(heard)
+        purse.check(errand)
+
+    try:
+        with anyio.fail_after(within):
+            answer = await model.ask(encoded, history, call, on_text=_shown_to_nobody, on_reset=on_reset)
+    except TimeoutError:
+        broke(0)
+        raise ModelFailed(
+            f"Model {model.name!r}: it took longer than {within:g} s.", kind="timeout", retryable=True
+        ) from None
+    except asyncio.CancelledError:
+        broke(0)
+        raise
+    except ModelFailed as failure:
+        if failure.heard:
+            broke(failure.heard)
+        raise
+    usage = believed(model, answer.usage, asked=asked, received=received(answer))
+    if not usage.estimated:
+        model.gauge.learn(asked, usage.input)
+    purse.spend(errand, usage)
+    errand.pay(purse.model, usage)
+    return answer
+
+
+def _shown_to_nobody(text: str) -> None:
+    """It is read when it is complete."""

@@ -1,0 +1,185 @@
+"""The tool calls of a turn: permitted, run, bounded, told.
+
+Guarantee: a call runs only after it was permitted, this exact call and no other, and after its intent was committed. It
+runs inside the turn: when the turn is stopped, so is the tool, and its deadline is kept here. A call that did not come
+to its own end is recorded as interrupted, and unless it only reads its effect is unknown. Whatever it does, its result
+is one message within the bounds: what is longer lies in the spool, and the message says where. Neighbours that allow it
+run side by side; the results stand in the order of the calls.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import anyio
+import msgspec
+
+from tidegate.agent.progress import Progress
+from tidegate.agent.tool_pairs import interrupted, tool_step
+from tidegate.agent.turn import EXCERPT_CHARACTERS, Effect, Parked, Turn
+from tidegate.errors import MediaLeftOut, ToolFailed, TurnFailed
+from tidegate.lifetimes import gather, is_cancelled
+from tidegate.log import Log
+from tidegate.store.tables.approvals import action_digest
+from tidegate.tools import Result, Tool, ToolContext, Toolset
+from tidegate.values import Message, Notice, ToolCall, ToolEnded, ToolStarted
+
+log = Log(__name__)
+
+GATEWAY_STOPPED = "The gateway stopped while it ran."
+
+
+class Permits(Protocol):
+    """Who decides whether a call may run."""
+
+    async def permit(self, turn: Turn, step: str, tool: Tool, call: ToolCall) -> str | None:
+        """None when it may; else why not, in a sentence for the model. May wait for a person."""
+        ...
+
+    async def ask(self, turn: Turn, step: str, question: str, choices: Sequence[str]) -> str:
+        """A person's answer, however long that takes."""
+        ...
+
+    async def withdraw(self, turn: Turn, step: str, *, lost: bool) -> None:
+        """The call is over: what it still asks, nobody waits for. `lost` when an earlier process had made it."""
+        ...
+
+
+class Equipment(NamedTuple):
+    """What the calls of one turn work with, and who permits them."""
+
+    context: ToolContext
+    permits: Permits
+
+
+class Hands:
+    """What one turn uses its tools with. Most turns call none, so that `equip` is asked with the first call."""
+
+    __slots__ = ("_context", "_equip", "_parallel", "_permits", "_tools", "_turn", "used")
+
+    _context: ToolContext
+    _permits: Permits
+
+    def __init__(self, turn: Turn, tools: Toolset, equip: Callable[[], Equipment], *, parallel: int) -> None:
+        self._turn = turn
+        self._tools = tools
+        self._equip = equip
+        self._parallel = parallel
+        self.used = False
+        """Whether any tool was called."""
+
+    async def use(
+        self, number: int, calls: Sequence[ToolCall], *, leave: frozenset[str] = frozenset()
+    ) -> list[Message]:
+        """The results of the calls of model step `number`, but for calls of the tools to `leave`."""
+        if not self.used:
+            self._context, self._permits = self._equip()
+            self.used = True
+        results: list[Message] = []
+        own = [(place, call) for place, call in enumerate(calls) if call.name not in leave]
+        while len(results) < len(own):
+            first = len(results)
+            batch = [own[first]]
+            for place, call in own[first + 1 : first + self._parallel]:
+                if not (self._is_parallel(batch[-1][1]) and self._is_parallel(call)):
+                    break
+                batch.append((place, call))
+            jobs = [self._use(tool_step(number, place), call) for place, call in batch]
+            results += [await jobs[0]] if len(jobs) == 1 else await gather(jobs)
+        return results
+
+    def _is_parallel(self, call: ToolCall) -> bool:
+        tool = self._tools.get(call.name)
+        return tool is not None and tool.parallel
+
+    async def _use(self, step: str, call: ToolCall) -> Message:
+        tool = self._tools.get(call.name)
+        self._turn.emit(ToolStarted(call_id=call.id, name=call.name, arguments=call.arguments[:EXCERPT_CHARACTERS]))
+        effect = self._effect(step, tool, call)
+        message = await self._turn.step(step, lambda: self._run(step, tool, call, effect.hosts.append), effect=effect)
+        await self._permits.withdraw(self._turn, step, lost=message.interrupted)
+        self._turn.emit(tool_ended(message))
+        return message
+
+    def _effect(self, step: str, tool: Tool | None, call: ToolCall) -> Effect:
+        """A tool that is not here is refused; if it began in an earlier process that had it, it was interrupted."""
+
+        async def refused() -> Message | None:
+            if tool is None:
+                why: str | None = f"There is no tool named {call.name!r} here."
+            else:
+                why = await self._permits.permit(self._turn, step, tool, call)
+            return None if why is None else _result(call, Result(text=why, failed=True))
+
+        return Effect(
+            tool=call.name,
+            read_only=tool is not None and tool.read_only,
+            repeatable=tool is not None and tool.repeatable,
+            digest=None if tool is None or tool.effect == "read" else action_digest(call.name, call.arguments),
+            hosts=[],
+            interrupted=lambda read_only: interrupted(call, GATEWAY_STOPPED, read_only=read_only),
+            refused=refused,
+        )
+
+    async def _run(self, step: str, tool: Tool | None, call: ToolCall, contacts: Callable[[str], None]) -> Message:
+        assert tool is not None, "a tool that is not here is refused before it is run"
+        with Progress(self._turn, call) as progress:
+            context = msgspec.structs.replace(
+                self._context,
+                step=step,
+                call=call.id,
+                progress=progress,
+                contacts=contacts,
+                ask=partial(self._permits.ask, self._turn, step),
+            )
+            result = await self._outcome(tool, context, call)
+        if isinstance(result, Message):
+            return result
+        text = await context.spool.text(tool.name, result.text, max_bytes=tool.output_bytes)
+        return _result(call, msgspec.structs.replace(result, text=text))
+
+    async def _outcome(self, tool: Tool, context: ToolContext, call: ToolCall) -> Result | Message:
+        """What the tool said; or the message that says how it was cut short, if it did not come to its own end."""
+        try:
+            with anyio.move_on_after(tool.timeout):
+                given = await tool.run(context, call.arguments)
+                return given if isinstance(given, Result) else Result(text=given)
+            return _cut_short(tool, call, f"{call.name} did not finish within {tool.timeout:g} s and was stopped.")
+        except ToolFailed as error:
+            if isinstance(error, MediaLeftOut):
+                self._turn.emit(Notice(text=error.message))
+            return Result(text=error.message, failed=True)
+        except (TurnFailed, Parked):
+            raise
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and is_cancelled():
+                raise  # the turn is being stopped; otherwise something that the tool waited for was cancelled
+            log.exception("a tool broke", tool=call.name, session=self._turn.session, turn=self._turn.id)
+            broke = f"{call.name} broke ({type(error).__name__}); the operator's log says more."
+            return _cut_short(tool, call, broke)
+
+
+def tool_ended(result: Message) -> ToolEnded:
+    """The event that tells of this result."""
+    return ToolEnded(
+        call_id=result.call_id,
+        name=result.name,
+        excerpt=result.text[:EXCERPT_CHARACTERS],
+        failed=result.failed,
+        media=tuple(each.words for each in result.media),
+        interrupted=result.interrupted,
+    )
+
+
+def _cut_short(tool: Tool, call: ToolCall, why: str) -> Message:
+    """A tool that only reads has failed; of any other the effect is unknown."""
+    if tool.read_only:
+        return _result(call, Result(text=why, failed=True))
+    return interrupted(call, why, read_only=False)
+
+
+def _result(call: ToolCall, result: Result) -> Message:
+    return Message(
+        role="tool", call_id=call.id, name=call.name, text=result.text, failed=result.failed, media=result.media
+    )

@@ -1,0 +1,1 @@
+"""The terminal client: reading lines, printing answers, asking the user."""

@@ -1,0 +1,342 @@
+"""From the text of `tidegate.toml` to a checked `Config`.
+
+Guarantee: `load` and `read` return a valid configuration or raise `Misconfigured`, whatever the file holds: every
+fault is a sentence with the file and the key, the first ten are reported together, and no value that may be a secret
+is repeated in one.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from tidegate.config.settings import (
+    NAMED,
+    SINGLE,
+    AgentSettings,
+    BudgetSettings,
+    Config,
+    ModelSettings,
+    Server,
+    WebSettings,
+    is_loopback,
+    settings_of,
+)
+from tidegate.config.value_types import NAME, Wrong, is_reference, looks_secret, nearest, quote
+from tidegate.errors import Misconfigured
+from tidegate.values import Frozen
+
+FILE_NAME = "tidegate.toml"
+FILE_BYTES = 4 * 1024 * 1024
+"""A configuration is written by hand; a larger file is not one."""
+
+FAULTS_SHOWN = 10
+"""Enough to mend a file in one go; what follows is often the echo of the first ones."""
+
+NAMES_AT_MOST = 1000
+"""Models, agents, and budgets, in one file."""
+
+PRICES = ("price_input", "price_output", "price_cached", "price_written")
+BARE_KEY = re.compile(r"[A-Za-z0-9_-]{1,64}")
+TOML_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
+_IN_THE_CLEAR = "over plain http to another machine, where others can read it; use https, or a tunnel to 127.0.0.1"
+DEFAULT_TOOLS = ("ask", "clock", "context", "files", "memory", "skills", "terminal")
+
+
+def home_folder(given: str | None, env: Mapping[str, str]) -> Path:
+    """The home folder: as given, else `TIDEGATE_HOME`, else `~/.tidegate`. Always absolute."""
+    chosen = given or env.get("TIDEGATE_HOME") or "~/.tidegate"
+    try:
+        return Path(chosen).expanduser().absolute()
+    except (RuntimeError, OSError) as error:
+        raise Misconfigured(f"the home folder {chosen} cannot be found: {error}; give one with --home DIR") from None
+
+
+def load(home: Path) -> Config:
+    """The configuration of a home folder; all defaults if it has no `tidegate.toml`."""
+    file = home / FILE_NAME
+    try:
+        if not file.exists():
+            return read("", home)
+        if not file.is_file():
+            raise Misconfigured(f"{FILE_NAME}: {file} is not a file; move it away")
+        with file.open("rb") as stream:
+            data = stream.read(FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "the path is not valid"
+        raise Misconfigured(f"{FILE_NAME}: {file} cannot be read ({reason})") from None
+    if len(data) > FILE_BYTES:
+        raise Misconfigured(f"{FILE_NAME}: {file} is larger than {FILE_BYTES} bytes; that is no configuration")
+    return read(_decode(data), home)
+
+
+def read(text: str, home: Path) -> Config:
+    """The configuration that `text`, the content of a `tidegate.toml`, stands for."""
+    faults: list[str] = []
+    document = _parse(text)
+    tables = (*SINGLE, *NAMED)
+    for key in document:
+        if key not in tables:
+            faults.append(f"there is no table or key {_key(key)!r}{nearest(key, tables)}")
+    parts: dict[str, Any] = {name: _table(kind, document.get(name, {}), name, faults) for name, kind in SINGLE.items()}
+    models = _named("models", document, faults)
+    agents = _named("agents", document, faults)
+    budgets = _named("budgets", document, faults)
+    demo = not models
+    if demo:
+        models = {"main": ModelSettings(api="demo")}
+    if not agents:
+        agents = {"main": AgentSettings(model="main" if "main" in models else next(iter(models)), tools=DEFAULT_TOOLS)}
+    _check_server(parts["server"], faults)
+    _check_web(parts["web"], faults)
+    _check_models(models, faults)
+    if isinstance(document.get("models", {}), dict):
+        _check_agents(agents, models, document.get("agents", {}), faults)
+        _check_delegates(agents, faults)
+        _check_context(parts, models, faults)
+    _check_budgets(budgets, agents, faults)
+    if faults:
+        raise Misconfigured(_report(faults))
+    return Config(
+        home=home.absolute(),
+        models=MappingProxyType(models),
+        agents=MappingProxyType(agents),
+        budgets=MappingProxyType(budgets),
+        demo=demo,
+        **parts,
+    )
+
+
+def _decode(data: bytes) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        column = error.start - data.rfind(b"\n", 0, error.start)
+        raise Misconfigured(f"{FILE_NAME}: line {line}, column {column}: the file is not valid UTF-8") from None
+
+
+def _parse(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise Misconfigured(_syntax_fault(str(error), text)) from None
+    except RecursionError:
+        raise Misconfigured(f"{FILE_NAME}: lists or tables are nested too deeply") from None
+    except ValueError:
+        # A number of thousands of digits is refused by int() itself, without a place.
+        raise Misconfigured(f"{FILE_NAME}: a number or date in the file cannot be read") from None
+
+
+def _syntax_fault(message: str, text: str) -> str:
+    found = TOML_PLACE.search(message)
+    reason = message[: found.start()] if found else message
+    if found and found[1]:
+        line, column = int(found[1]), int(found[2])
+    else:
+        line, column = text.count("\n") + 1, len(text) - text.rfind("\n")
+    # The parser names keys and characters; a name that may be a secret is left out.
+    reason = "the TOML is not valid here" if looks_secret(reason) or len(reason) > 120 else reason
+    return f"{FILE_NAME}: line {line}, column {column}: {reason[:1].lower()}{reason[1:]}"
+
+
+def _report(faults: list[str]) -> str:
+    lines = [f"{FILE_NAME}: {fault}" for fault in faults[:FAULTS_SHOWN]]
+    if len(faults) > FAULTS_SHOWN:
+        lines[-1] = f"{FILE_NAME}: and {len(faults) - FAULTS_SHOWN + 1} more faults after these"
+    return "\n".join(lines)
+
+
+def _key(key: str) -> str:
+    """A key as it may be shown: as it stands in the file, unless somebody pasted something long or secret there."""
+    if looks_secret(key) or len(key) > 64:
+        return f"(a key of {len(key)} characters)"
+    return key
+
+
+def _join(where: str, key: str) -> str:
+    shown = _key(key)
+    return f"{where}.{shown if BARE_KEY.fullmatch(shown) or shown.startswith('(') else quote(shown)}"
+
+
+def _table(kind: type[Frozen], table: Any, where: str, faults: list[str]) -> Any:
+    """One table as its type, or None with the reasons added to `faults`."""
+    if not isinstance(table, dict):
+        faults.append(f"{where} must be a table, [{where}], not {quote(table)}")
+        return None
+    before = len(faults)
+    settings = settings_of(kind)
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        if (setting := settings.get(key)) is None:
+            faults.append(f"[{where}] has no key {_key(key)!r}{nearest(key, settings)}")
+            continue
+        try:
+            read_value = setting.rule.read(value)
+        except Wrong as wrong:
+            faults.append(f"{where}.{key} {wrong}")
+            continue
+        values[key] = MappingProxyType(read_value) if isinstance(read_value, dict) else read_value
+    for setting in settings.values():
+        if setting.default is msgspec.NODEFAULT and setting.name not in table:
+            faults.append(f"[{where}] needs the key {setting.name!r}, {setting.rule.shape}")
+    return kind(**values) if len(faults) == before else None
+
+
+def _named(group: str, document: dict[str, Any], faults: list[str]) -> dict[str, Any]:
+    """The tables of a group by name; one that was refused is there as None, so that what refers to it is not refused
+    a second time."""
+    tables = document.get(group, {})
+    if not isinstance(tables, dict):
+        faults.append(f"{group} must be tables, [{group}.NAME], not {quote(tables)}")
+        return {}
+    if len(tables) > NAMES_AT_MOST:
+        faults.append(f"[{group}] has {len(tables)} entries; at most {NAMES_AT_MOST} are allowed")
+        return {}
+    found: dict[str, Any] = {}
+    for name, table in tables.items():
+        where = _join(group, name)
+        if not isinstance(table, dict) and name in settings_of(NAMED[group]):
+            faults.append(f"{where} must stand in a table with a name, such as [{group}.main]")
+        elif not NAME.fullmatch(name):
+            faults.append(
+                f"{where}: a name has at most 64 letters, digits, '.', '_', '-', and begins with a letter or digit"
+            )
+        found[name] = _table(NAMED[group], table, where, faults) if isinstance(table, dict) else None
+        if not isinstance(table, dict) and name not in settings_of(NAMED[group]):
+            faults.append(f"{where} must be a table, [{where}], not {quote(table)}")
+    return found
+
+
+def _check_server(server: Server | None, faults: list[str]) -> None:
+    if server is None:
+        return
+    if not re.fullmatch(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?", server.host):
+        faults.append(f"server.host must be an IP address or a host name, not {quote(server.host)}")
+    elif (server.tls_cert is None) != (server.tls_key is None):
+        missing = "tls_cert" if server.tls_cert is None else "tls_key"
+        faults.append(f"[server] needs the key {missing!r} too; a certificate and its key come together")
+    elif not is_loopback(server.host) and server.tls_cert is None and not server.insecure:
+        faults.append(
+            f"server.host {quote(server.host)} can be reached from other machines; set server.tls_cert and "
+            "server.tls_key, or server.insecure = true if a proxy in front does TLS"
+        )
+
+
+def _check_web(web: WebSettings | None, faults: list[str]) -> None:
+    if web is None or web.search == "none":
+        return
+    needed = "search_url" if web.search == "searxng" else "search_key"
+    if not getattr(web, needed):
+        faults.append(f"[web] needs the key {needed!r} with search = {quote(web.search)}")
+    if web.search_key is not None and _is_open(web.search_url):
+        faults.append(f"[web] search_url would carry 'search_key' {_IN_THE_CLEAR}")
+
+
+def _check_models(models: dict[str, ModelSettings | None], faults: list[str]) -> None:
+    for name, model in models.items():
+        if model is None:
+            continue
+        where = _join("models", name)
+        faults += (f"[{where}] {fault}" for fault in _model_faults(model))
+
+
+def _model_faults(model: ModelSettings) -> Iterator[str]:
+    if model.api != "demo":
+        for key in ("base_url", "model"):
+            if not getattr(model, key):
+                yield f"needs the key {key!r} with api = {quote(model.api)}"
+    if model.key is not None and model.keys:
+        yield "has both 'key' and 'keys'; keep one of them"
+    secret = model.key is not None or model.keys or any(map(is_reference, model.headers.values()))
+    if secret and _is_open(model.base_url):
+        yield f"base_url would carry its key {_IN_THE_CLEAR}"
+    if model.cache_ttl is not None and model.api != "anthropic":
+        yield f"has the key 'cache_ttl', which only api = \"anthropic\" knows, not {quote(model.api)}; remove it"
+    if model.context_window is not None and (model.max_output or 0) > model.context_window:
+        yield f"has a 'max_output' of more than its 'context_window', {model.context_window}; lower it"
+    given = [key for key in PRICES if getattr(model, key) is not None]
+    for needed in ("price_input", "price_output"):
+        if given and needed not in given:
+            yield f"needs the key {needed!r} too, since it has {given[0]!r}; prices come together"
+
+
+def _is_open(url: str) -> bool:
+    """Whether others on the way can read what is sent to an address."""
+    parts = urlsplit(url)
+    return parts.scheme == "http" and not is_loopback(parts.hostname or "")
+
+
+def _check_agents(
+    agents: dict[str, AgentSettings | None],
+    models: dict[str, ModelSettings | None],
+    given: Any,
+    faults: list[str],
+) -> None:
+    for name, agent in agents.items():
+        if agent is None:
+            continue
+        where = _join("agents", name)
+        for spare in agent.fallback:
+            if spare == agent.model:
+                faults.append(
+                    f"[{where}] fallback names {_key(spare)!r}, which is its 'model' already; remove it there"
+                )
+            elif spare not in models:
+                faults.append(
+                    f"[{where}] fallback names no model: there is no [models.{_key(spare)}]{nearest(spare, models)}"
+                )
+        if agent.model in models:
+            continue
+        named = "model" in given[name]
+        is_no_model = f"names no model: there is no [models.{_key(agent.model)}]{nearest(agent.model, models)}"
+        faults.append(f"{where}.model {'' if named else 'is not given, and its default '}{is_no_model}")
+
+
+def _check_delegates(agents: dict[str, AgentSettings | None], faults: list[str]) -> None:
+    for name, agent in agents.items():
+        for other in agent.delegates if agent is not None else ():
+            if other not in agents:
+                there_is_none = f"there is no [agents.{_key(other)}]{nearest(other, agents)}"
+                faults.append(f"[{_join('agents', name)}] delegates names no agent: {there_is_none}")
+
+
+def _check_context(parts: Mapping[str, Any], models: dict[str, ModelSettings | None], faults: list[str]) -> None:
+    """What summaries and notes are written by, and that the marks are in order."""
+    for table in ("context", "memory"):
+        if parts[table] is not None and (name := parts[table].model) and name not in models:
+            faults.append(f"[{table}] model names no model: there is no [models.{_key(name)}]{nearest(name, models)}")
+    context = parts["context"]
+    if context is not None and not context.keep < context.soft <= context.hard:
+        faults.append(
+            "[context] needs keep < soft <= hard, not "
+            f"{context.keep:g}, {context.soft:g} and {context.hard:g}; change one of them"
+        )
+
+
+def _check_budgets(
+    budgets: dict[str, BudgetSettings | None], agents: dict[str, AgentSettings | None], faults: list[str]
+) -> None:
+    for name, budget in budgets.items():
+        if budget is not None:
+            where = _join("budgets", name)
+            faults += (f"[{where}] {fault}" for fault in _budget_faults(budget, agents))
+
+
+def _budget_faults(budget: BudgetSettings, agents: Mapping[str, AgentSettings | None]) -> Iterator[str]:
+    if budget.tokens is None and budget.money is None:
+        yield "needs the key 'tokens' or 'money', what may be spent"
+    if budget.per == "turn" and budget.each is not None:
+        yield "has the key 'each', which a budget per turn does not know; remove it"
+    if budget.per != "turn" and budget.each is None:
+        yield f'needs the key \'each\' with per = {quote(budget.per)}: "hour", "day", "month" or "total"'
+    if budget.only and budget.per not in ("principal", "agent", "job"):
+        yield f'has the key \'only\', which goes with per = "principal", "agent" or "job", not {quote(budget.per)}'
+    for agent in budget.only if budget.per == "agent" else ():
+        if agent not in agents:
+            yield f"only names no agent: there is no [agents.{_key(agent)}]{nearest(agent, agents)}"

@@ -1,0 +1,70 @@
+"""Settings as text: the whole configuration as TOML, an example to start from, and the reference for the docs.
+
+Guarantee: `show` gives text that `read` turns into the same configuration, and secrets stand in it only as the
+references that the file had.
+"""
+
+import inspect
+import json
+import re
+from collections.abc import Iterator
+
+from tidegate.config.settings import NAMED, SINGLE, Config, Setting, settings_of
+from tidegate.config.value_types import Plain, References
+from tidegate.values import Frozen
+
+BARE = re.compile(r"[A-Za-z0-9_-]+")
+
+_EXAMPLE = """\
+# Put this into tidegate.toml in the home folder and start the gateway again.
+[models.main]
+api = "openai-chat"
+base_url = "https://api.openai.com/v1"
+model = "gpt-5-mini"
+key = "env:OPENAI_API_KEY"        # or "file:PATH"; the key itself never stands here
+
+[agents.main]
+model = "main"
+prompt = "You are a helpful assistant. Answer briefly and truthfully."
+tools = ["ask", "clock", "context", "files", "memory", "skills", "terminal"]
+"""
+
+
+def example() -> str:
+    """A small `tidegate.toml` with a real model, to start from."""
+    return _EXAMPLE
+
+
+def show(config: Config) -> str:
+    """The configuration in force, defaults included, as TOML."""
+    blocks = [f"# in force for {json.dumps(str(config.home))}, defaults included"]
+    if config.demo:
+        blocks[0] += "\n# no model is configured: the built-in demo model stands in"
+    for name, kind in SINGLE.items():
+        blocks.append(_block(name, kind, getattr(config, name)))
+    for group, kind in NAMED.items():
+        if group == "models" and config.demo:
+            continue
+        for name, value in getattr(config, group).items():
+            blocks.append(_block(f"{group}.{name if BARE.fullmatch(name) else json.dumps(name)}", kind, value))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _block(title: str, kind: type[Frozen], value: Frozen) -> str:
+    lines = [f"[{title}]"]
+    for setting in settings_of(kind).values():
+        current = getattr(value, setting.name)
+        # TOML has no word for "not set"; where None is a value of its own, its rule writes it.
+        unset = current is None or current == "" or (isinstance(setting.rule, References) and not current)
+        if current == setting.default and unset and isinstance(setting.rule, Plain):
+            continue
+        lines.append(f"{setting.name} = {setting.rule.write(current)}")
+    return "\n".join(lines)
+
+
+def reference() -> Iterator[tuple[str, str, list[Setting]]]:
+    """(table as written in the file, what it is for, its settings) for every table; the documentation is made of it."""
+    for name, kind in SINGLE.items():
+        yield name, inspect.cleandoc(kind.__doc__ or ""), list(settings_of(kind).values())
+    for group, kind in NAMED.items():
+        yield f"{group}.NAME", inspect.cleandoc(kind.__doc__ or ""), list(settings_of(kind).values())

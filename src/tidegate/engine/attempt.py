@@ -1,0 +1,83 @@
+"""What is known of a turn while it is worked on, and how it ends by that.
+
+Guarantee: a turn that has given its answer has answered, whatever stopped it then; one that was neither answered nor
+failed was stopped, with what it had said. Nothing is read or written here.
+"""
+
+from tidegate.engine.journal import Billing, Journal
+from tidegate.engine.live import Live
+from tidegate.engine.settlement import Ending
+from tidegate.engine.turn_failures import stopped
+from tidegate.engine.turn_start import Taken
+from tidegate.store import SessionRow, TurnRow
+from tidegate.values import Failure, Message, Usage
+
+
+class Work:
+    __slots__ = ("failure", "journal", "taken")
+
+    def __init__(self) -> None:
+        self.taken: Taken | None = None
+        self.journal: Journal | None = None
+        self.failure: Failure | None = None
+
+
+def ending_of(live: Live, work: Work, taken: Taken, tallied: tuple[Usage, int]) -> Ending:
+    """`tallied` is what the turn has used, and its steps."""
+    journal, failure = work.journal, work.failure
+    answer = journal.tail if journal is not None else None
+    tail = (answer,) if answer is not None else ()
+    concluded = journal.concluded if journal is not None else None
+    withdrawn = False
+    if answer is not None or concluded is not None:
+        failure = None
+    elif failure is None:
+        failure = stopped(live.stopping or "before it answered", abandoned=live.abandoned)
+        withdrawn = taken.turn.state == "queued"
+        if draft := live.log.draft():
+            tail = (("partial", Message(role="assistant", text=draft, finish="stopped")),)
+    usage, steps = tallied
+    return Ending(
+        turn=live.turn,
+        session=live.session,
+        billing=bill_to(taken.turn, taken.session),
+        state="answered" if failure is None else "stopped" if failure.code == "stopped" else "failed",
+        ephemeral=taken.session.kind == "ephemeral",
+        accepted=taken.turn.accepted,
+        tail=tail,
+        concluded=concluded,
+        error=failure,
+        usage=usage,
+        steps=steps,
+        cut_calls=journal.cut_calls if journal is not None else (),
+        hosts=journal.hosts if journal is not None else {},
+        notices=tuple(live.notices),
+        within=taken.turn.within,
+        delegated=live.delegated,
+        withdrawn=withdrawn,
+    )
+
+
+def given_up(turn: TurnRow, session: SessionRow, failure: Failure, tallied: tuple[Usage, int]) -> Ending:
+    """The end of a turn that an earlier process left and that does not go on."""
+    usage, steps = tallied
+    return Ending(
+        turn=turn.id,
+        session=session.id,
+        billing=bill_to(turn, session),
+        state="stopped" if failure.code == "stopped" else "failed",
+        ephemeral=session.kind == "ephemeral",
+        accepted=turn.accepted,
+        error=failure,
+        usage=usage,
+        steps=steps,
+        within=turn.within,
+        delegated=True,
+        withdrawn=turn.state == "queued",
+    )
+
+
+def bill_to(turn: TurnRow, session: SessionRow) -> Billing:
+    return Billing(
+        session=turn.payer, principal=session.principal, agent=session.agent, channel=turn.channel, job=turn.job
+    )

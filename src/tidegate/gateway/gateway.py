@@ -1,0 +1,394 @@
+"""The house: every room built in order, run together, closed in reverse.
+
+Guarantee: what was opened is closed on every way out, in the reverse of the order it was opened in, within one budget
+(`[limits] shutdown_seconds`): after a failure in the middle of building, after a stop, after a stop in the middle of
+building. A failure to close one thing is logged and keeps nothing else open. The house owns the process scope; each
+room owns what it makes inside it. A constructor opens nothing: `build` does, `close` undoes it.
+"""
+
+import asyncio
+import contextlib
+import gc
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+
+from anyio import to_thread
+
+from tidegate import commands
+from tidegate.config import show
+from tidegate.errors import Misconfigured, StoreDamaged, TidegateError
+from tidegate.gateway import home as home_folder
+from tidegate.gateway import listen_address, start_message
+from tidegate.gateway.control import Control
+from tidegate.gateway.cpu_affinity import LOOK_SECONDS, OneCore
+from tidegate.gateway.hint import hint
+from tidegate.gateway.lock import TAKEOVER_NAME, BeingTakenOver, HomeLock, holder_of
+from tidegate.gateway.maintenance import Maintenance
+from tidegate.gateway.memory.allocator import trim
+from tidegate.gateway.memory.memory_limit import Ceiling
+from tidegate.gateway.memory.pressure import LOOK_SECONDS as PRESSURE_SECONDS
+from tidegate.gateway.memory.pressure import Pressure
+from tidegate.gateway.memory.report import MemoryReport
+from tidegate.gateway.preflight import preflight
+from tidegate.gateway.recording import Tape
+from tidegate.gateway.status import Reception
+from tidegate.lifetimes import Descriptors, Ledger, Scope
+from tidegate.log import Log
+from tidegate.models import Clients, Models
+from tidegate.security import Redactor, configure_logging
+from tidegate.sessions import Chore, Sessions
+from tidegate.store import Store, audit, maintenance
+from tidegate.web import Health, Server, create_app
+
+_HANDOVER_SECONDS = 5.0  # beside the old gateway's own budget, for it to close what is not turns
+_CLOSE_SHARE = 0.25  # of the budget that is kept for closing rooms when turns have taken the rest
+_TRIM_SECONDS = 10.0  # between two looks at what the allocator keeps for nothing: a look takes some milliseconds
+_PARKING_SECONDS = 1.0  # that turns have to reach their next step when their time is over
+_THREADS = 16  # that work for the loop at once, on files and folders: more would only wait for the interpreter's lock
+_HALF_BUILT_SECONDS = 5.0  # for closing what was built, when the rest was not
+_LEAST_SECONDS = 1.0  # for closing rooms, however late it is; each of them is quick when nothing is stuck
+_INTEGRITY_SECONDS = 6 * 3600.0  # between two full checks of the database, which read all of it
+_INTEGRITY_WITHIN = 3600.0  # for one of them; each table has its own, shorter bound
+_FILES_SECONDS = 15.0  # between two looks at the database's files, while nothing is written
+
+Stage = Callable[[], Awaitable[None]]
+
+
+class StartFailed(TidegateError):
+    """Something that nobody foresaw kept the house from being built."""
+
+
+class House:
+    """One gateway. `fault` is called after each stage of building, for tests that let it fail there."""
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        port: int | None = None,
+        replace: bool = False,
+        record: Path | None = None,
+        replay: Path | None = None,
+        say: Callable[[str], None],
+        fault: Callable[[str], None] | None = None,
+        descriptors: Descriptors | None = None,
+    ) -> None:
+        self.home = home
+        self._descriptors = descriptors or Descriptors()
+        self.address = ""
+        self._port = port
+        self._replace = replace
+        self._tape = Tape(record, replay)
+        self._say = say
+        self._fault = fault
+        self._asked = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._ledger = Ledger()
+        self._scope = Scope("process", account=self._ledger.account("process"), on_error=self._task_failed)
+        self._memory = MemoryReport(self._ledger, self._scope)
+        self._log = Log("tidegate.gateway")
+        self._undo_log: Callable[[], None] | None = None
+        self._database_connections: Callable[[], int] = lambda: 0
+
+    # -- the life of a house --
+
+    @property
+    def stages(self) -> tuple[tuple[str, Stage], ...]:
+        """What is built, in order."""
+        return (
+            ("home folder", self._open_home),
+            ("configuration", self._read_config),
+            ("lock", self._take_lock),
+            ("socket", self._bind),
+            ("log", self._open_log),
+            ("store", self._open_store),
+            ("key", self._ensure_key),
+            ("models", self._open_models),
+            ("sessions", self._open_sessions),
+            ("web", self._open_web),
+            ("maintenance", self._start_maintenance),
+            ("control", self._open_control),
+            ("welcome", self._welcome),
+        )
+
+    @property
+    def budget(self) -> float:
+        """Seconds that a stop may take, all of it."""
+        return self._config.limits.shutdown_seconds
+
+    async def build(self) -> bool:
+        """Build all of it, or close what was built and raise; False if asked to stop meanwhile."""
+        for name, stage in self.stages:
+            try:
+                await stage()
+                if self._fault is not None:
+                    self._fault(name)
+            except BaseException as error:
+                await self._close_rooms()
+                if isinstance(error, StoreDamaged) and error.__cause__ is not None:
+                    path = self.home / home_folder.DATABASE_NAME
+                    raise StoreDamaged(
+                        f"The gateway cannot start, since {path} is damaged ({error.__cause__}): keep the file for "
+                        "repair, and put a backup in its place."
+                    ) from error
+                if isinstance(error, Exception) and not isinstance(error, TidegateError):
+                    raise StartFailed(
+                        f"The gateway could not start, at the stage {name!r} ({type(error).__name__}: {error}): "
+                        f"look at {hint(self.home, 'doctor')}."
+                    ) from error
+                raise
+            if self._asked.is_set():
+                await self._close_rooms()
+                return False
+        return True
+
+    def ask_to_stop(self, *, hurry: bool = True) -> None:
+        """Stop in order; asked a second time, do not wait for turns, unless `hurry` is false."""
+        if self._asked.is_set() and hurry:
+            self._hurry.set()
+        self._asked.set()
+
+    async def until_asked(self) -> None:
+        await self._asked.wait()
+
+    async def close(self) -> None:
+        """Stop intake, let turns finish or park them, then close every room in reverse, all in one budget."""
+        self._descriptors.lift()
+        deadline = time.monotonic() + self.budget
+        turns = self.sessions.census()["turns_running"]
+        self._log.info("stopping", within=self.budget, turns=turns)
+        self._server.stop_intake()
+        if turns and not self._hurry.is_set():
+            # Who reads it may have left with the terminal; the stop goes on all the same.
+            with contextlib.suppress(OSError):
+                self._say(f"waiting for {turns} turn{'s' * (turns != 1)}; Ctrl-C again leaves them for the next start")
+        share = self.budget * (1 - _CLOSE_SHARE)
+        async with Scope("drain") as scope:
+            drained = scope.start(self.sessions.drain, share - min(_PARKING_SECONDS, share / 2), name="drain")
+            hurried = scope.start(self._hurry.wait, name="hurry")
+            await asyncio.wait({drained, hurried}, return_when=asyncio.FIRST_COMPLETED, timeout=self.budget)
+        if self._hurry.is_set():
+            await self.sessions.drain(0)
+            deadline = 0
+        await self._close_rooms(max(_LEAST_SECONDS, deadline - time.monotonic()))
+
+    async def _close_rooms(self, within: float = _HALF_BUILT_SECONDS) -> None:
+        self._scope.close_within = within
+        try:
+            await self._scope.close()
+        except BaseExceptionGroup as failures:
+            for failure in failures.exceptions:
+                self._log.error("closing failed", error=str(failure), exc_info=failure)
+        finally:
+            # The log goes last of all, since it has to tell what could not be closed.
+            if self._undo_log is not None:
+                self._undo_log()
+
+    def _task_failed(self, name: str, error: BaseException) -> None:
+        self._log.error("task failed", task=name, error=str(error), exc_info=error)
+
+    # -- the stages, in order --
+
+    async def _open_home(self) -> None:
+        to_thread.current_default_thread_limiter().total_tokens = _THREADS
+        await to_thread.run_sync(home_folder.prepare, self.home)
+
+    async def _read_config(self) -> None:
+        examine = partial(preflight.examine, keyless=self._tape.replays)
+        self._ready = await to_thread.run_sync(examine, self.home, os.environ)
+        self._config = self._ready.config
+        await to_thread.run_sync(self._tape.prepare, self._ready)
+
+    async def _take_lock(self) -> None:
+        self._lock, self._takeover = HomeLock(self.home), HomeLock(self.home, TAKEOVER_NAME)
+        self._scope.on_close(self._release_lock, name="lock")
+        self._scope.on_close(self._takeover.release, name="takeover")
+        if not self._replace:
+            if (other := await to_thread.run_sync(holder_of, self.home, TAKEOVER_NAME)) is not None:
+                raise BeingTakenOver(self.home, other)
+            await to_thread.run_sync(self._lock.take)
+            return
+        from tidegate.gateway.takeover import claim, take_over  # a plain start does not need them
+
+        await to_thread.run_sync(claim, self.home, self._takeover)
+        # The old gateway may take its whole budget; one that is asked to stop meanwhile does not wait for it.
+        within = self.budget + _HANDOVER_SECONDS
+        await take_over(self.home, self._lock, within=within, say=self._say, given_up=self._asked.is_set)
+
+    def _release_lock(self) -> None:
+        """Unless the database could not be closed in time: then the kernel releases the lock with the process."""
+        if not self._database_connections():
+            self._lock.release()
+
+    async def _bind(self) -> None:
+        try:
+            self._socket = await to_thread.run_sync(listen_address.bind, self._config.server, self._port)
+        except Misconfigured as error:
+            raise Misconfigured(preflight.with_path(self.home, error.message)) from None
+        self._scope.on_close(self._socket.close, name="socket")
+        self.address = listen_address.address_of(self._config.server, self._socket)
+        self._lock.tell_address(self.address)
+
+    async def _open_log(self) -> None:
+        self._redactor = Redactor()
+        self._undo_log = configure_logging(self._config.log, self._redactor, sys.stderr)
+        for warning in self._ready.warnings:
+            self._say(f"WARNING {warning}")
+        if (exposed := listen_address.warning(self._config.server, self._socket)) is not None:
+            self._say(f"WARNING {exposed}")
+
+    async def _open_store(self) -> None:
+        limits, path = self._config.limits, self.home / home_folder.DATABASE_NAME
+        if (lost := await to_thread.run_sync(home_folder.lost_database, self.home)) is not None:
+            raise StoreDamaged(lost)
+        self._fresh = not await to_thread.run_sync(path.exists)
+        self.store = await self._scope.enter(
+            Store.open(
+                path,
+                durability=self._config.store.durability,
+                readers=limits.readers,
+                snapshot_seconds=limits.snapshot_seconds,
+                wal_bytes=limits.wal_bytes,
+            )
+        )
+
+        self._database_connections = lambda: self.store.stats().connections
+        self._memory.watch_store(self.store)
+        if self.store.note is not None:
+            self._say(f"WARNING {self.store.note}")
+
+    async def _ensure_key(self) -> None:
+        if (warning := await home_folder.ensure_key(self.store, self.home, fresh=self._fresh)) is not None:
+            self._say(f"WARNING {warning}")
+        await self.store.write(audit.append_configuration, show(self._config).encode(), time.time())
+        self._lock.mark_used()
+
+    async def _open_models(self) -> None:
+        limits = self._config.limits
+        self._clients = await self._scope.enter(
+            Clients(
+                connections=limits.connections,
+                per_host=limits.connections_per_host,
+                keepalive=limits.connection_idle,
+            )
+        )
+        self._memory.watch_clients(self._clients)
+        secrets = self._ready.secrets
+        self._redactor.learn(*secrets.values())
+        traffic = await self._tape.open(self._scope, self._clients, self._config, self._redactor, self._ledger)
+        self._models = await self._scope.enter(
+            Models(self._config.models, traffic, secrets.__getitem__, limits.answer_bytes, patience=self._tape.patience)
+        )
+
+    async def _open_sessions(self) -> None:
+        reference = self._config.web.search_key
+        self.sessions = Sessions(
+            self._scope.child("sessions"),
+            self.store,
+            self._config,
+            self._models,
+            self._ready.tools,
+            environment=os.environ,
+            search_key=None if reference is None else self._ready.secrets.get(reference),
+        )
+        if self.sessions.web is not None:
+            await self._scope.enter(self.sessions.web)
+        if self.sessions.recall is not None:
+            await self._scope.enter(self.sessions.recall)
+        resumed = await self.sessions.recover()
+        if resumed:
+            self._log.info("turns go on", count=resumed)
+
+    async def _open_web(self) -> None:
+        self._health = Health(self.store)
+        registry = commands.build(self.sessions)
+        app = create_app(
+            door=self.sessions,
+            commands=registry,
+            store=self.store,
+            config=self._config,
+            models=self._models,
+            redactor=self._redactor,
+            health=self._health,
+            status=lambda: self._reception.status(memory=True),
+            gauges=lambda: self._reception.gauges(),
+            descriptors=self._descriptors,
+            terminal=await home_folder.key_digest(self.home),
+        )
+        self._server = Server(app, self._config, self._socket, descriptors=self._descriptors)
+        self._health.add("connections", self._server.check)
+        await self._server.start(self._scope)
+
+    async def _start_maintenance(self) -> None:
+        self._pressure = Pressure(self.sessions.presence, Ceiling(self._config.limits.memory_bytes))
+        chores = [
+            *self.sessions.chores(),
+            Chore(name="trim", interval=_TRIM_SECONDS, run=_trim),
+            Chore(name="memory", interval=PRESSURE_SECONDS, run=self._pressure.look),
+            Chore(name="files", interval=_FILES_SECONDS, run=self._look_at_files, within=_INTEGRITY_WITHIN),
+            Chore(name="integrity", interval=_INTEGRITY_SECONDS, run=self.store.integrity, within=_INTEGRITY_WITHIN),
+        ]
+        self._health.watch("lock", self._lock.complaint)
+        if self._config.server.one_core:
+            chores.append(await self._settle_on_a_core())
+        self._maintenance = Maintenance(chores, beat=self._health.beat)
+        for chore in chores:
+            self._health.expect(chore.name, chore.interval)
+        scope = self._scope.child("maintenance")
+        # At once too, in the background: the quick look at the opening does not read every page.
+        scope.start(self.store.integrity, name="integrity check")
+        self._maintenance.start(scope)
+
+    async def _settle_on_a_core(self) -> Chore:
+        core = OneCore()
+        self._scope.on_close(core.everywhere, name="cores")
+
+        async def look() -> None:
+            await to_thread.run_sync(core.look)
+
+        await look()
+        return Chore(name="core", interval=LOOK_SECONDS, run=look)
+
+    async def _look_at_files(self) -> None:
+        """See that the database is in its place; if another program has written to it, check all of it at once."""
+        await self.store.write(maintenance.look)
+        if self.store.touched:
+            self._log.warning("another program has written to the database; checking it", path=str(self.store.path))
+            await self.store.integrity()
+
+    async def _open_control(self) -> None:
+        self._reception = Reception(
+            config=self._config,
+            address=self.address,
+            sessions=self.sessions,
+            store=self.store,
+            clients=self._clients,
+            health=self._health,
+            server=self._server,
+            maintenance=self._maintenance,
+            memory=self._memory,
+            pressure=self._pressure,
+            tape=self._tape,
+            stop=self.ask_to_stop,
+        )
+        await Control(self.home, self._reception.verbs(), self._descriptors).open(self._scope.child("control"))
+        # What stands now stands until the end: the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+        self._memory.settle()
+
+    async def _welcome(self) -> None:
+        self._takeover.release()
+        for line in self._tape.lines(self._config):
+            self._say(line)
+        for line in start_message.lines(self._config, self.address, *await self._reception.link()):
+            self._say(line)
+
+
+async def _trim() -> None:
+    """The allocator's walk takes milliseconds with the interpreter's lock held by nobody: off the loop."""
+    await to_thread.run_sync(trim)

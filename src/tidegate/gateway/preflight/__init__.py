@@ -1,0 +1,1 @@
+"""Checks of the configuration before a gateway starts."""

@@ -1,0 +1,102 @@
+"""The tape: `tidegate up --record FILE` and `tidegate up --replay FILE`.
+
+Guarantee: a file that cannot be used is told before anything is opened or taken over. What records and replays is
+imported only where it is asked for. The tape owns nothing: what it opens belongs to the scope that it is given.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tidegate.config import Config, is_reference
+from tidegate.errors import Misconfigured
+from tidegate.gateway.preflight.preflight import NO_KEY, Ready
+from tidegate.lifetimes import Holding, Ledger, Scope
+from tidegate.models import Clients, Patience, Traffic
+from tidegate.security import Redactor
+
+if TYPE_CHECKING:
+    from tidegate.models.recording.recorder import Recorder
+    from tidegate.models.recording.replayer import Replayer
+
+PROCESS = "process"
+
+
+class Tape:
+    """What is made of the model traffic; nothing, for most gateways."""
+
+    def __init__(self, record: Path | None = None, replay: Path | None = None) -> None:
+        if record is not None and replay is not None:
+            raise Misconfigured("A gateway either records or replays: give --record or --replay, not both.")
+        self._record = record
+        self._replay = replay
+        self._replayer: Replayer | None = None
+        self._recorder: Recorder | None = None
+
+    @property
+    def replays(self) -> bool:
+        return self._replay is not None
+
+    def prepare(self, ready: Ready) -> None:
+        """See that the file can be used. Blocks."""
+        if self._record is not None:
+            from tidegate.models.recording.writer import check
+
+            check(self._record)
+            _keep_apart(self._record, ready.config)
+        if self._replay is not None:
+            from tidegate.models.recording.replayer import Replayer
+
+            known = (secret for secret in ready.secrets.values() if secret is not NO_KEY)
+            self._replayer = Replayer(self._replay, Redactor(known))
+            self._replayer.open()
+
+    async def open(self, scope: Scope, clients: Clients, config: Config, redactor: Redactor, ledger: Ledger) -> Traffic:
+        """What models are to ask."""
+        if self._replayer is not None:
+            return self._replayer
+        if self._record is None:
+            return clients
+        from tidegate.models.recording.recorder import Recorder
+
+        recorder = await scope.enter(Recorder(clients, self._record, redactor, referred=set(_referred(config))))
+        self._recorder = recorder
+        ledger.view("recording", lambda: ((PROCESS, Holding(1, recorder.pen.pending, fds=1)),))
+        return recorder
+
+    @property
+    def patience(self) -> Patience | None:
+        """With which models try again; None for their own."""
+        return None if self._replayer is None else self._replayer.patience
+
+    def status(self) -> dict[str, Any] | None:
+        tape = self._recorder or self._replayer
+        return None if tape is None else tape.status()
+
+    def lines(self, config: Config) -> Iterator[str]:
+        """What a person is told at the start."""
+        if self._record is not None:
+            yield f"Records the model traffic, which is what everybody says here, to {self._record}, without keys."
+        elif self._replay is not None:
+            yield f"Replays {self._replay}: no model is asked, and only what was recorded is answered."
+        else:
+            return
+        if all(model.api == "demo" for model in config.models.values()):
+            yield "Only the demo model is configured, which makes no traffic: nothing will be recorded or replayed."
+
+
+def _keep_apart(file: Path, config: Config) -> None:
+    """What everybody says is not for an agent to read."""
+    for name in config.agents:
+        folder = config.project(name)
+        if folder is not None and file.resolve().is_relative_to(folder.resolve()):
+            raise Misconfigured(
+                f"{file} lies in the folder of the agent {name!r}, which could read there what others say: record "
+                "elsewhere."
+            )
+
+
+def _referred(config: Config) -> Iterator[str]:
+    """Headers whose values are secrets."""
+    for model in config.models.values():
+        yield from (name.lower() for name, value in model.headers.items() if is_reference(value))

@@ -1,0 +1,493 @@
+"""Presence: the one map keyed by session, and the residents that hang on its records.
+
+Guarantee: a session has at most one record, and has one only while something of it is present (a turn running or
+waiting, a resident, a construction, a workspace in use, a reason to stay). A resident is reused while its signature is
+equal, is built once however many ask for it, and leaves by one path, `unload`. Residents are bounded by number and by
+bytes; the least recently used goes first. A resident whose turn works is never released before that turn ends, not even
+when it was replaced meanwhile; while the turn waits for a person, its resident may leave like any other, and the turn
+builds it anew. Releasing happens in tasks of the scope, beside every turn; a failure there is reported with the
+session's name. Presence owns the records and the residents; `turn`, `waiting` and `held` on them are the engine's,
+`workspace` and `disk` are those of the room of workspaces.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar, cast
+
+import msgspec
+
+from tidegate.lifetimes.ledger import Holding
+from tidegate.lifetimes.resident_order import Link, Order
+from tidegate.lifetimes.scope import Scope, ScopeClosed
+from tidegate.lifetimes.single_flight import Flight
+
+RELEASE_WITHIN = 30.0
+"""Seconds that a resident's release may take before it is given up and reported."""
+
+REASONS_KEPT = 32
+"""Reasons of unloading that are counted apart, so that the metric stays small; further ones count as `other`."""
+
+_log = logging.getLogger(__name__)
+
+
+class Resident(Protocol):
+    """What a session keeps in memory between turns. Equal `signature`: built from equal configuration."""
+
+    @property
+    def signature(self) -> bytes: ...
+
+    @property
+    def weight(self) -> int:
+        """Bytes held now."""
+
+    async def release(self) -> None:
+        """Let go of what the resident holds. Called once, when no turn runs on it."""
+
+
+R = TypeVar("R", bound=Resident)
+Warn = Callable[[str, dict[str, Any]], None]
+
+
+class Dropped(RuntimeError):
+    """The session ended while its resident was being built; the resident was released."""
+
+
+class Present(Link):
+    """The record of a present session. A resident replaced in mid-turn waits in `detached` for the turn's end; what a
+    one-shot turn works on, and nobody keeps, is in `passing` until then."""
+
+    __slots__ = (
+        "__weakref__",
+        "building",
+        "detached",
+        "disk",
+        "held",
+        "key",
+        "passing",
+        "resident",
+        "turn",
+        "used",
+        "waiting",
+        "wanted",
+        "watchers",
+        "workspace",
+    )
+
+    def __init__(self, key: str, used: float) -> None:
+        super().__init__()
+        self.key = key
+        self.turn: Any | None = None
+        self.waiting: deque[Any] = deque()  # house: allow the engine bounds it by limits.queue_length
+        self.resident: Resident | None = None
+        self.building: Flight[Resident] | None = None
+        self.wanted = b""
+        self.detached: tuple[Resident, ...] = ()
+        self.passing: Resident | None = None
+        self.workspace: Any | None = None
+        self.disk: Any | None = None
+        self.used = used
+        self.held = 0
+        self.watchers: tuple[asyncio.Future[None], ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Present {self.key}{' busy' if self.busy else ''}{' resident' if self.resident else ''}>"
+
+    @property
+    def busy(self) -> bool:
+        """In mid-turn."""
+        return self.turn is not None
+
+    def expect(self) -> asyncio.Future[None]:
+        """Done at the next `tell`; cancel it when it is no longer waited for."""
+        news = asyncio.get_running_loop().create_future()
+        self.watchers = (*(watcher for watcher in self.watchers if not watcher.done()), news)
+        return news
+
+    def tell(self) -> None:
+        """Something has happened that whoever watches the session wants to look at."""
+        watchers, self.watchers = self.watchers, ()
+        for watcher in watchers:
+            if not watcher.done():
+                watcher.set_result(None)
+
+    @property
+    def absent(self) -> bool:
+        """Nothing of the session is present any more."""
+        return (
+            self.turn is None
+            and self.resident is None
+            and self.building is None
+            and not self.waiting
+            and not self.held
+            and not self.detached
+            and self.workspace is None
+        )
+
+
+class PresenceStats(msgspec.Struct, frozen=True):
+    """What the metrics show. `over_cap_mid_turn` counts how often a running turn kept a resident beyond its cap."""
+
+    present: int
+    residents: int
+    resident_bytes: int
+    busy: int
+    over_cap_mid_turn: int
+    unloads: dict[str, int]
+
+
+class Presence:
+    """Records of present sessions by key. Owned by the process scope, at whose close every resident is released."""
+
+    __slots__ = (
+        "__weakref__",
+        "_asks",
+        "_clock",
+        "_leaving",
+        "_order",
+        "_over",
+        "_over_count",
+        "_records",
+        "_scope",
+        "_unloads",
+        "_unreleased",
+        "_warn",
+        "idle_ttl",
+        "ledger",
+        "resident_bytes",
+        "residents",
+    )
+
+    def __init__(
+        self,
+        scope: Scope,
+        *,
+        residents: int = 128,
+        resident_bytes: int,
+        idle_ttl: float = 3600.0,
+        clock: Callable[[], float] = time.monotonic,
+        warn: Warn | None = None,
+        asks: Callable[[Any], bool] = lambda turn: False,
+    ) -> None:
+        """`asks` says whether a turn does nothing until a person has answered."""
+        self._asks = asks
+        self.residents = residents
+        self.resident_bytes = resident_bytes
+        self.idle_ttl = idle_ttl
+        self._scope = scope
+        self.ledger = scope.account.ledger
+        self._clock = clock
+        self._warn: Warn = warn if warn is not None else _log_warning
+        self._records: dict[str, Present] = {}
+        self._order: Order[Present] = Order()
+        self._unloads: dict[str, int] = {}
+        # By the object's own identity: what has left the order and is not yet released is still held.
+        self._leaving: dict[int, tuple[str, Resident]] = {}
+        self._unreleased: list[tuple[str, Resident]] = []  # house: allow only filled while closing
+        self._over = False
+        self._over_count = 0
+        self.ledger.view("resident", self._measure_residents)
+        self.ledger.view("one-shot", self._measure_passing)
+        scope.on_close(self._close, name="residents")
+
+    # -- records -----------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[Present]:
+        """The records as they are now; it may be changed meanwhile."""
+        return iter(list(self._records.values()))
+
+    def get(self, key: str) -> Present | None:
+        return self._records.get(key)
+
+    def obtain(self, key: str) -> Present:
+        """The session's record, made if there is none.
+
+        A record on which nothing is present is forgotten at the next occasion: whoever obtains one puts his turn,
+        message or reason to stay on it before he awaits anything.
+        """
+        record = self._records.get(key)
+        if record is None:
+            record = self._records[key] = Present(key, self._clock())
+        return record
+
+    def turn_ended(self, record: Present, turn: Any | None = None) -> None:
+        """The turn is over, whichever way: the one place where its mark is cleared.
+
+        Idempotent; with `turn`, a call for a turn that is not the running one changes nothing.
+        """
+        if turn is not None and record.turn is not turn:
+            return
+        record.turn = record.passing = None
+        record.used = self._clock()
+        detached, record.detached = record.detached, ()
+        for resident in detached:
+            self._release(record.key, resident)
+        if record.resident is not None:
+            self._order.touch(record)
+            self.reweigh(record)
+        self._forget_if_absent(record)
+
+    def turn_asks(self, record: Present) -> None:
+        """The turn does nothing until a person has answered: what it works on may go meanwhile. What no cap counts goes
+        at once."""
+        gone = record.detached if record.passing is None else (*record.detached, record.passing)
+        record.detached, record.passing = (), None
+        for resident in gone:
+            self._release(record.key, resident)
+        self._enforce()
+
+    def lend(self, key: str, passing: Resident) -> None:
+        """What the running turn of this session works on and takes with it when it ends: on the books meanwhile."""
+        record = self._records.get(key)
+        if record is not None and record.busy:
+            record.passing = passing
+
+    @contextmanager
+    def attend(self, key: str) -> Iterator[Present]:
+        """The session's record, kept present as long as somebody attends to it. It keeps no resident in memory."""
+        record = self.obtain(key)
+        record.held += 1
+        try:
+            yield record
+        finally:
+            record.held -= 1
+            self._forget_if_absent(record)
+
+    def drop(self, key: str) -> bool:
+        """The session has ended: its resident is unloaded and its record removed. Whether there was one."""
+        record = self._records.get(key)
+        if record is None:
+            return False
+        self.unload(key, reason="end")
+        self._records.pop(key, None)
+        workspace, record.workspace = record.workspace, None
+        if workspace is not None:  # its own end, which takes longer, still has to find it
+            self.lodge(key, workspace)
+        record.tell()
+        return True
+
+    def lodge(self, key: str, workspace: Any) -> None:
+        """Something runs in the session's workspace: it is present until `vacate`, whatever is unloaded."""
+        self.obtain(key).workspace = workspace
+
+    def vacate(self, key: str) -> None:
+        """Nothing runs in it any more."""
+        record = self._records.get(key)
+        if record is not None:
+            record.workspace = None
+            self._forget_if_absent(record)
+
+    def _works(self, record: Present) -> bool:
+        """In mid-turn, and the turn needs its resident."""
+        return record.busy and not self._asks(record.turn)
+
+    def _forget_if_absent(self, record: Present) -> None:
+        if record.absent and self._records.get(record.key) is record:
+            del self._records[record.key]
+
+    # -- residents ---------------------------------------------------------------------------------------------------
+
+    async def resident(self, key: str, signature: bytes, build: Callable[[], Awaitable[R]]) -> R:
+        """The resident with this signature: the one that is there, or else a new one, built once for all who ask."""
+        while True:
+            record = self.obtain(key)
+            present = record.resident
+            if present is not None and present.signature == signature:
+                record.used = self._clock()
+                self._order.touch(record)
+                return cast(R, present)
+            if record.building is None:
+                return await self._build(record, signature, build)
+            if record.wanted == signature:
+                await record.building.join()
+            else:
+                await record.building.over()
+
+    async def _build(self, record: Present, signature: bytes, build: Callable[[], Awaitable[R]]) -> R:
+        if not self._scope.open:
+            self._forget_if_absent(record)
+            raise ScopeClosed(f"no resident is built for session {record.key}: the gateway is closing")
+
+        async def construct() -> Resident:
+            resident = await build()
+            refusal = self._refusal(record, signature, resident)
+            if refusal is not None:
+                self._leaving[id(resident)] = (record.key, resident)
+                if self._scope.closed:  # nobody is left to start its release
+                    await self._let_go(resident)
+                else:
+                    self._release(record.key, resident)
+                raise refusal
+            self._insert(record, resident)
+            return resident
+
+        record.building, record.wanted = Flight[Resident](), signature
+        self.unload(record.key, reason="changed")  # not before: without the construction the record might be forgotten
+        try:
+            return cast(R, await record.building.lead(construct))
+        finally:
+            record.building = None
+            self._forget_if_absent(record)
+
+    def _refusal(self, record: Present, signature: bytes, resident: Resident) -> Exception | None:
+        if self._records.get(record.key) is not record:
+            return Dropped(f"session {record.key} ended while its resident was being built")
+        if not self._scope.open:
+            return ScopeClosed(f"the gateway was closed while the resident of session {record.key} was being built")
+        if resident.signature != signature:
+            return ValueError(f"the resident built for session {record.key} has another signature than was asked for")
+        return None
+
+    def _insert(self, record: Present, resident: Resident) -> None:
+        record.resident = resident
+        record.used = self._clock()
+        self._order.add(record, resident.weight)
+        self._enforce(newcomer=record)
+
+    def reweigh(self, record: Present) -> None:
+        """Its resident has grown or shrunk."""
+        if record.resident is None:
+            return
+        self._order.resize(record, record.resident.weight)
+        self._enforce()
+
+    def _enforce(self, newcomer: Present | None = None) -> None:
+        """Unload what lies in the excess window. One that works is passed over, and nothing newer is taken in its
+        place."""
+        window = self._order.window(self.residents, self.resident_bytes)
+        if not window:
+            self._over = False
+            return
+        reason = "count" if self._order.size > self.residents else "bytes"
+        kept = 0
+        for record in window:
+            if self._works(record):
+                kept += 1
+            elif record is not newcomer:  # whoever has just built it is about to use it
+                self.unload(record.key, reason=reason)
+        self._over_count += kept
+        if kept and not self._over:
+            self._warn(
+                "residents stay over their cap: those in excess are mid-turn",
+                {
+                    "mid_turn": kept,
+                    "residents": self._order.size,
+                    "cap": self.residents,
+                    "bytes": self._order.bytes,
+                    "budget": self.resident_bytes,
+                },
+            )
+        self._over = kept > 0
+
+    def unload(self, key: str, *, reason: str, only: Resident | None = None) -> bool:
+        """Drop the resident and keep everything else: the one way out. Whether there was one (and it was `only`).
+
+        While a turn works on it, it leaves the map at once, but is released when that turn ends.
+        """
+        record = self._records.get(key)
+        if record is None or record.resident is None:
+            return False
+        resident = record.resident
+        if only is not None and resident is not only:
+            return False
+        record.resident = None
+        self._order.remove(record)
+        if self._order.size <= self.residents and self._order.bytes <= self.resident_bytes:
+            self._over = False  # the next excess is a new one, with a warning of its own
+        self._leaving[id(resident)] = (key, resident)
+        counted = reason if reason in self._unloads or len(self._unloads) < REASONS_KEPT else "other"
+        self._unloads[counted] = self._unloads.get(counted, 0) + 1
+        if self._works(record):
+            record.detached = (*record.detached, resident)
+        else:
+            self._release(key, resident)
+            self._forget_if_absent(record)
+        return True
+
+    def sweep(self, now: float | None = None) -> int:
+        """Unload what was idle longer than the TTL, never one that works, and forget empty records; how many went."""
+        moment = self._clock() if now is None else now
+        swept = 0
+        for record in self._order:
+            if not self._works(record) and moment - record.used > self.idle_ttl:
+                swept += self.unload(record.key, reason="idle")
+        for record in self:
+            self._forget_if_absent(record)
+        return swept
+
+    def relieve(self, wanted: int) -> tuple[int, int]:
+        """Memory is short: unload idle residents, the least recently used first, until they have freed `wanted` bytes.
+        One whose turn works or waits for its start is left alone. How many went, and their bytes."""
+        count = freed = 0
+        for record in self._order:
+            if freed >= wanted:
+                break
+            if not self._works(record) and (record.busy or not record.waiting):
+                freed += record.weight
+                count += self.unload(record.key, reason="pressure")
+        return count, freed
+
+    def stats(self) -> PresenceStats:
+        return PresenceStats(
+            present=len(self._records),
+            residents=self._order.size,
+            resident_bytes=self._order.bytes,
+            busy=sum(record.busy for record in self._records.values()),
+            over_cap_mid_turn=self._over_count,
+            unloads=dict(self._unloads),
+        )
+
+    # -- releasing ---------------------------------------------------------------------------------------------------
+
+    def _measure_residents(self) -> Iterator[tuple[str, Holding]]:
+        """The residents with their bytes, those too that have left the order and are not yet released."""
+        for record in self._order:
+            if record.resident is not None:
+                yield f"session {record.key}", Holding(1, record.resident.weight)
+        for key, resident in self._leaving.values():
+            yield f"session {key}", Holding(1, resident.weight)
+
+    def _measure_passing(self) -> Iterator[tuple[str, Holding]]:
+        for record in self._records.values():
+            if record.passing is not None:
+                yield f"session {record.key}", Holding(1, record.passing.weight)
+
+    def _release(self, key: str, resident: Resident) -> None:
+        if self._scope.open:
+            self._scope.start(
+                self._let_go, resident, name=f"release of the resident of session {key}", at_close="finish"
+            )
+        else:
+            self._unreleased.append((key, resident))
+
+    async def _let_go(self, resident: Resident) -> None:
+        try:
+            async with asyncio.timeout(RELEASE_WITHIN):
+                await resident.release()
+        finally:
+            self._leaving.pop(id(resident), None)
+
+    async def _close(self) -> None:
+        """Release everything that is left, at the end of the process, when no turn runs any more."""
+        for record in self:
+            self.turn_ended(record)
+            self.drop(record.key)
+        left, self._unreleased = self._unreleased, []
+        ends = await asyncio.gather(*(self._let_go(resident) for _, resident in left), return_exceptions=True)
+        failures: list[BaseException] = []
+        for (key, _), end in zip(left, ends, strict=True):
+            if isinstance(end, BaseException):
+                end.add_note(f"while releasing the resident of session {key}")
+                failures.append(end)
+        if failures:
+            raise BaseExceptionGroup("releasing residents", failures)
+
+
+def _log_warning(message: str, fields: dict[str, Any]) -> None:
+    _log.warning("%s (%s)", message, ", ".join(f"{name} {value}" for name, value in fields.items()))

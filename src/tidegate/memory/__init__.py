@@ -1,0 +1,1 @@
+"""Memory: notes that outlive conversations."""

@@ -1,0 +1,267 @@
+"""Memory: what agents know from one conversation to the next, and who may change it.
+
+Guarantee: who may write what is decided by the principal, who comes from the channel, and never by what is said: a
+person's notes are written in his own conversations and by himself; those about an agent's work, which enter everybody's
+prompt of that agent, only in the owner's conversations and by the owner, who may also see and edit everybody's. Every
+note says who wrote it. It is loaded only where an agent has the toolset `memory`, and agents without it cost nothing.
+What is kept elsewhere is opened and closed with this.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Self
+
+from tidegate.agent import part_of
+from tidegate.config import Config
+from tidegate.errors import NotAllowed, NotFound, Refused, ToolFailed
+from tidegate.lifetimes import CacheStats, Holding
+from tidegate.memory.stored_notes import Keeper, Marks, StoredNotes, line_of
+from tidegate.security import Principal
+from tidegate.sessions.views import Notebook, NoteView
+from tidegate.store import About, SessionRow, Store, notes, notices, principals, sessions
+from tidegate.tools import ToolContext
+from tidegate.tools.memory_provider import Draft, Note, find
+from tidegate.values import Frozen
+
+TOOLSET = "memory"
+
+_NUMBERED = re.compile(r"\[(\d{1,15})\]\s*(.*)")
+
+CHANGED = "The notes have changed since this conversation began. As they stand now:"
+
+WHAT = """\
+# Notes about {}, one a line.
+# Change a line to change the note, remove it to forget it, add one without a number to add a note.
+# Lines that begin with # do not count.
+"""
+
+
+class Subject(Frozen, frozen=True):
+    """What notes are about: `key` is a principal's id or an agent's name, `name` what people call it."""
+
+    about: About
+    key: str
+    name: str
+
+
+class Memory:
+    """The `Notes` of tools, a `Source` for what conversations begin with, and what people see and change."""
+
+    name = "memory"
+    needs_tools = False
+
+    def __init__(self, config: Config, store: Store, clock: Callable[[], float]) -> None:
+        self._config = config
+        self._store = store
+        self._clock = clock
+        self._agents = frozenset(name for name, agent in config.agents.items() if TOOLSET in agent.tools)
+        self._marks = Marks(store)
+        self.keeper: Keeper = StoredNotes(store, config.memory, self._marks, clock)
+
+    async def __aenter__(self) -> Self:
+        """Finds the provider, where one is configured; it is opened when it is first asked."""
+        if name := self._config.memory.provider:
+            from tidegate.memory.provider_notes import ProvidedNotes  # only where it is used
+
+            self.keeper = ProvidedNotes(
+                name,
+                find(name, self._config.home),
+                self._config.home,
+                self._store,
+                self._config.memory,
+                self._marks,
+                self._clock,
+            )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.keeper.close()
+
+    # -- what conversations begin with --
+
+    def serves(self, agent: str) -> bool:
+        return agent in self._agents
+
+    async def part(self, agent: str, principal: str) -> str:
+        return await self.keeper.part(agent, principal)
+
+    async def remind(self, session: SessionRow) -> None:
+        """What told this conversation of changes may be gone from what its model is shown: it is told once more how the
+        notes stand, with its next message, if that is not how it began."""
+        if not session.memory_seen or session.prefix is None:
+            return
+        frozen = part_of(await self._store.read(sessions.prefix, session.prefix), self.name)
+        now = (await self.part(session.agent, session.principal)).strip()
+        if now != frozen:
+            lines = [CHANGED, *(now.splitlines() or ["There are none any more."])]
+            await self._store.write(notices.add_lines, session.id, lines, self._clock())
+
+    async def mark(self, agent: str) -> int:
+        """From which change on a conversation of this agent that begins now is to be told; 0 for never."""
+        return await self._marks.next() if agent in self._agents else 0
+
+    def held(self) -> Iterator[tuple[str, Holding]]:
+        """For the ledger: a provider that is open."""
+        if count := self.keeper.holds:
+            yield "process", Holding(count)
+
+    def stats(self) -> CacheStats:
+        return self.keeper.stats()
+
+    # -- what agents do --
+
+    async def remember(self, ctx: ToolContext, text: str, *, about: About, replaces: int | None) -> str:
+        whose = ctx.principal if about == "person" else ctx.agent
+        try:
+            author = await self._author(ctx)
+            if about == "agent" and not author.may("configure"):
+                raise NotAllowed(
+                    "Notes about your work are written in conversations with the owner of this gateway only; this is "
+                    'not one. A note about the person here can be written with about = "person".'
+                )
+            draft = Draft(
+                about=about,
+                whose=whose,
+                text=text,
+                author=author.id,
+                by=author.name,
+                source="tool",
+                session=ctx.session,
+                replaces=replaces,
+            )
+            note, changed = await self.keeper.remember(draft)
+            there = await self.keeper.listing(about, whose)
+        except Refused as error:
+            raise ToolFailed(error.message) from None
+        what = f"Remembered: {line_of(note)}" if changed else f"That was known already: {line_of(note)}"
+        return f"{what}\n{self._room(there)}"
+
+    async def forget(self, ctx: ToolContext, note: int) -> str:
+        try:
+            author = await self._author(ctx)
+            kinds: list[tuple[About, str]] = [("person", ctx.principal)]
+            if author.may("configure"):
+                kinds.append(("agent", ctx.agent))
+            for about, whose in kinds:
+                there = await self.keeper.listing(about, whose)
+                if note in [each.id for each in there]:
+                    gone = await self.keeper.forget(about, whose, note, ctx.session)
+                    left = [each for each in there if each.id != note]
+                    return f"Forgotten: {line_of(gone)}\n{self._room(left)}"
+        except Refused as error:
+            raise ToolFailed(error.message) from None
+        raise ToolFailed(f"There is no note {note} that may be forgotten in this conversation.")
+
+    async def _author(self, ctx: ToolContext) -> Principal:
+        """For whom the conversation is, as the store knows him; who is not known there is nobody in particular."""
+        row = await self._store.read(principals.get, ctx.principal)
+        if row is None:
+            return Principal(id=ctx.principal, name=ctx.principal)
+        return Principal(id=row.id, name=row.name, role=row.role)
+
+    def _room(self, there: Sequence[Note]) -> str:
+        used = sum(notes.size_of(note.text) for note in there)
+        count = "1 note" if len(there) == 1 else f"{len(there)} notes"
+        return f"Kept now: {count}, {used:,} of {self._config.memory.notes_bytes:,} bytes."
+
+    # -- what people see and do --
+
+    async def subject(self, caller: Principal, *, principal: str | None = None, agent: str | None = None) -> Subject:
+        """Whose notes are meant, if the caller may know of them: by default his own."""
+        if agent is not None:
+            if principal is not None:
+                raise Refused("Name a principal or an agent, not both.", param="agent")
+            if not caller.may_use(agent) or agent not in self._config.agents:
+                raise NotFound(f"There is no agent {agent[:100]!r} that you may use.", code="model_not_found")
+            if agent not in self._agents:
+                raise NotFound(
+                    f"The agent {agent!r} has no memory; give it the toolset {TOOLSET!r} in tidegate.toml.",
+                    code="no_memory",
+                )
+            return Subject(about="agent", key=agent, name=agent)
+        if principal is None or principal == caller.name:
+            return Subject(about="person", key=caller.id, name=caller.name)
+        row = await self._store.read(principals.by_name, principal) if caller.may("configure") else None
+        if row is None:
+            raise NotFound(
+                f"There is no principal {principal[:100]!r} whose notes you may see.", code="principal_not_found"
+            )
+        return Subject(about="person", key=row.id, name=row.name)
+
+    async def notebook(self, subject: Subject) -> Notebook:
+        return self._notebook(subject, await self.keeper.listing(subject.about, subject.key))
+
+    async def put(self, caller: Principal, subject: Subject, text: str, replaces: int | None = None) -> NoteView:
+        """A note that a person writes, or another text for one."""
+        _check(caller, subject)
+        draft = Draft(
+            about=subject.about,
+            whose=subject.key,
+            text=text,
+            author=caller.id,
+            by=caller.name,
+            source="person",
+            replaces=replaces,
+        )
+        note, _ = await self.keeper.remember(draft)
+        return viewed(note)
+
+    async def drop(self, caller: Principal, subject: Subject, note: int) -> NoteView:
+        _check(caller, subject)
+        return viewed(await self.keeper.forget(subject.about, subject.key, note, None))
+
+    async def rewrite(self, caller: Principal, subject: Subject, text: str, seen: str) -> Notebook:
+        """The notes as a text takes their place, if they are still those of the version `seen`."""
+        _check(caller, subject)
+        lines = list(read_lines(text))
+        found = await self.keeper.rewrite(subject.about, subject.key, lines, seen, caller.id, caller.name)
+        return self._notebook(subject, found)
+
+    def _notebook(self, subject: Subject, found: Sequence[Note]) -> Notebook:
+        of = "the work of the agent" if subject.about == "agent" else "the person"
+        return Notebook(
+            about=subject.about,
+            whose=subject.name,
+            notes=tuple(viewed(note) for note in found),
+            bytes=sum(notes.size_of(note.text) for note in found),
+            most=self._config.memory.notes_bytes,
+            version=notes.version((note.id, note.text) for note in found),
+            text=WHAT.format(f"{of} {' '.join(subject.name.split())}")
+            + "".join(f"[{note.id}] {note.text}\n" for note in found),
+        )
+
+
+def viewed(note: Note) -> NoteView:
+    return NoteView(
+        id=note.id,
+        text=note.text,
+        author=note.author,
+        by=note.by,
+        source=note.source,
+        at=note.at,
+        session=note.session,
+    )
+
+
+def read_lines(text: str) -> list[tuple[int | None, str]]:
+    """The notes of an edited text, each with its number or as a new one."""
+    found: list[tuple[int | None, str]] = []
+    for line in text.split("\n"):
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        numbered = _NUMBERED.fullmatch(line)
+        if numbered is None:
+            found.append((None, line))
+        elif numbered[2]:
+            found.append((int(numbered[1]), numbered[2]))
+    return found
+
+
+def _check(caller: Principal, subject: Subject) -> None:
+    """May he write these? By who he is, and nothing else."""
+    if not caller.may("configure") and (subject.about == "agent" or subject.key != caller.id):
+        raise NotAllowed("Notes about an agent's work are the owner's to write; you may write your own.")

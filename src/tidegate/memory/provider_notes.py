@@ -1,0 +1,191 @@
+"""Notes that somebody else keeps: a memory provider, as the gateway uses it.
+
+Guarantee: every wait for it is bounded; one that fails or hangs is left alone for a while, people are told so in one
+sentence, and conversations begin without what it knows, which their prompt says. What it gives is bounded and marked as
+data like the gateway's own notes, and running conversations are told of what was written through the gateway. It is
+opened when it is first needed and closed with the process, within a bound.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+import msgspec
+
+from tidegate.config import MemorySettings
+from tidegate.errors import Busy, NotFound, TidegateError
+from tidegate.lifetimes import CacheStats
+from tidegate.log import Log
+from tidegate.memory.stored_notes import Marks, Write, marked
+from tidegate.store import About, SessionRow, Store, notes
+from tidegate.tools.memory_provider import Draft, MemoryProvider, Note, Provide
+
+T = TypeVar("T")
+
+WAIT_SECONDS = 5.0
+"""For one answer of a provider: a person waits for his conversation to begin."""
+
+OPEN_SECONDS = 10.0
+"""For its opening."""
+
+CLOSE_SECONDS = 5.0
+"""For its close, at the process's end."""
+
+REST_SECONDS = 30.0
+"""That it is left alone after a failure, so that not every new conversation waits for it."""
+
+MOST_NOTES = 1000
+"""Taken from it at once."""
+
+log = Log(__name__)
+
+
+class Unanswered(Busy):
+    code = "memory_unavailable"
+
+
+class ProvidedNotes:
+    def __init__(
+        self,
+        name: str,
+        provide: Provide,
+        home: Path,
+        store: Store,
+        settings: MemorySettings,
+        marks: Marks,
+        clock: Callable[[], float],
+    ) -> None:
+        self._name = name
+        self._provide = provide
+        self._home = home
+        self._store = store
+        self._settings = settings
+        self._marks = marks
+        self._clock = clock
+        self._provider: MemoryProvider | None = None
+        self._opening = anyio.Lock()
+        self._rests_until = 0.0
+
+    @property
+    def holds(self) -> int:
+        return int(self._provider is not None)
+
+    async def part(self, agent: str, principal: str) -> str:
+        try:
+            text = await self._ask(lambda provider: provider.part(agent, principal))
+        except Unanswered as error:
+            return f"# Notes about the person you talk with\n{error.message} This conversation begins without them."
+        # Each as a note: no line can pass for a heading of the gateway's.
+        lines = [f"- {line.strip().lstrip('#-* ')}" for line in text.splitlines() if line.strip()]
+        return marked("person", lines, 2 * self._settings.prompt_bytes) if lines else ""
+
+    async def listing(self, about: About, whose: str) -> list[Note]:
+        return list(await self._ask(lambda provider: provider.listing(about, whose)))[:MOST_NOTES]
+
+    async def remember(self, draft: Draft) -> tuple[Note, bool]:
+        draft = msgspec.structs.replace(draft, text=notes.clean(draft.text))
+        note = await self._ask(lambda provider: provider.remember(draft), draft.replaces)
+        told = notes.told_of(note.id, draft.source, draft.by, notes.clean(note.text), new=draft.replaces is None)
+        await self._tell(draft.about, draft.whose, told, draft.session if draft.source == "tool" else None)
+        return note, True
+
+    async def forget(self, about: About, whose: str, note: int, session: str | None) -> Note:
+        known = {each.id: each for each in await self.listing(about, whose)}
+        if note not in known:
+            raise _missing(note)
+        await self._ask(lambda provider: provider.forget(about, whose, note), note)
+        await self._tell(about, whose, notes.told_gone(note), session)
+        return known[note]
+
+    async def rewrite(
+        self, about: About, whose: str, lines: Sequence[tuple[int | None, str]], seen: str, author: str, by: str
+    ) -> list[Note]:
+        """One after the other: a provider has no transaction. What fails in the middle is told, and what was done by
+        then is done."""
+        present = {note.id: note for note in await self.listing(about, whose)}
+        notes.check_seen(((note.id, note.text) for note in present.values()), seen)
+        given = notes.check_lines(lines, list(present))
+        for gone in set(present) - given:
+            await self.forget(about, whose, gone, None)
+        for number, text in lines:
+            if number is None or present[number].text != text:
+                await self.remember(
+                    Draft(about=about, whose=whose, text=text, author=author, by=by, source="person", replaces=number)
+                )
+        return await self.listing(about, whose)
+
+    async def learn(self, session: SessionRow, by: str, texts: Sequence[str]) -> Write | None:
+        """Its store is another one, so that the effect cannot be committed with the mark; under the same keys, what is
+        made again after a crash is remembered once."""
+        for number, text in enumerate(texts):
+            await self.remember(
+                Draft(
+                    about="person",
+                    whose=session.principal,
+                    text=text,
+                    author=session.principal,
+                    by=by,
+                    source="end",
+                    session=session.id,
+                    key=f"{session.id}/{number}",
+                )
+            )
+        return None
+
+    def learnt(self, session: SessionRow) -> None:
+        """Told already."""
+
+    def stats(self) -> CacheStats:
+        return CacheStats("notes", 0, 1, 0, 0, 0, 0)
+
+    async def close(self) -> None:
+        provider, self._provider = self._provider, None
+        if provider is None:
+            return
+        try:
+            with anyio.fail_after(CLOSE_SECONDS):
+                await provider.close()
+        except Exception as error:  # the provider's own, whatever it is
+            log.error("a memory provider could not be closed", provider=self._name, error=repr(error))
+
+    async def _ask(self, what: Callable[[MemoryProvider], Awaitable[T]], number: int | None = None) -> T:
+        if self._clock() < self._rests_until:
+            raise self._unanswered()
+        try:
+            provider = await self._opened()
+            with anyio.fail_after(WAIT_SECONDS):
+                return await what(provider)
+        except LookupError:
+            raise _missing(number or 0) from None
+        except TidegateError:
+            raise
+        except Exception as error:  # the provider's own, whatever it is
+            self._rests_until = self._clock() + REST_SECONDS
+            log.warning(
+                "a memory provider failed; it is left alone for a while", provider=self._name, error=repr(error)
+            )
+            raise self._unanswered() from error
+
+    async def _opened(self) -> MemoryProvider:
+        async with self._opening:
+            if self._provider is None:
+                with anyio.fail_after(OPEN_SECONDS):
+                    self._provider = await self._provide(self._home)
+            return self._provider
+
+    async def _tell(self, about: About, whose: str, text: str, session: str | None) -> None:
+        await self._store.write_then(
+            self._marks.moved, notes.changed, about, whose, text[: 2 * notes.NOTE_BYTES], session, self._clock()
+        )
+
+    def _unanswered(self) -> Unanswered:
+        return Unanswered(
+            f"The memory {self._name!r} does not answer, so that the notes are not known now; try again soon, or see "
+            "the operator's log.",
+            retry_after=REST_SECONDS,
+        )
+
+
+def _missing(number: int) -> NotFound:
+    return NotFound(f"There is no note {number} here.", code="note_not_found")

@@ -1,0 +1,155 @@
+"""What is known of a model: from the catalogue that comes with the gateway, and from the configuration above that.
+
+Guarantee: the same name gives the same facts, whatever stands before or after it in the file: of the patterns that fit,
+the most specific decides. A model that nobody knows gets what is safe. The file is read when it is asked for, which is
+once per start, and nothing of it is kept but the facts of the models that are configured.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from tidegate.config import ModelSettings
+from tidegate.models.catalog.facts import UNKNOWN_OUTPUT, UNKNOWN_WINDOW, Facts, Prices, Thinking
+from tidegate.values import Frozen
+
+FILE = Path(__file__).with_name("catalog.toml")
+
+CHAT_EFFORTS = ("low", "medium", "high")
+"""What every endpoint of an OpenAI format knows that knows any."""
+
+ANTHROPIC_EFFORTS = ("low", "medium", "high", "xhigh", "max")
+"""Not "none": that is to switch thinking off, which some refuse."""
+
+_VENDOR = re.compile(r".*/")
+_DATE = re.compile(r"[-@]20\d\d-?[01]\d-?[0-3]\d$")
+_FREE = ":free"
+_LATEST = "-latest"
+
+
+class Family(Frozen, frozen=True, forbid_unknown_fields=True):
+    """A table of the file, whose head says what its keys mean."""
+
+    window: int
+    thinking: Thinking
+    models: dict[str, list[float]]
+    output: int | None = None
+    vision: bool = False
+    audio: bool = False
+    efforts: tuple[str, ...] = ()
+    chat: tuple[str, ...] | None = None
+    long: tuple[int, float, float] | None = None
+
+
+class Catalogue:
+    """The families by the patterns of their models."""
+
+    def __init__(self, families: Mapping[str, Family]) -> None:
+        self._families = {pattern: family for family in families.values() for pattern in family.models}
+
+    @classmethod
+    def shipped(cls) -> Self:
+        """Reads the file: some milliseconds, on a thread where others wait."""
+        return cls(msgspec.convert(tomllib.loads(FILE.read_text("utf-8")), dict[str, Family]))
+
+    def facts_of(self, settings: ModelSettings) -> Facts:
+        """The catalogue's facts of a model, and above them what its settings say."""
+        if settings.api == "demo":
+            from tidegate.models.demo.model import FACTS  # only where it is used
+
+            window = settings.context_window  # it has none of its own; one can be set, to try what happens then
+            if window is None:
+                return FACTS
+            return msgspec.structs.replace(FACTS, window=window, output=settings.max_output or _output(window, None))
+        pattern = self._find(settings.model)
+        family = None if pattern is None else self._families[pattern]
+        window = settings.context_window or (UNKNOWN_WINDOW if family is None else family.window)
+        thinking, efforts = _thinking(settings, family)
+        return Facts(
+            window=window,
+            output=settings.max_output or _output(window, family),
+            vision=_either(settings.vision, family is not None and family.vision),
+            audio=_either(settings.audio, family is not None and family.audio),
+            thinking=thinking,
+            efforts=efforts,
+            prices=_prices(settings, pattern, family),
+            known=family is not None or (settings.context_window is not None and settings.vision is not None),
+            supposed=family is None and settings.thinking is None,
+        )
+
+    def _find(self, name: str) -> str | None:
+        for candidate in _candidates(name):
+            fitting = [pattern for pattern in self._families if _fits(pattern, candidate)]
+            if fitting:
+                return max(fitting, key=lambda pattern: ("*" not in pattern, len(pattern), pattern))
+        return None
+
+
+def _candidates(name: str) -> Iterator[str]:
+    """The name as the catalogue may have it, from the fullest to the barest."""
+    tagged = _VENDOR.sub("", name.lower())
+    bare = tagged.partition(":")[0]
+    undated = _DATE.sub("", bare).removesuffix(_LATEST)
+    # `llama3.2:3b` is a size, `gemma4:31b` tells models apart; resellers write versions of Claude with a dot.
+    spoken = (tagged.replace(":", "-"), bare, undated, undated.replace(".", "-"))
+    yield from dict.fromkeys(spoken)
+
+
+def _fits(pattern: str, name: str) -> bool:
+    """Without `fnmatch`, which would keep every pattern compiled for ever."""
+    head, *parts = pattern.split("*")
+    if not parts:
+        return name == head
+    if not name.startswith(head):
+        return False
+    place = len(head)
+    for part in parts[:-1]:
+        if (found := name.find(part, place)) < 0:
+            return False
+        place = found + len(part)
+    return name.endswith(parts[-1]) and len(name) - len(parts[-1]) >= place
+
+
+def _either(given: bool | None, known: bool) -> bool:
+    return known if given is None else given
+
+
+def _output(window: int, family: Family | None) -> int:
+    known = UNKNOWN_OUTPUT if family is None or family.output is None else family.output
+    # A window that was set smaller than the model's own must still have room for a conversation.
+    return min(known, window // 4)
+
+
+def _thinking(settings: ModelSettings, family: Family | None) -> tuple[Thinking, tuple[str, ...]]:
+    """How it is told, and in which words. Other vendors' models are told in the words of the API that is spoken."""
+    anthropic = settings.api == "anthropic"
+    how: Thinking = "adaptive" if anthropic else "effort"
+    words: tuple[str, ...] = ANTHROPIC_EFFORTS if anthropic else CHAT_EFFORTS
+    if family is not None and family.thinking == "none":
+        how = "none"
+    elif family is not None and family.thinking == "budget" and anthropic:
+        how = "budget"
+    elif family is not None and (family.thinking == how or anthropic):
+        words = family.chat if family.chat is not None and settings.api == "openai-chat" else family.efforts
+    how = settings.thinking or how
+    if settings.efforts is not None:
+        words = settings.efforts
+    return how, words if how in ("effort", "adaptive") else ()
+
+
+def _prices(settings: ModelSettings, pattern: str | None, family: Family | None) -> Prices | None:
+    if settings.price_input is not None and settings.price_output is not None:
+        return Prices(settings.price_input, settings.price_output, settings.price_cached, settings.price_written)
+    if settings.model.endswith(_FREE):
+        return Prices(input=0, output=0)
+    if pattern is None or family is None or not family.models[pattern]:
+        return None
+    input, output, *others = family.models[pattern]
+    cached, written, written_1h = (*others, None, None, None)[:3]
+    long, input_times, output_times = family.long or (None, 1.0, 1.0)
+    kept = written_1h if settings.cache_ttl == "1h" else written
+    return Prices(input, output, cached, kept, long, input_times, output_times)

@@ -1,0 +1,106 @@
+"""The demo model: deterministic, inside the process, without a key or a network.
+
+Guarantee: it is asked with the same bytes as a real model, streams in small pieces, gives way to other tasks between
+them, and stops at once when cancelled. It says what it is. Nothing is kept between asks.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import msgspec
+
+from tidegate.errors import ModelFailed
+from tidegate.models.catalog.facts import Facts, Prices
+from tidegate.models.demo.script import Reply, read_request, reply
+from tidegate.models.formats.openai.chat_wire import OpenAIWire
+from tidegate.models.formats.token_estimate import Gauge
+from tidegate.models.http.clients import Lease
+from tidegate.models.http.http_model import signature
+from tidegate.models.http.transport import Traffic
+from tidegate.models.interface import Encoded
+from tidegate.values import Call, Message, Usage
+
+MODEL = "demo"
+# About what a token is; the demo model counts no better.
+BYTES_PER_TOKEN = 4
+EFFORTS = ("none", "minimal", "low", "medium", "high", "max")
+
+FACTS = Facts(
+    window=1_000_000,
+    vision=True,
+    audio=True,
+    thinking="effort",
+    efforts=EFFORTS,
+    prices=Prices(input=0, output=0),
+    known=True,
+)
+
+_RETRYABLE = frozenset({"rate", "overloaded", "network", "timeout"})
+
+
+class DemoModel:
+    def __init__(self, name: str, traffic: Traffic, facts: Facts = FACTS) -> None:
+        self.name = name
+        self.provided = MODEL
+        self.facts = facts
+        self.gauge = Gauge()
+        self.wire = OpenAIWire(MODEL, FACTS)
+        self.signature = signature("demo", "", MODEL, {}, (), FACTS)
+        self._traffic = traffic
+
+    def lease(self) -> Lease:
+        return self._traffic.lease(MODEL)
+
+    async def ask(
+        self,
+        prefix: Encoded,
+        history: Sequence[bytes],
+        call: Call,
+        *,
+        on_text: Callable[[str], None],
+        on_reset: Callable[[str, int], None],
+    ) -> Message:
+        body = b"".join(self.wire.body(prefix, history, call))
+        try:
+            planned = reply(read_request(body))
+        except msgspec.DecodeError as error:
+            message = f"The demo model cannot read this request: {error}."
+            raise ModelFailed(message, kind="invalid", retryable=False) from error
+        if planned.fail is not None:
+            message = (
+                f"Model {self.name!r}: failed with {planned.fail!r} because it was asked to; ask for something else."
+            )
+            raise ModelFailed(message, kind=planned.fail, retryable=planned.fail in _RETRYABLE)
+        if planned.stumble:
+            half = planned.text[: len(planned.text) // 2]
+            on_text(half)
+            await asyncio.sleep(0)
+            on_reset(f"Model {self.name!r}: it was asked to stumble.", len(half.encode()))
+        said: list[str] = []
+        async for piece in _pieces(planned, call.max_tokens):
+            said.append(piece)
+            on_text(piece)
+        text = "".join(said)
+        wanted = str(planned.count) if planned.count else planned.text
+        usage = Usage(
+            input=len(body) // BYTES_PER_TOKEN,
+            cached=(len(body) - len(history[-1])) // BYTES_PER_TOKEN if len(history) > 1 else 0,
+            output=max(1, len(text.encode()) // BYTES_PER_TOKEN),
+        )
+        finish = "tool_calls" if planned.calls else "stop" if text.endswith(wanted) else "length"
+        return Message(role="assistant", text=text, calls=planned.calls, finish=finish, usage=usage, model=MODEL)
+
+
+async def _pieces(planned: Reply, most: int | None) -> AsyncIterator[str]:
+    """Word by word; `most` is the caller's limit, a word counting as a token."""
+    if planned.count:
+        for number in range(1, min(planned.count, planned.count if most is None else most) + 1):
+            yield str(number) if number == 1 else f" {number}"
+            await asyncio.sleep(0)
+        return
+    for given, word in enumerate(re.findall(r"\s*\S+\s*$|\s*\S+", planned.text) if planned.text.strip() else []):
+        if most is not None and given >= most:
+            return
+        yield word
+        await asyncio.sleep(planned.pause)

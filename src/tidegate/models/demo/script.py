@@ -1,0 +1,388 @@
+"""What the demo model says: a pure function from a request to a reply.
+
+Guarantee: the same request gives the same reply, always; the demo model never pretends to be a real one. The words
+that it understands are listed in docs/demo-model.md. Nothing is held.
+"""
+
+import re
+from typing import Any, Literal
+
+import msgspec
+
+from tidegate.errors import ModelKind
+from tidegate.models.formats.request_text import ASIDE_HEADING, NOTES_TASK, SUMMARY_TASK
+from tidegate.values import Frozen, ToolCall
+
+HIGHEST_COUNT = 100_000
+LONGEST_TEXT = 1_000_000
+SLOW_PAUSE = 0.1
+SUMMARY_LINES = 8
+
+HELP = (
+    "I am the demo model that is built into Tidegate: a small program, not a language model. You can try:\n"
+    "- what time is it (in Europe/Paris)\n"
+    "- read file notes.txt (from line 200)\n"
+    "- run ls -l\n"
+    "- ask me Tea or coffee? tea, coffee\n"
+    "- say something nice\n"
+    "- count to 50\n"
+    "- what did I say\n"
+    "- what was message 3\n"
+    "- search for WORDS\n"
+    "- remember that I like tea; what do you remember; forget note 1\n"
+    "- delegate to NAME: TASK\n"
+    '- call NAME {"argument": 1}\n'
+    "- slow, fail, stumble, silence: for trying what happens then"
+)
+CONFIGURE = (
+    "I am the demo model that is built into Tidegate: deterministic, offline, and not a language model. To talk to a "
+    "real one, add it to tidegate.toml in Tidegate's home folder and start Tidegate again:\n\n"
+    "[models.main]\n"
+    'api = "openai-chat"\n'
+    'base_url = "https://api.openai.com/v1"\n'
+    'model = "the model\'s name"\n'
+    'key = "env:OPENAI_API_KEY"'
+)
+GREETING = 'Hello! I am Tidegate\'s demo model, so I only know a few tricks. Say "help" to see them.'
+
+_KINDS: dict[str, ModelKind] = {
+    "authorisation": "authorisation",
+    "quota": "quota",
+    "rate": "rate",
+    "context": "context",
+    "content": "content",
+    "overloaded": "overloaded",
+    "network": "network",
+    "timeout": "timeout",
+    "invalid": "invalid",
+    "protocol": "protocol",
+}
+
+
+class Reply(Frozen, frozen=True):
+    """What to do: text in pieces, tool calls after it, a failure, or a stumble (begin, take it back, begin again)."""
+
+    text: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    pause: float = 0.0
+    fail: ModelKind | None = None
+    stumble: bool = False
+    count: int = 0
+
+
+class _Sound(msgspec.Struct):
+    data: str
+    format: str
+
+
+class _Url(msgspec.Struct):
+    url: str
+
+
+class _File(msgspec.Struct):
+    filename: str
+    file_data: str
+
+
+class _Part(msgspec.Struct):
+    text: str = ""
+    input_audio: _Sound | None = None
+    image_url: _Url | None = None
+    file: _File | None = None
+
+    @property
+    def given(self) -> str:
+        """What it is if it is no text, and how large."""
+        if self.input_audio is not None:
+            return f"a sound ({self.input_audio.format}, {_size(self.input_audio.data)} bytes)"
+        if self.image_url is not None:
+            head, _, data = self.image_url.url.partition(";base64,")
+            return f"a picture ({head.rpartition('/')[2]}, {_size(data)} bytes)"
+        if self.file is not None:
+            return f"a document ({self.file.filename}, {_size(self.file.file_data.partition(';base64,')[2])} bytes)"
+        return ""
+
+
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str = ""
+    parameters: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class _Call(msgspec.Struct):
+    id: str
+    function: _Function
+
+
+class _Message(msgspec.Struct):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | list[_Part] | None = None
+    tool_calls: list[_Call] = []
+    tool_call_id: str = ""
+
+    @property
+    def text(self) -> str:
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        return "\n".join(part.text for part in self.content if part.text and not part.text.startswith(ASIDE_HEADING))
+
+    @property
+    def given(self) -> list[str]:
+        """The pictures, sounds and documents in it, in words."""
+        return [part.given for part in self.content if part.given] if isinstance(self.content, list) else []
+
+    @property
+    def is_users(self) -> bool:
+        """Whether a person said it: what is nothing but notes, and media behind them, is the gateway's."""
+        if self.role != "user" or self.text.strip():
+            return self.role == "user"
+        return bool(self.given) and isinstance(self.content, list) and not any(part.text for part in self.content)
+
+
+class _Tool(msgspec.Struct):
+    function: _Function
+
+
+class Request(msgspec.Struct):
+    """The part of a chat-completions body that the demo model looks at."""
+
+    messages: list[_Message]
+    tools: list[_Tool] = []
+
+
+read_request = msgspec.json.Decoder(Request).decode
+
+
+def _summary(request: Request) -> Reply | None:
+    """Of what it was given to summarise: the beginnings of what was said."""
+    if not any(message.role == "system" and message.text.startswith(SUMMARY_TASK) for message in request.messages):
+        return None
+    given: Any = msgspec.json.decode(request.messages[-1].text)
+    said = [(each.get("message") or f"summary {each.get('summary')}", each.get("text", "")) for each in given]
+    chosen = said[:: max(1, len(said) // SUMMARY_LINES)][:SUMMARY_LINES]
+    return Reply(text="\n".join(f"({place}) {' '.join(text[:60].split())}" for place, text in chosen if text))
+
+
+def _learnt(request: Request) -> Reply | None:
+    """At a conversation's end, what is worth remembering of it: what the person said behind `note:`."""
+    if not any(message.role == "system" and message.text.startswith(NOTES_TASK) for message in request.messages):
+        return None
+    given: Any = msgspec.json.decode(request.messages[-1].text)
+    said = [each["text"] for each in given["conversation"] if each["by"] == "person"]
+    found = [match[1].strip() for text in said for match in re.finditer(r"(?im)\bnote:(.+)$", text)]
+    return Reply(text=msgspec.json.encode([each for each in found if each not in given["notes"]]).decode())
+
+
+def reply(request: Request) -> Reply:
+    if (errand := _summary(request) or _learnt(request)) is not None:
+        return errand
+    asked = max((place for place, message in enumerate(request.messages) if message.is_users), default=-1)
+    if asked < 0:
+        return Reply(text=GREETING)
+    said = request.messages[asked].text.strip()
+    since = request.messages[asked + 1 :]
+    if any(message.role == "tool" for message in since) and not re.match(r"(?i)loop\b", said):
+        return _report(since)
+    remembered = _remember(said, request)
+    return (
+        _delegate(said, request)
+        or remembered
+        or _skill(said, request)
+        or _tools(said, request)
+        or _effects(said)
+        or _conversation(said, request, asked)
+    )
+
+
+def _report(since: list[_Message]) -> Reply:
+    names = {call.id: call.function.name for message in since for call in message.tool_calls}
+    results = [(names.get(message.tool_call_id, "A tool"), message.text) for message in since if message.role == "tool"]
+    if len(results) == 1 and _tells_time(results[0][0]):
+        return Reply(text=f"The clock says: {results[0][1]}")
+    told = [f"{name} gave me this:\n{result}" for name, result in results]
+    given = [each for message in since for each in message.given]
+    return Reply(text="\n\n".join([*told, f"I was given {_and(given)}."] if given else told))
+
+
+def _tells_time(name: str) -> bool:
+    return "clock" in name or "time" in name
+
+
+def _tools(said: str, request: Request) -> Reply | None:
+    """Requests in plain words that end in a tool call; None when it is not one or no such tool is there."""
+    made = sum(len(message.tool_calls) for message in request.messages)
+    wanted: list[tuple[str, str]] = []
+    if re.search(r"(?i)\bwhat(?:'s| is)? (?:the )?(?:time|date|day)\b|\bwhat time is it\b", said):
+        wanted = _clock(said, request)
+        if not wanted:
+            return Reply(text="I would look at the clock, but this agent has no clock tool.")
+    elif found := re.match(r"(?i)read (?:the )?(?:file )?[\"'`]?([^\s\"'`]+)[\"'`]?(?: from line (\d+))?\W*$", said):
+        if not any(tool.function.name == "read_file" for tool in request.tools):
+            return Reply(text="I would read the file, but this agent has no read_file tool.")
+        arguments: dict[str, object] = {"path": found[1]}
+        if found[2]:
+            arguments["offset"] = max(0, int(found[2]) - 1)
+        wanted = [("read_file", msgspec.json.encode(arguments).decode())]
+    elif found := re.match(r"(?is)(?:run |\$ )\s*(\S.*)$", said):
+        if not any(tool.function.name == "terminal" for tool in request.tools):
+            return Reply(text="I would run that, but this agent has no terminal tool.")
+        wanted = [("terminal", msgspec.json.encode({"command": found[1]}).decode())]
+    elif (looked := _lookup(said)) is not None:
+        if not any(tool.function.name == looked[0] for tool in request.tools):
+            return Reply(text=f"I would look that up, but this agent has no {looked[0]} tool.")
+        wanted = [looked]
+    elif found := re.match(r"(?i)ask me (\S[^?]*\?)\s*(.*)$", said):
+        if not any(tool.function.name == "ask_user" for tool in request.tools):
+            return Reply(text="I would ask you, but this agent has no ask_user tool.")
+        choices = [choice.strip() for choice in found[2].split(",") if choice.strip()]
+        wanted = [("ask_user", msgspec.json.encode({"question": found[1], "choices": choices}).decode())]
+    elif re.match(r"(?i)(?:call|loop) ", said):
+        pieces = re.split(r"\s*;\s*(?:call )?", said.partition(" ")[2])
+        for piece in pieces:
+            name, _, given = piece.strip().partition(" ")
+            wanted.append((name, given.strip() or "{}"))
+    calls = tuple(
+        ToolCall(id=f"call_demo_{made + place}", name=name, arguments=given)
+        for place, (name, given) in enumerate(wanted, 1)
+    )
+    return Reply(calls=calls) if calls else None
+
+
+def _delegate(said: str, request: Request) -> Reply | None:
+    """`delegate to NAME: TASK`; several with `;` between them are given together."""
+    tasks = [
+        re.match(r"(?is)delegate to (\S+?):\s*(\S.*)$", part) for part in re.split(r"(?i);\s*(?=delegate to )", said)
+    ]
+    if not all(tasks):
+        return None
+    if not any(tool.function.name == "delegate" for tool in request.tools):
+        return Reply(text="I would give that to another agent, but this agent has no delegate tool.")
+    made = sum(len(message.tool_calls) for message in request.messages)
+    given = [{"agent": found[1], "task": found[2]} for found in tasks if found is not None]
+    return Reply(
+        calls=tuple(
+            ToolCall(id=f"call_demo_{made + place}", name="delegate", arguments=msgspec.json.encode(each).decode())
+            for place, each in enumerate(given, 1)
+        )
+    )
+
+
+def _remember(said: str, request: Request) -> Reply | None:
+    """`remember that WORDS`, `remember for everybody that WORDS`, `forget note N`, `what do you remember`."""
+    if re.match(r"(?i)what do you remember\b", said):
+        lines = [line for message in request.messages if message.role == "system" for line in message.text.split("\n")]
+        noted = [line for line in lines if re.match(r"- \d+ \([^)]*\): ", line)]
+        return Reply(text="\n".join(["I remember:", *noted]) if noted else "I remember nothing.")
+    if found := re.match(r"(?is)remember (for everybody )?(?:that )?(\S.*)$", said):
+        about = "agent" if found[1] else "person"
+        name, arguments = "remember", msgspec.json.encode({"text": found[2], "about": about}).decode()
+    elif found := re.match(r"(?i)forget note (\d{1,9})\W*$", said):
+        name, arguments = "forget", msgspec.json.encode({"note": int(found[1])}).decode()
+    else:
+        return None
+    if not any(tool.function.name == name for tool in request.tools):
+        return Reply(text=f"I would {name} that, but this agent has no {name} tool.")
+    made = sum(len(message.tool_calls) for message in request.messages)
+    return Reply(calls=(ToolCall(id=f"call_demo_{made + 1}", name=name, arguments=arguments),))
+
+
+def _skill(said: str, request: Request) -> Reply | None:
+    """`use skill NAME`, and `use skill NAME file PATH`."""
+    found = re.match(r"(?i)use (?:the )?skill ([a-z0-9-]+)(?: file (\S+))?[.!]?$", said)
+    if found is None:
+        return None
+    if not any(tool.function.name == "skill" for tool in request.tools):
+        return Reply(text="I would use the skill, but this agent has no skill tool.")
+    made = sum(len(message.tool_calls) for message in request.messages)
+    arguments = {"name": found[1].lower(), **({"file": found[2]} if found[2] else {})}
+    given = msgspec.json.encode(arguments).decode()
+    return Reply(calls=(ToolCall(id=f"call_demo_{made + 1}", name="skill", arguments=given),))
+
+
+def _lookup(said: str) -> tuple[str, str] | None:
+    """A question about what was said, as the call that answers it."""
+    if re.match(r"(?i)what did I say first\W*$", said):
+        return "context_expand", '{"first":1}'
+    if found := re.match(r"(?i)what (?:was|were) messages? (\d{1,9})(?: to (\d{1,9}))?\W*$", said):
+        span = {"first": int(found[1])} | ({"last": int(found[2])} if found[2] else {})
+        return "context_expand", msgspec.json.encode(span).decode()
+    if found := re.match(r"(?is)search (everywhere )?for (\S.*)$", said):
+        sought: dict[str, object] = {"query": found[2], **({"everywhere": True} if found[1] else {})}
+        return "context_search", msgspec.json.encode(sought).decode()
+    return None
+
+
+def _clock(said: str, request: Request) -> list[tuple[str, str]]:
+    for tool in request.tools:
+        name = tool.function.name
+        if not _tells_time(name):
+            continue
+        zone = re.search(r"\bin ([A-Za-z]+(?:/[A-Za-z_+\-0-9]+)+|UTC)", said)
+        schema: Any = msgspec.json.decode(tool.function.parameters)
+        known = schema.get("properties", {}) if isinstance(schema, dict) else {}
+        key = next((key for key in ("zone", "timezone", "tz") if key in known), None)
+        arguments = {key: zone[1]} if zone and key else {}
+        return [(name, msgspec.json.encode(arguments).decode())]
+    return []
+
+
+def _effects(said: str) -> Reply | None:
+    """Words for trying how the gateway behaves."""
+    if found := re.match(r"(?i)say\s+(.+)", said, re.DOTALL):
+        return Reply(text=found[1])
+    if found := re.match(r"(?i)count to (\d{1,9})\W*$", said):
+        return Reply(count=min(int(found[1]), HIGHEST_COUNT))
+    if found := re.match(r"(?i)long (\d{1,9})\W*$", said):
+        return Reply(text="x" * min(int(found[1]), LONGEST_TEXT))
+    if found := re.match(r"(?i)slow(?: (.+))?$", said, re.DOTALL):
+        words = found[1] or "I am taking my time with this answer, one word after the other, as you asked me to."
+        return Reply(text=words, pause=SLOW_PAUSE)
+    if found := re.match(r"(?i)fail(?: (\w+))?\W*$", said):
+        return Reply(fail=_KINDS.get((found[1] or "").lower(), "overloaded"))
+    if re.match(r"(?i)stumble\b", said):
+        return Reply(text="I stumbled, took it back, and this is the whole answer.", stumble=True)
+    if re.match(r"(?i)silence\W*$", said):
+        return Reply()
+    return None
+
+
+def _conversation(said: str, request: Request, asked: int) -> Reply:
+    lowered = said.lower()
+    if re.match(r"(help|what can you do)\b", lowered):
+        return Reply(text=HELP)
+    if re.search(r"who are you|what are you|real model|configure|set ?up|which model|demo", lowered):
+        return Reply(text=CONFIGURE)
+    if re.match(r"(hello|hi|hey|good (morning|evening|day))\b", lowered):
+        return Reply(text=GREETING)
+    if re.match(r"(thanks|thank you)\b", lowered):
+        return Reply(text="You are welcome.")
+    earlier = [message.text.strip() for message in request.messages[:asked] if message.is_users]
+    if "did i say" in lowered:
+        if not earlier:
+            return Reply(text="This is the first thing that you have said to me.")
+        return Reply(text=f"Before this you said: {_shorten(earlier[-1])}")
+    turns = len(earlier) + 1
+    given = request.messages[asked].given
+    if given:
+        words = f', and said: "{_shorten(said)}"' if said else ""
+        return Reply(
+            text=f"You gave me {_and(given)}{words}. I am only the demo model; a real one could look or listen."
+        )
+    return Reply(
+        text=f"You said: {_shorten(said)} (message {turns} of this conversation). "
+        'I am only the demo model; say "help" for what I can do, or "configure" for how to use a real one.'
+    )
+
+
+def _size(data: str) -> int:
+    """Bytes of base64."""
+    return len(data) // 4 * 3 - data[-2:].count("=")
+
+
+def _and(things: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(things[:-1]), things[-1])))
+
+
+def _shorten(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 200 else line[:199] + "…"

@@ -1,0 +1,1 @@
+"""The wire formats of model providers, and what they have in common."""

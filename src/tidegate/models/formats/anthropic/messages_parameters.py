@@ -1,0 +1,204 @@
+"""What one call sets in a request of Anthropic's Messages format.
+
+Guarantee: no combination of settings goes out that the model is known to refuse. A setting that the model does not take
+and that would change its answer is refused with one sentence. Pure functions.
+"""
+
+import hashlib
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from tidegate.models.catalog.facts import Facts
+from tidegate.models.formats.call_parameters import (
+    brought_choice,
+    brought_shape,
+    caller_identifier,
+    invalid,
+    refuse_extras,
+    refuse_fields,
+)
+from tidegate.models.formats.reasoning_effort import word_for
+from tidegate.values import Call
+
+# The least that the API takes for thinking.
+LEAST_BUDGET = 1024
+# From the least up to where the provider advises against answering within one connection.
+BUDGETS = {"minimal": LEAST_BUDGET, "low": 4_096, "medium": 10_240, "high": 20_480, "xhigh": 26_624, "max": 32_000}
+# Of a user's name; longer ones are refused.
+_USER_CHARACTERS = 256
+# OpenAI's scale goes to 2.
+_MOST_TEMPERATURE = 1.0
+_OFF = ("off", "none")
+# OpenAI's words for how a request is queued; others do not change the answer, and have no word here.
+_TIERS = {"auto": "auto", "default": "standard_only"}
+
+_encode = msgspec.json.Encoder().encode
+
+
+class _Thinking(msgspec.Struct, omit_defaults=True):
+    type: str
+    budget_tokens: int = 0
+
+
+class _Format(msgspec.Struct):
+    schema: msgspec.Raw
+    type: str = "json_schema"
+
+
+class _OutputConfig(msgspec.Struct, omit_defaults=True):
+    effort: str | None = None
+    format: _Format | None = None
+
+
+class _Choice(msgspec.Struct, omit_defaults=True):
+    type: str
+    name: str = ""
+    disable_parallel_tool_use: bool = False
+
+
+class _Metadata(msgspec.Struct):
+    user_id: str
+
+
+class _Parameters(msgspec.Struct, omit_defaults=True):
+    """In the order in which they go out."""
+
+    max_tokens: int
+    temperature: float | None = None
+    top_p: float | None = None
+    stop_sequences: tuple[str, ...] = ()
+    thinking: _Thinking | None = None
+    output_config: _OutputConfig | None = None
+    tool_choice: _Choice | None = None
+    service_tier: str | None = None
+    top_k: msgspec.Raw | None = None
+    metadata: _Metadata | None = None
+
+
+Sampling = Literal["fixed", "one", "free"]
+"""How far a caller may set temperature and `top_p`: not at all, one of the two, or both."""
+
+
+def sampling_of(model: str, facts: Facts) -> Sampling:
+    """Claude takes one of the two, and none since 4.7, as the newest version of the API for all models; a Claude that
+    is not in the catalogue may be as new. Other makers' models take both."""
+    if "claude" not in model.lower():
+        return "free"
+    return "one" if facts.known and facts.thinking != "adaptive" else "fixed"
+
+
+def parameters(call: Call, facts: Facts, *, sampling: Sampling, tools: bool, thoughtless: Callable[[], bool]) -> bytes:
+    """The members of the request that a call decides. `tools` says that there are any. `thoughtless` says that the
+    model is in the middle of a step that was begun without thinking, which one with a budget must then end so."""
+    most = call.max_tokens or facts.output
+    if facts.known:
+        most = min(most, facts.output)
+    refuse_fields(call, "seed", "frequency_penalty", "presence_penalty", "logit_bias")
+    top_k = refuse_extras(call, "top_k").get("top_k")
+    if call.top_logprobs is not None:
+        raise invalid("This model tells no log probabilities; leave `logprobs` out.", "logprobs")
+    if call.verbosity not in (None, "medium"):
+        raise invalid("This model takes no `verbosity`; leave it out, or say in words how long to be.", "verbosity")
+    choice = _choice(call.tool_choice) if tools and call.tool_choice else None
+    if tools and call.parallel_tool_calls is False:
+        choice = _alone(choice or _Choice("auto"))
+    forced = choice is not None and choice.type in ("any", "tool")
+    thinking, effort = _reasoning(call.reasoning, facts, most)
+    if thinking is not None and thinking.type == "enabled" and (forced or thoughtless()):
+        thinking = None
+    if thinking is not None and thinking.type != "disabled":
+        sampling = "fixed"
+    if sampling == "fixed" and top_k is not None:
+        raise invalid("This model takes no `top_k`; leave it out, or choose another model.", "top_k")
+    temperature, top_p = _sampling(call, sampling)
+    shape = _shape(call.response_format) if call.response_format else None
+    encoded = _encode(
+        _Parameters(
+            max_tokens=most,
+            temperature=temperature,
+            top_p=top_p,
+            stop_sequences=tuple(stop for stop in call.stop if stop.strip()),
+            thinking=thinking,
+            output_config=_OutputConfig(effort, shape) if effort or shape else None,
+            tool_choice=choice,
+            service_tier=_TIERS.get(call.service_tier or ""),
+            top_k=top_k,
+            metadata=_Metadata(_user(user)) if (user := caller_identifier(call)) else None,
+        )
+    )
+    return encoded[1:-1]
+
+
+def _sampling(call: Call, sampling: Sampling) -> tuple[float | None, float | None]:
+    """Temperature and `top_p` as they go out. A default value is left out where the model refuses the field."""
+    temperature, top_p = call.temperature, call.top_p
+    if sampling == "fixed":
+        refuse_fields(call, "temperature", "top_p")
+        return None, None
+    if temperature is not None and temperature > _MOST_TEMPERATURE:
+        raise invalid("This model takes a `temperature` of at most 1; send a lower one.", "temperature")
+    if sampling == "free" or temperature is None or top_p is None:
+        return temperature, top_p
+    if 1 not in (temperature, top_p):
+        raise invalid("This model takes `temperature` or `top_p`, but not both; leave one of them out.", "top_p")
+    return (temperature, None) if top_p == 1 else (None, top_p)
+
+
+def _reasoning(reasoning: str | None, facts: Facts, most: int) -> tuple[_Thinking | None, str | None]:
+    """How the model is told to think, and its word for how hard."""
+    if reasoning is None or facts.thinking == "none":
+        return None, None
+    if facts.thinking == "budget":
+        return _budget(reasoning, most), None
+    word = word_for(reasoning, facts.efforts)
+    off = (word or reasoning) in _OFF
+    if facts.thinking == "effort":
+        return None, None if off else word
+    # A model whose words begin above off cannot be kept from thinking: it is asked for its least.
+    return _Thinking("disabled" if off else "adaptive"), None if off else word
+
+
+def _budget(reasoning: str, most: int) -> _Thinking | None:
+    """Such a model does not think unless it is told to."""
+    if reasoning in _OFF:
+        return None
+    asked = BUDGETS.get(reasoning)
+    if asked is None:
+        known = f"use one of off, {', '.join(BUDGETS)}"
+        raise invalid(f"The reasoning effort {reasoning!r} is not known; {known}.", "reasoning_effort")
+    # Thinking is taken from the same limit as the answer, of which half is left for words.
+    tokens = min(asked, most // 2)
+    return _Thinking("enabled", tokens) if tokens >= LEAST_BUDGET else None
+
+
+def _alone(choice: _Choice) -> _Choice:
+    """The same choice of at most one call at a time; of none there is nothing to say."""
+    return choice if choice.type == "none" else _Choice(choice.type, choice.name, disable_parallel_tool_use=True)
+
+
+def _choice(tool_choice: bytes) -> _Choice:
+    choice = brought_choice(tool_choice)
+    if choice.kind == "function":
+        return _Choice("tool", choice.name)
+    return _Choice("any" if choice.kind == "required" else choice.kind)
+
+
+def _shape(response_format: bytes) -> _Format | None:
+    """Only a schema has a place in this format; JSON of any shape is asked for in words (`wants_json`)."""
+    shape = brought_shape(response_format)
+    return _Format(shape.schema) if shape.kind == "json_schema" else None
+
+
+def blank_stops(stops: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that the API refuses: each must hold more than white space."""
+    return tuple(stop for stop in stops if not stop.strip())
+
+
+def wants_json(call: Call) -> bool:
+    return bool(call.response_format) and brought_shape(call.response_format).kind == "json_object"
+
+
+def _user(user: str) -> str:
+    return user if len(user) <= _USER_CHARACTERS else hashlib.sha256(user.encode()).hexdigest()

@@ -1,0 +1,82 @@
+"""Repair of JSON from model endpoints.
+
+Bytes that are not UTF-8 and halves of surrogate pairs become U+FFFD, the replacement character, so every string of an
+answer can be stored, encoded and sent. A usage object that is not JSON is replaced, so it costs its counts and not the
+answer. All of it is linear in the size of the data; intact data is returned as it is.
+"""
+
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from tidegate.models.formats.token_counts import USAGE_BYTES
+
+T = TypeVar("T")
+
+REPLACEMENT = "\ufffd"
+
+_ESCAPES = re.compile(
+    rb"((?:\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})++)|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
+)
+"""Backslashes and whole pairs, in a group; else half a pair."""
+
+_USAGE = re.compile(rb'"usage"\s*:\s*')
+_SCALAR = re.compile(rb"[^][{},]*")
+_STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[][{}]', re.DOTALL)
+_UNREADABLE = b'"unreadable"'
+
+
+def repaired(data: bytes) -> bytes:
+    """The same JSON, with U+FFFD for what no string can hold."""
+    if not data.isascii():
+        try:
+            data.decode()
+        except UnicodeDecodeError:
+            data = data.decode(errors="replace").encode()
+    if b"\\u" in data and (b"\\ud" in data or b"\\uD" in data):
+        pieces = _ESCAPES.split(data)
+        data = b"".join([rb"\ufffd" if piece is None else piece for piece in pieces])
+    return data
+
+
+def repaired_text(text: str) -> str:
+    """The same for JSON inside a string: the arguments of a tool call."""
+    return repaired(text.encode(errors="replace")).decode() if "\\ud" in text or "\\uD" in text else text
+
+
+def decoded(decode: Callable[[bytes], T], data: bytes) -> T:
+    """Decode one event or body. If that fails, decode it again without usage objects that are not JSON."""
+    try:
+        return decode(data)
+    except msgspec.ValidationError:
+        raise
+    except (msgspec.DecodeError, RecursionError):
+        without = _without_usage(data)
+        if without == data:
+            raise
+        return decode(without)
+
+
+def _without_usage(data: bytes) -> bytes:
+    made: list[bytes] = []
+    place = 0
+    while found := _USAGE.search(data, place):
+        made += (data[place : found.end()], _UNREADABLE)
+        place = _end_of_value(data, found.end())
+    made.append(data[place:])
+    return b"".join(made)
+
+
+def _end_of_value(data: bytes, start: int) -> int:
+    """Where the value that begins here ends: behind its last bracket, or before the next comma or bracket."""
+    if data[start : start + 1] not in (b"{", b"["):
+        scalar = _SCALAR.match(data, start)
+        return scalar.end() if scalar else start
+    depth = 0
+    for found in _STRING_OR_BRACKET.finditer(data, start, start + USAGE_BYTES):
+        depth += (found[0] in (b"{", b"[")) - (found[0] in (b"}", b"]"))
+        if not depth:
+            return found.end()
+    return len(data)

@@ -1,0 +1,256 @@
+"""The chat-completions wire format, incoming: a stream, or one whole completion, becomes an assistant Message.
+
+Guarantee: what comes out is complete (a finish reason or the end mark was seen), or an AnswerBroken says why not; the
+bounds are those of every streamed answer. Tool arguments are kept verbatim, and so is what an endpoint wants back: its
+thoughts, by whichever name it gives them, and its marks on calls.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from tidegate.models.formats.answer import AnswerBroken, AnswerError
+from tidegate.models.formats.json_repair import decoded
+from tidegate.models.formats.openai.chat_wire import API, Wanted
+from tidegate.models.formats.openai.reasoning import Thoughts, checked
+from tidegate.models.formats.stream_answer import GrowingCall, StreamedAnswer, finish_of, given
+from tidegate.models.formats.token_counts import TOKENS, Counted
+from tidegate.values import Carried, Message, Usage
+
+_DONE = b"[DONE]"
+_NULL = len(b"null")  # no longer than that, a list holds nothing
+_FINISHES = {
+    "length": "length",
+    "model_length": "length",
+    "content_filter": "content_filter",
+    "tool_calls": "tool_calls",
+}
+_ERROR = "error"
+"""A finish reason of those who relay to others; what went wrong usually stands beside it, as an error object."""
+
+
+class _Part(msgspec.Struct, gc=False):
+    text: str | None = None
+
+
+class _Function(msgspec.Struct, gc=False):
+    name: str | None = None
+    arguments: str | dict[str, Any] | None = None
+
+
+class _Call(msgspec.Struct, gc=False):
+    index: int | None = None
+    id: str | None = None
+    function: _Function | None = None
+    extra_content: msgspec.Raw = msgspec.Raw()
+
+
+class _Delta(msgspec.Struct, gc=False):
+    """The last four are no part of the format: whatever stands there must not break an answer."""
+
+    content: str | list[_Part] | None = None
+    tool_calls: list[_Call] | None = None
+    refusal: str | None = None
+    reasoning_content: Any = None
+    reasoning: Any = None
+    reasoning_details: Any = None
+    extra_content: msgspec.Raw = msgspec.Raw()
+
+
+class _LogProbs(msgspec.Struct, gc=False):
+    content: list[msgspec.Raw] | None = None
+
+
+class _Choice(msgspec.Struct, gc=False):
+    index: int | None = 0
+    delta: _Delta | None = None
+    message: _Delta | None = None
+    finish_reason: str | None = None
+    logprobs: msgspec.Raw = msgspec.Raw()
+    usage: msgspec.Raw = msgspec.Raw()
+
+
+class _Chunk(msgspec.Struct, gc=False):
+    choices: list[_Choice] | None = None
+    usage: msgspec.Raw = msgspec.Raw()
+    error: msgspec.Raw = msgspec.Raw()
+
+
+_decode_logprobs = msgspec.json.Decoder(_LogProbs).decode
+_decode_chunk = msgspec.json.Decoder(_Chunk).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class ChatAnswer(StreamedAnswer):
+    __slots__ = ("_begun", "_finish", "_logprobs", "_marks", "_thoughts", "_usage")
+
+    def __init__(self, limit: int, on_text: Callable[[str], None]) -> None:
+        super().__init__(limit, on_text)
+        self._begun = False
+        self._finish: str | None = None
+        self._usage = b""
+        self._logprobs: list[bytes] = []  # house: allow `weigh` bounds an answer
+        self._thoughts: Thoughts | None = None
+        self._marks: dict[int, bytes] = {}  # house: allow one for each of the bounded calls
+        """What stood beside a call, by its place."""
+
+    @property
+    def complete(self) -> bool:
+        return self._finish is not None or (self.done and self._begun)
+
+    def event(self, data: bytes) -> None:
+        if data == _DONE:
+            self.done = True
+            return
+        try:
+            self._take_chunk(decoded(_decode_chunk, data))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise AnswerBroken("a piece of the stream is not the JSON it should be") from None
+
+    def one_piece(self, body: bytes) -> None:
+        self.event(body)
+        if self._finish is None and not self.text and not self.calls:
+            raise AnswerBroken("the endpoint's answer holds none")
+
+    def _take_chunk(self, chunk: _Chunk) -> None:
+        if chunk.error and (complaint := given(chunk.error)):
+            raise AnswerError(complaint)
+        if chunk.usage:
+            self._usage = given(chunk.usage) or self._usage
+        if chunk.choices:
+            choice = chunk.choices[0]
+            if not choice.index:
+                self._grow(choice)
+
+    def _grow(self, choice: _Choice) -> None:
+        self._begun = True
+        if choice.finish_reason:
+            if choice.finish_reason == _ERROR:
+                raise AnswerError(b'{"message":"The answer ended with an error."}')
+            self._finish = choice.finish_reason
+        if choice.usage:
+            self._usage = given(choice.usage) or self._usage
+        if len(choice.logprobs) > _NULL:
+            self._keep_logprobs(choice.logprobs)
+        delta = choice.delta or choice.message
+        if delta is None:
+            return
+        content = delta.content
+        if content:
+            if not isinstance(content, str):
+                content = "".join([part.text for part in content if part.text])
+            self.add_text(content)
+        if delta.refusal:
+            self.refused = True
+            self.add_text(delta.refusal)
+        if delta.tool_calls:
+            for piece in delta.tool_calls:
+                self._grow_call(piece)
+        self._keep(delta)
+
+    def _keep_logprobs(self, raw: msgspec.Raw) -> None:
+        """Of each token; what is not the shape that it should be is passed over."""
+        try:
+            found = _decode_logprobs(raw).content or ()
+        except msgspec.DecodeError:
+            return
+        for entry in found:
+            self.weigh(str(bytes(entry), "utf-8", "replace"))
+            self._logprobs.append(bytes(entry))
+
+    def _grow_call(self, piece: _Call) -> None:
+        call = self._find(piece)
+        if piece.id and not call.id:
+            self.weigh(piece.id)
+            call.id = piece.id
+        if piece.extra_content and (mark := checked(piece.extra_content, self.weigh)):
+            self._marks[self.calls.index(call)] = mark
+        function = piece.function
+        if function is None:
+            return
+        if function.name and not call.name:
+            self.weigh(function.name)
+            call.name = function.name
+        arguments = function.arguments
+        if arguments:
+            if not isinstance(arguments, str):
+                arguments = _encode(arguments).decode()
+            self.weigh(arguments)
+            call.arguments.append(arguments)
+
+    def _find(self, piece: _Call) -> GrowingCall:
+        """The call that a piece belongs to: by its index; where a server sends none, a new id begins a new call, and
+        with a name also where it numbers the calls of every event anew."""
+        calls = self.calls
+        if piece.index is not None:
+            for call in reversed(calls):
+                if call.index == piece.index:
+                    named = piece.function is not None and piece.function.name and call.name
+                    if named and piece.id and call.id and piece.id != call.id:
+                        break
+                    return call
+        elif calls and (not piece.id or piece.id == calls[-1].id):
+            return calls[-1]
+        return self.new_call(piece.index)
+
+    def _keep(self, delta: _Delta) -> None:
+        if (
+            delta.reasoning_content is None
+            and delta.reasoning is None
+            and delta.reasoning_details is None
+            and not delta.extra_content
+        ):
+            return
+        thoughts = self._thoughts = self._thoughts or Thoughts()
+        if delta.reasoning_content is not None:
+            thoughts.content(delta.reasoning_content, self.weigh)
+        if delta.reasoning is not None:
+            thoughts.plain(delta.reasoning, self.weigh)
+        if delta.reasoning_details is not None:
+            thoughts.details(delta.reasoning_details, self.weigh)
+        if delta.extra_content:
+            thoughts.mark(delta.extra_content, self.weigh)
+
+    def _carried(self) -> tuple[Carried, ...]:
+        fields = b"" if self._thoughts is None else self._thoughts.fields()
+        carried = [Carried(item=_item(Wanted(message=msgspec.Raw(fields))))] if fields else []
+        for place, mark in sorted(self._marks.items()):
+            carried.append(Carried(item=_item(Wanted(call=msgspec.Raw(b'{"extra_content":%b}' % mark))), calls=place))
+        return tuple(carried)
+
+    def message(self, model: str) -> Message:
+        calls = self.made_calls()
+        carried = self._carried()
+        return Message(
+            role="assistant",
+            text="".join(self.text),
+            calls=calls,
+            finish=finish_of(_FINISHES.get(self._finish or "", "stop"), calls=bool(calls), refused=self.refused),
+            usage=_usage_of(Counted(self._usage)) if self._usage else None,
+            model=model,
+            carrier=API if carried else "",
+            carried=carried,
+            logprobs=msgspec.Raw(b"[%b]" % b",".join(self._logprobs)) if self._logprobs else None,
+        )
+
+
+def _item(wanted: Wanted) -> msgspec.Raw:
+    return msgspec.Raw(_encode(wanted))
+
+
+def _usage_of(usage: Counted) -> Usage:
+    """Cached tokens stand in the details, or beside the others under one of two names. Some providers leave thoughts
+    out of the completion and count them only into the total; all of them charge for thoughts."""
+    prompt, completion = usage.tokens("prompt_tokens"), usage.tokens("completion_tokens")
+    total = usage.tokens("total_tokens")
+    output = max(completion, total - prompt) if total < TOKENS else completion
+    return Usage(
+        input=prompt,
+        cached=usage.tokens("prompt_tokens_details", "cached_tokens")
+        or usage.tokens("prompt_cache_hit_tokens")
+        or usage.tokens("cached_tokens"),
+        output=output,
+        written=usage.tokens("prompt_tokens_details", "cache_write_tokens"),
+        reasoning=usage.tokens("completion_tokens_details", "reasoning_tokens") or output - completion,
+    )

@@ -1,0 +1,325 @@
+"""The Responses wire format, incoming: a stream, or one whole response, becomes an assistant Message.
+
+Guarantee: what comes out is complete (the response said itself that it was, or why it was not, and every item of it was
+finished), or an AnswerBroken says why not; the bounds are those of every streamed answer. Tool arguments are kept
+verbatim, and so are thoughts, at their places. Events and items that are not known are passed over.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from tidegate.models.formats.answer import AnswerBroken, AnswerError, check_depth
+from tidegate.models.formats.json_repair import REPLACEMENT, decoded
+from tidegate.models.formats.openai.responses_wire import API, Kept
+from tidegate.models.formats.stream_answer import GrowingCall, StreamedAnswer, finish_of, given
+from tidegate.models.formats.token_counts import Counted
+from tidegate.models.http.sse import EVENT_BYTES
+from tidegate.values import Carried, Message, Usage
+
+BETWEEN_MESSAGES = "\n\n"
+"""What keeps two messages of one answer apart for who reads them; no model said it."""
+
+ITEMS = 1024
+"""More items than any answer holds: each call may have a thought and a message before it, and then some."""
+
+_REASONS = {"content_filter": "content_filter"}
+"""Why a response is not complete; all others mean that there was no room for more."""
+
+
+class _Content(msgspec.Struct, gc=False):
+    type: str = ""
+    text: str | None = None
+    refusal: str | None = None
+
+
+class _Kind(msgspec.Struct, gc=False):
+    type: str = ""
+
+
+class _Item(msgspec.Struct, gc=False):
+    """A message, a call or a thought; of other kinds only that is known."""
+
+    type: str = ""
+    id: str | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    content: list[_Content] | None = None
+    phase: str | None = None
+    encrypted_content: str | None = None
+
+
+class _Incomplete(msgspec.Struct, gc=False):
+    reason: str | None = None
+
+
+class _Response(msgspec.Struct, gc=False):
+    status: str | None = None
+    output: list[msgspec.Raw] | None = None
+    usage: msgspec.Raw = msgspec.Raw()
+    error: msgspec.Raw = msgspec.Raw()
+    incomplete_details: _Incomplete | None = None
+
+
+class _Event(msgspec.Struct, gc=False):
+    type: str = ""
+    output_index: int | None = None
+    item: msgspec.Raw = msgspec.Raw()
+    response: msgspec.Raw = msgspec.Raw()
+    error: msgspec.Raw = msgspec.Raw()
+    delta: Any = None
+    arguments: Any = None
+
+
+class _Growing:
+    """An item of the response. A message has its place in the text, a call its place among the calls."""
+
+    __slots__ = ("call", "calls", "characters", "done", "index", "kind", "phase", "raw", "start")
+
+    def __init__(self, kind: str, index: int | None, start: int, calls: int) -> None:
+        self.kind = kind
+        self.index = index
+        self.start = start
+        self.calls = calls
+        self.characters = 0
+        self.phase = ""
+        self.raw = b""
+        self.call: GrowingCall | None = None
+        self.done = False
+
+
+_decode_event = msgspec.json.Decoder(_Event).decode
+_decode_kind = msgspec.json.Decoder(_Kind).decode
+_decode_known = msgspec.json.Decoder(_Item).decode
+_decode_response = msgspec.json.Decoder(_Response).decode
+_encode = msgspec.json.Encoder().encode
+
+_MESSAGE, _CALL, _THOUGHT = "message", "function_call", "reasoning"
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+class ResponsesAnswer(StreamedAnswer):
+    __slots__ = ("_finish", "_items", "_length", "_usage")
+
+    def __init__(self, limit: int, on_text: Callable[[str], None]) -> None:
+        # The last event holds all of the answer once more, escaped, with what the request said around it.
+        super().__init__(limit, on_text, event_bytes=EVENT_BYTES + 2 * limit)
+        self._items: list[_Growing] = []  # house: allow bounded by ITEMS
+        self._length = 0
+        """Characters of the text so far."""
+        self._finish = "stop"
+        self._usage = b""
+
+    @property
+    def complete(self) -> bool:
+        return self.done
+
+    def event(self, data: bytes) -> None:
+        if data == b"[DONE]":  # some servers end every stream alike
+            return
+        try:
+            self._take_event(decoded(_decode_event, data), data)
+        except _UNREADABLE:
+            raise AnswerBroken("a piece of the stream is not the JSON it should be") from None
+
+    def one_piece(self, body: bytes) -> None:
+        try:
+            response = decoded(_decode_response, body)
+            if response.output is None and not given(response.error):
+                raise AnswerBroken("the endpoint's answer holds none")
+            self._end(response, response.status or "completed")
+        except _UNREADABLE:
+            raise AnswerBroken("the endpoint's answer is not the JSON it should be") from None
+
+    # -- events --
+
+    def _take_event(self, event: _Event, data: bytes) -> None:
+        match event.type:
+            case "response.output_text.delta" | "response.refusal.delta":
+                if isinstance(event.delta, str) and event.delta:
+                    self.refused |= event.type == "response.refusal.delta"
+                    self._say(self._growing(event.output_index, _MESSAGE), event.delta)
+            case "response.function_call_arguments.delta":
+                if isinstance(event.delta, str):
+                    self._add_arguments(self._growing(event.output_index, _CALL), event.delta)
+            case "response.function_call_arguments.done":
+                if isinstance(event.arguments, str):
+                    self._settle_arguments(self._growing(event.output_index, _CALL), event.arguments)
+            case "response.output_item.added":
+                item = _decode_item(event.item)
+                self._name(self._growing(event.output_index, item.type), item)
+            case "response.output_item.done":
+                self._finish_item(event.output_index, event.item)
+            case "response.completed" | "response.incomplete" | "response.failed" | "response.cancelled":
+                self._end(_decode_response(event.response), event.type.removeprefix("response."))
+            case "error":
+                raise AnswerError(given(event.error) or data)
+            case "" if complaint := given(event.error):  # a relay's own, in the shape of the other format
+                raise AnswerError(complaint)
+
+    def _end(self, response: _Response, status: str) -> None:
+        complaint = given(response.error)
+        if complaint or status in ("failed", "cancelled"):
+            raise AnswerError(complaint or b'{"message":"The response was %b."}' % status.encode())
+        if not self._items:
+            for place, item in enumerate(response.output or ()):
+                self._finish_item(place, item)
+        if status == "incomplete":
+            reason = response.incomplete_details.reason if response.incomplete_details else None
+            self._finish = _REASONS.get(reason or "", "length")
+        elif status != "completed":
+            raise AnswerBroken("the endpoint's answer is not finished")
+        elif any(not item.done for item in self._items):
+            raise AnswerBroken("a part of the answer was begun and never finished")
+        self._usage = given(response.usage)
+        self.done = True
+
+    # -- items --
+
+    def _find(self, index: int | None, kind: str) -> _Growing | None:
+        """The item that something belongs to, by its number; where a server gives none, the open one of its kind."""
+        for item in reversed(self._items):
+            if item.index == index if index is not None else item.kind == kind and not item.done:
+                if item.kind != kind:
+                    raise AnswerBroken("a part of the answer turns into another kind of thing")
+                return item
+        return None
+
+    def _growing(self, index: int | None, kind: str) -> _Growing:
+        item = self._find(index, kind) or self._open(kind, index)
+        if item.done:
+            raise AnswerBroken("a part of the answer goes on after its end")
+        return item
+
+    def _open(self, kind: str, index: int | None) -> _Growing:
+        if len(self._items) >= ITEMS:
+            raise AnswerBroken(f"the answer holds more than {ITEMS} items", limit="items")
+        item = _Growing(kind, index, self._length, len(self.calls))
+        if kind == _CALL:
+            item.call = self.new_call(index)
+        self._items.append(item)
+        return item
+
+    def _name(self, item: _Growing, given: _Item) -> None:
+        if item.call is not None:
+            item.call.id = self._newer(item.call.id, given.call_id or item.call.id or given.id)
+            item.call.name = self._newer(item.call.name, given.name)
+        item.phase = self._newer(item.phase, given.phase)
+
+    def _newer(self, known: str, given: str | None) -> str:
+        if not given or given == known:
+            return known
+        self.weigh(given)
+        return given
+
+    def _finish_item(self, index: int | None, raw: msgspec.Raw) -> None:
+        """What is said at its end is the truth; what was said before must have been its beginning."""
+        given = _decode_item(raw)
+        item = self._growing(index, given.type)
+        self._name(item, given)
+        if item.kind == _MESSAGE:
+            self.refused |= any(part.refusal for part in given.content or ())
+            self._settle_text(item, "".join([part.text or part.refusal or "" for part in given.content or ()]))
+        elif item.kind == _CALL:
+            self._settle_arguments(item, given.arguments or "")
+        elif given.type != _THOUGHT or given.encrypted_content or given.content:
+            # A thought of which only the name came could not be found again: nothing is stored there.
+            item.raw = bytes(raw)
+            self.weigh(item.raw.decode())
+            # What is not looked at must be JSON too: it will stand in every request.
+            check_depth(msgspec.json.decode(item.raw))
+        item.done = True
+
+    def _say(self, item: _Growing, text: str) -> None:
+        if not item.characters:
+            if self._length:
+                self.add_text(BETWEEN_MESSAGES)
+                self._length += len(BETWEEN_MESSAGES)
+            item.start = self._length
+        elif item.start + item.characters != self._length:
+            raise AnswerBroken("two parts of the answer are told at once")
+        self.add_text(text)
+        self._length += len(text)
+        item.characters += len(text)
+
+    def _settle_text(self, item: _Growing, whole: str) -> None:
+        if not whole:
+            return
+        said = "".join(self.text)[item.start : item.start + item.characters]
+        if whole.startswith(said):
+            if rest := whole[len(said) :]:
+                self._say(item, rest)
+        elif not _same_but_for_damage(said, whole):
+            raise AnswerBroken("the answer ends with another text than it began with")
+
+    def _add_arguments(self, item: _Growing, piece: str) -> None:
+        if piece and item.call is not None:
+            self.weigh(piece)
+            item.call.arguments.append(piece)
+
+    def _settle_arguments(self, item: _Growing, whole: str) -> None:
+        if item.call is None or not whole:
+            return
+        begun = "".join(item.call.arguments)
+        if whole.startswith(begun):
+            self._add_arguments(item, whole[len(begun) :])
+        elif not _same_but_for_damage(begun, whole):
+            raise AnswerBroken("a tool call ends with other arguments than it began with")
+        elif REPLACEMENT in begun:
+            item.call.arguments[:] = (whole,)
+
+    # -- the message --
+
+    def message(self, model: str) -> Message:
+        calls = self.made_calls()
+        carried = self._carried()
+        return Message(
+            role="assistant",
+            text="".join(self.text),
+            calls=calls,
+            finish=finish_of(self._finish, calls=bool(calls), refused=self.refused),
+            usage=_usage_of(Counted(self._usage)) if self._usage else None,
+            model=model,
+            carrier=API if carried else "",
+            carried=carried,
+        )
+
+    def _carried(self) -> tuple[Carried, ...]:
+        """Thoughts at their places; where the text is not simply one message before the calls, what it is."""
+        messages = [item for item in self._items if item.characters]
+        marked = len(messages) > 1 or any(item.phase or item.calls for item in messages)
+        carried: list[Carried] = []
+        for item in self._items:
+            if item.raw:
+                kept = Kept(item=msgspec.Raw(item.raw))
+            elif item.characters and marked:
+                kept = Kept(phase=item.phase, characters=item.characters)
+            else:
+                continue
+            carried.append(Carried(item=msgspec.Raw(_encode(kept)), text=item.start, calls=item.calls))
+        return tuple(carried)
+
+
+def _decode_item(raw: msgspec.Raw) -> _Item:
+    kind = _decode_kind(raw).type
+    return _decode_known(raw) if kind in (_MESSAGE, _CALL, _THOUGHT) else _Item(type=kind)
+
+
+def _same_but_for_damage(said: str, whole: str) -> bool:
+    """Whether two texts may differ in replaced characters alone. A character that is cut in two is replaced in the
+    pieces of a stream and intact in the whole."""
+    damaged, other = (said, whole) if REPLACEMENT in said else (whole, said)
+    parts = damaged.split(REPLACEMENT)
+    return len(parts) > 1 and other.startswith(parts[0]) and other.endswith(parts[-1])
+
+
+def _usage_of(usage: Counted) -> Usage:
+    return Usage(
+        input=usage.tokens("input_tokens"),
+        cached=usage.tokens("input_tokens_details", "cached_tokens"),
+        output=usage.tokens("output_tokens"),
+        written=usage.tokens("input_tokens_details", "cache_write_tokens"),
+        reasoning=usage.tokens("output_tokens_details", "reasoning_tokens"),
+    )

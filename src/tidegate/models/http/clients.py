@@ -1,0 +1,320 @@
+"""The connections of the process to its models' endpoints.
+
+Guarantee: every model shares one bounded pool and one TLS context; idle connections are closed when their keep-alive
+expires; nothing is taken from the environment (no proxies, no .netrc), no cookie is kept and no redirect followed, so
+that a credential goes only where the configuration says. Clients owns the pool: it opens on entering and is closed,
+with every connection, on leaving.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections import Counter, deque
+from collections.abc import Sequence
+from ipaddress import ip_address
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import msgspec
+from aiohappyeyeballs import AddrInfoType, start_connection
+from anyio import to_thread
+
+from tidegate.models.http.connection import Connection, LinkFailed, Response, Waits
+from tidegate.values import Frozen
+
+# As the settings have it: as many as the default of running turns (64) to one host, so that no turn waits for the pool.
+CONNECTIONS = 128
+CONNECTIONS_PER_HOST = 64
+# Shorter than the idle time after which common servers and proxies hang up (60 s and more), so that we close first.
+KEEPALIVE_SECONDS = 30.0
+# A connection with its socket, transport, parser and, while one is under way, request and response. Measured.
+CONNECTION_BYTES = 4 * 1024
+# Of a host with several addresses: how long one is tried alone.
+NEXT_ADDRESS_SECONDS = 0.25
+# Until the sockets of aborted connections are closed, which takes a round of the loop.
+CLOSE_SECONDS = 2.0
+
+
+class Origin(Frozen, frozen=True):
+    """Where requests are sent."""
+
+    secure: bool
+    host: str
+    port: int
+
+
+class ClientStats(Frozen, frozen=True):
+    """Connections by what they do, who waits for one, what they take together, and holders by endpoint."""
+
+    open: int = 0
+    busy: int = 0
+    idle: int = 0
+    waiting: int = 0
+    limit: int = 0
+    bytes: int = 0
+    leases: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+class Lease:
+    """One holder of an endpoint. Releasing twice counts once."""
+
+    __slots__ = ("_counts", "_held", "endpoint")
+
+    def __init__(self, endpoint: str, counts: Counter[str]) -> None:
+        self.endpoint = endpoint
+        self._counts = counts
+        self._held = True
+        counts[endpoint] += 1
+
+    def release(self) -> None:
+        if not self._held:
+            return
+        self._held = False
+        self._counts[self.endpoint] -= 1
+        if self._counts[self.endpoint] <= 0:
+            del self._counts[self.endpoint]
+
+
+class _Waiter(NamedTuple):
+    """Who waits for a connection: given one, or told that there is room for a new one."""
+
+    origin: Origin
+    given: "asyncio.Future[Connection | None]"
+
+
+class Clients:
+    """Process lifetime. The endpoints that can be asked are those of the configuration, so the counts are bounded."""
+
+    def __init__(
+        self,
+        *,
+        connections: int = CONNECTIONS,
+        per_host: int = CONNECTIONS_PER_HOST,
+        keepalive: float = KEEPALIVE_SECONDS,
+    ) -> None:
+        self._connections = connections
+        self._per_host = per_host
+        self._keepalive = keepalive
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tls: ssl.SSLContext | None = None
+        self._origins: dict[Connection, Origin] = {}
+        self._idle: dict[Origin, list[Connection]] = {}
+        self._counts: Counter[Origin] = Counter()  # open or being opened
+        self._waiting: deque[_Waiter] = deque()  # house: allow as many as there are running turns
+        self._expiry: asyncio.TimerHandle | None = None
+        self._leases: Counter[str] = Counter()
+
+    async def __aenter__(self) -> Self:
+        if self._loop is not None:
+            raise RuntimeError("These clients are open already.")
+        self._loop = asyncio.get_running_loop()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop = None
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        closing = list(self._origins)
+        for connection in closing:
+            connection.abort()
+        if closing:
+            await asyncio.wait({connection.closed for connection in closing}, timeout=CLOSE_SECONDS)
+
+    def lease(self, endpoint: str) -> Lease:
+        return Lease(endpoint, self._leases)
+
+    def stats(self) -> ClientStats:
+        count, idle = len(self._origins), sum(len(group) for group in self._idle.values())
+        return ClientStats(
+            open=count,
+            busy=count - idle,
+            idle=idle,
+            waiting=len(self._waiting),
+            limit=self._connections,
+            bytes=count * CONNECTION_BYTES,
+            leases=dict(self._leases),
+        )
+
+    async def request(self, origin: Origin, head: bytes, body: Sequence[bytes], waits: Waits) -> Response:
+        """The response, when its head has arrived. Close it: that frees its connection, or closes it."""
+        while (used := self._take_idle(origin)) is not None:
+            try:
+                return await _ask(used, head, body, waits)
+            except LinkFailed as error:
+                if error.trouble != "broken" or used.heard:
+                    raise
+                # The other side hung up on it just as it was used again: that says nothing of this request.
+        return await _ask(await self._obtain(origin, waits), head, body, waits)
+
+    # -- connections --
+
+    def _take_idle(self, origin: Origin) -> Connection | None:
+        """The one used last: so the others come to their end when fewer are needed."""
+        group = self._idle.get(origin)
+        if not group:
+            return None
+        connection = group.pop()
+        if not group:
+            del self._idle[origin]
+        return connection
+
+    async def _obtain(self, origin: Origin, waits: Waits) -> Connection:
+        """A connection that was freed for us, or a new one when there is room for it."""
+        overtaken = False
+        while not self._has_room(origin):
+            try:
+                async with asyncio.timeout(waits.first_byte):
+                    given = await self._turn(origin, overtaken)
+            except TimeoutError:
+                raise LinkFailed("crowded") from None
+            if given is not None and given.usable:
+                return given
+            overtaken = True
+        try:
+            async with asyncio.timeout(waits.connect):
+                return await self._connect(origin)
+        except TimeoutError:
+            raise LinkFailed("late") from None
+
+    def _has_room(self, origin: Origin) -> bool:
+        if self._counts[origin] >= self._per_host:
+            return False
+        if self._counts.total() >= self._connections and self._idle:
+            next(iter(self._idle.values()))[0].abort()  # another endpoint's, long unused
+        return self._counts.total() < self._connections
+
+    async def _turn(self, origin: Origin, overtaken: bool) -> Connection | None:
+        """Until there is a connection for us, or room for one. Who was overtaken then waits on in front."""
+        waiter = _Waiter(origin, asyncio.get_running_loop().create_future())
+        (self._waiting.appendleft if overtaken else self._waiting.append)(waiter)
+        try:
+            return await waiter.given
+        except BaseException:
+            if waiter.given.done() and not waiter.given.cancelled():  # it was ours to take, and we do not
+                given = waiter.given.result()
+                if given is not None and given.usable:
+                    self._free(given)
+                else:
+                    self._next()
+            raise
+        finally:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+
+    def _next(self) -> None:
+        """Wakes the first who can go on now: a place at one endpoint is of no use to who waits for another."""
+        spare = self._counts.total() < self._connections or bool(self._idle)
+        for waiter in self._waiting:
+            if spare and self._counts[waiter.origin] < self._per_host:
+                self._give(waiter, None)
+                return
+
+    def _give(self, waiter: "_Waiter", connection: Connection | None) -> None:
+        self._waiting.remove(waiter)
+        if not waiter.given.done():
+            waiter.given.set_result(connection)
+
+    async def _connect(self, origin: Origin) -> Connection:
+        loop = self._loop
+        if loop is None:
+            raise RuntimeError("The clients are not open; enter them with `async with` first.")
+        self._counts[origin] += 1
+        connection: Connection | None = None
+        try:
+            context = await self._context() if origin.secure else None
+            link = await start_connection(
+                await _addresses(origin), happy_eyeballs_delay=NEXT_ADDRESS_SECONDS, interleave=1, loop=loop
+            )
+            _, connection = await loop.create_connection(
+                lambda: Connection(loop, free=self._free, gone=self._gone),
+                sock=link,
+                ssl=context,
+                server_hostname=origin.host if origin.secure else None,
+            )
+        except ssl.SSLError as error:
+            why = getattr(error, "verify_message", "") or error.reason or str(error)
+            raise LinkFailed("untrusted", why) from None
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise LinkFailed("unconnected", error.strerror or "") from None
+        except UnicodeError:
+            raise LinkFailed("unconnected", "that is no name of a host") from None
+        finally:
+            if connection is None:
+                self._forget(origin)
+        if not connection.usable or self._loop is None:  # it broke at once, or we are being closed
+            self._forget(origin)
+            connection.abort()
+            raise LinkFailed("broken")
+        self._origins[connection] = origin
+        return connection
+
+    async def _context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            made = await to_thread.run_sync(ssl.create_default_context)  # reads every certificate of the system
+            self._tls = self._tls or made
+        return self._tls
+
+    def _free(self, connection: Connection) -> None:
+        origin = self._origins[connection]
+        for waiter in self._waiting:
+            if waiter.origin == origin and not waiter.given.done():
+                self._give(waiter, connection)
+                return
+        self._idle.setdefault(origin, []).append(connection)
+        if self._expiry is None and self._loop is not None:
+            self._expiry = self._loop.call_later(self._keepalive, self._expire)
+        self._next()
+
+    def _gone(self, connection: Connection) -> None:
+        origin = self._origins.pop(connection, None)
+        if origin is None:
+            return
+        group = self._idle.get(origin, [])
+        if connection in group:
+            group.remove(connection)
+            if not group:
+                del self._idle[origin]
+        self._forget(origin)
+
+    def _forget(self, origin: Origin) -> None:
+        self._counts[origin] -= 1
+        if not self._counts[origin]:
+            del self._counts[origin]
+        self._next()
+
+    def _expire(self) -> None:
+        """On the timer, while any is idle: closes those that have been for long enough."""
+        assert self._loop is not None
+        self._expiry = None
+        late = self._loop.time() - self._keepalive
+        for group in list(self._idle.values()):
+            for connection in [one for one in group if one.idle_since <= late]:
+                connection.abort()
+        if self._idle:
+            soonest = min(group[0].idle_since for group in self._idle.values())
+            self._expiry = self._loop.call_at(soonest + self._keepalive, self._expire)
+
+
+async def _ask(connection: Connection, head: bytes, body: Sequence[bytes], waits: Waits) -> Response:
+    try:
+        return await connection.request(head, body, waits)
+    except BaseException:
+        connection.abort()
+        raise
+
+
+async def _addresses(origin: Origin) -> Sequence[AddrInfoType]:
+    """Where the origin's host is. A number is its own answer, without a thread that asks for it."""
+    stream, tcp = socket.SOCK_STREAM, socket.IPPROTO_TCP
+    try:
+        number = ip_address(origin.host)
+    except ValueError:
+        return await asyncio.get_running_loop().getaddrinfo(origin.host, origin.port, type=stream, proto=tcp)
+    if number.version == 6:
+        return [(socket.AF_INET6, stream, tcp, "", (origin.host, origin.port, 0, 0))]
+    return [(socket.AF_INET, stream, tcp, "", (origin.host, origin.port))]

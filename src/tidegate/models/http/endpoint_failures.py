@@ -1,0 +1,278 @@
+"""Foreign failures of a model's endpoint, mapped to ModelFailed.
+
+Guarantee: every failure has one of ten kinds, by which it is decided what is done about it; every message is one
+sentence or two that say what happened and what to do; what the endpoint said is quoted short, on one line, and never
+with a credential in it. Pure functions; nothing is held.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+
+from tidegate.errors import ModelFailed, ModelKind
+from tidegate.models.http import error_body
+from tidegate.models.http.connection import LinkFailed
+from tidegate.models.http.refused_field import REFUSED_STATUS
+
+# Enough to recognise a provider's complaint, short enough for a chat line.
+QUOTE_CHARACTERS = 300
+# An error body is read no further than this.
+ERROR_BODY_BYTES = 65536
+# Until there may be room among our own connections again.
+CROWDED_SECONDS = 1.0
+# Of what was said that is judged by: a complaint that quotes the conversation says before that what is wrong.
+JUDGED_CHARACTERS = 600
+
+_CONTEXT = re.compile(
+    r"(?i)context[ _](length|window|limit)|maximum context|too many (input )?tokens|(prompt|input) is too long"
+    r"|exceeds? the (available )?context|exceed_context_size|reduce the length|input token count \S* ?exceeds"
+)
+_CONTENT = re.compile(
+    r"(?i)content[ _](policy|filter|filtering|management)|safety system|flagged|moderation|ResponsibleAIPolicyViolation"
+    r"|usage policies"
+)
+_QUOTA = re.compile(
+    r"(?i)insufficient[ _](quota|credits?|balance|funds)|billing[ _](error|hard|not|limit)|exceeded your current quota"
+    r"|credit balance|(out of|any|all available) credits|spending limit|usage limits"
+)
+_MINUTE = re.compile(r"RESOURCE_EXHAUSTED(?s:.)*Per(Minute|Second)")
+_KEY = re.compile(
+    r"(?i)authentication_error|invalid[ _]api[ _]key|incorrect api key|api[ _]key[ _](not[ _]valid|invalid|expired)"
+    r"|(organization|account) has been (disabled|deactivated)|account_deactivated"
+)
+_LARGE = re.compile(
+    r"(?i)request[ _]too[ _]large|image[ _](exceeds|too[ _]large|dimensions)|image is too large"
+    r"|exceeds? (the )?(maximum|max)( allowed)? size|(payload|entity|body|file) (is )?too large|exceed max allowed size"
+)
+_REASONING = re.compile(
+    r"(?i)invalid_encrypted_content|encrypted content|invalid `?(signature|data)`? in|signature: field required"
+    r"|thinking`? blocks? .{0,60}modified"
+)
+_UNSHOWN = re.compile(
+    r"(?i)support (for )?(image|audio|vision)|(image|audio|vision) input|does not support images|image_url is only"
+)
+_UNREAD = re.compile(
+    r"(?i)\bPDF\b|\bfile_data\b|content\[\]\.type|support (for )?(file|document)"
+    r"|(part type|value|tag|variant):? ['\"`]?(file|input_file|document)\b"
+)
+"""Says that a document is damaged, locked or too long, or that the endpoint takes none."""
+_REFUSED = "the endpoint refused the request{status}; check the model's settings."
+_TIMEOUT_STATUS = frozenset({408, 504, 522, 524})
+_OVERLOADED_STATUS = frozenset({409, 425, 498})
+_UNKNOWN_PATH_STATUS = frozenset({404, 405, 410})
+_NEVER_STATUS = frozenset({501, 505})
+
+_STATUS_OF = (
+    (_KEY, 401),
+    (re.compile(r"(?i)permission"), 403),
+    (_QUOTA, 402),
+    (re.compile(r"(?i)rate_limit|too_many_requests|RESOURCE_EXHAUSTED"), 429),
+    (re.compile(r"(?i)not_found"), 404),
+    (re.compile(r"(?i)request_too_large"), 413),
+    (re.compile(r"(?i)timeout"), 504),
+    (re.compile(r"(?i)overloaded|server_error|api_error|unavailable|internal"), 503),
+    (re.compile(r"(?i)invalid|bad_?request|context_length|content_(filter|policy)|unsupported"), 400),
+)
+"""What an error inside a stream would have been as a status, by its type or code; any other is a failing server."""
+
+
+class Complainer:
+    """Words for one configured model. `redact` takes its credentials out of whatever is quoted."""
+
+    def __init__(self, name: str, address: str, redact: Callable[[str], str]) -> None:
+        self._name = name
+        self._redact = redact
+        self._address = redact(address)
+
+    def quote(self, text: str) -> str:
+        line = self._redact(" ".join(text.split()))
+        if len(line) > QUOTE_CHARACTERS:
+            line = line[: QUOTE_CHARACTERS - 1] + "…"
+        return line
+
+    def failed(
+        self,
+        what: str,
+        *,
+        kind: ModelKind,
+        retryable: bool,
+        said: str = "",
+        status: int | None = None,
+        after: float | None = None,
+        thoughts: bool = False,
+        large: bool = False,
+        documents: bool = False,
+        param: str | None = None,
+    ) -> ModelFailed:
+        return ModelFailed(
+            f"Model {self._name!r}: {what}",
+            kind=kind,
+            retryable=retryable,
+            retry_after=after,
+            upstream_status=status,
+            said=self.quote(said),
+            thoughts=thoughts,
+            large=large,
+            documents=documents,
+            param=param,
+        )
+
+    def of_status(
+        self,
+        status: int,
+        body: bytes,
+        headers: Mapping[str, str],
+        now: float,
+        field_of: Callable[[str, str], str | None] = lambda _param, _said: None,
+    ) -> ModelFailed:
+        """`field_of` finds the caller's field that an endpoint refuses, by the name and the words that it uses."""
+        complaint = error_body.read(body)
+        wished = error_body.wait_of(headers, now)
+        kind, retryable, what = _judge(status, complaint)
+        if headers.get("x-should-retry") in ("true", "false"):  # some endpoints know better than their status says
+            retryable = headers["x-should-retry"] == "true"
+        marks = f"{complaint.marks} {complaint.said[:JUDGED_CHARACTERS]}"
+        param = None
+        if what == _REFUSED and status in REFUSED_STATUS:
+            param = field_of(complaint.param, complaint.said[:JUDGED_CHARACTERS])
+            what = what if param is None else f"the endpoint refused `{param}`{{status}}; correct it or leave it out."
+        return self.failed(
+            what.format(status=f" ({status})"),
+            kind=kind,
+            retryable=retryable,
+            said=complaint.said,
+            status=status,
+            after=complaint.after if wished is None else wished,
+            thoughts=kind == "invalid" and _REASONING.search(f"{complaint.marks} {complaint.said}") is not None,
+            large=kind == "invalid" and _is_large(status, marks),
+            documents=kind == "invalid" and _UNREAD.search(marks) is not None,
+            param=param,
+        )
+
+    def of_stream_error(self, error: bytes) -> ModelFailed:
+        """An error object inside a stream that had begun well."""
+        complaint = error_body.read(b'{"error":' + error + b"}")
+        found = re.search(r"\b([45]\d\d)\b", complaint.marks)
+        status = int(found.group(1)) if found else _status_of(complaint.marks)
+        kind, retryable, what = _judge(status, complaint)
+        if kind in ("overloaded", "invalid", "timeout"):
+            what = "the endpoint reported an error in the middle of its answer; try again, or look at its status page."
+        return self.failed(
+            what.format(status=""),
+            kind=kind,
+            retryable=retryable,
+            said=complaint.said,
+            status=int(found.group(1)) if found else None,
+            after=complaint.after,
+        )
+
+    def of_link(self, failure: LinkFailed, *, begun: bool) -> ModelFailed:
+        """`begun` says that the answer had begun to arrive."""
+        where = self._address
+        match failure.trouble:
+            case "crowded":
+                what = (
+                    f"all connections to {where} were in use; try again, or raise limits.connections and "
+                    "limits.connections_per_host to limits.turns."
+                )
+                # It is our own crowd: who could have another model leaves this one alone no longer than that.
+                return self.failed(what, kind="overloaded", retryable=True, after=CROWDED_SECONDS)
+            case "late":
+                what = f"no connection to {where} within the connect timeout; check base_url and the network."
+                return self.failed(what, kind="timeout", retryable=True)
+            case "silent" if begun:
+                what = "the answer stopped arriving for longer than idle_timeout; try again, or raise that setting."
+                return self.failed(what, kind="timeout", retryable=True)
+            case "silent":
+                what = "no answer began within first_byte_timeout; try again, or raise that setting."
+                return self.failed(what, kind="timeout", retryable=True)
+            case "untrusted":
+                what = f"the TLS connection to {where} was refused; check base_url and the server's certificate."
+                return self.failed(what, kind="network", retryable=False, said=failure.said)
+            case "unconnected":
+                what = f"cannot connect to {where}; check base_url and that the server runs."
+                return self.failed(what, kind="network", retryable=True, said=failure.said)
+            case "broken":
+                what = f"the connection to {where} broke{' in the middle of the answer' if begun else ''}; try again."
+                return self.failed(what, kind="network", retryable=True)
+            case "foreign":
+                what = f"{where} does not speak HTTP as expected; check base_url."
+                return self.failed(what, kind="protocol", retryable=False, said=failure.said)
+
+
+def _judge(status: int, complaint: error_body.Complaint) -> tuple[ModelKind, bool, str]:
+    """Kind, whether trying again may help, and the sentence. What is said outranks the status: of the providers that
+    mean the same, each has its own."""
+    if status < 500:
+        marks = f"{complaint.marks} {complaint.said[:JUDGED_CHARACTERS]}"
+        if (judged := _judge_marks(status, marks)) is not None:
+            return judged
+    if status in _TIMEOUT_STATUS:
+        return "timeout", True, "the endpoint gave up waiting{status}; try again."
+    if status in _NEVER_STATUS:
+        return "invalid", False, "the endpoint cannot do what it was asked for{status}; check `api` and `base_url`."
+    if status >= 500 or status in _OVERLOADED_STATUS:
+        return "overloaded", True, "the endpoint is overloaded or failing{status}; try again in a while."
+    if 300 <= status < 400:
+        return "invalid", False, "the address redirects elsewhere{status}, which is not followed; correct base_url."
+    if status in _UNKNOWN_PATH_STATUS:
+        return "invalid", False, "the endpoint knows no such model or path{status}; check `model` and `base_url`."
+    return "invalid", False, _REFUSED
+
+
+def _judge_marks(status: int, marks: str) -> tuple[ModelKind, bool, str] | None:
+    """The same for what the caller's side has to do with."""
+    if status in (400, 403, 422) and _CONTENT.search(marks):
+        return "content", False, "the endpoint's content rules refused the request{status}; rephrase it."
+    if status == 402 or (status in (400, 403, 429) and _QUOTA.search(marks) and not _is_of_a_minute(marks)):
+        return "quota", False, "the account has no quota left{status}; top it up or choose another model."
+    if status in (401, 403) or _KEY.search(marks):
+        return "authorisation", False, "the endpoint refused the key{status}; check the model's `key` setting."
+    if status != 429 and _CONTEXT.search(marks):
+        return (
+            "context",
+            False,
+            "the prompt is too long for the model's context length{status}; start a new conversation or shorten it.",
+        )
+    if _is_large(status, marks):
+        return (
+            "invalid",
+            False,
+            (
+                "the request is larger than the endpoint takes{status}; send smaller pictures and files, or start a "
+                "new conversation."
+            ),
+        )
+    if status == 429:
+        return "rate", True, "the endpoint limits the rate of requests{status}; wait and try again."
+    if _REASONING.search(marks):
+        return (
+            "invalid",
+            False,
+            (
+                "the endpoint cannot read the reasoning that it is sent back{status}, as happens when another "
+                "account's key is used; it is asked again without."
+            ),
+        )
+    if _UNSHOWN.search(marks):
+        return (
+            "invalid",
+            False,
+            (
+                "the model takes no such pictures, sounds or documents{status}; set `vision` or `audio` to false in "
+                "its settings."
+            ),
+        )
+    return None
+
+
+def _is_large(status: int, marks: str) -> bool:
+    return status == 413 or _LARGE.search(marks) is not None
+
+
+def _is_of_a_minute(marks: str) -> bool:
+    """Whether what is used up comes back by itself very soon, though it is called a quota."""
+    return _MINUTE.search(marks) is not None and "PerDay" not in marks
+
+
+def _status_of(marks: str) -> int:
+    return next((status for pattern, status in _STATUS_OF if pattern.search(marks)), 503)

@@ -1,0 +1,82 @@
+"""A session's events as one stream that can be left and taken up again.
+
+Guarantee: a reader that comes back with the last event id it saw misses no committed row and gets none twice. The id
+of an event is its row's place in the transcript; what is not a row (pieces of text, progress) has none, and is given
+again from the beginning of the running turn's current answer. What the session waits for a person to answer comes
+first, so that nobody comes too late for it; it is told again in its place. The stream holds a cursor, not a queue, and
+of the rows that it catches up with a bounded part.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from tidegate.engine import Live, TurnLog, slim
+from tidegate.sessions import queries
+from tidegate.values import Event, MessageAdded, TextDelta, TextReset
+
+if TYPE_CHECKING:
+    from tidegate.security import Principal
+    from tidegate.sessions.service import Sessions
+
+
+async def watch(
+    door: "Sessions", session: str, principal: "Principal", after: int
+) -> AsyncGenerator[tuple[int | None, Event], None]:
+    """Ends when the session has ended and everything was told."""
+    seen = after
+    followed: TurnLog | None = None
+    with door.presence.attend(session) as record:
+        live = _unfollowed(door, session, followed)
+        await door.row(session, principal)
+        for question in await door.questions.standing(session):
+            yield None, question
+        while True:
+            news = record.expect()
+            # Looked at before anything is awaited: a quick turn is over when its rows have been read, and only its log
+            # tells what else there was, how it ended too.
+            live = live or _unfollowed(door, session, followed)
+            try:
+                row = await door.row(session, principal)
+                page = await door.store.read(queries.page, session, seen, queries.STREAM_ROWS, queries.STREAM_BYTES)
+                live = live or _unfollowed(door, session, followed)
+                for found in page.rows:
+                    if live is not None and found.turn == live.turn and not live.resumed:
+                        break  # told by the turn's log, in its place
+                    seen = max(seen, found.seq or 0)
+                    yield found.seq, MessageAdded(seq=found.seq or 0, message=slim(found.message))
+                else:
+                    if page.more:
+                        continue  # what runs comes after them
+                if live is not None:
+                    followed, live = live.log, None
+                    del page  # the turn may run for long
+                    # Closed here, so that a turn whose reader has left knows it at once.
+                    async with aclosing(followed.read()) as batches:
+                        async for batch in batches:
+                            for event in _untold(batch, seen):
+                                if not isinstance(event, MessageAdded):
+                                    yield None, event
+                                elif event.seq > seen:
+                                    seen = event.seq
+                                    yield event.seq, event
+                elif row.ended is not None and not page.rows:
+                    return
+                elif not page.rows:
+                    await news
+            finally:
+                news.cancel()
+
+
+def _unfollowed(door: "Sessions", session: str, followed: TurnLog | None) -> Live | None:
+    live = door.engine.running(session)
+    return live if live is not None and live.log is not followed else None
+
+
+def _untold(batch: list[Event], seen: int) -> list[Event]:
+    """Without the text of answers that are rows already: whoever has the row would see it twice."""
+    rows = (place for place, event in enumerate(batch) if isinstance(event, MessageAdded) and event.seq <= seen)
+    current = max(rows, default=-1)
+    return [
+        event for place, event in enumerate(batch) if place > current or not isinstance(event, TextDelta | TextReset)
+    ]

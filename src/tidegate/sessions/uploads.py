@@ -1,0 +1,69 @@
+"""A message that brings pictures, sounds or documents: they are made ready before it is taken in, and taken in with it.
+
+Guarantee: a message is accepted with all that it brings, or not at all. What is refused names the part of the request.
+Small ones go into the message; larger ones are in the session's spool when the message is durable, with rows of the
+same transaction. What is not taken in leaves nothing.
+"""
+
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from tidegate.errors import TidegateError
+from tidegate.spool import Arrivals, Spool
+from tidegate.spool.session_folder import Elsewhere
+from tidegate.store import Db, Store, sessions
+from tidegate.values import Accepted, Inbound, Media, new_id
+
+TRIES = 3
+"""A conversation of a name may begin or end between looking for it and taking the message in, hardly twice."""
+
+Accept = Callable[[Inbound, Arrivals], Awaitable[Accepted]]
+
+_KNOWN_ALREADY = ("replayed", "attached")
+
+
+async def accept_media(inbound: Inbound, store: Store, spool: Spool, accept: Accept) -> Accepted:
+    for _ in range(TRIES - 1):
+        try:
+            return await _accept(inbound, store, spool, accept)
+        except Elsewhere:
+            continue
+    return await _accept(inbound, store, spool, accept)
+
+
+async def _accept(inbound: Inbound, store: Store, spool: Spool, accept: Accept) -> Accepted:
+    known = await store.read(_session, inbound)
+    arrivals = spool.arrivals(known or new_id("s"), is_new=known is None)
+    taken: bool | None = None
+    try:
+        accepted = await accept(await _ready(inbound, arrivals), arrivals)
+        taken = accepted.how not in _KNOWN_ALREADY
+        return accepted
+    except TidegateError:
+        taken = False
+        raise
+    finally:
+        await arrivals.close(taken=taken)
+
+
+async def _ready(inbound: Inbound, arrivals: Arrivals) -> Inbound:
+    media: dict[int, list[Media]] = {}
+    for brought in inbound.brought:
+        made = await arrivals.media(brought.name, brought.data, brought.filename)
+        media.setdefault(brought.message, []).append(made)
+    messages = tuple(
+        msgspec.structs.replace(message, media=tuple(media[place])) if place in media else message
+        for place, message in enumerate(inbound.messages)
+    )
+    return msgspec.structs.replace(inbound, messages=messages, brought=())
+
+
+def _session(db: Db, inbound: Inbound) -> str | None:
+    """The session that the message would go to now; None when that has to be made."""
+    row = None
+    if inbound.session is not None:
+        row = sessions.owned(db, inbound.session, inbound.principal)
+    elif inbound.name is not None:
+        row = sessions.live_by_name(db, inbound.principal, inbound.name)
+    return None if row is None else row.id

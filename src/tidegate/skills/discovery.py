@@ -1,0 +1,217 @@
+"""One look at the folders of an agent: which skills are there now.
+
+Guarantee: looking opens no file that is as it was: a file is read again when its size, times or inode have changed, and
+its text is parsed once, however many agents, folders and sessions have it. A skill that cannot be used is left out with
+a sentence and keeps no other from being used. The same folders give the same shelf. It blocks: it is for worker threads
+and the command line; the caches are its own, and may be used by several threads.
+"""
+
+import hashlib
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tidegate.config import Config
+from tidegate.lifetimes import BoundedCache, CacheStats
+from tidegate.skills import file_access
+from tidegate.skills.frontmatter import FILE_BYTES, TOO_LONG, Unfit, decoded, read
+from tidegate.skills.prompt_listing import listing
+from tidegate.skills.skill import FILE, Entry, LeftOut, Place, Shelf, Skill
+from tidegate.workspaces.files import Mount, printable
+from tidegate.workspaces.files.excerpts import Mark
+from tidegate.workspaces.provenance import UNTRUSTED, Reader
+
+IN_PROJECT = (".agents/skills", ".claude/skills")
+"""Where programs of several makers look in a project. A plain `skills` is not among them: in many a project that is
+something else."""
+
+MOST = 500
+"""Skills of one agent: a list that nobody reads any more."""
+
+KNOWN_FILES, KNOWN_SKILLS = 4096, 2048
+KNOWN_BYTES = 4 * 1024 * 1024
+"""Of what is known of them: names, descriptions and the like, no instructions."""
+
+SETTLED = 2.0
+"""Seconds since its last change after which a file is known by its times: within the grain of a clock it could be
+changed again unseen."""
+
+
+def places(config: Config, agent: str) -> tuple[Place, ...]:
+    """Where an agent's skills may be, the first to be preferred: what a session can write covers nothing of yours."""
+    found = [Place(folder=config.home / "skills"), *(Place(folder=config.path(text)) for text in config.skills.folders)]
+    if (project := local_project(config, agent)) is not None:
+        found += (Place(folder=project / within, project=project, within=within) for within in IN_PROJECT)
+    return tuple(found)
+
+
+def local_project(config: Config, agent: str) -> Path | None:
+    """An agent's project folder, where it is on this machine."""
+    return None if config.workspaces.backend == "ssh" else config.project(agent)
+
+
+class _Candidate(NamedTuple):
+    """A SKILL.md that was found: what it says, or why it cannot be used."""
+
+    name: str
+    place: Place
+    mark: Mark | None
+    skill: Skill | None
+    why: str = ""
+
+    @property
+    def path(self) -> Path:
+        return self.place.folder / self.name / FILE
+
+
+class Looker:
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._lock = threading.Lock()
+        self._files: BoundedCache[str, tuple[Mark, bytes]] = BoundedCache("skill files", cap=KNOWN_FILES)
+        self._skills: BoundedCache[bytes, Skill | str] = BoundedCache(
+            "skills", cap=KNOWN_SKILLS, max_bytes=KNOWN_BYTES, weigh=_weigh
+        )
+
+    def look(self, agent: str, reader: Reader | None = None, *, narrowed: bool = True) -> Shelf:
+        """What the agent has now, for a reader who may not trust all of it; if it is not to be `narrowed` by its
+        settings, what it could have."""
+        candidates: list[_Candidate] = []
+        left_out: list[LeftOut] = []
+        for place in places(self._config, agent):
+            try:
+                candidates += self._in(place, reader or Reader())
+            except (Unfit, OSError) as error:
+                left_out.append(LeftOut(path=place.folder, why=_why(error)))
+        wanted = self._config.agents[agent].skills
+        if wanted and narrowed:
+            candidates = [candidate for candidate in candidates if candidate.name in wanted]
+        entries, more = _chosen(candidates)
+        return Shelf(entries=entries, left_out=(*left_out, *more), listing=listing(entries))
+
+    def parse(self, data: bytes) -> Skill:
+        """What a SKILL.md says. Raises `Unfit`."""
+        digest = hashlib.sha256(data).digest()
+        with self._lock:
+            known = self._skills.get(digest)
+            if known is None:
+                known = _parsed(data)
+                self._skills.put(digest, known)
+        if isinstance(known, str):
+            raise Unfit(known)
+        return known
+
+    def stats(self) -> tuple[CacheStats, ...]:
+        return self._files.stats(), self._skills.stats()
+
+    def _in(self, place: Place, reader: Reader) -> list[_Candidate]:
+        with file_access.place(place) as folder:
+            if folder is None:
+                return []
+            if _holds(file_access.held(folder), FILE):
+                raise Unfit(f"it is a skill itself; name the folder that it lies in ({place.folder.parent}).")
+            found = [self._at(place, folder, name, reader) for name in file_access.names(folder)]
+        return [candidate for candidate in found if candidate is not None]
+
+    def _at(self, place: Place, folder: int, name: str, reader: Reader) -> _Candidate | None:
+        """None when there is no skill under that name."""
+        mark: Mark | None = None
+        try:
+            with file_access.skill_folder(place, folder, name) as its:
+                if its is None or (seen := file_access.marked(file_access.held(its), FILE)) is None:
+                    return None
+                mark = seen.mark
+                skill = self._known(place.folder / name, its, seen, reader)
+            if skill.name != name:
+                raise Unfit(misnamed(skill, name))
+        except (Unfit, OSError) as error:
+            return _Candidate(name, place, mark, None, _why(error))
+        return _Candidate(name, place, mark, skill)
+
+    def _known(self, path: Path, folder: int, seen: file_access.Seen, reader: Reader) -> Skill:
+        with self._lock:
+            before = self._files.get(str(path))
+            known = self._skills.get(before[1]) if before is not None and before[0] == seen.mark else None
+        if before is not None and known is not None:
+            if not reader.admits(seen.path, before[1]):
+                raise Unfit(UNTRUSTED)
+            if isinstance(known, str):
+                raise Unfit(known)
+            return known
+        if seen.mark.size > FILE_BYTES:
+            raise Unfit(TOO_LONG)
+        opened = file_access.load(file_access.held(folder), FILE, FILE_BYTES + 1)
+        if opened is None:
+            raise Unfit("it has just been removed.")
+        if time.time() - max(opened.mark.modified, opened.mark.changed) / 1e9 > SETTLED:
+            with self._lock:
+                self._files.put(str(path), (opened.mark, opened.digest))
+        if not reader.admits(opened.path, opened.digest):
+            raise Unfit(UNTRUSTED)
+        return self.parse(opened.data)
+
+
+def unknown(shelf: Shelf, wanted: Iterable[str]) -> list[str]:
+    """The names of skills that an agent is to have and that nobody found, usable or not."""
+    found = {entry.name for entry in shelf.entries} | {left.path.parent.name for left in shelf.left_out}
+    return [name for name in wanted if name not in found]
+
+
+def _chosen(candidates: Sequence[_Candidate]) -> tuple[tuple[Entry, ...], list[LeftOut]]:
+    """One of each name; what comes first is preferred, unless it cannot be used. One of the user's own that cannot be
+    used still leaves no room for a project's."""
+    chosen: dict[str, _Candidate] = {}
+    left_out: list[LeftOut] = []
+    own = {each.name: each for each in reversed(candidates) if each.place.origin == "user"}
+    for candidate in candidates:
+        if candidate.skill is None:
+            left_out.append(LeftOut(path=candidate.path, why=candidate.why))
+        elif (
+            other := chosen.get(candidate.name) or (own.get(candidate.name) if candidate.place.project else None)
+        ) is None:
+            chosen[candidate.name] = candidate
+        elif not _same(candidate, other):
+            why = f"{other.path} has the same name and comes first."
+            left_out.append(LeftOut(path=candidate.path, why=why, covered=True))
+    names = sorted(chosen)
+    for name in names[MOST:]:
+        left_out.append(LeftOut(path=chosen[name].path, why=f"the agent has {MOST} skills before it; remove some."))
+    entries = (Entry(skill=its.skill, place=its.place) for name in names[:MOST] if (its := chosen[name]).skill)
+    return tuple(entries), left_out
+
+
+def _same(one: _Candidate, other: _Candidate) -> bool:
+    """Whether both are the same file: one folder is often a link to the other."""
+    return one.mark is not None and other.mark is not None and one.mark[:2] == other.mark[:2]
+
+
+def misnamed(skill: Skill, folder: str) -> str:
+    return f'its name is "{skill.name}" and that of its folder is "{printable(folder)}"; make them equal.'
+
+
+def _why(error: Unfit | OSError) -> str:
+    return error.message if isinstance(error, Unfit) else f"it cannot be read ({error.strerror}); mend that."
+
+
+def _holds(folder: Mount, name: str) -> bool:
+    try:
+        return file_access.marked(folder, name) is not None
+    except Unfit:
+        return False
+
+
+def _parsed(data: bytes) -> Skill | str:
+    try:
+        return read(decoded(data))
+    except Unfit as error:
+        return error.message
+
+
+def _weigh(known: Skill | str) -> int:
+    if isinstance(known, str):
+        return len(known)
+    return 4 * (len(known.name) + len(known.description) + len(known.license) + len(known.compatibility)) + sum(
+        4 * len(text) for pair in (*known.metadata, known.tools) for text in pair
+    )

@@ -1,0 +1,170 @@
+"""Files of skills and projects, opened by descriptor and no further than they may lead.
+
+Guarantee: what is opened lies below the folder that it is asked for in, whatever is exchanged for a link meanwhile (by
+`workspaces.files`, which walks agents' own paths in the same way); only regular files are ever opened, so that nobody
+waits for a pipe; what is read is bounded. What may not be used is `Unfit`, what the system refuses an `OSError`. Every
+descriptor is closed at the end of its block. It blocks: it is for worker threads and the command line.
+"""
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from tidegate.errors import ToolFailed
+from tidegate.skills.frontmatter import Unfit
+from tidegate.skills.skill import Place
+from tidegate.workspaces.files import Mount
+from tidegate.workspaces.files.excerpts import Mark, mark
+from tidegate.workspaces.files.mounts import Missing, Spot, at, open_file
+
+FOLDERS = 1000
+"""Folders of a place: each is looked at, whoever put it there."""
+
+DIGEST_BYTES = 1024 * 1024
+"""By which a content is known: no more than this of a file is ever shown at once."""
+
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_READING = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+ASTRAY = (
+    "its path leads out of its folder, or through what is no folder, or to where the gateway may not look; put the "
+    "file itself there."
+)
+
+
+class Seen(NamedTuple):
+    """A file that is there, and its real path."""
+
+    mark: Mark
+    path: str
+
+
+class Opened(NamedTuple):
+    """The beginning of a file, and whether that is all; its real path, and the digest of what may be shown of it."""
+
+    data: bytes
+    mark: Mark
+    whole: bool
+    path: str
+    digest: bytes
+
+
+def mount(folder: Path) -> Mount:
+    """A folder as the one that nothing leads out of. Links that name it by its path stay inside."""
+    return Mount(inner=str(folder), folder=folder, writable=False)
+
+
+def held(descriptor: int) -> Mount:
+    """The folder that a descriptor refers to, whatever stands under its name now."""
+    link = Path(f"/proc/self/fd/{descriptor}")
+    return Mount(inner=str(link.readlink()), folder=link, writable=False)
+
+
+@contextmanager
+def spot_in(where: Mount, path: str) -> Iterator[Spot | None]:
+    """What a path in a folder leads to; None when nothing is there. Raises `Unfit` when it leads elsewhere."""
+    with ExitStack() as stack:
+        try:
+            spot = stack.enter_context(at((where,), path))
+        except Missing:
+            yield None
+            return
+        except ToolFailed:
+            raise Unfit(ASTRAY) from None
+        yield spot if spot.fd >= 0 else None
+
+
+@contextmanager
+def place(where: Place) -> Iterator[int | None]:
+    """A reference to a folder that may hold skills; None when there is none."""
+    if where.project is not None:
+        if not where.project.is_dir():
+            yield None
+            return
+        with spot_in(mount(where.project), where.within) as spot:
+            yield spot.fd if spot is not None and spot.is_folder else None
+        return
+    try:
+        fd = os.open(where.folder, _FOLDER)
+    except FileNotFoundError:
+        yield None
+        return
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def skill_folder(where: Place, folder: int, name: str) -> Iterator[int | None]:
+    """A reference to the folder of that name in a place which is held open; None when there is none."""
+    if where.project is not None:
+        with spot_in(mount(where.project), f"{where.within}/{name}") as spot:
+            yield spot.fd if spot is not None and spot.is_folder else None
+        return
+    try:
+        fd = os.open(name, _FOLDER, dir_fd=folder)
+    except (FileNotFoundError, NotADirectoryError):
+        yield None
+        return
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def names(folder: int) -> list[str]:
+    """What could be skills in a place, in order."""
+    reading = os.open(".", _READING, dir_fd=folder)
+    found: list[str] = []
+    try:
+        with os.scandir(reading) as entries:
+            for entry in entries:
+                if entry.name.startswith(".") or not (entry.is_symlink() or entry.is_dir(follow_symlinks=False)):
+                    continue
+                if len(found) == FOLDERS:
+                    raise Unfit(f"it holds more than {FOLDERS} folders; move what are no skills elsewhere.")
+                found.append(entry.name)
+    finally:
+        os.close(reading)
+    return sorted(found)
+
+
+def marked(where: Mount, path: str) -> Seen | None:
+    """By which a file is known to be as it was; None when there is none. Nothing is opened for it."""
+    with spot_in(where, path) as spot:
+        if spot is None:
+            return None
+        if not stat.S_ISREG(spot.mode):
+            raise Unfit("it is no plain file; put one there.")
+        return Seen(mark(spot.fd), _path(spot.fd))
+
+
+def _path(descriptor: int) -> str:
+    return str(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+
+def load(where: Mount, path: str, limit: int) -> Opened | None:
+    """At most so many bytes of a file; None when there is none."""
+    with spot_in(where, path) as spot:
+        if spot is None:
+            return None
+        if not stat.S_ISREG(spot.mode):
+            raise Unfit("it is no plain file; choose one.")
+        try:
+            fd = open_file(spot)
+        except ToolFailed:
+            raise Unfit("it cannot be opened; let the gateway read it.") from None
+        try:
+            data = bytearray()
+            most = max(limit, DIGEST_BYTES)
+            while len(data) <= most and (chunk := os.read(fd, most + 1 - len(data))):
+                data += chunk
+            digest = hashlib.sha256(data[:DIGEST_BYTES]).digest()
+            return Opened(bytes(data[:limit]), mark(fd), len(data) <= limit, _path(fd), digest)
+        finally:
+            os.close(fd)

@@ -1,0 +1,64 @@
+"""The files below a folder that may enter prompts, by the digests of their contents.
+
+Guarantee: what `ProjectFiles` and `Library` would take from that folder for any agent is among them, within `FILES`. It
+blocks: it is for worker threads.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from tidegate.config import Config
+from tidegate.skills import file_access
+from tidegate.skills.discovery import local_project, places
+from tidegate.skills.frontmatter import Unfit
+from tidegate.skills.skill import Place
+from tidegate.workspaces.files import Choice
+from tidegate.workspaces.files.walk import Walk
+
+FILES = 5000
+"""What is left out is not trusted, and told when somebody would use it."""
+
+
+def survey(config: Config, folder: Path) -> dict[str, bytes]:
+    """Real paths and digests of the files below a folder."""
+    below, found = f"{os.path.realpath(folder)}/", dict[str, bytes]()
+    for opened in _files(config):
+        if opened.path.startswith(below):
+            found[opened.path] = opened.digest
+        if len(found) == FILES:
+            break
+    return found
+
+
+def _files(config: Config) -> Iterator[file_access.Opened]:
+    for name, agent in config.agents.items():
+        project = local_project(config, name)
+        if project is not None and project.is_dir():
+            for path in agent.project_files:
+                with contextlib.suppress(Unfit, OSError):
+                    if (opened := file_access.load(file_access.mount(project), path, 0)) is not None:
+                        yield opened
+    for place in dict.fromkeys(place for name in config.agents for place in places(config, name)):
+        with contextlib.suppress(Unfit, OSError):
+            yield from _skills(place)
+
+
+def _skills(place: Place) -> Iterator[file_access.Opened]:
+    with file_access.place(place) as folder:
+        for name in [] if folder is None else file_access.names(folder):
+            with contextlib.suppress(Unfit, OSError), file_access.skill_folder(place, folder or 0, name) as its:
+                if its is not None:
+                    yield from _of_skill(its)
+
+
+def _of_skill(folder: int) -> Iterator[file_access.Opened]:
+    with closing(Walk(Choice(), recursive=True).steps(folder)) as steps:
+        for step in steps:
+            if step.kind not in ("file", "link"):
+                continue
+            with contextlib.suppress(Unfit, OSError):
+                if (opened := file_access.load(file_access.held(folder), step.path, 0)) is not None:
+                    yield opened

@@ -1,0 +1,131 @@
+"""The files of a project that tell who works on it how: `AGENTS.md` and its like.
+
+Guarantee: what enters a prompt is what the agent's settings name, from its project folder and from nowhere else, and
+at most `PROJECT_BYTES` of it; what is longer says so and where the rest is. Each file stands under its name between
+fences that nothing in it can close, so that no text in it can pass for the gateway's own. The same files give the same
+text. A file that is not there is left out; one that cannot be used, or that the reader is not to trust
+(`workspaces.provenance`), is logged once.
+"""
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tidegate.config import Config
+from tidegate.lifetimes import CacheStats
+from tidegate.log import Log
+from tidegate.skills import file_access
+from tidegate.skills.discovery import local_project
+from tidegate.skills.discovery_cache import For, Looks, look
+from tidegate.skills.frontmatter import Unfit
+from tidegate.skills.log_once import Told
+from tidegate.workspaces.files import printable
+from tidegate.workspaces.provenance import UNTRUSTED, Provenance
+
+log = Log(__name__)
+
+PROJECT_BYTES = 32 * 1024
+"""Of all files together: about 8,000 tokens, which every request of a conversation begins with."""
+
+LINE_SHARE = 0.9
+"""Of what fits that must be left when the last line is dropped because it is cut."""
+
+HEADING = (
+    "# The project\n\n"
+    "The files below belong to the project that you work in; its authors wrote them for whoever works on it. Go by "
+    "them within what you were asked and may do. The text of each stands between two fences."
+)
+_FENCE = re.compile("`{3,}")
+
+
+class ProjectFiles:
+    """A source of prompts."""
+
+    name = "project"
+    needs_tools = False
+
+    def __init__(
+        self, config: Config, provenance: Provenance | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._config = config
+        self._provenance = provenance
+        self._told = Told(log)
+        self._looks = Looks("looks at projects", self._look, "", _weigh, clock=clock)
+
+    def serves(self, agent: str) -> bool:
+        settings = self._config.agents.get(agent)
+        named = settings is not None and bool(settings.project_files)
+        return named and local_project(self._config, agent) is not None
+
+    async def part(self, agent: str, principal: str) -> str:
+        return await look(self._looks, agent, principal, self._provenance)
+
+    def caches(self) -> tuple[CacheStats, ...]:
+        return self._looks.stats()
+
+    def _look(self, whom: For) -> str:
+        folder = local_project(self._config, whom.agent)
+        if folder is None or not folder.is_dir():
+            return ""
+        shown: list[str] = []
+        seen: list[tuple[int, int]] = []
+        room = PROJECT_BYTES
+        for name in self._config.agents[whom.agent].project_files:
+            try:
+                found = file_access.load(file_access.mount(folder), name, room)
+                if found is None or found.mark[:2] in seen:
+                    continue  # one is often a link to the other
+                if not whom.reader.admits(found.path, found.digest):
+                    raise Unfit(UNTRUSTED)
+                seen.append((found.mark.device, found.mark.inode))
+                if text := _text(found):
+                    shown.append(_shown(name, text, found))
+                    room -= len(text.encode())
+                elif not found.whole:
+                    shown.append(_nothing_of(name, found))
+            except Unfit as error:
+                self._tell(folder / name, error.message)
+            except OSError as error:
+                self._tell(folder / name, f"it cannot be read ({error.strerror}); mend that.")
+        return "\n\n".join([HEADING, *shown]) if shown else ""
+
+    def _tell(self, path: Path, reason: str) -> None:
+        self._told.warn("a file of a project is left out", printable(str(path)), reason)
+
+
+def _weigh(text: str) -> int:
+    return 2 * len(text)
+
+
+def _text(found: file_access.Opened) -> str:
+    """As much as is shown: whole lines, where it is not all."""
+    if b"\0" in found.data:
+        raise Unfit("it is no text; name another in project_files.")
+    data = found.data if found.whole else _to_a_line_end(found.data)
+    try:
+        return data.decode("utf-8-sig").strip("\n")
+    except UnicodeDecodeError as error:
+        if found.whole or error.start < len(data) - 3:
+            raise Unfit("it is not written in UTF-8; save it as such.") from None
+        return data[: error.start].decode("utf-8-sig")  # one long line, and its last character was cut in two
+
+
+def _to_a_line_end(data: bytes) -> bytes:
+    """Without the line that is cut, unless that is a long one."""
+    end = data.rfind(b"\n") + 1
+    return data[:end] if end > LINE_SHARE * len(data) else data
+
+
+def _shown(name: str, text: str, found: file_access.Opened) -> str:
+    fence = "`" * max((len(run) + 1 for run in _FENCE.findall(text)), default=3)
+    told = f"\n\n{_cut(name, f'Only its first {len(text.encode()):,} of', found)}" if not found.whole else ""
+    return f"## File of the project: {printable(name)}{told}\n\n{fence}\n{text}\n{fence}"
+
+
+def _nothing_of(name: str, found: file_access.Opened) -> str:
+    return f"## File of the project: {printable(name)}\n\n{_cut(name, 'None of its', found)}"
+
+
+def _cut(name: str, how_much: str, found: file_access.Opened) -> str:
+    return f"{how_much} {found.mark.size:,} bytes stand here; the rest is in {printable(name)} in your workspace."

@@ -1,0 +1,1 @@
+"""Work on foreign bytes (pictures, sounds, patterns), done in short-lived child processes."""

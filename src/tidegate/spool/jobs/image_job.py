@@ -1,0 +1,139 @@
+"""A job for a child: make of a file a picture that a model can be shown.
+
+Guarantee: what comes out is a PNG, JPEG, GIF or WebP within the bounds of side and size, or a sentence why not. The
+size in pixels is read from the header and refused before anything is decoded. With Pillow the picture is decoded once,
+so that a damaged one is found here and not by a provider, which would refuse the conversation for ever; what fits and
+is upright then goes as it is. Without Pillow what fits goes as it is, and what does not is refused.
+"""
+
+import importlib
+import io
+import os
+import sys
+from typing import Any
+
+_INPUT, _OUTPUT = 0, 1
+_QUALITIES = (85, 70, 55)
+_SMALLER = 0.7
+_LEAST_SIDE = 16
+_PLAIN_MODES = ("1", "L", "LA", "P", "RGB", "RGBA")
+_FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
+_COPIED = 1024 * 1024
+_ORIENTATION = 0x0112
+
+
+class Refused(Exception):
+    """Why it cannot be shown, as the end of a sentence."""
+
+
+def work(order: dict[str, Any]) -> dict[str, Any]:
+    """The order: `side`, `bytes` and `pixels`, each the most there may be, and `pillow`, the folder that it lies in, if
+    there is one. The picture is read from the first descriptor and written to the second."""
+    try:
+        return _work(order)
+    except Refused as why:
+        return {"refused": str(why)}
+
+
+def _work(order: dict[str, Any]) -> dict[str, Any]:
+    side, most, pixels = order["side"], order["bytes"], order["pixels"]
+    # By its name alone: the child has no package around it.
+    found = importlib.import_module("image_header").sniff(lambda count, place: os.pread(_INPUT, count, place))
+    if found is None:
+        raise Refused("is no PNG, JPEG, GIF or WebP picture")
+    kind, width, height = found
+    size = os.fstat(_INPUT).st_size
+    if width * height > pixels:
+        raise Refused(f"has {width} x {height} pixels, more than the {pixels} that are decoded here")
+    fits = width <= side and height <= side and size <= most
+    if not order["pillow"]:
+        if not fits:
+            raise Refused(
+                f"has {width} x {height} pixels and {size} bytes, more than the {side} a side and {most} bytes that a "
+                "model can be shown; it could be made smaller if the operator installed tidegate[images]"
+            )
+        _copy()
+        return {"media_type": kind, "width": width, "height": height, "note": ""}
+    sys.path.append(order["pillow"])
+    return _with_pillow(kind, (width, height), fits, side, most, pixels)
+
+
+def _with_pillow(kind: str, stated: tuple[int, int], fits: bool, side: int, most: int, pixels: int) -> dict[str, Any]:
+    from PIL import Image, ImageOps
+
+    Image.MAX_IMAGE_PIXELS = pixels
+    try:
+        with Image.open(io.FileIO(_INPUT, closefd=False), formats=_FORMATS) as image:
+            moves = kind != "image/jpeg" and getattr(image, "is_animated", False)
+            upright = image.getexif().get(_ORIENTATION, 1) == 1
+            if not fits:
+                image.draft(None, (side, side))  # a JPEG can be decoded smaller
+            image.load()
+            if fits and upright and not moves and image.mode in _PLAIN_MODES:
+                _copy()
+                return {"media_type": kind, "width": stated[0], "height": stated[1], "note": ""}
+            small = _plain(image)
+            small.thumbnail((side, side), reducing_gap=2.0)
+            lossless = kind in ("image/png", "image/gif")
+            kind, (width, height), data = _encode(ImageOps.exif_transpose(small), most, lossless=lossless)
+    except MemoryError:
+        raise Refused(f"has {stated[0]} x {stated[1]} pixels, and takes too much memory to decode") from None
+    except (OSError, ValueError, SyntaxError, TypeError, Image.DecompressionBombError) as error:
+        raise Refused(f"is damaged, or is no picture after all ({type(error).__name__})") from None
+    _write(data)
+    notes = ["the first picture of an animation"] if moves else []
+    if sorted((width, height)) != sorted(stated):
+        notes.append(f"scaled from {stated[0]} x {stated[1]}")
+    return {"media_type": kind, "width": width, "height": height, "note": ", ".join(notes)}
+
+
+def _plain(image: Any) -> Any:
+    """In a mode that can be scaled and saved; the same one where it is, since a large picture is not held twice."""
+    if "transparency" in image.info or image.mode in ("LA", "PA", "RGBa"):
+        return image.convert("RGBA")
+    if image.mode in ("L", "RGB", "RGBA"):
+        return image
+    return image.convert("L" if image.mode in ("1", "I", "F", "I;16") else "RGB")
+
+
+def _encode(image: Any, most: int, *, lossless: bool) -> tuple[str, tuple[int, int], bytes]:
+    """As PNG if it came without loss and fits so, else as JPEG, smaller and smaller."""
+    side = max(image.size)
+    while side >= _LEAST_SIDE:
+        image.thumbnail((side, side), reducing_gap=2.0)
+        if lossless and len(data := _saved(image, "PNG")) <= most:
+            return "image/png", image.size, data
+        flat = _flat(image) if image.mode == "RGBA" else image
+        for quality in _QUALITIES:
+            if len(data := _saved(flat, "JPEG", quality=quality)) <= most:
+                return "image/jpeg", image.size, data
+        side = int(side * _SMALLER)
+    raise Refused(f"cannot be made as small as {most} bytes")
+
+
+def _flat(image: Any) -> Any:
+    """On white: a JPEG has no transparency."""
+    from PIL import Image
+
+    ground = Image.new("RGB", image.size, "white")
+    ground.paste(image, mask=image.getchannel("A"))
+    return ground
+
+
+def _saved(image: Any, format: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format, **options)
+    return buffer.getvalue()
+
+
+def _copy() -> None:
+    place = 0
+    while piece := os.pread(_INPUT, _COPIED, place):
+        _write(piece)
+        place += len(piece)
+
+
+def _write(data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(_OUTPUT, view) :]

@@ -1,0 +1,235 @@
+"""The readers: a fixed number of threads, each with its own read-only connection.
+
+Guarantee: however many coroutines read, there are no more connections than the pool has. Each function sees one
+snapshot. A snapshot that outlives its age is ended, and the caller is told. A snapshot that keeps the write-ahead log
+from being emptied is ended too, but the function is run again on a fresh one; the caller is told only when the last
+attempt is in the way as well. A read whose caller has gone is stopped.
+
+Each thread opens and closes its own connection; `start` and `stop` own the threads.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from tidegate.errors import StoreBusy, StoreFailed
+from tidegate.log import Log
+from tidegate.store.sqlite.connections import connect_reader
+from tidegate.store.sqlite.problems import Problems
+from tidegate.store.sqlite.worker import Backlog, Job, Worker, ours
+from tidegate.values import Frozen
+
+CHECK_EVERY = 5000
+"""SQLite instructions between two looks at the clock: well under a millisecond."""
+
+LEEWAYS = (0.25, 1.0, 2.0)
+"""Seconds that writes wait for a read before it has to make way for the log, by how often it had to before. So there
+are as many attempts, and a read that needs less than the last leeway always succeeds, whatever is written beside it."""
+
+REPEAT_WITHIN = 5.0
+"""Seconds after which an attempt begins although the log was not emptied: a foreign snapshot is in the way."""
+
+CLOSING = "the store is being closed"
+
+log = Log("tidegate.store")
+
+
+class Reading(Job):
+    """One read on its way. `stop` is why it must end for good; `make_way` says that its attempt must."""
+
+    __slots__ = ("age", "attempt", "deadline", "make_way", "stop")
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        future: "asyncio.Future[Any]",
+        age: float,
+    ) -> None:
+        self.fn = fn
+        self.args = args
+        self.kwargs = kwargs
+        self.future = future
+        self.age = age
+        self.attempt = 0
+        self.deadline = 0.0
+        self.make_way = False
+        self.stop: str | None = None
+
+
+class ReaderStats(Frozen, frozen=True):
+    connections: int = 0
+    reads: int = 0
+    waiting: int = 0
+    refused: int = 0
+    interrupted: int = 0
+    repeated: int = 0
+
+
+class Readers:
+    def __init__(self, path: Path, *, readers: int, age: float, queue: int, problems: Problems) -> None:
+        self._path = path
+        self._problems = problems
+        self._age = age
+        self._backlog: Backlog[Reading] = Backlog(queue, "reads")
+        self._workers = [self._worker(place) for place in range(readers)]
+        self._current: list[Reading | None] = [None] * readers
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._log_free = threading.Event()
+        self._log_free.set()
+        self._reads = self._interrupted = self._repeated = 0
+
+    # -- on the loop --
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._backlog.open()
+        opened = [worker.start() for worker in self._workers]
+        for failed in await asyncio.gather(*opened, return_exceptions=True):
+            if isinstance(failed, BaseException):
+                raise failed
+
+    async def read(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], age: float | None = None
+    ) -> Any:
+        if self._loop is None:
+            raise StoreFailed("The store is not open; nothing can be read.")
+        reading = Reading(fn, args, kwargs, self._loop.create_future(), self._age if age is None else age)
+        self._backlog.add(reading)
+        try:
+            return await reading.future
+        except asyncio.CancelledError:
+            reading.stop = "its caller has gone"
+            raise
+
+    # -- for the writer, in its thread --
+
+    def leeway(self) -> float:
+        """Seconds that the writer should wait for the reads under way before it asks them to make way."""
+        return max((LEEWAYS[reading.attempt] for reading in self._under_way()), default=LEEWAYS[0])
+
+    def make_way(self) -> None:
+        """Ends the snapshots that are held now. Their reads begin again after `log_emptied`."""
+        self._log_free.clear()
+        for reading in self._under_way():
+            reading.make_way = True
+
+    def log_emptied(self) -> None:
+        """The log was emptied, or cannot be."""
+        self._log_free.set()
+
+    def _under_way(self) -> list[Reading]:
+        return [reading for reading in list(self._current) if reading is not None]
+
+    # -- on the loop --
+
+    async def stop(self, within: float) -> bool:
+        """Stops what is being read, refuses what waits, closes the connections, ends the threads. False when that took
+        too long: a function of ours holds a connection without asking SQLite anything."""
+        if self._backlog.closed is None:
+            self._backlog.close(workers=len(self._workers))
+            for reading in self._under_way():
+                reading.stop = CLOSING
+        return await Worker.stop(self._workers, within)
+
+    def stats(self) -> ReaderStats:
+        return ReaderStats(
+            connections=sum(worker.connected for worker in self._workers),
+            reads=self._reads,
+            waiting=self._backlog.waiting,
+            refused=self._backlog.refused,
+            interrupted=self._interrupted,
+            repeated=self._repeated,
+        )
+
+    def _resolve(self, reading: Reading, value: Any, error: BaseException | None) -> None:
+        self._backlog.waiting -= 1
+        self._reads += 1
+        reading.resolve(value, error)
+
+    def _bury(self, dead: str | None) -> None:
+        """A thread has ended. When it was the last, nothing waits for it any longer."""
+        if not any(worker.alive for worker in self._workers):
+            why = dead or "The store is closed; it takes no more reads."
+            for reading in self._backlog.bury(why):
+                self._resolve(reading, None, StoreFailed(why))
+
+    # -- in the threads --
+
+    def _worker(self, place: int) -> Worker:
+        def work(db: apsw.Connection) -> None:
+            while (reading := self._backlog.take()) is not None:
+                self._serve(db, place, reading)
+                del reading  # else what was read last stays in memory until somebody reads again
+
+        return Worker(f"tidegate-store-reader-{place}", open=lambda: self._open(place), work=work, over=self._bury)
+
+    def _open(self, place: int) -> apsw.Connection:
+        db = connect_reader(self._path)
+        db.set_progress_handler(lambda: self._must_stop(place), CHECK_EVERY)
+        return db
+
+    def _must_stop(self, place: int) -> bool:
+        reading = self._current[place]
+        if reading is None:
+            return False
+        if reading.stop is None and time.monotonic() > reading.deadline:
+            reading.stop = f"it held its snapshot longer than {reading.age:g} s (limits.snapshot_seconds)"
+        return reading.make_way or reading.stop is not None
+
+    def _serve(self, db: apsw.Connection, place: int, reading: Reading) -> None:
+        value: Any = None
+        error: BaseException | None = None
+        while True:
+            if self._backlog.closed is not None:
+                reading.stop = CLOSING
+            if reading.stop is not None or reading.future.cancelled():
+                error = _stopped(reading)
+                break
+            value, error = self._attempt(db, place, reading)
+            if not isinstance(error, apsw.InterruptError):
+                break
+            self._interrupted += 1
+            if reading.stop is None and reading.attempt == len(LEEWAYS) - 1:
+                reading.stop = "the write-ahead log had reached limits.wal_bytes, as in every attempt before"
+            elif reading.stop is None:
+                reading.attempt += 1
+                self._repeated += 1
+                self._log_free.wait(REPEAT_WITHIN)
+        if error is not None:
+            self._problems.meet(error, "read", reading.fn)
+        self._workers[place].call(self._resolve, reading, value, error)
+
+    def _attempt(self, db: apsw.Connection, place: int, reading: Reading) -> tuple[Any, BaseException | None]:
+        """The function's value on a fresh snapshot, or what it failed by."""
+        reading.make_way = False
+        reading.deadline = time.monotonic() + reading.age
+        self._current[place] = reading
+        try:
+            db.execute("BEGIN")
+            return reading.fn(db, *reading.args, **reading.kwargs), None
+        except BaseException as failed:
+            error = ours(failed, db)
+            return None, failed if isinstance(failed, apsw.InterruptError) else error
+        finally:
+            self._current[place] = None
+            _leave(db)
+
+
+def _leave(db: apsw.Connection) -> None:
+    try:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+    except apsw.Error as error:
+        log.error("a snapshot could not be left", error=str(error))
+
+
+def _stopped(reading: Reading) -> StoreFailed:
+    kind = StoreFailed if reading.stop == CLOSING else StoreBusy
+    return kind(f"The read was interrupted because {reading.stop}; ask for less at a time, or try again.")

@@ -1,0 +1,227 @@
+"""What writer and readers have in common: a thread that owns one connection, and the bounded queue that it is fed by.
+
+Guarantee: a worker opens its connection in its own thread, says on the loop whether that worked, and closes it there,
+whatever it ends by; `stop` returns when the thread is gone or the time is over. More than its bound never waits in a
+`Backlog`: who comes then is refused, and so is who comes after it was closed. A worker owns its thread and connection.
+"""
+
+import asyncio
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+
+import apsw
+
+from tidegate.errors import StoreBusy, StoreFailed
+from tidegate.log import Log
+from tidegate.store.sqlite.errors import translate, translate_opening
+
+log = Log("tidegate.store")
+
+
+class Job:
+    """A function on its way to a connection, and the future of its caller."""
+
+    __slots__ = ("args", "fn", "future", "kwargs")
+
+    def __init__(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], future: "asyncio.Future[Any]"
+    ) -> None:
+        self.fn = fn
+        self.args = args
+        self.kwargs = kwargs
+        self.future = future
+
+    def resolve(self, value: Any, error: BaseException | None) -> bool:
+        """Whether anybody was there to be told."""
+        if self.future.cancelled():
+            return False
+        if error is None:
+            self.future.set_result(value)
+        else:
+            self.future.set_exception(error)
+        return True
+
+
+J = TypeVar("J", bound=Job)
+
+
+class Backlog(Generic[J]):
+    """Jobs that wait or are being worked on. `take` and `peek` are the workers', the rest is the loop's."""
+
+    __slots__ = ("_bound", "_queue", "_what", "closed", "refused", "take", "waiting")
+
+    def __init__(self, bound: int, what: str) -> None:
+        self._bound = bound
+        self._what = what
+        self._queue: SimpleQueue[J | None] = SimpleQueue()  # house: allow `add` refuses what is beyond the bound
+        self.take = self._queue.get
+        """Waits for the next job; None says that it is time to stop."""
+        self.waiting = 0
+        self.refused = 0
+        self.closed: str | None = f"The store is not open; no {what} are taken."
+
+    def open(self) -> None:
+        self.closed = None
+
+    def add(self, job: J) -> None:
+        if self.closed is not None:
+            raise StoreFailed(self.closed)
+        if self.waiting >= self._bound:
+            self.refused += 1
+            raise StoreBusy(
+                f"The store has {self._bound} {self._what} waiting and takes no more; try again in a moment."
+            )
+        self.waiting += 1
+        self._queue.put(job)
+
+    def peek(self) -> int:
+        """How many could be taken without waiting."""
+        return self._queue.qsize()
+
+    def close(self, workers: int) -> None:
+        """Refuses what comes from now on; each worker stops when it has come to the end of what is there."""
+        if self.closed is None:
+            self.closed = f"The store is closed; it takes no more {self._what}."
+            for _ in range(workers):
+                self._queue.put(None)
+
+    def bury(self, why: str) -> list[J]:
+        """Nobody works on it any more: refuses what comes, and gives back what waits."""
+        self.closed = why
+        left: list[J] = []
+        while not self._queue.empty():
+            job = self._queue.get_nowait()
+            if job is not None:
+                left.append(job)
+        return left
+
+
+class Worker:
+    """`open` and `work` are called in the thread; `over`, on the loop, with what it died of, if it did."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        open: Callable[[], apsw.Connection],
+        work: Callable[[apsw.Connection], None],
+        over: Callable[[str | None], None],
+    ) -> None:
+        self._name = name
+        self._open = open
+        self._work = work
+        self._over = over
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._gone: asyncio.Future[None] | None = None
+        self._dead: str | None = None
+        self.connected = False
+
+    # -- on the loop --
+
+    @property
+    def alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive() and self._dead is None
+
+    def start(self) -> "asyncio.Future[None]":
+        """Starts the thread; done when its connection is open, or with why it is not."""
+        self._loop = asyncio.get_running_loop()
+        self._gone = self._loop.create_future()
+        opened: asyncio.Future[None] = self._loop.create_future()
+        self._thread = threading.Thread(target=self._run, args=(opened,), name=self._name, daemon=True)
+        self._thread.start()
+        return opened
+
+    @staticmethod
+    async def stop(workers: "Sequence[Worker]", within: float) -> bool:
+        """Waits for the threads, which have been told to stop; False when that took too long."""
+        started = [worker for worker in workers if worker._thread is not None]
+        if not await _outlast([worker._gone for worker in started if worker._gone is not None], within):
+            return False
+        for worker in started:
+            if worker._thread is not None:
+                worker._thread.join()
+        return True
+
+    def _end(self) -> None:
+        self._over(self._dead)
+        if self._gone is not None:
+            _tell(self._gone, None)
+
+    # -- in the thread --
+
+    def call(self, fn: Callable[..., object], *args: object) -> None:
+        """Has `fn` called on the loop."""
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(fn, *args)
+        except RuntimeError:
+            log.error("the event loop was closed before the store")
+
+    def _run(self, opened: "asyncio.Future[None]") -> None:
+        db: apsw.Connection | None = None
+        try:
+            try:
+                db = self._open()
+            except Exception as error:
+                self.call(_tell, opened, translate_opening(error))
+                return
+            self.connected = True
+            self.call(_tell, opened, None)
+            self._work(db)
+        except BaseException as error:
+            self._dead = f"The thread {self._name} has died ({type(error).__name__}: {error}); restart the gateway."
+            log.error(self._dead, exc_info=error)
+        finally:
+            self._close(db)
+            self.connected = False
+            self.call(self._end)
+
+    def _close(self, db: apsw.Connection | None) -> None:
+        if db is None:
+            return
+        try:
+            db.close()
+        except apsw.Error as error:
+            log.error("the store's file could not be closed properly", error=str(error))
+
+
+def ours(error: BaseException, db: apsw.Connection) -> BaseException:
+    """What a caller is told of a function that failed. Its frames are let go of: a cursor that they hold open would
+    keep the transaction from being undone."""
+    traceback.clear_frames(error.__traceback__)
+    found = translate(error, db)
+    if not isinstance(found, Exception):
+        found = StoreFailed(f"It was broken off ({type(error).__name__}).")
+    if found is not error:
+        found.__cause__ = error
+    return found
+
+
+async def _outlast(futures: "Sequence[asyncio.Future[None]]", seconds: float) -> bool:
+    """Whether all are done within the time; a cancellation that comes meanwhile is passed on afterwards, so that who
+    closes a thing leaves no half-closed thing behind."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    cancelled: asyncio.CancelledError | None = None
+    while (waiting := [future for future in futures if not future.done()]) and (left := deadline - loop.time()) > 0:
+        try:
+            await asyncio.wait(waiting, timeout=left)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return not waiting
+
+
+def _tell(future: "asyncio.Future[None]", error: BaseException | None) -> None:
+    """Resolves the future, unless who waited for it has gone."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)

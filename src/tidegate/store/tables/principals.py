@@ -1,0 +1,186 @@
+"""Principals and their keys.
+
+Guarantee: a key is kept only as its digest; looking one up is one exact match of 32 bytes that nobody can choose freely
+(the token behind them has 240 bits of chance), so its time tells nothing. A code works once. A revoked or expired key
+is as if absent, but its digest stays known. A browser's sign-in is one row with two digests, of its cookie and of its
+page token: each is useless without the other. Whatever is added, revoked or used to sign in is recorded in the audit
+log in the same transaction; `by` is the principal who does it, None for the gateway itself.
+"""
+
+from typing import Literal
+
+import apsw
+import msgspec
+
+from tidegate.errors import Conflict
+from tidegate.security import UserRole
+from tidegate.store.rows import AuditKind, KeyKind, KeyRow, PrincipalRow, encode
+from tidegate.store.rows import Db as Db
+from tidegate.store.tables import audit
+from tidegate.values import new_id
+
+_agents = msgspec.json.Decoder(tuple[str, ...]).decode
+_COLUMNS = "principals.id, name, role, agents, principals.created"
+_KEY_COLUMNS = "id, principal, kind, label, created, expires, used, revoked"
+_USED_EVERY = 60.0
+"""Seconds. `used` tells an operator whether a key is in use; to the minute is enough, and spares a write per call."""
+
+
+def add(
+    db: Db,
+    *,
+    name: str,
+    role: UserRole,
+    agents: tuple[str, ...] | None,
+    now: float,
+    id: str | None = None,
+    by: str | None = None,
+) -> PrincipalRow:
+    """A new principal; `agents=None` allows all."""
+    row = PrincipalRow(id or new_id("p"), name, role, agents, now)
+    held = None if agents is None else encode(agents).decode()
+    try:
+        db.execute("INSERT INTO principals VALUES(?, ?, ?, ?, ?)", (row.id, name, role, held, now))
+    except apsw.ConstraintError:
+        raise Conflict(f"There is a principal named {name!r} already.") from None
+    audit.append(db, "principal", "added", now, subject=f"{row.id} {role}", principal=by)
+    return row
+
+
+def get(db: Db, id: str) -> PrincipalRow | None:
+    return _one(db, "principals.id = ?", id)
+
+
+def by_name(db: Db, name: str) -> PrincipalRow | None:
+    return _one(db, "name = ?", name)
+
+
+def listing(db: Db) -> list[PrincipalRow]:
+    rows = db.execute(f"SELECT {_COLUMNS} FROM principals ORDER BY created, id")
+    return [_principal(*row) for row in rows]
+
+
+def add_key(
+    db: Db,
+    principal: str,
+    kind: KeyKind,
+    digest: bytes,
+    label: str,
+    now: float,
+    expires: float | None = None,
+    page: bytes | None = None,
+    *,
+    by: str | None = None,
+) -> str:
+    """Records a key's digest; the key's id, which is no secret. A cookie is added by signing in, with the digest of its
+    page token."""
+    id = new_id("k")
+    db.execute(
+        "INSERT INTO keys(id, principal, kind, digest, label, created, expires, page_digest)"
+        " VALUES(?, ?, ?, ?, ?, ?, ?, ?)",
+        (id, principal, kind, digest, label, now, expires, page),
+    )
+    if kind == "cookie":
+        audit.append(db, "sign_in", "done", now, subject=f"{kind} {id}", principal=principal)
+    else:
+        audit.append(db, "key", "added", now, subject=f"{kind} {id} {principal}", principal=by)
+    return id
+
+
+def authenticate(
+    db: Db, digest: bytes, kind: KeyKind, now: float, page: bytes | None = None
+) -> tuple[str, PrincipalRow] | None:
+    """The id of that valid key and whose it is. Reads only, so that it also works when nothing can be written."""
+    row = db.execute(
+        f"SELECT keys.id, {_COLUMNS} FROM keys JOIN principals ON principals.id = keys.principal WHERE digest = ?"
+        " AND kind = ? AND page_digest IS ? AND revoked IS NULL AND (expires IS NULL OR expires > ?)",
+        (digest, kind, page, now),
+    ).get
+    return None if row is None else (row[0], _principal(*row[1:]))
+
+
+def mark_used(db: Db, digest: bytes, now: float) -> None:
+    db.execute(
+        "UPDATE keys SET used = ? WHERE digest = ? AND (used IS NULL OR used < ?)", (now, digest, now - _USED_EVERY)
+    )
+
+
+def knows(db: Db, digest: bytes) -> bool:
+    """Whether that key was ever recorded, valid or not."""
+    return db.execute("SELECT 1 FROM keys WHERE digest = ?", (digest,)).get is not None
+
+
+def use_code(db: Db, digest: bytes, now: float) -> PrincipalRow | None:
+    """Spends a one-time code: whose it was, once."""
+    principal = db.execute(
+        "UPDATE keys SET used = ?1, revoked = ?1 WHERE digest = ?2 AND kind = 'code' AND revoked IS NULL"
+        " AND (expires IS NULL OR expires > ?1) RETURNING principal",
+        (now, digest),
+    ).get
+    if principal is None:
+        audit.append_failed_sign_in(db, now)
+        return None
+    return get(db, principal)
+
+
+def code_state(db: Db, digest: bytes) -> Literal["used", "expired", "unknown"]:
+    """Why a code was refused. A code that stopped working is forgotten after a while, and then unknown."""
+    row = db.execute("SELECT used FROM keys WHERE digest = ? AND kind = 'code'", (digest,)).fetchone()
+    return "unknown" if row is None else "expired" if row[0] is None else "used"
+
+
+def holder(db: Db, key: str) -> PrincipalRow | None:
+    """Whose key of that id it is."""
+    principal = db.execute("SELECT principal FROM keys WHERE id = ?", (key,)).get
+    return None if principal is None else get(db, principal)
+
+
+def list_keys(db: Db, principal: str | None = None, kind: KeyKind | None = None) -> list[KeyRow]:
+    """Keys of a principal, or of all, the oldest first."""
+    rows = db.execute(
+        f"SELECT {_KEY_COLUMNS} FROM keys WHERE (?1 IS NULL OR principal = ?1) AND (?2 IS NULL OR kind = ?2)"
+        " ORDER BY created, id",
+        (principal, kind),
+    )
+    return [KeyRow(*row) for row in rows]
+
+
+def revoke(
+    db: Db,
+    kind: KeyKind,
+    now: float,
+    *,
+    id: str | None = None,
+    principal: str | None = None,
+    by: str | None = None,
+) -> list[str]:
+    """Revokes what is valid of that kind: all of it, or only that of an id or a principal. Returns the ids."""
+    rows = db.execute(
+        "UPDATE keys SET revoked = ?1 WHERE kind = ?2 AND revoked IS NULL AND (expires IS NULL OR expires > ?1)"
+        " AND (?3 IS NULL OR id = ?3) AND (?4 IS NULL OR principal = ?4) RETURNING id, principal",
+        (now, kind, id, principal),
+    ).fetchall()
+    event: AuditKind = "sign_out" if kind == "cookie" else "key"
+    for revoked, holder in rows:
+        audit.append(db, event, "revoked", now, subject=f"{kind} {revoked} {holder}", principal=by)
+    return [str(revoked) for revoked, _ in rows]
+
+
+def prune_keys(db: Db, before: float, limit: int) -> int:
+    """Forgets up to `limit` codes and cookies that stopped working before that time; how many. Keys stay, so that they
+    stay known."""
+    db.execute(
+        "DELETE FROM keys WHERE id IN (SELECT id FROM keys WHERE kind IN ('code', 'cookie')"
+        " AND coalesce(revoked, expires) < ? LIMIT ?)",
+        (before, limit),
+    )
+    return db.changes()
+
+
+def _one(db: Db, condition: str, value: str) -> PrincipalRow | None:
+    row = db.execute(f"SELECT {_COLUMNS} FROM principals WHERE {condition}", (value,)).get
+    return None if row is None else _principal(*row)
+
+
+def _principal(id: str, name: str, role: UserRole, agents: str | None, created: float) -> PrincipalRow:
+    return PrincipalRow(id, name, role, None if agents is None else _agents(agents), created)

@@ -1,0 +1,434 @@
+"""Full-text search: what was said, and the sessions that a person means by a few words.
+
+Guarantee: any text a person types is a valid query; only sessions of the asking principal are looked at; no second copy
+of a text is kept (the index holds words and numbers). Indexing happens off the hot path, in batches, by `index`; who
+searches catches up first, by a bounded amount, and is told when that was not enough. What a word is, is said once: by
+the index's own tokenizer, which reads queries and titles too.
+
+An entry of the index is numbered by its session and its message, and the sessions of one principal have numbers side by
+side: so one conversation is a range of the index, all of a person's are a few, and a search in them reads nothing of
+anybody else's, however many messages there are. What an entry leads to is checked against its rows all the same.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+import apsw
+import msgspec
+
+from tidegate.store.rows import Db, Row, SpooledRow, decode_message, unpack, unsqueeze
+from tidegate.store.tables.spooled import SHOWN
+from tidegate.values import Message
+
+T = TypeVar("T")
+
+BATCH = 200
+"""Messages per indexing write at most, so that a turn's write does not wait long behind it."""
+BATCH_CHARACTERS = 200_000
+"""Text per indexing write at most, beyond its last message; some ten milliseconds of work."""
+CATCH_UP = 100
+"""Batches that a search indexes at most before it answers: a quarter of a second."""
+WORDS = 16
+"""Words of a query that count."""
+INDEXED_CHARACTERS = 200_000
+"""Of a longer message only this much is searchable; what follows is bulk (dumps, pages), and is in the transcript."""
+TITLES = 2_000
+"""Sessions whose titles one read looks at: some milliseconds. Titles have no index, since they change and are short."""
+HITS = 10_000
+"""Messages with the words that one read looks at: some ten milliseconds."""
+READS = 100
+"""Reads of either kind that one search makes, so that no query can keep the readers busy: two hundred thousand titles
+and a million messages, the latest first."""
+PASSED = 200
+"""Mentions of a session that is found already that one read goes through; then it goes on behind that session."""
+MENTION_BYTES = 4 * 1024 * 1024
+"""Of messages that one read of mentions unpacks, beyond the last of them: some ten milliseconds."""
+MESSAGE_BITS = 32
+"""Of an entry's number that say which message it is; those above them say which session: room for four thousand million
+messages and a thousand million sessions."""
+EXTENT = 4096
+"""Numbers that are set aside for a principal's sessions at first: of most people all conversations lie in one range."""
+EXTENT_GROWTH = 16
+"""Then so many times as many as it has, so that the ranges stay few: each of them is searched by itself."""
+QUOTING = frozenset({"context_search", "context_describe", "context_expand"})
+"""Tools that quote what was said: what they were asked and gave is no second mention of it."""
+_TOKENIZER = ("unicode61", ["remove_diacritics", "2"])
+_MESSAGE = (1 << MESSAGE_BITS) - 1
+LAST = 2**62
+"""An entry after every other."""
+
+Before = tuple[float, str]
+"""When a session was last active, and its id: a place in the list of titles."""
+
+
+class Searchable(Protocol):
+    async def write(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any: ...
+    async def read(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any: ...
+
+
+class Mention(Row, frozen=True):
+    """A message that was found: its entry in the index, its place in its session's transcript."""
+
+    entry: int
+    session: str
+    place: int
+    at: float
+    message: Message
+
+
+# -- the index ---------------------------------------------------------------------------------------------------------
+
+
+def behind(db: Db) -> int:
+    """About how many rows wait to be indexed."""
+    mark = int(db.execute("SELECT value FROM meta WHERE key = 'indexed'").get)
+    return max(0, int(db.execute("SELECT coalesce(max(id), 0) FROM messages").get) - mark)
+
+
+async def catch_up(store: Searchable) -> int:
+    """Indexes what waits, a bounded amount of it; about how much is left."""
+    left = int(await store.read(behind))
+    for _ in range(CATCH_UP):
+        if left == 0 or await store.write(index, BATCH) == 0:
+            return 0
+        left = int(await store.read(behind))
+    return left
+
+
+def index(db: Db, batch: int = BATCH) -> int:
+    """Indexes the next messages; how many rows it went through, 0 when all are done."""
+    mark = int(db.execute("SELECT value FROM meta WHERE key = 'indexed'").get)
+    rows: list[tuple[int, str, str]] = []
+    size = 0
+    for id, session, body, packed in db.execute(
+        "SELECT id, session, body, packed FROM messages WHERE id > ? ORDER BY id LIMIT ?", (mark, batch)
+    ):
+        text = searchable(unpack(body, packed))[:INDEXED_CHARACTERS]
+        rows.append((id, session, text))
+        size += len(text)
+        if size > BATCH_CHARACTERS:
+            break
+    if rows:
+        named = dict.fromkeys(session for _, session, text in rows if text)
+        numbers = {session: _number(db, session) for session in named}
+        # In order, since the index begins a new part of itself for each entry that is not behind the last one.
+        entries = sorted((numbers[session] << MESSAGE_BITS | id, text) for id, session, text in rows if text)
+        db.executemany("INSERT INTO messages_text(rowid, text) VALUES(?, ?)", entries)
+        db.execute("UPDATE meta SET value = ? WHERE key = 'indexed'", (rows[-1][0],))
+    return len(rows)
+
+
+def unindex(db: Db, session: str, which: str, values: Sequence[str | int]) -> None:
+    """Takes the words of messages of a session out of the index: `which` selects their ids. Those beyond its mark are
+    not in it yet."""
+    number = db.execute("SELECT number FROM indexed_sessions WHERE session = ?", (session,)).get
+    if number is not None:
+        mark = int(db.execute("SELECT value FROM meta WHERE key = 'indexed'").get)
+        db.execute(
+            f"DELETE FROM messages_text WHERE rowid IN (SELECT ? | id FROM ({which}) WHERE id <= ?)",
+            (number << MESSAGE_BITS, *values, mark),
+        )
+
+
+def searchable(message: Message) -> str:
+    """What of a message can be searched: its words, what was sent with them, and what tools were asked."""
+    if message.role == "tool" and message.name in QUOTING:
+        return ""
+    parts = [message.text, message.aside]
+    for call in message.calls:
+        if call.name not in QUOTING:
+            parts += (call.name, _readable(call.arguments))
+    return "\n".join(filter(None, parts))
+
+
+def _readable(arguments: str) -> str:
+    """What a call was given, without the signs and escapes of its JSON; as it stands if it is none."""
+    try:
+        return "\n".join(_leaves(msgspec.json.decode(arguments)))
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return arguments
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _leaves(part)
+    if not isinstance(value, dict | list):
+        yield str(value)
+
+
+def _number(db: Db, session: str) -> int:
+    """The session's number, which it is given when its first message is indexed and keeps."""
+    known = db.execute("SELECT number FROM indexed_sessions WHERE session = ?", (session,)).get
+    if known is not None:
+        return int(known)
+    principal = db.execute("SELECT principal FROM sessions WHERE id = ?", (session,)).get
+    extents: list[Any] = db.execute(
+        "SELECT first, size, used FROM indexed_extents WHERE principal = ? ORDER BY first", (principal,)
+    ).fetchall()
+    first, size, used = extents[-1] if extents else (0, 0, 0)
+    if used == size:
+        last = "(SELECT max(first) FROM indexed_extents)"
+        end = db.execute(f"SELECT first + size FROM indexed_extents WHERE first = {last}").get
+        first, size, used = end or 0, max(EXTENT, EXTENT_GROWTH * sum(extent[1] for extent in extents)), 0
+        db.execute(
+            "INSERT INTO indexed_extents(principal, first, size, used) VALUES(?, ?, ?, 0)", (principal, first, size)
+        )
+    db.execute("UPDATE indexed_extents SET used = used + 1 WHERE first = ?", (first,))
+    db.execute("INSERT INTO indexed_sessions(session, number) VALUES(?, ?)", (session, first + used))
+    return int(first + used)
+
+
+def ranges(db: Db, principal: str | None, session: str | None = None) -> list[tuple[int, int]]:
+    """The numbers of a principal's sessions, or of one session: from, and up to; the last given ones first. `None` is
+    everybody."""
+    if session is not None:
+        number = db.execute("SELECT number FROM indexed_sessions WHERE session = ?", (session,)).get
+        return [] if number is None else [(number, number + 1)]
+    if principal is None:
+        return [(0, LAST >> MESSAGE_BITS)]
+    rows = db.execute(
+        "SELECT first, first + used FROM indexed_extents WHERE principal = ? ORDER BY first DESC", (principal,)
+    )
+    return [(first, end) for first, end in rows]
+
+
+def sessions_below(db: Db, principal: str, number: int, limit: int) -> list[tuple[int, str]]:
+    """A principal's sessions, by number, the last given first: those below that one."""
+    found: list[tuple[int, str]] = []
+    for first, end in ranges(db, principal):
+        rows = db.execute(
+            "SELECT number, session FROM indexed_sessions WHERE number >= ? AND number < ?"
+            " ORDER BY number DESC LIMIT ?",
+            (first, min(end, number), limit - len(found)),
+        )
+        found += [(number, session) for number, session in rows]
+    return found
+
+
+def session_of(db: Db, principal: str, number: int) -> str | None:
+    """The session of that number, if it is this principal's."""
+    found: str | None = db.execute(
+        "SELECT session FROM indexed_sessions JOIN sessions ON sessions.id = session"
+        " WHERE number = ? AND principal = ?",
+        (number, principal),
+    ).get
+    return found
+
+
+def results_below(
+    db: Db, principal: str, own: str, number: int, span: int, limit: int
+) -> tuple[list[tuple[int, SpooledRow]], int | None]:
+    """Spooled texts of a principal's sessions, with the sessions' numbers: those below that one, the last given first,
+    and the newest first in each; where to go on when only some of the sessions were looked through, `span` of the
+    numbers. Of one-shot conversations only `own` is looked at."""
+    found: list[tuple[int, SpooledRow]] = []
+    for first, end in ranges(db, principal):
+        end = min(end, number)
+        if end <= first:
+            continue
+        lowest = max(first, end - span)
+        rows = db.execute(_RESULTS, (lowest, end, principal, own, limit - len(found)))
+        found += [(of, SpooledRow(*row)) for of, *row in rows]
+        if len(found) < limit and lowest > first:
+            return found, lowest
+        span -= end - lowest
+    return found, None
+
+
+_RESULTS = (
+    "SELECT number, spooled.id, spooled.session, turn, spooled.kind, bytes, lines, media_type, spooled.name,"
+    " spooled.created FROM indexed_sessions CROSS JOIN sessions ON sessions.id = indexed_sessions.session"
+    " CROSS JOIN spooled ON spooled.session = sessions.id"
+    " WHERE number >= ? AND number < ? AND principal = ? AND (sessions.kind = 'named' OR sessions.id = ?)"
+    f" AND spooled.kind = 'text' AND {SHOWN} ORDER BY number DESC, spooled.created DESC, spooled.id DESC LIMIT ?"
+)
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+def said(
+    db: Db,
+    query: str,
+    show: Callable[[Mention], T],
+    *,
+    principal: str,
+    session: str | None,
+    own: str,
+    turn: str | None = None,
+    below: int = LAST,
+    limit: int = 20,
+) -> tuple[list[T], int | None]:
+    """The next messages that hold every word of the query (one that ends in * may go on), as `show` makes them, and
+    where to go on: in one session of the principal, or in all of them, the last begun first; in each the latest first.
+    Of one-shot conversations only `own` is looked at, and nothing of `turn`, which is being worked on."""
+    match = matching(db, query)
+    if not match:
+        return [], None
+    found: list[T] = []
+    size = 0
+    for first, end in ranges(db, principal, session):
+        looked = 0
+        for entry, of, whose, kind, place, at, undone, within, body, packed in db.execute(
+            _SAID, (match, first << MESSAGE_BITS, min(end << MESSAGE_BITS, below), HITS)
+        ):
+            if len(found) == limit or size > MENTION_BYTES:
+                return found, below
+            below = entry
+            looked += 1
+            shown = place is not None and undone is None and (turn is None or within != turn)
+            if shown and whose == principal and (of == own or (kind == "named" and session in (None, of))):
+                plain = unsqueeze(body, packed)
+                size += len(plain)
+                found.append(show(Mention(entry, of, place, at, decode_message(plain))))
+        if looked == HITS:
+            return found, below
+    return found, None
+
+
+# The index is read as far as its reader goes, and not sorted: entries come in order.
+_SAID = (
+    "SELECT entry, messages.session, principal, kind, seq, at, undone, turn, body, packed FROM (SELECT rowid AS entry"
+    " FROM messages_text WHERE messages_text MATCH ? AND rowid >= ? AND rowid < ? ORDER BY rowid DESC LIMIT ?)"
+    f" LEFT JOIN messages ON messages.id = entry & {_MESSAGE} LEFT JOIN sessions ON sessions.id = messages.session"
+)
+
+
+def mention(db: Db, message: int, turn: str | None = None) -> Mention | None:
+    """The message of that number, unless it is undone, has no place, or is of that turn."""
+    row = db.execute(
+        "SELECT session, seq, at, body, packed FROM messages WHERE id = ? AND seq IS NOT NULL AND undone IS NULL"
+        " AND (turn IS NULL OR turn IS NOT ?)",
+        (message, turn),
+    ).get
+    if row is None:
+        return None
+    session, place, at, body, packed = row
+    return Mention(0, session, place, at, unpack(body, packed))
+
+
+def matching(db: Db, query: str) -> str:
+    """The query in the index's own words; empty when there is none in it."""
+    tokens = _tokenizer(db)
+    words: list[str] = []
+    for part in query.split():
+        found = [f'"{word}"' for word in tokens(part)]
+        if found and part.endswith("*"):
+            found[-1] += "*"
+        words += found
+    return " ".join(words[:WORDS])
+
+
+def words(db: Db, query: str) -> list[str]:
+    """The same, each word by itself; one that may go on ends in *."""
+    return [word.replace('"', "") for word in matching(db, query).split()]
+
+
+# -- sessions ----------------------------------------------------------------------------------------------------------
+
+
+async def search(
+    store: Searchable, query: str, *, principal: str | None, ended: bool | None = None, limit: int = 20
+) -> list[str]:
+    """Ids of the sessions that have every word of the query (the last one may be cut short): in their title or name,
+    the last active first; then in one message, of the last begun ones the latest mention first. `principal=None` is the
+    operator's view."""
+    await catch_up(store)
+    found: dict[str, None] = {}
+    before: Before | None = None
+    for _ in range(READS):
+        sessions, before = await store.read(titled, query, principal=principal, ended=ended, before=before)
+        found |= dict.fromkeys(sessions)
+        if before is None or len(found) >= limit:
+            break
+    mentions: dict[str, int] = {}
+    below: int | None = LAST
+    for _ in range(READS):
+        if below is None or len(found.keys() | mentions.keys()) >= limit:
+            break
+        latest, below = await store.read(mentioned, query, principal=principal, ended=ended, below=below)
+        mentions |= latest
+    found |= dict.fromkeys(sorted(mentions, key=mentions.__getitem__, reverse=True))
+    return list(found)[:limit]
+
+
+def titled(
+    db: Db, query: str, *, principal: str | None, ended: bool | None, before: Before | None
+) -> tuple[list[str], Before | None]:
+    """Of the next sessions those whose title or name holds the words, and where to go on. A principal's own are found
+    by their activity; the operator's view goes through all of them by id, the latest begun first."""
+    tokens = _tokenizer(db)
+    words = tokens(query)[:WORDS]
+    if not words:
+        return [], None
+    where, order = ("principal = ?", "active DESC, id DESC") if principal is not None else ("1", "id DESC")
+    values: list[float | str] = [] if principal is None else [principal]
+    if before is not None:
+        where += " AND (active, id) < (?, ?)" if principal is not None else " AND id < ?"
+        values += before if principal is not None else before[1:]
+    rows: list[Any] = db.execute(
+        f"SELECT id, active, title, name, ended FROM sessions WHERE {where} ORDER BY {order} LIMIT ?", (*values, TITLES)
+    ).fetchall()
+    *whole, begun = words
+    found: list[str] = []
+    for id, _, title, name, over in rows:
+        if (title or name) and (ended is None or (over is not None) == ended):
+            said = tokens(f"{title} {name or ''}")
+            if all(word in said for word in whole) and any(word.startswith(begun) for word in said):
+                found.append(id)
+    return found, (rows[-1][1], rows[-1][0]) if len(rows) == TITLES else None
+
+
+def mentioned(
+    db: Db, query: str, *, principal: str | None, ended: bool | None, below: int
+) -> tuple[dict[str, int], int | None]:
+    """The next sessions in which a message holds the words, each with its latest such message, and where to go on."""
+    words = _tokenizer(db)(query)[:WORDS]
+    if not words:
+        return {}, None
+    match = " ".join(f'"{word}"' for word in words) + "*"
+    found: dict[str, int] = {}
+    known = -1
+    for first, end in ranges(db, principal):
+        looked = passed = 0
+        for (entry,) in db.execute(_ENTRIES, (match, first << MESSAGE_BITS, min(end << MESSAGE_BITS, below), HITS)):
+            below = entry
+            looked += 1
+            if entry >> MESSAGE_BITS == known:
+                passed += 1
+                if passed > PASSED:
+                    return found, known << MESSAGE_BITS
+                continue
+            row = db.execute(_WHOSE, (entry & _MESSAGE,)).get
+            if row is None:
+                continue
+            session, whose, over, shown = row
+            if shown and principal in (None, whose):
+                known, passed = entry >> MESSAGE_BITS, 0
+                if ended is None or (over is not None) == ended:
+                    found[session] = entry & _MESSAGE
+        if looked == HITS:
+            return found, below
+    return found, None
+
+
+_ENTRIES = (
+    "SELECT rowid FROM messages_text WHERE messages_text MATCH ? AND rowid >= ? AND rowid < ?"
+    " ORDER BY rowid DESC LIMIT ?"
+)
+_WHOSE = (
+    "SELECT sessions.id, principal, ended, seq IS NOT NULL AND undone IS NULL FROM messages"
+    " JOIN sessions ON sessions.id = session WHERE messages.id = ?"
+)
+
+
+def _tokenizer(db: Db) -> Callable[[str], list[str]]:
+    """Takes a text apart as the index does: such words are never syntax, and compare as those of the index do."""
+    tokenizer = db.fts5_tokenizer(*_TOKENIZER)
+    only_words = {"include_offsets": False, "include_colocated": False}
+
+    def tokens(text: str) -> list[str]:
+        plain = text.encode(errors="ignore")
+        return list(map(str, tokenizer(plain, apsw.FTS5_TOKENIZE_QUERY, None, **only_words)))
+
+    return tokens

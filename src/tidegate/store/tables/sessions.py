@@ -1,0 +1,399 @@
+"""Sessions: who talks with which agent, and whether it is over.
+
+Guarantee: a session ends once, in one transaction with everything that dies with it, and what has ended is never
+written to again; a live name leads to at most one session of its principal. `get` is for the gateway's own work
+(recovery, turns); whatever serves a caller asks `owned`, `live_by_name` or `listing` with the caller's principal.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import apsw
+import msgspec
+
+from tidegate.errors import Conflict, NotFound
+from tidegate.store.rows import Db, Row, SessionKind, SessionRow, decode_prefix, encode, encode_ids, squeeze, unsqueeze
+from tidegate.store.tables import approvals, endings, messages, search, usage, workspaces
+from tidegate.values import Failure, Prefix
+
+_COLUMNS = (
+    "id, principal, channel, name, kind, agent, title, prefix, extra_length, extra_digest, encoder, parent, created,"
+    " active, version, ended, end_reason, memory_seen, caller_tools"
+)
+_NO_WORK = "NOT EXISTS(SELECT 1 FROM turns WHERE turns.session = sessions.id AND turns.state IN ('queued', 'running'))"
+_IS_TASK = "EXISTS(SELECT 1 FROM turns WHERE turns.session = sessions.id AND turns.within IS NOT NULL)"
+_SESSION_ENDED = encode(
+    Failure(
+        message="The conversation ended before this message was answered; send it again in a new one.",
+        type="invalid_request_error",
+        code="session_ended",
+        status=409,
+    )
+)
+
+
+class Ended(Row, frozen=True):
+    """What the end of a session did to others: the turns that waited in it and were refused."""
+
+    refused: tuple[str, ...]
+
+
+def create(
+    db: Db,
+    *,
+    id: str,
+    principal: str,
+    channel: str,
+    name: str | None,
+    kind: SessionKind,
+    agent: str,
+    extra: str,
+    parent: str | None,
+    now: float,
+    prefix: Prefix,
+    encoder: int,
+    title: str = "",
+    memory_seen: int = 0,
+    caller_tools: bytes = b"",
+) -> SessionRow:
+    """A new session, frozen with its prompt and tools. `extra` is what it brought of its own, with which the prompt
+    ends; it is stored there only. Conflict when the principal has a live one of that name."""
+    length, digest = _extra(extra)
+    _check_extra(prefix, length, digest)
+    frozen = _keep_prefix(db, prefix)
+    row = SessionRow(
+        id,
+        principal,
+        channel,
+        name,
+        kind,
+        agent,
+        title,
+        frozen,
+        length,
+        digest,
+        encoder,
+        parent,
+        now,
+        now,
+        0,
+        None,
+        None,
+        memory_seen,
+        caller_tools,
+    )
+    try:
+        db.execute(
+            f"INSERT INTO sessions({_COLUMNS}) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            msgspec.structs.astuple(row),
+        )
+    except apsw.ConstraintError:
+        raise Conflict("A live session of that name or id exists already.") from None
+    return row
+
+
+def get(db: Db, id: str) -> SessionRow | None:
+    row = db.execute(f"SELECT {_COLUMNS} FROM sessions WHERE id = ?", (id,)).get
+    return None if row is None else SessionRow(*row)
+
+
+def is_live(db: Db, id: str) -> bool:
+    """Whether it is there and has not ended."""
+    return db.execute("SELECT 1 FROM sessions WHERE id = ? AND ended IS NULL", (id,)).get is not None
+
+
+def existing(db: Db, ids: Sequence[str]) -> set[str]:
+    """Which of these are there, ended or not: what lies on disk for any other is nobody's."""
+    rows = db.execute("SELECT id FROM sessions WHERE id IN (SELECT value FROM json_each(?))", (encode_ids(ids),))
+    return {row[0] for row in rows}
+
+
+def version(db: Db, id: str) -> int:
+    """Rises with every change of what a model is shown of the session, and with its end; -1 when it is not there."""
+    found: int | None = db.execute("SELECT version FROM sessions WHERE id = ?", (id,)).get
+    return -1 if found is None else found
+
+
+def owned(db: Db, id: str, principal: str) -> SessionRow | None:
+    """The session, if it is this principal's."""
+    row = db.execute(f"SELECT {_COLUMNS} FROM sessions WHERE id = ? AND principal = ?", (id, principal)).get
+    return None if row is None else SessionRow(*row)
+
+
+def live_by_name(db: Db, principal: str, name: str) -> SessionRow | None:
+    row = db.execute(
+        f"SELECT {_COLUMNS} FROM sessions WHERE principal = ? AND name = ? AND ended IS NULL", (principal, name)
+    ).get
+    return None if row is None else SessionRow(*row)
+
+
+def listing(
+    db: Db,
+    *,
+    principal: str | None,
+    ended: bool | None = None,
+    kind: SessionKind | None = None,
+    limit: int = 50,
+    before: tuple[float, str] | None = None,
+) -> list[SessionRow]:
+    """Sessions, the last active first; `before` is (active, id) of the last one seen.
+    `principal=None` is the operator's view of all. What works on a task is a part of another one, and none of them."""
+    where = [f"(kind <> 'ephemeral' OR NOT {_IS_TASK})"]
+    values: list[float | str | None] = []
+    if principal is not None:
+        where.append("principal = ?")
+        values.append(principal)
+    if ended is not None:
+        where.append("ended IS NOT NULL" if ended else "ended IS NULL")
+    if kind is not None:
+        where.append("kind = ?")
+        values.append(kind)
+    if before is not None:
+        where.append("(active, id) < (?, ?)")
+        values.extend(before)
+    rows = db.execute(
+        f"SELECT {_COLUMNS} FROM sessions WHERE {' AND '.join(where)} ORDER BY active DESC, id DESC LIMIT ?",
+        (*values, limit),
+    )
+    return [SessionRow(*row) for row in rows]
+
+
+def listed(db: Db, ids: Sequence[str]) -> list[SessionRow]:
+    """Those of these sessions that are there, in that order, as `listing` gives them."""
+    rows = (db.execute(f"SELECT {_COLUMNS} FROM sessions WHERE id = ?", (id,)).get for id in ids)
+    return [SessionRow(*row) for row in rows if row is not None]
+
+
+def refreeze(db: Db, id: str, prefix: Prefix, encoder: int, memory_seen: int = 0) -> bool:
+    """Fixes the session's prompt and tools anew: the one way in which they change. Whether they did. Conflict when the
+    prompt does not end with what the session began with."""
+    row = get(db, id)
+    if row is None or row.ended is not None:
+        raise _why_not(db, id, "The session cannot be changed.")
+    _check_extra(prefix, row.extra_length, row.extra_digest)
+    if memory_seen != row.memory_seen:
+        _change(db, id, "memory_seen = ?", (memory_seen,))
+    digest = _keep_prefix(db, prefix)
+    if digest == row.prefix:
+        return False
+    _change(db, id, "prefix = ?, encoder = ?, version = version + 1", (digest, encoder))
+    if row.prefix is not None:
+        drop_unused_prefix(db, row.prefix)
+    return True
+
+
+def set_caller_tools(db: Db, row: SessionRow, prefix: Prefix, digest: bytes) -> SessionRow:
+    """Freezes another set of caller tools with the session; `prefix` has them."""
+    frozen = _keep_prefix(db, prefix)
+    _change(db, row.id, "prefix = ?, caller_tools = ?, version = version + 1", (frozen, digest))
+    if row.prefix is not None and row.prefix != frozen:
+        drop_unused_prefix(db, row.prefix)
+    return msgspec.structs.replace(row, prefix=frozen, caller_tools=digest, version=row.version + 1)
+
+
+def reencode(db: Db, id: str, encoder: int) -> bool:
+    """The session's requests are encoded so from now on; False when they were before, or it has ended."""
+    changed = db.execute(
+        "UPDATE sessions SET encoder = ?1 WHERE id = ?2 AND ended IS NULL AND encoder != ?1 RETURNING 1", (encoder, id)
+    ).get
+    return changed is not None
+
+
+def identity(prefix: Prefix) -> bytes:
+    """The id under which a prefix is stored: equal for equal ones."""
+    return hashlib.sha256(encode(prefix)).digest()
+
+
+def prefix(db: Db, prefix_id: bytes) -> Prefix:
+    found = db.execute("SELECT body, packed FROM prefixes WHERE id = ?", (prefix_id,)).get
+    if found is None:
+        raise Conflict("This conversation has lost its frozen prompt; use /reload to give it a new one.")
+    return decode_prefix(unsqueeze(*found))
+
+
+def extra(db: Db, row: SessionRow) -> str:
+    """What the session brought of its own: the end of its frozen prompt."""
+    if not row.extra_length or row.prefix is None:
+        return ""
+    return prefix(db, row.prefix).prompt[-row.extra_length :]
+
+
+def began_with(row: SessionRow, extra: str) -> bool:
+    """Whether this is what the session brought of its own; blanks around it do not count."""
+    return _extra(extra) == (row.extra_length, row.extra_digest)
+
+
+def set_title(db: Db, id: str, title: str) -> None:
+    """No model is shown it, so that the version stays."""
+    _change(db, id, "title = ?", (title,))
+
+
+def touch(db: Db, id: str, now: float) -> None:
+    """The session is in use; one that has ended is not."""
+    db.execute("UPDATE sessions SET active = max(active, ?) WHERE id = ? AND ended IS NULL", (now, id))
+
+
+def end(
+    db: Db, id: str, *, reason: str, hooks: Sequence[str], now: float, only_idle_since: float | None = None
+) -> Ended | None:
+    """Ends the session for good, exactly once: None when it has ended already or is not there, or, with
+    `only_idle_since`, when it is no longer one that `idle` would name.
+
+    With it, in the caller's transaction: settings and the saved shell go, open approvals are cancelled, the workspace
+    is trash, queued turns are refused, their messages enter the transcript as unanswered (now, or at the end of the
+    turn that runs), and each hook gets a row that says it is still to run.
+    """
+    ended = db.execute(
+        "UPDATE sessions SET ended = ?1, end_reason = ?2, version = version + 1 WHERE id = ?3 AND ended IS NULL"
+        f" AND (?4 IS NULL OR (active < ?4 AND {_NO_WORK})) RETURNING 1",
+        (now, reason, id, only_idle_since),
+    ).get
+    if ended is None:
+        return None
+    db.execute("DELETE FROM settings WHERE session = ?", (id,))
+    db.execute("DELETE FROM notices WHERE session = ?", (id,))
+    approvals.cancel_session(db, id, now)
+    workspaces.trash(db, id, now)
+    refused: list[Any] = db.execute(
+        "UPDATE turns SET state = 'refused', finish = 'error', finished = ?, error = ?"
+        " WHERE session = ? AND state IN ('queued', 'running') AND state = 'queued' RETURNING id",
+        (now, _SESSION_ENDED, id),
+    ).fetchall()
+    messages.close_inbox(db, id)
+    for hook in hooks:
+        endings.owe(db, id, hook)
+    return Ended(tuple(turn for (turn,) in refused))
+
+
+def condemn(db: Db, id: str) -> bool:
+    """An ended session is to be deleted, whatever it ended for, once nothing else is owed to it. False when it is not
+    there or has not ended."""
+    found = db.execute(
+        "UPDATE sessions SET end_reason = 'delete' WHERE id = ? AND ended IS NOT NULL RETURNING 1", (id,)
+    )
+    if found.get is None:
+        return False
+    endings.owe(db, id, endings.DELETE)
+    return True
+
+
+def delete(db: Db, id: str) -> bool:
+    """Removes the session and all that is only its own. False when it is not there.
+
+    Of an ephemeral session stay the receipts that hold their outcome, for their own retention, and the principal of
+    its usage rows; of a named one, how much its principal spent; a prompt that only it used is left to
+    `maintenance.tidy`, since the next one mostly has the same.
+    """
+    found = db.execute("SELECT prefix, kind FROM sessions WHERE id = ?", (id,)).get
+    if found is None:
+        return False
+    prefix_id, kind = found
+    ephemeral = kind == "ephemeral"
+    mine = "(SELECT id FROM turns WHERE session = ?)"
+    search.unindex(db, id, "SELECT id FROM messages WHERE session = ?", (id,))
+    db.execute(f"DELETE FROM intents WHERE turn IN {mine}", (id,))
+    if ephemeral:
+        db.execute(f"DELETE FROM receipts WHERE outcome IS NULL AND turn IN {mine}", (id,))
+    else:
+        db.execute(f"DELETE FROM receipts WHERE turn IN {mine}", (id,))
+    usage.leave_numbers(db, id, named=not ephemeral)
+    db.execute("DELETE FROM endings WHERE session = ?", (id,))
+    db.execute("DELETE FROM outbox WHERE session = ?", (id,))
+    db.execute("DELETE FROM sessions WHERE id = ?", (id,))
+    _lower_mark(db)
+    if prefix_id is not None and not ephemeral:
+        drop_unused_prefix(db, prefix_id)
+    return True
+
+
+def shed(db: Db, id: str, limit: int) -> int:
+    """The first `limit` messages of an ended session go, ahead of the session itself, whose deletion would take long
+    with all of them; how many. None while anything but the deletion is owed to it."""
+    over = db.execute(
+        "SELECT 1 FROM sessions WHERE id = ?1 AND ended IS NOT NULL"
+        " AND NOT EXISTS(SELECT 1 FROM endings WHERE session = ?1 AND done IS NULL AND hook != ?2)",
+        (id, endings.DELETE),
+    ).get
+    if over is None:
+        return 0
+    first = "SELECT id FROM messages WHERE session = ? ORDER BY seq LIMIT ?"
+    search.unindex(db, id, first, (id, limit))
+    db.execute(f"DELETE FROM messages WHERE id IN ({first})", (id, limit))
+    gone = db.changes()
+    _lower_mark(db)
+    return gone
+
+
+def idle(db: Db, *, kind: SessionKind, before: float, limit: int) -> list[str]:
+    """Live sessions without activity since `before`, the stalest first; never one with a queued or running turn."""
+    rows = db.execute(
+        f"SELECT id FROM sessions WHERE kind = ? AND ended IS NULL AND active < ? AND {_NO_WORK}"
+        " ORDER BY active LIMIT ?",
+        (kind, before, limit),
+    )
+    return [row[0] for row in rows]
+
+
+def ended_before(db: Db, before: float, limit: int) -> list[str]:
+    """Sessions that ended before that time and whose hooks have all run, the oldest first."""
+    rows = db.execute(
+        "SELECT id FROM sessions WHERE ended IS NOT NULL AND ended < ? AND NOT EXISTS("
+        "SELECT 1 FROM endings WHERE endings.session = sessions.id AND done IS NULL) ORDER BY ended LIMIT ?",
+        (before, limit),
+    )
+    return [row[0] for row in rows]
+
+
+def _lower_mark(db: Db) -> None:
+    """Row ids are given again once the highest is gone; the mark must not stand above a row that is yet to come."""
+    db.execute(
+        "UPDATE meta SET value = (SELECT coalesce(max(id), 0) FROM messages)"
+        " WHERE (key = 'indexed' OR key LIKE 'indexed:%') AND value > (SELECT coalesce(max(id), 0) FROM messages)"
+    )
+
+
+def _keep_prefix(db: Db, prefix: Prefix) -> bytes:
+    """Stored once, however many sessions begin with it; its id."""
+    digest = identity(prefix)
+    if db.execute("SELECT 1 FROM prefixes WHERE id = ?", (digest,)).get is None:
+        db.execute("INSERT INTO prefixes(id, body, packed) VALUES(?, ?, ?)", (digest, *squeeze(encode(prefix))))
+    return digest
+
+
+def _extra(text: str) -> tuple[int, bytes]:
+    """Length and digest of what a session brings of its own, without the blanks around it."""
+    text = text.strip()
+    return len(text), hashlib.sha256(encode(text)).digest() if text else b""
+
+
+def _check_extra(prefix: Prefix, length: int, digest: bytes) -> None:
+    if length and _extra(prefix.prompt[-length:]) != (length, digest):
+        raise Conflict("The prompt does not end with what the session began with.")
+
+
+def _change(db: Db, id: str, assignment: str, values: tuple[str | float | bytes, ...]) -> None:
+    changed = db.execute(
+        f"UPDATE sessions SET {assignment} WHERE id = ? AND ended IS NULL RETURNING 1",
+        (*values, id),
+    ).get
+    if changed is None:
+        raise _why_not(db, id, "The session cannot be changed.")
+
+
+def _why_not(db: Db, id: str, otherwise: str) -> Conflict | NotFound:
+    ended = db.execute("SELECT ended FROM sessions WHERE id = ?", (id,)).fetchall()
+    if not ended:
+        return NotFound("There is no such session.")
+    if ended[0][0] is not None:
+        return Conflict("The session has ended; start a new one.", code="session_ended")
+    return Conflict(otherwise)
+
+
+def drop_unused_prefix(db: Db, prefix_id: bytes) -> int:
+    """It goes, unless a session uses it; how many did."""
+    db.execute(
+        "DELETE FROM prefixes WHERE id = ? AND NOT EXISTS(SELECT 1 FROM sessions WHERE prefix = ?)",
+        (prefix_id, prefix_id),
+    )
+    return db.changes()

@@ -1,0 +1,120 @@
+"""Spooled results and media: what the spool holds for which session.
+
+Guarantee: what has a row belongs to a session that is still there, and is found only under it or its principal; what
+has none is nobody's, and whoever owns the files may remove it. The files themselves are the spool's.
+"""
+
+from collections.abc import Sequence
+
+from tidegate.store.rows import LISTED, Db, SpooledKind, SpooledRow, encode_ids
+from tidegate.store.tables.turns import refusal
+
+_LAST = 1e300
+"""A time after every row."""
+_COLUMNS = "spooled.id, session, turn, spooled.kind, bytes, lines, media_type, spooled.name, spooled.created"
+
+SHOWN = (
+    "NOT EXISTS(SELECT 1 FROM messages WHERE messages.turn = spooled.turn AND step IS NOT NULL AND undone IS NOT NULL)"
+)
+"""Of a result whose turn was not undone."""
+
+
+def add(
+    db: Db,
+    *,
+    id: str,
+    session: str,
+    turn: str | None,
+    kind: SpooledKind,
+    bytes: int,
+    lines: int = 0,
+    media_type: str = "text/plain",
+    name: str = "",
+    now: float,
+) -> SpooledRow:
+    """To be committed when its file is complete and before anything refers to it. Refused in an ended session."""
+    added = db.execute(
+        "INSERT INTO spooled(id, session, turn, kind, bytes, lines, media_type, name, created)"
+        " SELECT ?, id, ?, ?, ?, ?, ?, ?, ? FROM sessions WHERE id = ? AND ended IS NULL RETURNING 1",
+        (id, turn, kind, bytes, lines, media_type, name, now, session),
+    ).get
+    if added is None:
+        raise refusal(db, session)
+    return SpooledRow(id, session, turn, kind, bytes, lines, media_type, name, now)
+
+
+def get(db: Db, id: str, session: str) -> SpooledRow | None:
+    """The result, if it is this session's."""
+    row = db.execute(f"SELECT {_COLUMNS} FROM spooled WHERE id = ? AND session = ?", (id, session)).get
+    return None if row is None else SpooledRow(*row)
+
+
+def owned(db: Db, id: str, principal: str) -> SpooledRow | None:
+    """The result, if its session is this principal's."""
+    row = db.execute(
+        f"SELECT {_COLUMNS} FROM spooled JOIN sessions ON sessions.id = session WHERE spooled.id = ? AND principal = ?",
+        (id, principal),
+    ).get
+    return None if row is None else SpooledRow(*row)
+
+
+def is_shown(db: Db, row: SpooledRow) -> bool:
+    """Whether its turn was not undone."""
+    found = db.execute(f"SELECT 1 FROM spooled WHERE id = ? AND session = ? AND {SHOWN}", (row.id, row.session)).get
+    return found is not None
+
+
+def copy(db: Db, source: str, target: str) -> int:
+    """What `source` has and was not undone is `target`'s too, under the same names: for a session that begins with its
+    transcript."""
+    db.execute(
+        "INSERT INTO spooled(id, session, turn, kind, bytes, lines, media_type, name, created)"
+        " SELECT id, ?2, NULL, kind, bytes, lines, media_type, name, created FROM spooled"
+        f" WHERE session = ?1 AND {SHOWN}",
+        (source, target),
+    )
+    return db.changes()
+
+
+def total(db: Db, session: str) -> int:
+    """Bytes that the session holds in the spool."""
+    return int(db.execute("SELECT coalesce(sum(bytes), 0) FROM spooled WHERE session = ?", (session,)).get)
+
+
+def of_session(
+    db: Db, session: str, *, principal: str | None, after: tuple[float, str] = (0.0, ""), limit: int = LISTED
+) -> list[SpooledRow]:
+    """The session's results, the oldest first; `after` is (created, id) of the last one seen. `principal=None` is the
+    view of the gateway and its operator."""
+    rows = db.execute(
+        f"SELECT {_COLUMNS} FROM spooled JOIN sessions ON sessions.id = session"
+        " WHERE session = ?1 AND (?2 IS NULL OR principal = ?2) AND (spooled.created, spooled.id) > (?3, ?4)"
+        " ORDER BY spooled.created, spooled.id LIMIT ?5",
+        (session, principal, *after, limit),
+    )
+    return [SpooledRow(*row) for row in rows]
+
+
+def latest_texts(
+    db: Db, session: str, *, before: tuple[float, str] | None = None, limit: int = LISTED
+) -> list[SpooledRow]:
+    """The session's results that are text and were not undone, the newest first; `before` is (created, id) of the last
+    one seen."""
+    rows = db.execute(
+        f"SELECT {_COLUMNS} FROM spooled WHERE session = ? AND (created, id) < (?, ?) AND kind = 'text'"
+        f" AND {SHOWN} ORDER BY created DESC, id DESC LIMIT ?",
+        (session, *(before or (_LAST, "")), limit),
+    )
+    return [SpooledRow(*row) for row in rows]
+
+
+def remove_session(db: Db, session: str) -> int:
+    """Forgets all of a session's; how many. (Deleting the session does so by itself.)"""
+    db.execute("DELETE FROM spooled WHERE session = ?", (session,))
+    return db.changes()
+
+
+def existing(db: Db, ids: Sequence[str]) -> set[str]:
+    """Which of these have a row: a file of any other is nobody's."""
+    rows = db.execute("SELECT id FROM spooled WHERE id IN (SELECT value FROM json_each(?))", (encode_ids(ids),))
+    return {row[0] for row in rows}

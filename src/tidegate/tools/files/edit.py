@@ -1,0 +1,148 @@
+"""The tool `edit_file`: one text exchanged for another.
+
+Guarantee: what is not named stays as it is, byte for byte, line endings and permissions too. Nothing is written unless
+the text occurs exactly once (or all of its places are wanted), nor when the file was changed in between; the result
+shows what was changed.
+"""
+
+from typing import Annotated, NamedTuple
+
+from anyio import to_thread
+from msgspec import Meta
+
+from tidegate.errors import ToolFailed
+from tidegate.tools.files.arguments import FilePath
+from tidegate.tools.files.diffs import Span, bounded, unified
+from tidegate.tools.files.write import WRITTEN_BYTES, encoded
+from tidegate.tools.tool import ToolContext, tool
+from tidegate.workspaces.files import Files, shown
+
+EDITED_BYTES = 2 * 1024 * 1024
+"""A larger file is not edited by hand."""
+
+MOST_PLACES = 10_000
+NAMED_PLACES = 10
+DIFFED = 64 * 1024
+"""Characters of a text whose difference is shown; one who has written so many knows them."""
+
+ALIKE_AT_MOST = 100
+
+
+@tool(effect="write", timeout=60, contained=True)
+async def edit_file(
+    ctx: ToolContext,
+    *,
+    path: FilePath,
+    old: Annotated[str, Meta(min_length=1, description="The text to be replaced, exactly as it stands in the file.")],
+    new: Annotated[str, Meta(description="The text to stand in its place.")],
+    all: Annotated[bool, Meta(description="Replace every place; otherwise there must be exactly one.")] = False,
+) -> str:
+    """Replaces a text in a file of the workspace with another one, and shows the difference. The text must occur
+    exactly once: give enough of its surroundings."""
+    return await edit(await ctx.workspace.files(), path, old, new, every=all)
+
+
+async def edit(files: Files, path: str, old: str, new: str, *, every: bool = False) -> str:
+    loaded = await files.load(path, limit=EDITED_BYTES)
+    try:
+        text = loaded.data.decode()
+    except UnicodeDecodeError:
+        raise ToolFailed(f"{shown(path)} is binary or not UTF-8 text; change it with a command.") from None
+    data, told = await to_thread.run_sync(_edited, text, old, new, every, path)
+    await files.write(path, data, expected=loaded.version)
+    return told
+
+
+def _edited(text: str, old: str, new: str, every: bool, path: str) -> tuple[bytes, str]:
+    """What the file is to hold, and what is said of it."""
+    change = replaced(text, old, new, every=every, path=path)
+    places = "1 place" if len(change.spans) == 1 else f"{len(change.spans)} places"
+    if max(len(old), len(new)) > DIFFED:
+        difference = "[the texts are too long for their difference to be shown]"
+    else:
+        difference = bounded(unified(text, change.spans, change.new))
+    return encoded(change.text), f"Replaced {places} in {shown(path)}.\n{difference}"
+
+
+class Change(NamedTuple):
+    """A text with `new` in all `spans` of the old one."""
+
+    text: str
+    spans: tuple[Span, ...]
+    new: str
+
+
+def replaced(text: str, old: str, new: str, *, every: bool, path: str) -> Change:
+    """The edit itself, or a sentence about why it cannot be done."""
+    old, new = _with_endings(text, old, new)
+    if old == new:
+        raise ToolFailed("The old and the new text are the same; nothing was changed.")
+    spans = _spans(text, old)
+    if not spans:
+        raise ToolFailed(_missing(text, old, path))
+    if len(spans) > MOST_PLACES:
+        raise ToolFailed(
+            f"The old text occurs more than {MOST_PLACES} times in {shown(path)}; give a longer one, or use a command."
+        )
+    if not every and len(places := _first_places(text, old)) > 1:
+        lines = [str(text.count("\n", 0, place) + 1) for place in places[:NAMED_PLACES]]
+        more = ", …" if len(places) > NAMED_PLACES else ""
+        raise ToolFailed(
+            f"The old text occurs {max(len(spans), len(places))} times in {shown(path)}, at lines {', '.join(lines)}"
+            f"{more}; give more of what is around the one you mean, or set all=true."
+        )
+    length = len(text) + len(spans) * (len(new) - len(old))
+    if length > WRITTEN_BYTES:
+        raise ToolFailed(f"{shown(path)} would have {length} characters then, more than can be written; nothing was.")
+    return Change(text.replace(old, new), tuple(spans), new)
+
+
+def _with_endings(text: str, old: str, new: str) -> tuple[str, str]:
+    """Both texts with the line endings that the file has: models write line feeds."""
+    breaks, windows = text.count("\n"), text.count("\r\n")
+    if windows == 0 or (windows < breaks and old in text):
+        return old, new
+    return _windows(old), _windows(new)
+
+
+def _windows(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\n", "\r\n")
+
+
+def _spans(text: str, old: str) -> list[Span]:
+    """Where it stands; of two that overlap the first counts. Not all of very many."""
+    spans: list[Span] = []
+    place = text.find(old)
+    while place >= 0 and len(spans) <= MOST_PLACES:
+        spans.append(Span(place, place + len(old)))
+        place = text.find(old, place + len(old))
+    return spans
+
+
+def _first_places(text: str, old: str) -> list[int]:
+    """Where it begins, also where two of them overlap; no more than are named and one, since each look may take as long
+    as the text is."""
+    places: list[int] = []
+    place = text.find(old)
+    while place >= 0 and len(places) <= NAMED_PLACES:
+        places.append(place)
+        place = text.find(old, place + 1)
+    return places
+
+
+def _missing(text: str, old: str, path: str) -> str:
+    """That it does not occur, and where something like it does."""
+    first = next((line.strip() for line in old.split("\n") if line.strip()), "")
+    place = text.find(first) if first else -1
+    for _ in range(ALIKE_AT_MOST):
+        if place < 0:
+            break
+        end = text.find("\n", place)
+        if text[text.rfind("\n", 0, place) + 1 : end if end >= 0 else len(text)].strip() == first:
+            line = text.count("\n", 0, place) + 1
+            return (
+                f"The old text does not occur in {shown(path)} exactly as given; line {line} is like its beginning, "
+                "but spaces or what follows differ: read the file there and copy it exactly."
+            )
+        place = text.find(first, place + 1)
+    return f"The old text does not occur in {shown(path)}; read the file and copy it exactly."

@@ -1,0 +1,1 @@
+"""Budgets: limits on spending, and how much of each is spent."""

@@ -1,0 +1,191 @@
+"""One budget, and what one principal, agent, conversation or job has spent of it.
+
+Guarantee: it is asked before every model call and told after it, at the price of an addition. At four fifths the
+operator and the conversation that got there are told, once in each window; at the whole no model is asked until the
+next window begins, and the refusal says which budget it was, when that is and what to do. A clock that is set back
+gives nothing back. Calls that run side by side may pass the limit by what was under way when it was reached.
+"""
+
+import time
+from collections.abc import Callable
+from math import inf
+from typing import Literal
+
+from tidegate.agent import Payer
+from tidegate.config import BudgetSettings
+from tidegate.errors import BudgetSpent
+from tidegate.log import Log
+from tidegate.store import Spent
+from tidegate.turns.budgets.periods import Each, window
+from tidegate.values import BILLION, Frozen, Notice, Usage, dollars
+
+WARN_AT = 0.8
+"""Share of the limit at which people are told: late enough to mean something, early enough to act."""
+
+Per = Literal["gateway", "principal", "agent", "session", "turn", "job"]
+
+_WHOSE = {
+    "gateway": "The gateway has spent",
+    "principal": "You have spent",
+    "agent": "The agent {key!r} has spent",
+    "session": "This conversation has spent",
+    "turn": "This turn has spent",
+    "job": "The job {key!r} has spent",
+}
+_WHEN = {"hour": "this hour", "day": "today", "month": "this month", "total": "in all", "": "in all"}
+_RAISE = "raise that limit and restart the gateway"
+_FOR_EVER = {
+    "turn": f"so it was ended: say 'go on' to continue in a new turn, or {_RAISE}",
+    "session": f"so nothing more is asked in it: start a new one, or {_RAISE}",
+}
+
+log = Log(__name__)
+
+
+class Rule(Frozen, frozen=True):
+    """A budget as it is configured. `setting` is its name; `money` is in billionths of a dollar; `each` is empty for a
+    turn's. One without limits is counted and refuses nothing."""
+
+    setting: str
+    per: Per
+    each: Each | Literal[""]
+    tokens: int | None = None
+    money: int | None = None
+    only: frozenset[str] = frozenset()
+
+    def used(self, tokens: int, cost: int) -> float:
+        """Which share of it that is; of two limits, of the one that is reached first."""
+        of_tokens = tokens / self.tokens if self.tokens is not None else 0.0
+        of_money = cost / self.money if self.money is not None else 0.0
+        return max(of_tokens, of_money)
+
+    def refusal(self, key: str, tokens: int, cost: int, opens: float, now: float) -> BudgetSpent:
+        spent = f"{_WHOSE[self.per].format(key=key)} {self.amount(tokens, cost)} ({self.setting})"
+        if opens == inf:
+            then = _FOR_EVER.get(self.per, f"so no model is asked for it any more: {_RAISE}")
+            return BudgetSpent(f"{spent}, {then}.", retry_after=None)
+        return BudgetSpent(
+            f"{spent}; models are asked again from {_utc(opens)} UTC on: send this again then, or {_RAISE}.",
+            retry_after=max(1.0, opens - now),
+        )
+
+    def warning(self, key: str, tokens: int, cost: int, opens: float) -> str:
+        until = "" if opens == inf else f" until {_utc(opens)} UTC"
+        whose = f"{_WHOSE[self.per].format(key=key)} {self.amount(tokens, cost)} ({self.setting}), "
+        used = self.used(tokens, cost)
+        then = "at 100 % no model is asked" if used < 1 else "no model is asked any more"
+        return f"{whose}{used:.0%} of that budget; {then}{until}."
+
+    def amount(self, tokens: int, cost: int) -> str:
+        """What is spent of what, in the unit that is nearest to its end."""
+        of_money = self.money is not None and (self.tokens is None or cost / self.money > tokens / self.tokens)
+        if of_money and self.money is not None:
+            return f"{dollars(cost)} of {dollars(self.money)} {_WHEN[self.each]}"
+        return f"{tokens:,} of {self.tokens:,} tokens {_WHEN[self.each]}" if self.tokens else f"{tokens:,} tokens"
+
+
+def rule_of(name: str, settings: BudgetSettings) -> Rule:
+    return Rule(
+        setting=f"budgets.{name}",
+        per=settings.per,
+        each=settings.each or "",
+        tokens=settings.tokens,
+        money=None if settings.money is None else round(settings.money * BILLION),
+        only=frozenset(settings.only),
+    )
+
+
+class Account:
+    """What one of those that a rule is for has spent in the current window. `applies` says whether the rule is for this
+    one at all."""
+
+    __slots__ = ("__weakref__", "_clock", "_cost", "_opens", "_tokens", "_warned", "applies", "key", "name", "rule")
+
+    def __init__(self, rule: Rule, key: str, clock: Callable[[], float], *, name: str = "") -> None:
+        self.rule = rule
+        self.key = key
+        self.name = name or key
+        self.applies = not rule.only or self.name in rule.only
+        self._clock = clock
+        self._opens = -inf
+        self._tokens = self._cost = 0
+        self._warned = False
+
+    def load(self, spent: Spent, opens: float) -> None:
+        """Take up the count where the last process left it. Who is past the warning is told again, once."""
+        self._tokens, self._cost, self._opens, self._warned = spent.tokens, spent.cost, opens, False
+
+    def check(self, payer: Payer) -> None:
+        """Raises BudgetSpent when nothing is left."""
+        rule, now = self.rule, self._clock()
+        if now >= self._opens:
+            self._begin(now)
+        if (rule.tokens is not None and self._tokens >= rule.tokens) or (
+            rule.money is not None and self._cost >= rule.money
+        ):
+            raise rule.refusal(self.name, self._tokens, self._cost, self._opens, now)
+
+    def spend(self, payer: Payer, usage: Usage) -> None:
+        now = self._clock()
+        if now >= self._opens:
+            self._begin(now)
+        self._tokens += usage.tokens
+        self._cost += usage.cost
+        if not self._warned and self.rule.used(self._tokens, self._cost) >= WARN_AT:
+            self._warned = True
+            warn(payer, self.rule, self.name, self._tokens, self._cost, self._opens)
+
+    def spent(self) -> Spent:
+        """In the window that it is now."""
+        return Spent(self._tokens, self._cost) if self._clock() < self._opens else Spent(0, 0)
+
+    @property
+    def opens(self) -> float:
+        """When its next window begins."""
+        now = self._clock()
+        return self._opens if now < self._opens else self._window(now)
+
+    def _begin(self, now: float) -> None:
+        self._opens = self._window(now)
+        self._tokens = self._cost = 0
+        self._warned = False
+
+    def _window(self, now: float) -> float:
+        return window(self.rule.each or "total", now)[1]
+
+
+class Allowance:
+    """What one turn may spend, with the tasks that it gives and those that they give. It lives as long as the turn,
+    whose journal knows what was spent before a restart."""
+
+    __slots__ = ("_rule", "_warned")
+
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+        self._warned = False
+
+    def check(self, payer: Payer) -> None:
+        spent = payer.usage
+        if self._rule.used(spent.tokens, spent.cost) >= 1:
+            raise self._rule.refusal("", spent.tokens, spent.cost, inf, 0)
+
+    def spend(self, payer: Payer, usage: Usage) -> None:
+        tokens, cost = payer.usage.tokens + usage.tokens, payer.usage.cost + usage.cost
+        if not self._warned and self._rule.used(tokens, cost) >= WARN_AT:
+            self._warned = True
+            warn(payer, self._rule, "", tokens, cost, inf)
+
+
+def warn(payer: Payer, rule: Rule, name: str, tokens: int, cost: int, opens: float) -> None:
+    payer.emit(Notice(text=rule.warning(name, tokens, cost, opens)))
+    log.warning(
+        "a budget is running out: at its limit no model is asked",
+        setting=rule.setting,
+        **({"of": name} if name else {}),
+        session=payer.session,
+        spent=rule.amount(tokens, cost),
+    )
+
+
+def _utc(moment: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(moment))

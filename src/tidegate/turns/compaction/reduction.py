@@ -1,0 +1,141 @@
+"""Making a request smaller without a model: how large it is, what can be tried, and in which order.
+
+Guarantee: what is tried is tried on a view in memory first, so that nothing is written that does not help; the last
+stages leave so little of anything that what is said always fits. All sizes of one compaction are weighed by the same
+measure. Work belongs to one compaction.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from tidegate.agent import Conversation, weigh
+from tidegate.agent.context import Marks, View, cut_messages, cut_summaries, last_unit, tail_from
+from tidegate.store import Db, ElisionKind, ElisionRow, SummaryRow, summaries
+from tidegate.turns.compaction.summarizer import SUMMARIES_SHARE, length_of
+
+EXCERPT = 400
+"""Characters of an old result that stay: what it was, and how it ended."""
+
+EXCERPTS = (8000, 2000, 500, 200)
+"""Characters of any message that stay when nothing else helps; the first that is enough is taken."""
+
+
+def marks_for(marks: Marks, conversation: Conversation, most: int) -> Marks:
+    """The marks for what is said, if no more than `most` tokens are taken: prompt and tools take their part of them."""
+    return marks.within(most).beside(conversation.prefix_tokens)
+
+
+class Work:
+    """How large the request is, as it would be under another view."""
+
+    def __init__(self, conversation: Conversation, view: View, least: float, most: int, marks: Marks) -> None:
+        self._fixed = conversation.prefix_bytes
+        self._least = least
+        self._most = most
+        self.marks = marks
+        self._weighed: list[tuple[View, int]] = []  # house: allow one for each stage
+        self.view = view
+        self.rate = conversation.tokens / self._bytes(view)
+
+    def _bytes(self, view: View) -> int:
+        """Weighed once: a view may be of thousands of messages."""
+        for known, size in self._weighed:
+            if known is view:
+                return size
+        size = self._fixed + sum(map(weigh, view.messages())) or 1
+        self._weighed.append((view, size))
+        return size
+
+    def tokens(self, view: View) -> int:
+        return int(self.rate * self._bytes(view))
+
+    @property
+    def fits(self) -> bool:
+        return self.would_fit(self.view)
+
+    def would_fit(self, view: View) -> bool:
+        return self.tokens(view) <= self._most
+
+    def saves(self, view: View) -> bool:
+        """By the share that is configured."""
+        return self._bytes(view) <= (1 - self._least) * self._bytes(self.view)
+
+    def smaller(self, view: View) -> bool:
+        return self._bytes(view) < self._bytes(self.view)
+
+    def is_worth(self, rows: Sequence[SummaryRow]) -> bool:
+        """Whether these summaries would make it smaller, by the share that is configured."""
+        if not rows or rows[-1].last <= self.view.covered:
+            return False
+        return self.saves(self.view.with_summaries(rows))
+
+    def lists_too_much(self, times: int) -> bool:
+        """Whether all summaries together are so many times longer than they may be, and could be one."""
+        size = sum(len(row.text) for row in self.view.summaries)
+        return len(self.view.summaries) > 1 and size > times * SUMMARIES_SHARE * self.marks.window / self.rate
+
+    @property
+    def could_save(self) -> bool:
+        """Whether a summary of what is old, as long as one should be, would be worth it."""
+        old = sum(weigh(message) for _, message in self.view.rows[: self.old])
+        return old - length_of(self.marks.window) / self.rate >= self._least * self._bytes(self.view)
+
+    @property
+    def old(self) -> int:
+        """How many of the messages could be summarised."""
+        return tail_from(self.view.rows, int(self.marks.keep / self.rate), weigh)
+
+
+class Stage(NamedTuple):
+    """One way of making a request smaller without a model: a list for what is old, or excerpts."""
+
+    view: View
+    cut: SummaryRow | None = None
+    elision: ElisionRow | None = None
+    last_resort: bool = False
+
+
+def stages(work: Work) -> Iterator[Stage]:
+    """What is tried, one after the other, each on what the one before has left."""
+    if work.old:
+        yield _elide(work.view, "payload", work.view.rows[work.old - 1][0], EXCERPT)
+        yield cut(work, work.old)
+    if last := last_unit(work.view.rows):
+        yield cut(work, last)
+    if work.old:
+        yield cut(work, work.old)._replace(last_resort=True)
+    if last := last_unit(work.view.rows):
+        yield cut(work, last)._replace(last_resort=True)
+    if work.view.rows:
+        place = work.view.rows[-1][0]
+        yield _elide(work.view, "payload", place, EXCERPTS[1])._replace(last_resort=True)
+        for characters in EXCERPTS:
+            yield _elide(work.view, "text", place, characters)._replace(last_resort=True)
+
+
+def _elide(view: View, kind: ElisionKind, last: int, characters: int) -> Stage:
+    elision = ElisionRow(view.covered + 1, last, kind, characters)
+    return Stage(view.with_elision(elision), elision=elision)
+
+
+def cut(work: Work, rows: int) -> Stage:
+    """A list for the first `rows` messages; for all summaries when there are none of these."""
+    view, size = work.view, int(length_of(work.marks.window) / work.rate)
+    if rows:
+        first, last, level = view.covered + 1, view.rows[rows - 1][0], 0
+        text = cut_messages(view.rows[:rows], size)
+    else:
+        first, last = view.summaries[0].first, view.covered
+        level = max(row.level for row in view.summaries) + 1
+        text = cut_summaries(view.summaries, size)
+    row = SummaryRow(0, level, first, last, None, "applied", "cut", "", 0.0, text)
+    return Stage(view.with_summaries([row]), cut=row)
+
+
+def write_stage(db: Db, session: str, stage: Stage, now: float) -> None:
+    if stage.elision is not None:
+        summaries.elide(db, session, stage.elision, now)
+    if stage.cut is not None:
+        number = summaries.add(db, session, stage.cut, now)
+        summaries.apply(db, session, [number])
+        summaries.drop_prepared(db, session)

@@ -1,0 +1,396 @@
+"""What a turn does: finds the session's resident, resolves its settings, and runs the agent's loop.
+
+Guarantee: the same configuration reuses the same resident, whose history is what the store holds; a turn that ends in
+any way but an answer drops it, so that the next one starts from the store. Settings have one resolver here, and an
+override never changes the agent's own configuration.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+
+from tidegate.agent import Bounds, Conversation, Hands, HistoryCache, HistoryState, Mind, Purse, run
+from tidegate.agent.context import View
+from tidegate.config import AgentSettings, Config
+from tidegate.engine import Journal, Parked, Taken
+from tidegate.errors import Conflict, Misconfigured, ModelFailed
+from tidegate.lifetimes import BoundedCache, CacheStats, Holding, Presence
+from tidegate.log import Log
+from tidegate.models import Encoded, Model, Models
+from tidegate.store import SessionRow, Setting, Store, sessions, settings
+from tidegate.tools import ToolRegistry, Toolset
+from tidegate.turns.budgets.budgets import Budgets
+from tidegate.turns.compaction.compaction import COOLDOWN, ERA, Compaction, Fitting, read_view
+from tidegate.turns.fallback import Substitutes
+from tidegate.turns.prefix_drift import KEY as DRIFT
+from tidegate.turns.prefix_drift import Drift, drift_of, told_of
+from tidegate.turns.tool_env import Workshop
+from tidegate.turns.window_usage import Filling, fill
+from tidegate.values import Call, Frozen, Message, Notice, Outcome
+
+log = Log(__name__)
+
+PREFIXES_KEPT = 256
+"""Encoded prefixes held for sharing: sessions of one agent have the same one, so few are ever in use."""
+
+
+PREFIX_BYTES = 16 * 1024 * 1024
+"""Bytes of those together: callers may bring system messages of their own, and large ones."""
+
+ENCODED_ANEW = (
+    "This conversation is encoded anew, since the wire format of its model has changed: the provider counts all of it "
+    "as new once."
+)
+
+
+TOOLS_CHANGED = (
+    "The caller's tools differ from those of the request before, so the conversation's prefix was rebuilt: the "
+    "provider counts all of it as new once."
+)
+
+
+class Beginning(NamedTuple):
+    """A frozen prefix as it is sent, and how it differs from the agent's configuration."""
+
+    encoded: Encoded
+    drift: Drift | None
+
+    @property
+    def bytes(self) -> int:
+        return prefix_bytes(self.encoded)
+
+
+Kept = tuple[HistoryState, list[bytes]]
+
+
+class Start(Frozen, frozen=True):
+    """At which point of its turn a conversation is built: before its first step, or in `mid_turn`, with all that it has
+    said by then. `resumed`: an earlier process has left steps of it. `era` is known in mid-turn only."""
+
+    mid_turn: bool = False
+    resumed: bool = False
+    era: int | None = None
+
+
+class Runner:
+    def __init__(
+        self,
+        store: Store,
+        config: Config,
+        models: Models,
+        tools: ToolRegistry,
+        presence: Presence,
+        budgets: Budgets,
+        workshop: Workshop,
+        compaction: Compaction,
+        clock: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._config = config
+        self._models = models
+        self.tools = tools
+        self.presence = presence
+        self._budgets = budgets
+        self.substitutes = Substitutes(models, store, clock)
+        self._clock = clock
+        self._workshop = workshop
+        self.compaction = compaction
+        self.histories = HistoryCache(workshop.spool.nameless)
+        self.prefixes: BoundedCache[tuple[bytes, bytes, str], Beginning] = BoundedCache(
+            "prefixes", cap=PREFIXES_KEPT, max_bytes=PREFIX_BYTES, weigh=lambda beginning: beginning.bytes
+        )
+        presence.ledger.view("model request", self._measure_requests)
+        presence.ledger.view("prefix", self._measure_prefixes)
+        presence.ledger.view("history file", self._measure_files)
+        limits = config.limits
+        self._bounds = Bounds(
+            steps=limits.turn_steps,
+            repeats=limits.repeats,
+        )
+
+    async def __call__(self, journal: Journal, taken: Taken) -> None:
+        session = taken.session
+        agent = self.agent(session.agent)
+        standing = await self.substitutes.begin(journal, taken, agent)
+        model = standing.model
+        if session.encoder != model.wire.version:
+            # Who changes the model is told so already. Before there were several formats, all was chat completions.
+            if (session.encoder // 1000 or 1) == model.wire.version // 1000:
+                journal.emit(Notice(text=ENCODED_ANEW))
+            await self._store.write(sessions.reencode, session.id, model.wire.version)
+        if taken.tools_changed:
+            journal.emit(Notice(text=TOOLS_CHANGED))
+        purse = await self.purse(taken, model)
+
+        async def fall_back(
+            last: Conversation, failed: tuple[Model, ...], failure: ModelFailed
+        ) -> tuple[Conversation, Purse] | None:
+            other = await standing.next(failed, failure)
+            if other is None:
+                return None
+            paying = await self.purse(taken, other)
+            return await self._instead(taken, agent, last, other), paying
+
+        residency = Residency(self, taken, agent)
+        # Nothing is awaited between this and the `try`: whoever builds a conversation releases it.
+        conversation = await self._conversation(taken, agent, model, Start(resumed=journal.is_resumed))
+        mind = Mind(conversation, purse, fall_back, Fitting(self.compaction, journal, taken), residency)
+        equip = partial(self._workshop.equip, journal, taken)
+        hands = Hands(journal, conversation.tools, equip, parallel=self._config.limits.tools_parallel)
+        goes_on = False
+        try:
+            await self._tell_drift(journal, taken, model)
+            await run(journal, mind, hands, self.call(taken, agent), self._bounds)
+            await standing.answered()
+        except (Parked, asyncio.CancelledError):
+            goes_on = not journal.is_stopped  # what it has is needed then; of what does not go on, recovery disposes
+            raise
+        finally:
+            if session.kind == "ephemeral":
+                await mind.conversation.release()
+                if not goes_on and (hands.used or journal.is_resumed or _is_spooled(journal.incoming)):
+                    await self._workshop.leave_nothing(session.id)
+
+    def ended(self, session: str, outcome: Outcome, version: int) -> None:
+        record = self.presence.get(session)
+        if outcome.state != "answered":
+            self.presence.unload(session, reason="turn not answered")
+        elif record is not None and isinstance(record.resident, Conversation):
+            record.resident.version = version
+
+    # -- one resolver for what a session uses --
+
+    def agent(self, name: str) -> AgentSettings:
+        agent = self._config.agents.get(name)
+        if agent is None:
+            raise Misconfigured(f"The agent {name!r} is no longer configured; add [agents.{name}] to tidegate.toml.")
+        return agent
+
+    async def purse(self, taken: Taken, model: Model) -> Purse:
+        """What calls of this model are paid from in this turn."""
+        return await self._budgets.purse(model, taken.session, taken.turn.job)
+
+    def call(self, taken: Taken, agent: AgentSettings) -> Call:
+        """The call's own parameters, then the session's settings, then the agent's."""
+        call = taken.turn.call
+        if call.reasoning is not None:
+            return call
+        chosen = (setting.value for setting in taken.settings if setting.key == "reasoning")
+        reasoning = next(chosen, agent.reasoning)
+        return call if reasoning is None else msgspec.structs.replace(call, reasoning=reasoning)
+
+    async def filling(self, session: SessionRow, held: tuple[Setting, ...]) -> Filling:
+        """What fills the window of the model that would answer now."""
+        model = self.substitutes.model(self.agent(session.agent), held)
+        record = self.presence.get(session.id)
+        resident = record.resident if record is not None else None
+        same = resident if isinstance(resident, Conversation) and resident.model is model else None
+        view = await self._store.read(read_view, session.id, None)
+        prefix = await self._store.read(sessions.prefix, _frozen(session))
+        resting = next((setting for setting in held if setting.key == COOLDOWN), None)
+        return fill(prefix, view, model, self.compaction.marks(model), same, resting)
+
+    def signature(self, session: SessionRow, agent: AgentSettings, model: Model) -> bytes:
+        """Equal for equal settings; differs with model, endpoint, credential, toolsets or prompt (the extra prompt is
+        part of it). The secret itself is only in it as the model's own digest. The name is in it too: the same model
+        may be configured under two, with other prices and patience."""
+        parts = (model.name.encode(), model.signature, _frozen(session), *(name.encode() for name in agent.tools))
+        return hashlib.sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).digest()
+
+    def caches(self) -> tuple[CacheStats, ...]:
+        return (self.prefixes.stats(), self.histories.stats(), self.tools.stats(), self._budgets.stats())
+
+    def forget(self, session: str) -> None:
+        """The session has ended: nothing of it is kept for a next turn."""
+        record = self.presence.get(session)
+        if record is not None and isinstance(record.resident, Conversation):
+            record.resident.version = -1
+        self.histories.forget(session)
+
+    # -- what is held --
+
+    def _conversations(self) -> Iterator[tuple[str, Conversation]]:
+        for record in self.presence:
+            for held in (record.resident, record.passing, *record.detached):
+                if isinstance(held, Conversation):
+                    yield f"session {record.key}", held
+
+    def _measure_requests(self) -> Iterator[tuple[str, Holding]]:
+        """Requests that models are working on."""
+        for owner, conversation in self._conversations():
+            if size := conversation.asked_bytes:
+                yield owner, Holding(1, size)
+
+    def _measure_files(self) -> Iterator[tuple[str, Holding]]:
+        """Long pasts that lie in a file, and the file of those that were unloaded."""
+        if self.histories.has_file:
+            yield "process", Holding(1, fds=1)
+        for owner, conversation in self._conversations():
+            if conversation.history.has_file:
+                yield owner, Holding(1, fds=1)
+
+    def _measure_prefixes(self) -> Iterator[tuple[str, Holding]]:
+        """Prefixes that conversations hold and the cache does not; one that several share is on the first's account."""
+        seen = {id(beginning.encoded) for beginning in self.prefixes.values()}
+        for owner, conversation in self._conversations():
+            prefix = conversation.prefix
+            if id(prefix) not in seen:
+                seen.add(id(prefix))
+                yield owner, Holding(1, prefix_bytes(prefix))
+
+    # -- residents --
+
+    async def _conversation(self, taken: Taken, agent: AgentSettings, model: Model, start: Start) -> Conversation:
+        if taken.session.kind != "ephemeral":
+            return await self._resident(taken, agent, model, start)
+        conversation = await self._build(taken, model, self._toolset(agent), b"", start)
+        self.presence.lend(taken.session.id, conversation)
+        return conversation
+
+    async def _instead(self, taken: Taken, agent: AgentSettings, failed: Conversation, model: Model) -> Conversation:
+        """The same conversation to the same point with another model: everything that was said is in the store."""
+        conversation = await self._conversation(taken, agent, model, Start(mid_turn=True))
+        await failed.release()  # a long turn may fall back often, and holds only who answers
+        return conversation
+
+    async def reload(self, taken: Taken, agent: AgentSettings, unloaded: Conversation) -> Conversation:
+        """The same conversation to the same point, after it was unloaded in mid-turn."""
+        start = Start(mid_turn=True, era=unloaded.era)
+        conversation = await self._conversation(taken, agent, unloaded.model, start)
+        conversation.cools = unloaded.cools
+        return conversation
+
+    async def _resident(self, taken: Taken, agent: AgentSettings, model: Model, start: Start) -> Conversation:
+        session = taken.session
+        signature = self.signature(session, agent, model)
+        record = self.presence.get(session.id)
+        held = record.resident if record is not None else None
+        # Taking the turn has itself raised the version by one; whatever else did, the resident does not know of.
+        known = session.version - 1
+        if not start.mid_turn and isinstance(held, Conversation) and held.version != known:
+            self.presence.unload(session.id, reason="stale", only=held)
+
+        async def build() -> Conversation:
+            kept = None if start.mid_turn else await self.histories.find(session.id, signature, known)
+            return await self._build(taken, model, self._toolset(agent), signature, start, kept)
+
+        conversation = await self.presence.resident(session.id, signature, build)
+        conversation.version = -1  # until the turn has ended
+        return conversation
+
+    async def _build(
+        self, taken: Taken, model: Model, tools: Toolset, signature: bytes, start: Start, kept: Kept | None = None
+    ) -> Conversation:
+        """`kept` is the history as it was when the conversation was unloaded."""
+        beginning = await self._beginning(taken, model)
+        era = start.era
+        if era is None:
+            era = next((setting.value for setting in taken.settings if setting.key == ERA), 0)
+        if kept is not None and kept[0].era != era:
+            kept = None
+        past = View() if kept is not None else await self._read(taken, start)
+        conversation = Conversation(
+            model=model,
+            messages=past.messages(),
+            lease=model.lease(),
+            prefix=beginning.encoded,
+            tools=tools,
+            signature=signature,
+            load=partial(self._workshop.spool.load, taken.session.id),
+            overflow=self._workshop.spool.nameless,
+            era=era,
+            mark=past.mark,
+            keep=partial(self.histories.keep, taken.session.id) if signature else None,
+        )
+        if kept is not None:
+            conversation.restore(*kept)
+        conversation.behind = past.inside
+        try:
+            await conversation.history.settle()  # before it is weighed: a long past does not stay in memory
+        except BaseException:
+            await conversation.release()
+            raise
+        return conversation
+
+    async def _read(self, taken: Taken, start: Start) -> View:
+        """What was said before this moment; before the first turn, nothing."""
+        is_first = taken.turn.number == 1 and taken.session.parent is None
+        if is_first and not start.mid_turn and not start.resumed:
+            return View()
+        return await self.compaction.view(taken, past=not start.mid_turn)
+
+    async def _beginning(self, taken: Taken, model: Model) -> Beginning:
+        session = taken.session
+
+        async def make() -> Beginning:
+            prefix = await self._store.read(sessions.prefix, _frozen(session))
+            agent = self.agent(session.agent)
+            encoded = msgspec.structs.replace(model.wire.encode_prefix(prefix), caller_tools=prefix.run_by_caller)
+            return Beginning(encoded, drift_of(prefix, agent.prompt, self._toolset(agent)))
+
+        return await self.prefixes.get_or_make(_beginning_key(session, model), make)
+
+    async def _tell_drift(self, journal: Journal, taken: Taken, model: Model) -> None:
+        """Once for each change of the configuration. The conversation is there, so its beginning is known."""
+        session = taken.session
+        beginning = self.prefixes.get(_beginning_key(session, model))
+        if session.kind == "ephemeral" or beginning is None:
+            return
+        drift = beginning.drift
+        if drift is None:
+            if told_of(taken.settings) is not None:
+                await self._store.write(settings.clear, session.id, DRIFT)
+        elif not drift.is_told(taken.settings, journal.id):
+            journal.emit(Notice(text=drift.text))
+            told = [drift.mark, journal.id]
+            await self._store.write(settings.put, session.id, DRIFT, told, "configuration", self._clock())
+
+    def _toolset(self, agent: AgentSettings) -> Toolset:
+        return self.tools.resolve(agent.tools)
+
+
+class Residency:
+    """Where the conversation of one turn is held: on the record of its session, from which it may be unloaded while the
+    turn waits for a person. It lives as long as its turn."""
+
+    __slots__ = ("_agent", "_presence", "_record", "_runner", "_taken")
+
+    def __init__(self, runner: Runner, taken: Taken, agent: AgentSettings) -> None:
+        self._runner = runner
+        self._taken = taken
+        self._agent = agent
+        self._presence = runner.presence
+        self._record = runner.presence.obtain(taken.session.id)
+
+    def holds(self, conversation: Conversation) -> bool:
+        record = self._record
+        return conversation in (record.resident, record.passing, *record.detached)
+
+    def weigh(self) -> None:
+        self._presence.reweigh(self._record)
+
+    async def reload(self, conversation: Conversation) -> Conversation:
+        return await self._runner.reload(self._taken, self._agent, conversation)
+
+
+def prefix_bytes(prefix: Encoded) -> int:
+    return len(prefix.system) + len(prefix.tools)
+
+
+def _is_spooled(messages: Iterable[Message]) -> bool:
+    return any(media.spooled for message in messages for media in message.media)
+
+
+def _beginning_key(session: SessionRow, model: Model) -> tuple[bytes, bytes, str]:
+    return _frozen(session), model.signature, session.agent
+
+
+def _frozen(session: SessionRow) -> bytes:
+    """Which prefix it was frozen with. Every session is, in the transaction that makes it."""
+    if session.prefix is None:
+        raise Conflict("This conversation has no frozen prompt; use /reload to give it one.")
+    return session.prefix

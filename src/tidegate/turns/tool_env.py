@@ -1,0 +1,63 @@
+"""What the tools of turns work with: the workspace, the spool, the web, and leave to use them.
+
+Guarantee: a turn that calls no tool costs nothing of this; one that does is equipped once, for its session and under
+its agent's policy. What the tools of a one-shot call made goes with the call. The workshop owns nothing: each part is
+its room's, and what a turn is given lives as long as the turn.
+"""
+
+from typing import TYPE_CHECKING
+
+import anyio
+
+from tidegate.agent import Equipment
+from tidegate.config import Config
+from tidegate.engine import Journal, Taken
+from tidegate.spool import Spool
+from tidegate.tools import Reach, ToolContext
+from tidegate.turns.approvals import Questions
+from tidegate.turns.permissions import TurnPermits, policies
+from tidegate.workspaces import Workspaces
+
+if TYPE_CHECKING:
+    from tidegate.tools.web.http_access import WebAccess
+
+
+class Workshop:
+    def __init__(
+        self,
+        config: Config,
+        spool: Spool,
+        questions: Questions,
+        workspaces: Workspaces,
+        web: "WebAccess | None",
+        reach: Reach,
+    ) -> None:
+        self.spool = spool
+        self._questions = questions
+        self._workspaces = workspaces
+        self._web = web
+        self._reach = reach
+        self._policies = policies(config)
+
+    def equip(self, journal: Journal, taken: Taken) -> Equipment:
+        session = taken.session
+        workspace = self._workspaces.of(session.id, session.agent, journal.id)
+        context = ToolContext(
+            session=session.id,
+            principal=session.principal,
+            channel=taken.turn.channel,
+            agent=session.agent,
+            turn=journal.id,
+            workspace=workspace,
+            spool=self.spool.of(session.id, journal.id),
+            web=self._web,
+            reach=self._reach,
+            depth=taken.turn.depth,
+        )
+        return Equipment(context, TurnPermits(self._questions, self._policies, taken, workspace))
+
+    async def leave_nothing(self, session: str) -> None:
+        """What the tools of a one-shot call made is removed; what a crash leaves is found by its sweep."""
+        with anyio.CancelScope(shield=True):
+            await self._workspaces.discard(session)
+            await self.spool.remove(session)

@@ -1,0 +1,116 @@
+"""A conversation as a stream of server-sent events that a client can resume.
+
+Guarantee: the stream opens at once. A reader that reconnects with the last id it saw misses no row. A reader that
+leaves or takes nothing is dropped and may reconnect; when the gateway stops, or what the reader showed for itself is
+revoked, the stream ends. Open streams are bounded, in total and for each principal, and a share of them is kept free
+for the owner.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import aclosing, contextmanager
+from functools import partial
+
+import anyio
+import msgspec
+
+from tidegate.config import Limits
+from tidegate.errors import Busy, Refused
+from tidegate.sessions import Sessions
+from tidegate.values import Event
+from tidegate.web.app import sse
+from tidegate.web.app.auth import Caller
+from tidegate.web.app.disconnect import unless_gone
+from tidegate.web.app.endpoint import Ask
+from tidegate.web.app.error_responses import Answer
+
+RETRY_SECONDS = 5
+"""When a refused reader may ask again: streams end when somebody closes a page, which nobody can foresee."""
+LATEST_PLACE = 2**53
+"""An id above every row's, for who wants only what happens from now on."""
+
+
+class Events:
+    def __init__(self, door: Sessions, pulse: sse.Pulse, limits: Limits) -> None:
+        self._door = door
+        self._limits = limits
+        self._pulse = pulse
+        self._encode = msgspec.json.Encoder().encode
+        self._stopping = False
+        self._ends: dict[anyio.Event, str] = {}  # of each open stream, with the id of its reader's key or sign-in
+        self._open: Counter[str] = Counter()  # by principal; together at most limits.event_streams
+
+    @property
+    def open(self) -> int:
+        return self._open.total()
+
+    def stop(self) -> None:
+        """Let every reader go: the gateway is stopping."""
+        self._stopping = True
+        for end in self._ends:
+            end.set()
+
+    def end(self, keys: Collection[str]) -> None:
+        """Let the readers with these keys or sign-ins go."""
+        for end, key in self._ends.items():
+            if key in keys:
+                end.set()
+
+    async def follow(self, ask: Ask) -> Answer | None:
+        after = _place(ask.headers.get(b"last-event-id"))
+        # Counted before anything is awaited: a key that is revoked from now on ends this stream, too.
+        with self._counted(ask.caller) as end:
+            await self._door.session(ask.path["id"], ask.caller.principal)  # a refusal comes before the response begins
+            if ask.method == "HEAD":
+                return Answer(200, sse.HEADERS, b"")
+            async with sse.Stream(ask.send, self._pulse, []) as stream:
+                await stream.write(sse.comment("open"))
+                left = await unless_gone(ask.receive, partial(self._tell, ask, stream, after), stopping=end)
+                if end.is_set():
+                    await stream.finish(sse.comment("the gateway is stopping" if self._stopping else "signed out"))
+                elif not left:
+                    await stream.finish(sse.comment("the session has ended"))
+        return None
+
+    @contextmanager
+    def _counted(self, caller: Caller) -> Iterator[anyio.Event]:
+        """One more stream of this caller's principal, or `Busy`; the event says that it must end."""
+        who, most, each = caller.principal.id, self._limits.event_streams, self._limits.event_streams_each
+        if self._open[who] >= each:
+            raise _too_many(f"You have {each} event streams open (limits.event_streams_each)")
+        if self.open >= (most if caller.principal.may("configure") else most - min(each, most // 2)):
+            raise _too_many(f"{self.open} event streams are open, of {most} in all (limits.event_streams)")
+        self._open[who] += 1
+        end = anyio.Event()
+        self._ends[end] = caller.key
+        if self._stopping:
+            end.set()
+        try:
+            yield end
+        finally:
+            del self._ends[end]
+            self._open[who] -= 1
+            if not self._open[who]:
+                del self._open[who]
+
+    async def _tell(self, ask: Ask, stream: sse.Stream, after: int) -> None:
+        watched = self._door.watch(ask.path["id"], ask.caller.principal, after)
+        async with aclosing(watched) as events:
+            async for id, event in events:
+                await stream.write(self._event(id, event))
+
+    def _event(self, id: int | None, event: Event) -> bytes:
+        return sse.event(str(event.__struct_config__.tag), self._encode(event), id=id)
+
+
+def _too_many(what: str) -> Busy:
+    return Busy(f"{what}; close one, or try again later.", retry_after=RETRY_SECONDS, code="too_many_streams")
+
+
+def _place(value: bytes | None) -> int:
+    if value is None or not value.strip():
+        return 0
+    text = value.strip()
+    if not text.isdigit() or len(text) > 16:
+        raise Refused("Last-Event-ID must be the id of an event of this stream.", param="Last-Event-ID")
+    return min(int(text), LATEST_PLACE)

@@ -1,0 +1,1 @@
+"""The web application: routing, authentication, errors, and what every endpoint shares."""

@@ -1,0 +1,54 @@
+"""Calls from other web pages: for the origins that the operator listed, and with a key only.
+
+Guarantee: without listed origins nothing here has an effect, and a browser lets no other page call the gateway. A
+listed page may call with a key of its own; the cookie of the gateway's page is never offered to it.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from tidegate.web.app.error_responses import Answer, Headers
+
+_ALLOWED = (
+    b"Authorization, Content-Type, Idempotency-Key, Last-Event-ID, X-Busy, X-Events, X-On-Disconnect, X-Page-Token, "
+    b"X-Session-Id"
+)
+"""What a browser that does not say which headers it wants to send may send."""
+_PREFLIGHT = [
+    (b"access-control-allow-methods", b"GET, POST, PUT, DELETE"),
+    (b"access-control-max-age", b"600"),
+]
+_NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+(?:[ \t]*,[ \t]*[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")
+_NAMES_BYTES = 4096
+"""Of a list of header names: more than any client has."""
+
+
+class Cors:
+    def __init__(self, origins: Iterable[str]) -> None:
+        self._origins = frozenset(origin.lower().rstrip("/").encode() for origin in origins)
+
+    def headers(self, scope: dict[str, Any]) -> Headers:
+        """What a response to this request must say, so that a listed page may read it."""
+        if not self._origins:
+            return []
+        origin = next((value for name, value in scope["headers"] if name == b"origin"), b"")
+        if origin.lower() not in self._origins:
+            return [(b"vary", b"Origin")]
+        return [
+            (b"access-control-allow-origin", origin),
+            (
+                b"access-control-expose-headers",
+                b"X-Turn-Id, X-Turn-State, X-Caller-Tools, X-Request-Id, X-Should-Retry, Retry-After",
+            ),
+            (b"vary", b"Origin"),
+        ]
+
+    def preflight(self, scope: dict[str, Any], headers: Headers) -> Answer | None:
+        """The answer to a browser that asks beforehand; None if that is not what this is, or it may not."""
+        if scope["method"] != "OPTIONS" or len(headers) < 2:
+            return None
+        wanted = next((value for name, value in scope["headers"] if name == b"access-control-request-headers"), b"")
+        is_list = len(wanted) <= _NAMES_BYTES and _NAMES.fullmatch(wanted) is not None
+        allowed = (b"access-control-allow-headers", wanted if is_list else _ALLOWED)
+        return Answer(204, [*_PREFLIGHT, allowed], b"")

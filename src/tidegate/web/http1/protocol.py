@@ -1,0 +1,264 @@
+"""One HTTP/1.1 connection: uvicorn's, with bounds and with our errors.
+
+Guarantee: the request line and headers are bounded in bytes, number and time. An idle connection is closed after its
+keep-alive time, and one that never sends a request after `HEAD_SECONDS`. A reader whose buffers stay full is dropped. A
+request that is not valid HTTP, or whose host or framing is missing or ambiguous (RFC 9112), gets an error in OpenAI's
+shape, after the answers to the requests before it, and the connection is closed. Requests run as tasks of the server's
+scope. A client gets its answer even while it is still sending, after it has closed its own half of the connection
+(without TLS), and over HTTP/1.0. The connection owns its transport; `abort` drops it.
+"""
+
+import asyncio
+import logging
+import re
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import httptools
+import msgspec
+from uvicorn import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from tidegate.web.app.error_responses import ErrorAnswer, ErrorBody, request_id
+from tidegate.web.http1.buffered_transport import Corked
+from tidegate.web.http1.half_close import HalfClosed
+from tidegate.web.http1.http10 import Unframed
+
+HEADER_BYTES = 64 * 1024
+"""Request line and headers together: a cookie jar of a browser on localhost can be large, nothing else is."""
+HEADER_COUNT = 200
+READ_BYTES = 256 * 1024
+"""What one read brings at most: the end of the body before, perhaps, and then the beginning of a head."""
+HEAD_SECONDS = 20.0
+"""How long the request line and headers may take to arrive."""
+STALL_SECONDS = 60.0
+"""A reader that takes nothing for so long is gone, or might as well be."""
+ABORT = "tidegate.abort"
+"""Where a request finds, in its scope, the way to drop its connection."""
+EXTRA = "tidegate.extra"
+"""Where a request finds, in its scope, whether its connection is one beyond the limit."""
+EXTRA_HEAD_SECONDS = 5.0
+"""How long the head may take on such a connection, of which there are few."""
+
+_TOO_LARGE = (431, f"The request line and headers are larger than {HEADER_BYTES} bytes.", "headers_too_large")
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+_HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[\w.~!$&'()*+,;=%-]+)(?::[0-9]{0,5})?", re.ASCII)
+"""A host as RFC 3986 writes it, and perhaps a port."""
+_ABSOLUTE = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
+_VERSIONS = ("1.0", "1.1")
+
+StartTask = Callable[[Any, Any], "asyncio.Task[None]"]
+
+
+class Connection(HttpToolsProtocol):
+    _corked: Corked
+
+    def __init__(
+        self,
+        config: Config,
+        state: ServerState,
+        start: StartTask,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        extra: bool,
+        lost: Callable[["Connection"], None],
+    ) -> None:
+        super().__init__(config, state, {}, loop)
+        self.extra = extra
+        self._lost = lost
+        self.since = loop.time()
+        """Since when it is open, or has answered its last request."""
+        self.logger = logging.getLogger("tidegate.web")
+        self.access_log = False
+        self._start = start
+        self._head_bytes = 0
+        self._unparsed = 0
+        self._in_head = True
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._half_closed: HalfClosed | None = None
+        self._refusal = (400, "This is not a valid HTTP request.", "invalid_http")
+        self._refused = False
+
+    @property
+    def is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def _is_unanswered(self) -> bool:
+        """Whether the only request is still arriving and nothing of its answer was sent."""
+        return bool(self.cycle.more_body) and not self.cycle.response_started and not self.pipeline
+
+    # -- time --
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        # asyncio does this only for a listener that was made with its protocol named; without it a second small piece
+        # of a stream waits for the acknowledgement of the first, which clients delay by 40 ms.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._corked = Corked(transport, self.loop)
+        super().connection_made(self._corked)
+        patience = EXTRA_HEAD_SECONDS if self.extra else HEAD_SECONDS
+        self._head_timer = self.loop.call_later(patience, self.timeout_keep_alive_handler)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        if self._half_closed is not None:
+            self._half_closed.stop()
+        self.resume_writing()
+        super().connection_lost(exc)
+        if exc is not None:
+            self._unset_keepalive_if_required()
+        self._lost(self)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The peer sends no more. Whether the connection stays open: while there is a whole request to answer."""
+        cycle = self.cycle
+        if self.is_idle or self._corked.unread or self.scheme == "https":
+            return False
+        cycle.keep_alive = False
+        if not self.pipeline:
+            self._half_closed = HalfClosed(self._corked, self.loop)
+            self._half_closed.start(begun=cycle.response_started, chunked=bool(cycle.chunked_encoding))
+        return True
+
+    def data_received(self, data: bytes) -> None:
+        if b"pgrade:" in data and (self._in_head or self.is_idle):
+            data = _without_upgrade(data)
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._in_head:
+            # The parser tells of a header only when it has all of it, and would wait for the end of an endless one.
+            self._unparsed += len(data)
+            if self._unparsed > HEADER_BYTES + READ_BYTES:
+                self._refusal = _TOO_LARGE
+                self.send_400_response("")
+            elif self._head_timer is None:
+                self._head_timer = self.loop.call_later(HEAD_SECONDS, self.timeout_keep_alive_handler)
+        elif self.timeout_keep_alive_task is None and self.cycle.response_complete and not self.pipeline:
+            # The rest of a body that was answered before it had arrived: uvicorn forgets the time here.
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._stall_timer is None:
+            self._stall_timer = self.loop.call_later(STALL_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+        super().resume_writing()
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    # -- bounds --
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_bytes = 0
+        self._unparsed = 0
+        self._in_head = True
+        self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]
+        if self.extra:
+            self.scope[EXTRA] = True  # type: ignore[literal-required]
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+        if len(self.headers) > HEADER_COUNT:
+            self._refuse(431, f"The request has more than {HEADER_COUNT} headers.", "headers_too_large")
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._corked.unread = True
+        self._stop_timer()
+        self._check_head()
+        super().on_headers_complete()
+        if self.extra:
+            self.cycle.keep_alive = False
+
+    def _check_head(self) -> None:
+        """What the parser lets pass although RFC 9112 does not."""
+        version = self.parser.get_http_version()
+        if version not in _VERSIONS:
+            self._refuse(400, "This version of HTTP is not supported; use HTTP/1.1.", "invalid_http")
+        hosts: list[bytes] = []
+        coding: list[bytes] = []
+        for name, value in self.headers:
+            if name == b"host":
+                hosts.append(value)
+            elif name == b"transfer-encoding":
+                coding.append(value)
+        if len(hosts) > 1 or (not hosts and version != "1.0"):
+            self._refuse(400, "A request must have exactly one Host header.", "invalid_host")
+        if hosts and _HOST.fullmatch(hosts[0]) is None:
+            self._refuse(400, "The Host header must be a host name or an address, and perhaps a port.", "invalid_host")
+        if not self.url.startswith(b"/") and self.url != b"*":
+            named = _ABSOLUTE.match(self.url)
+            if named is None or (hosts and named[1].lower() != hosts[0].lower()):
+                self._refuse(400, "The request's address must be a path, or name the host of Host.", "invalid_host")
+        if coding and (version == "1.0" or coding[0].strip().lower() != b"chunked"):
+            self._refuse(400, "The only Transfer-Encoding is chunked, and it needs HTTP/1.1.", "invalid_http")
+
+    def on_message_complete(self) -> None:
+        self._corked.unread = False
+        super().on_message_complete()
+
+    def _count(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > HEADER_BYTES:
+            self._refuse(*_TOO_LARGE)
+
+    def _refuse(self, status: int, message: str, code: str) -> None:
+        self._refusal = (status, message, code)
+        raise httptools.HttpParserError(message)
+
+    def send_400_response(self, msg: str) -> None:
+        if not self.is_idle and not self._is_unanswered:
+            self._refused = True  # an answer that is under way comes first, or the client would take this for it
+            return
+        status, message, code = self._refusal
+        error = ErrorBody(message=message, type="invalid_request_error", param=None, code=code)
+        body = msgspec.json.encode(ErrorAnswer(error=error))
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body)
+        head += b"cache-control: no-store\r\nx-content-type-options: nosniff\r\n"
+        head += b"x-request-id: %b\r\n\r\n" % request_id()
+        if not self.transport.is_closing():
+            self._corked.write(STATUS_LINE[status] + head + body)
+            self._corked.unread = self.is_idle
+            self._corked.close()
+
+    def on_response_complete(self) -> None:
+        self.since = self.loop.time()
+        self._corked.flush()
+        super().on_response_complete()
+        if self._refused and self.is_idle:
+            self.send_400_response("")
+
+    # -- tasks --
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if cycle.scope["http_version"] == "1.0":
+            cycle.send = Unframed(cycle)  # type: ignore[method-assign]
+        task = self._start(cycle, app)
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """An offer of another protocol, which we never take. The parser would: it reads no body after one, and clients
+    that offer h2c along with an ordinary POST are common."""
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"\r\nx-upgrade:", head) + end + rest

@@ -1,0 +1,1 @@
+"""Where commands run: the sandbox backends `bubblewrap`, `local` and `ssh`."""

@@ -1,0 +1,131 @@
+"""Which backend the sessions' commands run in.
+
+Guarantee: it is found out once, when it is first asked for, and told in one sentence where none can be used: then
+commands are refused with that sentence and files work all the same. Only `auto` looks for one; what the operator has
+named is never replaced by another.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from tidegate.config import WorkspaceSettings
+from tidegate.errors import ToolFailed
+from tidegate.lifetimes import Flight
+from tidegate.workspaces.backends.interface import Backend, Box, BoxSpec, Enforcement, OpenBox
+from tidegate.workspaces.files import Files, Mount
+from tidegate.workspaces.kernel.cgroups import Cgroups
+from tidegate.workspaces.kernel.users import is_root
+from tidegate.workspaces.processes.children import Spawner
+
+AS_ROOT: Mapping[str, str] = MappingProxyType(
+    {
+        "bubblewrap": "The gateway runs as root: commands and file tools run as an unprivileged user, but a flaw in "
+        "the gateway itself would endanger the whole machine. Run it as a user of its own.",
+        "local": "The gateway runs as root, and commands run without a sandbox, as an unprivileged user: they reach "
+        "whatever that user can. Run it as a user of its own, or choose another workspaces.backend.",
+    }
+)
+"""What that means, for each backend whose commands run on this machine."""
+
+
+class NoCommands:
+    """What stands in for a backend where there is none: the session's files, and a reason."""
+
+    name = "none"
+    sandboxed = False
+
+    def __init__(self, why: str, spawner: Spawner) -> None:
+        self.why = why
+        self._spawner = spawner
+
+    @property
+    def enforced(self) -> Mapping[str, Enforcement]:
+        return MappingProxyType({})
+
+    @property
+    def uncounted(self) -> tuple[str, ...]:
+        return ()
+
+    def inner(self, folder: Path) -> str:
+        return "/workspace"
+
+    def files(self, spec: BoxSpec, box: OpenBox) -> Files:
+        from tidegate.workspaces.files.local import LocalFiles  # with the first file that is asked for
+
+        mount = Mount(inner="/workspace", folder=spec.folder, project=spec.project)
+        return LocalFiles((mount,), self._spawner, user=spec.user)
+
+    async def check(self) -> str | None:
+        return None
+
+    async def open(self, spec: BoxSpec) -> Box:
+        raise ToolFailed(self.why)
+
+
+class Choice:
+    """The backend that the settings name; `make` makes one of a name, for tests too."""
+
+    def __init__(
+        self, settings: WorkspaceSettings, spawner: Spawner, groups: Cgroups, make: Callable[[str], Backend] | None
+    ) -> None:
+        self._settings = settings
+        self._spawner = spawner
+        self._groups = groups
+        self._make = make or self._make_backend
+        self._chosen: Backend | None = None
+        self._choosing: Flight[Backend] | None = None
+
+    @property
+    def known(self) -> Backend | None:
+        """None as long as nobody has asked."""
+        return self._chosen
+
+    async def backend(self) -> Backend:
+        while self._chosen is None:
+            if self._choosing is None:
+                self._choosing = Flight()
+                try:
+                    self._chosen = await self._choosing.lead(self._choose)
+                finally:
+                    self._choosing = None
+            else:
+                await self._choosing.join()
+        return self._chosen
+
+    @property
+    def warning(self) -> str:
+        """What the operator should know of who the gateway runs as; empty when there is nothing."""
+        name = "bubblewrap" if self._settings.backend == "auto" else self._settings.backend
+        return AS_ROOT.get(name, "") if is_root() and not isinstance(self._chosen, NoCommands) else ""
+
+    def reconsider(self) -> None:
+        """Ask anew where it did not work: it may have been installed, or may be reached, since."""
+        if isinstance(self._chosen, NoCommands):
+            self._chosen = None
+
+    async def _choose(self) -> Backend:
+        wanted = self._settings.backend
+        if wanted == "none":
+            return NoCommands("Commands are switched off here (workspaces.backend is none).", self._spawner)
+        backend = self._make("bubblewrap" if wanted == "auto" else wanted)
+        why = await backend.check()
+        if why is None:
+            return backend
+        if wanted == "auto":
+            why = f"{why} Or let commands run without a sandbox, with workspaces.backend = local."
+        return NoCommands(f"Commands cannot be run here: {why}", self._spawner)
+
+    def _make_backend(self, name: str) -> Backend:
+        """What is not used is not imported."""
+        if name == "bubblewrap":
+            from tidegate.workspaces.backends.bubblewrap import Bubblewrap
+
+            return Bubblewrap(self._spawner, self._groups)
+        if name == "local":
+            from tidegate.workspaces.backends.local import Local
+
+            return Local(self._spawner, self._groups)
+        from tidegate.workspaces.backends.ssh import Ssh
+
+        return Ssh(self._spawner, self._settings.ssh_host, self._settings.ssh_options)

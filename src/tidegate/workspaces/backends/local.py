@@ -1,0 +1,306 @@
+"""The backend `local`: commands on this machine, as the gateway's own user, or, if that is root, an unprivileged one.
+
+Guarantee: each command is the child of a guardian of its own, from which nothing that comes of it can get away: it is
+ended as a whole when the command has ended, when it is told to, and when the gateway is gone, however that died. No
+process is there while nothing runs. A command has the session's folder for its work, a home and a folder for temporary
+files of the session's own, and nothing of the gateway's environment; but there is no wall: it can reach whatever the
+its user can, which is the gateway's unless that is root. So this backend is never chosen by itself.
+"""
+
+import asyncio
+import contextlib
+import os
+import pwd
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from anyio import to_thread
+
+from tidegate.errors import ToolFailed
+from tidegate.lifetimes import KILLED_SECONDS, gather
+from tidegate.log import Log
+from tidegate.workspaces.backends import guardian, shell_script
+from tidegate.workspaces.backends.interface import (
+    MARK,
+    OWNER,
+    SEGMENTS,
+    BoxSpec,
+    Enforcement,
+    Load,
+    OpenBox,
+    Strain,
+    enforced,
+    uncounted,
+)
+from tidegate.workspaces.files import Files, Mount, User
+from tidegate.workspaces.files.file_user import gateway_user
+from tidegate.workspaces.kernel.cgroups import UNGROUPED, Cgroups, Group, Leaf, leaf_for
+from tidegate.workspaces.kernel.process_table import ProcessTable
+from tidegate.workspaces.kernel.users import becoming_in
+from tidegate.workspaces.processes.children import ChildProcess, Spawner, find, or_gone
+
+log = Log(__name__)
+
+SPEC_BYTES = 64 * 1024
+"""Of what a guardian is told before it starts: mostly the environment. A socket takes so much at once."""
+
+START_SECONDS = 10.0
+"""A guardian is there within some dozen milliseconds; a machine that needs longer than this has another problem."""
+
+_SAID_BYTES = 256  # more than a guardian ever says
+_SOCKET = 3  # its number in the guardian
+
+
+class Local:
+    name = "local"
+    sandboxed = False
+
+    def __init__(self, spawner: Spawner, groups: Cgroups | None = None) -> None:
+        """Without `groups`, what they would hold is looked at."""
+        self._spawner = spawner
+        self._groups = groups
+
+    @property
+    def enforced(self) -> Mapping[str, Enforcement]:
+        """Without groups, the kernel counts the processes of a user, not those of a session."""
+        return enforced(self._groups.held if self._groups else ())
+
+    @property
+    def uncounted(self) -> tuple[str, ...]:
+        return uncounted(self.enforced, SEGMENTS)
+
+    def inner(self, folder: Path) -> str:
+        return str(folder)
+
+    def files(self, spec: BoxSpec, box: OpenBox) -> Files:
+        own = [Mount(inner=str(spec.folder), folder=spec.folder, project=spec.project)]
+        own += [Mount(inner=str(folder), folder=folder) for folder in (spec.home, spec.temporary)]
+        seen = [Mount(inner=str(folder), folder=folder, writable=False) for folder in spec.read_only]
+        from tidegate.workspaces.files.local import LocalFiles  # with the first file that is asked for
+
+        return LocalFiles((*own, *seen), self._spawner, user=spec.user)
+
+    async def check(self) -> str | None:
+        if find("bash") is None:
+            return "bash is not installed here: install it, or choose another workspaces.backend."
+        if self._groups is not None:
+            await to_thread.run_sync(self._groups.find)
+        return None
+
+    async def open(self, spec: BoxSpec) -> "Quarters":
+        return Quarters(self._spawner, spec, None if self._groups is None else await self._groups.make(spec.limits))
+
+
+class Quarters:
+    """One session's: what runs for it now. It owns the guardians, and the control group, if there is one; that is for
+    commands, and the guardians are not in it."""
+
+    def __init__(self, spawner: Spawner, spec: BoxSpec, group: Group | None) -> None:
+        self._spawner = spawner
+        self._spec = spec
+        self._group = group
+        self.held: frozenset[str] = group.held if group else frozenset()
+        self._commands: set[Command] = set()
+        self._closed = asyncio.Event()
+        self.why = ""
+
+    @property
+    def alive(self) -> bool:
+        return not self._closed.is_set()
+
+    @property
+    def pid(self) -> int | None:
+        return None
+
+    @property
+    def strain(self) -> Strain:
+        return self._group.strain if self._group else Strain()
+
+    async def spawn(self, text: bytes, mark: str, *, full: bool = False) -> "Command":
+        if self._group and self.alive and not self._group.there:
+            self.why = UNGROUPED
+            await self.close()
+        async with leaf_for(self._group if self.alive else None) as leaf:
+            return await self._start(text, mark, leaf, full)
+
+    async def _start(self, text: bytes, mark: str, leaf: Leaf | None, full: bool) -> "Command":
+        told = self._told(mark, leaf, full)
+        ours, theirs = socket.socketpair()
+        try:
+            child = await self._spawner.spawn(
+                [sys.executable, "-I", "-S", "-B", guardian.__file__, str(_SOCKET)],
+                {},
+                passing={theirs.fileno(): _SOCKET},
+            )
+        except OSError as error:
+            ours.close()
+            raise ToolFailed(f"The command cannot be started ({error.strerror}).") from None
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        command = Command(self, child, ours, mark, leaf)
+        self._commands.add(command)
+        async with or_gone(command):
+            if not self.alive:
+                raise ToolFailed("The workspace is closed.")
+            await command.start(told)
+            with contextlib.suppress(ToolFailed):  # one that has ended already says by its code and its words why
+                await child.write(text)
+        return command
+
+    def _told(self, mark: str, leaf: Leaf | None, full: bool) -> bytes:
+        """The guardian itself does not carry the mark: whoever ends by it would end what is to do so."""
+        spec, user = self._spec, _name(self._spec.user or gateway_user())
+        environment = {
+            "HOME": str(spec.home),
+            "LOGNAME": user,
+            "PATH": f"{spec.home}/.local/bin:/usr/local/bin:/usr/bin:/bin",
+            "SHELL": "/bin/bash",
+            "TMPDIR": str(spec.temporary),
+            "USER": user,
+            **spec.environment,
+            MARK: mark,
+            OWNER: self._spawner.owner,
+        }
+        largest = 0 if full else spec.limits.file_bytes
+        limits = (spec.limits.memory_bytes, largest, int(spec.limits.cpu_seconds))
+        joins = leaf.joins if leaf else ()
+        bash, *rest = shell_script.ENTRY
+        become = becoming_in(spec.user, spec.folder, spec.home, spec.temporary)
+        command = [*become, find(bash) or bash, *rest] if become else list(shell_script.ENTRY)
+        told = guardian.task(command, environment, limits, str(spec.folder), joins=joins)
+        if len(told) > SPEC_BYTES:
+            raise ToolFailed(f"The environment has more than {SPEC_BYTES} bytes; let workspaces.environment name less.")
+        return told
+
+    async def is_intact(self) -> bool:
+        return True  # nothing is protected from commands here
+
+    async def load(self) -> Load:
+        guardians = [command.guardian for command in self._commands]
+        return await to_thread.run_sync(self._load, guardians) if guardians else Load()
+
+    def _load(self, guardians: list[int]) -> Load:
+        found = [str(pid) for pid in guardian.below(guardians)]
+        table = ProcessTable("/proc", lambda: found)
+        try:
+            return table.load(self._spec.limits)
+        finally:
+            table.close()
+
+    async def wait(self) -> None:
+        await self._closed.wait()
+
+    async def close(self) -> None:
+        self._closed.set()
+        await gather([command.end(0) for command in tuple(self._commands)])
+        if self._group is not None:
+            await to_thread.run_sync(self._group.end)
+
+    async def purge(self, command: "Command") -> None:
+        """What came of a command whose guardian was killed."""
+        if command.leaf is not None:
+            await to_thread.run_sync(command.leaf.kill)
+        if not await to_thread.run_sync(guardian.sweep, f"{MARK}={command.mark}"):
+            log.error("what came of a command cannot be ended", mark=command.mark)
+
+    def forget(self, command: "Command") -> None:
+        self._commands.discard(command)
+
+
+def _name(user: User) -> str:
+    try:
+        return pwd.getpwuid(user.uid).pw_name
+    except KeyError:  # one that nobody has made
+        return "agent"
+
+
+class Command:
+    """A command and its guardian, which is over when nothing of the command runs any more. `pid` is the command's own:
+    whoever kills that one leaves the rest to the guardian."""
+
+    def __init__(
+        self, quarters: Quarters, child: ChildProcess, guard: socket.socket, mark: str, leaf: Leaf | None
+    ) -> None:
+        self._quarters = quarters
+        self._child = child
+        self._guard = guard
+        self._guard.setblocking(False)
+        self.mark = mark
+        self.leaf = leaf
+        self._said = b""
+        self.guardian = child.pid
+        self.pid: int | None = None
+        self.write = child.write
+        self.close_input = child.close_input
+        self.read = child.read
+        self.read_state = child.read_state
+
+    async def start(self, told: bytes) -> None:
+        """The socket is new and empty, and takes all that is to be told."""
+        try:
+            self._guard.send(told)
+            async with asyncio.timeout(START_SECONDS):
+                said = await asyncio.get_running_loop().sock_recv(self._guard, _SAID_BYTES)
+        except (OSError, TimeoutError):
+            said = b""
+        if not said.startswith(guardian.UP):
+            raise ToolFailed("The command cannot be started: its guardian does not come up.")
+        self.pid = int(said.split()[2])
+        self._said = said
+
+    async def wait(self) -> int:
+        code = await self._child.wait()
+        told = self._report()
+        return told[0] if told else code
+
+    async def end(self, grace: float) -> int:
+        try:
+            if grace > 0:
+                self._signal(signal.SIGTERM)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(grace):
+                        await self._child.wait()
+            self._signal(signal.SIGUSR1)
+            try:
+                async with asyncio.timeout(KILLED_SECONDS):
+                    await self._child.wait()
+            except TimeoutError:
+                log.error("what came of a command cannot be ended", guardian=self.guardian)
+                await self._child.end(0)
+            told = self._report()
+            if told is None:
+                await self._quarters.purge(self)
+            if self.leaf is not None:
+                await to_thread.run_sync(self.leaf.remove)
+            return told[1] if told else 0
+        finally:
+            if not self._child.running:
+                self._quarters.forget(self)
+                self._guard.close()
+
+    def close(self) -> None:
+        """A guardian that still runs ends everything at this."""
+        self._child.close()
+        self._guard.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To the guardian alone. It is not reaped before its end is known here, so the number is its own."""
+        if self._child.running:
+            os.kill(self.guardian, number)
+
+    def _report(self) -> tuple[int, int] | None:
+        """The code and how many were left, as the guardian said at its end; None when it could not say so."""
+        if self._guard.fileno() >= 0:
+            with contextlib.suppress(BlockingIOError, ConnectionError):
+                self._said += self._guard.recv(_SAID_BYTES)
+        _, found, end = self._said.partition(guardian.OVER)
+        if not found:
+            return None
+        code, left = end.split()
+        return int(code), int(left)

@@ -1,0 +1,83 @@
+"""What ended sessions have on another machine, and how it gets away from there.
+
+Guarantee: when a session has ended, its folders over there are put away at once, or, as long as that machine cannot be
+reached, later: a row remembers it, also when the session itself is deleted, and it is tried again, less and less often,
+until it is done or has been tried for `GIVE_UP_SECONDS`; then the log says that they stay. Only the machine that the
+folders are on is asked. It owns nothing but those rows.
+"""
+
+from collections.abc import Callable
+
+from tidegate.errors import ToolFailed
+from tidegate.log import Log
+from tidegate.store import Db, Store, outbox
+from tidegate.workspaces.backends.interface import Elsewhere
+
+log = Log(__name__)
+
+GIVE_UP_SECONDS = 30 * 86400.0
+"""A machine that was away for so long does not come back as it was."""
+
+FIRST_SECONDS, LONGEST_SECONDS = 300.0, 86400.0
+"""Between two tries, of which each waits twice as long as the one before."""
+
+ATTEMPTS = 64
+"""More than there are in that time."""
+
+AT_ONCE = 20
+"""Sessions that are taken up in one go: each is a call of the other machine."""
+
+
+class Remains:
+    def __init__(self, store: Store, clock: Callable[[], float], age: float) -> None:
+        """`age` is how long things stay in the trash over there."""
+        self._store = store
+        self._clock = clock
+        self._age = age
+
+    async def put_away(self, there: Elsewhere, session: str, *, keep: bool) -> None:
+        try:
+            await there.put_away(session, keep=keep, age=self._age)
+        except ToolFailed as error:
+            log.warning("folders on another machine stay there for now", session=session, reason=error.message)
+            await self._store.write(
+                lambda db: outbox.prepare(
+                    db,
+                    id=f"remains {session}",
+                    session=None,  # it may be deleted before this is done
+                    turn=None,
+                    channel=_channel(there),
+                    target=session,
+                    body=b"keep" if keep else b"",
+                    now=self._clock() + FIRST_SECONDS,
+                    expires=self._clock() + GIVE_UP_SECONDS,
+                )
+            )
+
+    async def recover(self, there: Elsewhere) -> None:
+        """At start: what was being done when the last process died is to be done again."""
+        await self._store.write(outbox.recover, self._clock(), AT_ONCE, (_channel(there),))
+
+    async def retry(self, there: Elsewhere) -> None:
+        """What is due. When one cannot be done, neither can the others, now."""
+        now, reason = self._clock(), ""
+        for row in await self._store.write(outbox.claim_due, now, AT_ONCE, (_channel(there),)):
+            if not reason:
+                try:
+                    await there.put_away(row.target, keep=bool(row.body), age=self._age)
+                    await self._store.write(outbox.mark_sent, row.id)
+                    continue
+                except ToolFailed as error:
+                    reason = error.message
+            due = now + min(LONGEST_SECONDS, FIRST_SECONDS * 2**row.attempts)
+            if await self._store.write(_failed, row.id, reason, due) == "dead":
+                log.error("folders on another machine stay there", session=row.target, reason=reason)
+        await self._store.write(outbox.purge, now - 2 * GIVE_UP_SECONDS, AT_ONCE)
+
+
+def _channel(there: Elsewhere) -> str:
+    return f"workspaces at {there.where}"
+
+
+def _failed(db: Db, id: str, error: str, due: float) -> str | None:
+    return outbox.mark_failed(db, id, error=error, due=due, attempts=ATTEMPTS)

@@ -1,0 +1,133 @@
+"""The keeper of one session on another machine: it stands there for the gateway.
+
+Guarantee: it is there as long as the gateway is and can be reached. When the connection is closed, or nothing was heard
+for a while, it ends, and the guardians of the session's commands, which watch it, end everything. It makes the
+session's folders, carries signals to guardians, and tells what runs below them.
+
+It is a program of its own, sent with `guardian` to a machine that has nothing of ours. It is told one frame, which says
+whose it is, and then lines; it answers each question with a line that begins with its number. `put_away` is started in
+its stead when a session has ended.
+"""
+
+import os
+import pwd
+import select
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+from tidegate.workspaces.backends.guardian import UP, known_as, load, received, sweep
+
+BEAT_SECONDS = 15.0
+SILENT_SECONDS = 90.0
+"""A keeper that has heard nothing for so long, of a gateway that says something every `BEAT_SECONDS`, is alone."""
+
+REFUSED = b"\0no "
+"""The beginning of a line that says why it cannot be."""
+
+SIGNALS = ("TERM", "USR1")
+"""That are carried to guardians."""
+
+OLDEST_PYTHON = (3, 10)
+_LINE_BYTES = 64 * 1024
+_FOLDER_MODE = 0o700
+
+
+def keep() -> None:
+    fields = received(0)
+    if not fields:
+        return
+    try:
+        if sys.version_info < OLDEST_PYTHON:
+            raise OSError("Python 3.10 or newer is needed there")
+        root, folder = _folders(*fields)
+        os.close(os.pidfd_open(os.getpid()))  # as guardians will do; older kernels cannot
+    except OSError as error:
+        _answer(REFUSED + str(error).encode("utf-8", "replace"))
+        return
+    known = (known_as(os.getpid()), pwd.getpwuid(os.geteuid()).pw_name, str(root), str(folder))
+    _answer(UP + "\0".join(known).encode("utf-8", "surrogateescape"))
+    _attend()
+
+
+def _folders(session: str, project: str) -> tuple[Path, Path]:
+    """The session's, and the one that it works in: its own, or one of the user's that is there."""
+    root = _base() / "workspaces" / session
+    for name in ("home", "tmp", "work"):
+        (root / name).mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+    if project and not Path(project).is_dir():
+        raise OSError(f"there is no folder {project}, which the agent's workspace is set to")
+    return root, Path(project) if project else root / "work"
+
+
+def _base() -> Path:
+    os.umask(0o077)  # nobody else's, whatever the account's own mask lets through
+    return Path.home() / ".tidegate" / "remote"  # apart from what a gateway of that account itself would have
+
+
+def _attend() -> None:
+    """Until the end of what is told, or until nothing is."""
+    rest = b""
+    poll = select.poll()
+    poll.register(0, select.POLLIN)
+    while poll.poll(SILENT_SECONDS * 1000):
+        data = os.read(0, _LINE_BYTES)
+        if not data or len(rest) > _LINE_BYTES:
+            return
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            _obey(line.decode().split())
+
+
+def _obey(words: list[str]) -> None:
+    if words[:1] == ["signal"]:
+        question, name, known = words[1:]
+        pid = int(known.partition(":")[0])
+        there = name in SIGNALS and known_as(pid) == known
+        if there:
+            os.kill(pid, getattr(signal, f"SIG{name}"))
+        _answer(b"%d %d" % (int(question), there))
+    elif words[:1] == ["load"]:
+        number, most, *guardians = map(int, words[1:])
+        _answer(b"%d %d %d" % (number, *load(guardians, most)))
+    elif words[:1] == ["sweep"]:
+        _answer(b"%d %d" % (int(words[1]), sweep(words[2])))
+
+
+def _answer(line: bytes) -> None:
+    os.write(1, line + b"\n")
+
+
+def put_away() -> None:
+    """The folder of an ended session goes to the trash, or is removed if it is not to be kept; and what has been in the
+    trash for more than `age` seconds is removed."""
+    fields = received(0)
+    if not fields:
+        return
+    session, kept, age = fields
+    trash = _base() / "trash"
+    trash.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+    folder, place = _base() / "workspaces" / session, trash / session
+    if folder.is_dir():
+        _remove(place)
+        folder.rename(place)
+        os.utime(place)
+    if not kept:
+        _remove(place)
+    before = time.time() - float(age)
+    for entry in list(trash.iterdir()):
+        if entry.lstat().st_mtime < before:
+            _remove(entry)
+    _answer(UP)
+
+
+def _remove(folder: Path) -> None:
+    """All of it, whatever permissions were left in it."""
+    for here, names, _files in os.walk(folder):
+        for name in names:
+            inner = Path(here, name)
+            if not inner.is_symlink():
+                inner.chmod(_FOLDER_MODE)
+    shutil.rmtree(folder, ignore_errors=True)

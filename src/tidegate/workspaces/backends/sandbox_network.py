@@ -1,0 +1,213 @@
+"""The network of a sandbox: a namespace of its own, closed to what is not public, and `pasta`, by which it reaches the
+rest.
+
+Guarantee: a sandbox reaches the addresses that `web_fetch` reaches, by the same table, and the machine's resolver for
+names; it reaches no port of the machine's loopback and no abstract socket, and nothing reaches into it. That is closed
+by the kernel (nftables; a socket that is bound to an interface passes by prohibiting routes) before the first command
+enters, and commands have no capability to open it again. Where it cannot be closed there is no sandbox.
+
+An `Uplink` is the `pasta` of one sandbox. It is the gateway's child, is closed with the sandbox, and is killed by the
+kernel when the gateway is gone, also while it starts.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_address
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple, TypeVar
+
+from anyio import to_thread
+
+from tidegate.errors import ToolFailed
+from tidegate.security.addresses import GLOBAL, ISATAP, NAT64, V4, V6, Address, Network
+from tidegate.workspaces.processes.children import ChildProcess, Spawner, find, gone, kill_with, or_gone
+
+_Network = TypeVar("_Network", IPv4Network, IPv6Network)
+
+PACKAGES: Mapping[str, str] = MappingProxyType({"pasta": "passt", "nft": "nftables"})
+"""The programs that a network takes, and the packages that they come from."""
+
+START_SECONDS = 10.0
+"""A network is there within some ten milliseconds."""
+
+SAID_CHARACTERS = 300
+"""Of what a program says when it fails."""
+
+_RESOLVERS = ("192.0.2.3", "2001:db8::3")
+"""What commands ask for names. `pasta` listens there, and passes it on to the machine's own resolver."""
+
+RESOLV_CONF = "".join(f"nameserver {address}\n" for address in _RESOLVERS)
+
+_OPTIONS = (
+    "--foreground", "--quiet", "--log-file", "/dev/null", "--config-net", "--ns-ifname", "uplink",
+    # Addresses for documentation, so that commands are told none of the machine's.
+    "--mac-addr", "9a:55:9a:55:9a:55",
+    "--address", "192.0.2.2", "--netmask", "31", "--gateway", _RESOLVERS[0],
+    "--address", "2001:db8::2", "--gateway", _RESOLVERS[1],
+    "--dns-forward", _RESOLVERS[0], "--dns-forward", _RESOLVERS[1],
+    # Neither side reaches the other's loopback.
+    "--no-map-gw", "--tcp-ports", "none", "--udp-ports", "none", "--tcp-ns", "none", "--udp-ns", "none",
+    # Its number, which it writes when it is ready.
+    "--pid", "/proc/self/fd/1",
+)  # fmt: skip
+
+_OFFLINE = ("--interface", "lo")
+"""Where the machine is not connected now. Without an interface to go by, older ones do not start."""
+
+_ROUTES = (Path("/proc/net/route"), Path("/proc/net/ipv6_route"))
+
+SOCKETS = 4096
+"""That the commands of one sandbox have open at once, outside of it: their buffers are memory of the machine's that
+counts for nobody."""
+
+_WAIT = f'read -r _ && {{ ulimit -n {SOCKETS} 2>/dev/null; exec "$@" <&4 4<&-; }}'
+"""For the line that says that it is owned; nobody owns it if none comes. The lifeline takes the place of the input, as
+`pasta` closes everything else. A limit that is lower already stays."""
+
+
+class Programs(NamedTuple):
+    nsenter: str
+    pasta: str
+    nft: str
+
+
+class Namespaces(NamedTuple):
+    """Of a sandbox: its first process, a descriptor of the user namespace that owns the others, and the beginning of a
+    command that runs as the user who made them."""
+
+    first: int
+    owner: int
+    becoming: Sequence[str] = ()
+
+
+def missing() -> str:
+    """Why sandboxes get no network here, and what to install; empty when they do."""
+    absent = [program for program in PACKAGES if find(program) is None]
+    if not absent:
+        return ""
+    packages = " and ".join(PACKAGES[program] for program in absent)
+    are = "is" if len(absent) == 1 else "are"
+    return f"{' and '.join(absent)} {are} not installed here: install {packages}, or set workspaces.network to false."
+
+
+def programs(nsenter: str) -> Programs:
+    """Raises ToolFailed where one is missing."""
+    if why := missing():
+        raise ToolFailed(f"Commands cannot be given a network: {why}")
+    return Programs(nsenter, *(str(find(program)) for program in PACKAGES))
+
+
+class Uplink:
+    """Of one sandbox. When `lifeline` is closed, the kernel kills the child."""
+
+    def __init__(self, child: ChildProcess, lifeline: socket.socket) -> None:
+        self._child = child
+        self._lifeline = lifeline
+
+    @property
+    def running(self) -> bool:
+        return self._child.running
+
+    async def close(self) -> None:
+        self._lifeline.close()
+        await gone(self._child)
+
+
+async def connect(
+    spawner: Spawner,
+    programs: Programs,
+    sandbox: Namespaces,
+    environment: Mapping[str, str],
+    allowed: Sequence[Network],
+) -> Uplink:
+    """The network of a sandbox in which nothing runs yet. Raises ToolFailed with the reason why there is none."""
+    enter = [*sandbox.becoming, programs.nsenter, "--user=/proc/self/fd/3", "--preserve-credentials"]
+    network = f"/proc/{sandbox.first}/ns/net"
+    close = [*enter, f"--net={network}", "--", programs.nft, "-f", "-"]
+    child = await spawner.spawn(close, environment, passing={sandbox.owner: 3})
+    try:
+        async with _told(child, "nft"):
+            await child.write(rules(allowed).encode())
+            child.close_input()
+            if await child.wait() != 0:
+                raise EOFError
+    finally:
+        await gone(child)
+    join = [*enter, "--", programs.pasta, "--netns-only", "--netns", network, *_OPTIONS]
+    join += () if await to_thread.run_sync(_online) else _OFFLINE
+    lifeline, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    with contextlib.ExitStack() as failed, theirs:
+        failed.callback(lifeline.close)
+        passing = {sandbox.owner: 3, theirs.fileno(): 4}
+        child = await spawner.spawn(["/bin/sh", "-c", _WAIT, "sh", *join], environment, passing=passing)
+        async with or_gone(child), _told(child, "pasta"):
+            kill_with(theirs, child)
+            await child.write(b"\n")
+            child.close_input()
+            if not await child.read():
+                raise EOFError
+        child.close_output()
+        failed.pop_all()
+    return Uplink(child, lifeline)
+
+
+def _online() -> bool:
+    """Whether there is a route to everywhere. A machine may be without IPv6."""
+    v4, v6 = (path.read_text().splitlines() if path.exists() else [] for path in _ROUTES)
+    return any(line.split()[1] == "00000000" for line in v4) or any(
+        line.startswith(f"{'0' * 32} 00 ") and not line.endswith(" lo") for line in v6
+    )
+
+
+@contextlib.asynccontextmanager
+async def _told(child: ChildProcess, name: str) -> AsyncIterator[None]:
+    """What keeps the child from doing its work (EOFError) is told in a sentence."""
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            try:
+                yield
+            except (EOFError, ToolFailed):
+                said = (await child.read_state()).decode(errors="replace").split("\n")
+                reason = "; ".join(line.strip() for line in said if line.strip())[:SAID_CHARACTERS]
+                raise ToolFailed(
+                    f"Commands cannot be given a network: {name}: {reason or 'no reason given'}."
+                ) from None
+    except TimeoutError:
+        raise ToolFailed(f"Commands cannot be given a network: {name} took longer than {START_SECONDS:g} s.") from None
+
+
+def rules(allowed: Sequence[Network] = ()) -> str:
+    """For nftables: whom commands can send to. It says the same as `security.addresses.refusal`."""
+    translated = (
+        IPv6Network((int(NAT64.network_address) | int(network.network_address), 96 + network.prefixlen))
+        for network in V4
+    )
+    tunnels = ", ".join(f"::{upper >> 16:x}:{upper & 0xFFFF:x}:0:0" for upper in sorted(ISATAP))
+    lines = [
+        'oifname "lo" accept',
+        # What the kernel itself asks of its neighbour: commands can send nothing of that kind.
+        "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert, nd-router-solicit } accept",
+        *(f"{_to(ip_address(one))} meta l4proto {{ tcp, udp }} th dport 53 accept" for one in _RESOLVERS),
+        *(f"{_to(network)} accept" for network in allowed),
+        f"ip daddr {_set(V4)} jump closed",
+        f"ip6 daddr {_set(translated)} jump closed",
+        f"ip6 daddr {NAT64} accept",
+        f"ip6 daddr != {GLOBAL} jump closed",
+        f"ip6 daddr {_set(network for network in V6 if network.subnet_of(GLOBAL))} jump closed",
+        f"ip6 daddr & ::ffff:ffff:0:0 {{ {tunnels} }} jump closed",
+    ]
+    output = "\n".join(("type filter hook output priority 0; policy accept;", *lines))
+    closed = "reject with icmpx admin-prohibited"
+    return f"table inet tidegate {{\nchain closed {{\n{closed}\n}}\nchain output {{\n{output}\n}}\n}}\n"
+
+
+def _to(target: Address | Network) -> str:
+    return f"{'ip' if target.version == 4 else 'ip6'} daddr {target}"
+
+
+def _set(networks: Iterable[_Network]) -> str:
+    """Without what another one holds: the kernel takes none that overlap."""
+    return f"{{ {', '.join(map(str, collapse_addresses(networks)))} }}"

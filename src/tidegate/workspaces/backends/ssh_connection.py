@@ -1,0 +1,346 @@
+"""One session's connection to another machine, and the commands that run over it.
+
+Guarantee: a connection is one child of the gateway, `ssh` with a keeper at its other end; a command is another, which
+uses the first one's way. What runs over there is known to have ended only when its guardian has said so. A connection
+that is lost is seen, and everything over there ends without us; what ran then counts as killed. The connection owns its
+commands, and the descriptor of the folder that its socket is in.
+"""
+
+import asyncio
+import contextlib
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from tidegate.errors import ToolFailed
+from tidegate.lifetimes import gather
+from tidegate.log import Log
+from tidegate.workspaces.backends import guardian, shell_script
+from tidegate.workspaces.backends import remote_keeper as keeper
+from tidegate.workspaces.backends.interface import MARK, OWNER, BoxSpec, Load, Strain
+from tidegate.workspaces.processes.children import ChildProcess, Spawner, or_gone
+
+log = Log(__name__)
+
+OPEN_SECONDS = 30.0
+"""For a connection to be made, or a program to be started over one."""
+
+ANSWER_SECONDS = 10.0
+"""For the other side to answer, or to have ended what it was told to end."""
+
+SAID_BYTES = 4096
+"""Of what is said before something works: the reason why it does not."""
+
+LOST = (
+    "The connection to the machine on which commands run was lost, and what ran there was ended. It is made again with "
+    "the next command; files are as they were."
+)
+KILLED = -9
+"""How a command ended of which nothing was heard any more."""
+
+_SOCKET = "ssh"
+_AGAIN_SECONDS = 1.0  # until what does not end is told once more
+_TAIL_BYTES = 64  # more than the last that a guardian says
+
+
+class There(NamedTuple):
+    """The other side: what its keeper is known as, the account's name, the session's folder and where it works."""
+
+    keeper: str
+    user: str
+    root: str
+    folder: str
+
+
+class Meeting:
+    """The socket by which further calls find the first one. It owns a descriptor of the folder that it is in, since the
+    path of a socket must be short and that of the folder need not be."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._fd = -1
+
+    @property
+    def path(self) -> str:
+        return f"/proc/{os.getpid()}/fd/{self._fd}/{_SOCKET}"
+
+    def open(self) -> None:
+        """It blocks: for a thread."""
+        self._fd = os.open(self._folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(_SOCKET, dir_fd=self._fd)  # of a gateway that was killed
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class Connection:
+    """`over` is how `ssh` is called to use the way of the `first` call; `program` is the guardian's."""
+
+    def __init__(
+        self,
+        spawner: Spawner,
+        spec: BoxSpec,
+        first: ChildProcess,
+        there: There,
+        over: list[str],
+        program: bytes,
+        meeting: Meeting,
+    ) -> None:
+        self._spawner = spawner
+        self._spec = spec
+        self._first = first
+        self._over = over
+        self._program = program
+        self._meeting = meeting
+        self.there = there
+        self.why = ""
+        self.held: frozenset[str] = frozenset()
+        self.strain = Strain()
+        self._commands: set[RemoteCommand] = set()
+        self._closed = False
+        self._asking = asyncio.Lock()
+        self._asked = 0
+        self._heard = b""
+        self._beating: asyncio.TimerHandle | None = None
+
+    def beat(self) -> None:
+        """Let the keeper know, from now on, that somebody is here."""
+        self._first.post(b"beat\n")
+        self._beating = asyncio.get_running_loop().call_later(keeper.BEAT_SECONDS, self.beat)
+
+    @property
+    def alive(self) -> bool:
+        return self._first.running and not self._closed
+
+    @property
+    def reachable(self) -> bool:
+        return self._first.running
+
+    @property
+    def pid(self) -> int | None:
+        return self._first.pid
+
+    async def spawn(self, text: bytes, mark: str, *, full: bool = False) -> "RemoteCommand":
+        """Nobody measures over there: it is never `full`."""
+        if not self.alive:
+            raise ToolFailed(LOST)
+        try:
+            child = await self._spawner.spawn(self._over, {OWNER: self._spawner.owner})
+        except OSError as error:
+            raise ToolFailed(f"The command cannot be started ({error.strerror}).") from None
+        command = RemoteCommand(self, child, mark)
+        self._commands.add(command)
+        async with or_gone(command):
+            await command.start(self._program + self._task(mark))
+            if not self.alive:
+                raise ToolFailed(LOST)
+            await child.write(text)
+        return command
+
+    def _task(self, mark: str) -> bytes:
+        there, limits = self.there, self._spec.limits
+        home = f"{there.root}/home"
+        environment = {
+            "HOME": home,
+            "LOGNAME": there.user,
+            "PATH": f"{home}/.local/bin:/usr/local/bin:/usr/bin:/bin",
+            "SHELL": "/bin/bash",
+            "TMPDIR": f"{there.root}/tmp",
+            "USER": there.user,
+            **self._spec.environment,
+            MARK: mark,
+        }
+        each = (limits.memory_bytes, limits.file_bytes, int(limits.cpu_seconds))
+        return guardian.task(list(shell_script.ENTRY), environment, each, there.folder, there.keeper)
+
+    async def is_intact(self) -> bool:
+        return True  # nothing is protected from commands here
+
+    async def load(self) -> Load:
+        guardians = [command.guardian.partition(":")[0] for command in self._commands if command.guardian]
+        if not guardians:
+            return Load()
+        answer = await self._ask("load", str(self._spec.limits.memory_bytes), *guardians)
+        return Load(processes=answer[0], memory_bytes=answer[1]) if len(answer) == 2 else Load()
+
+    async def sweep(self, mark: str) -> None:
+        """Ends what carries a mark."""
+        if await self._ask("sweep", f"{MARK}={mark}") != [1]:
+            log.error("what came of a command on another machine is not known to have ended", mark=mark)
+
+    async def wait(self) -> None:
+        await self._first.wait()
+        if not self._closed:
+            self.why = LOST
+
+    async def close(self) -> None:
+        self._closed = True
+        await gather([command.end(0) for command in tuple(self._commands)])
+        if self._beating is not None:
+            self._beating.cancel()
+        self._first.close_input()  # the keeper ends with it
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self._first.wait()
+        await self._first.end(0)
+        self._first.close()
+        self._meeting.close()
+
+    async def signal(self, name: str, known: str) -> bool:
+        """To a guardian; false when that is not known to be there."""
+        return await self._ask("signal", name, known) == [1]
+
+    def forget(self, command: "RemoteCommand") -> None:
+        self._commands.discard(command)
+
+    async def _ask(self, word: str, *words: str) -> list[int]:
+        """What the keeper answers; nothing when it does not."""
+        async with self._asking:
+            self._asked += 1
+            self._first.post(" ".join((word, str(self._asked), *words)).encode() + b"\n")
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    while True:
+                        line, found, rest = self._heard.partition(b"\n")
+                        if found:
+                            self._heard = rest
+                            number, *answer = map(int, line.split())
+                            if number == self._asked:
+                                return answer
+                        elif data := await self._first.read():
+                            self._heard += data
+                        else:
+                            return []
+            except TimeoutError:
+                log.warning("the other machine does not answer", session=self._spec.session)
+                return []
+
+
+class RemoteCommand:
+    """A command over there. `guardian` is what its guardian is known as."""
+
+    def __init__(self, connection: Connection, child: ChildProcess, mark: str) -> None:
+        self._connection = connection
+        self._child = child
+        self._mark = mark
+        self._state = _State(child)
+        self.guardian = ""
+        self.pid: int | None = None
+        self.write = child.write
+        self.close_input = child.close_input
+        self.read = child.read
+        self.read_state = self._state.read
+        self.close = child.close
+
+    async def start(self, told: bytes) -> None:
+        """When it returns, the guardian is there."""
+        with contextlib.suppress(ToolFailed):  # then it says why
+            await self._child.write(told)
+        self.guardian = await self._state.begin()
+
+    async def wait(self) -> int:
+        await self._child.wait()
+        over = await self._state.over()
+        return over[0] if over else KILLED
+
+    async def end(self, grace: float) -> int:
+        try:
+            if grace > 0:
+                await self._signal("TERM")
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(grace):
+                        await self._child.wait()
+            if not await self._killed():
+                log.error("a command on another machine is not known to have ended", mark=self._mark)
+            await self._child.end(0)  # which closes its way, if that is still open: at that its guardian ends it, too
+            over = await self._state.over()
+            return over[1] if over else 0
+        finally:
+            self._connection.forget(self)
+
+    async def _killed(self) -> bool:
+        """Whether it is known to be over. It is told more than once, since who is told may just be ending itself."""
+        if not self.guardian:
+            return True
+        until = asyncio.get_running_loop().time() + ANSWER_SECONDS
+        while asyncio.get_running_loop().time() < until:
+            await self._signal("USR1")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_AGAIN_SECONDS):
+                    await self._child.wait()
+                    return True
+        return False
+
+    async def _signal(self, name: str) -> None:
+        """Where the guardian was killed, everything with the mark is instead."""
+        if not self.guardian or not self._child.running or not self._connection.reachable:
+            return
+        if not await self._connection.signal(name, self.guardian):
+            await self._connection.sweep(self._mark)
+
+
+class _State:
+    """The state channel, without what the guardian says at its beginning and its end."""
+
+    def __init__(self, child: ChildProcess) -> None:
+        self._child = child
+        self._kept = b""
+        self._ended = False
+        self._over: tuple[int, int] | None = None
+        self._reading = asyncio.Lock()
+
+    async def begin(self) -> str:
+        """What the guardian is known as. Raises ToolFailed with the reason when there will be none."""
+        said = b""
+        try:
+            async with asyncio.timeout(OPEN_SECONDS):
+                while len(said) < SAID_BYTES:
+                    _, found, rest = said.partition(guardian.UP)
+                    line, ended, self._kept = rest.partition(b"\n")
+                    if found and ended:
+                        return line.split()[0].decode()
+                    data = await self._child.read_state()
+                    if not data:
+                        break
+                    said += data
+        except TimeoutError:
+            raise ToolFailed("The other machine does not answer; try again later.") from None
+        reason = " ".join(said.decode(errors="replace").split())
+        if "refused by peer" in reason:
+            raise ToolFailed(
+                "The other machine takes no more commands of one connection at once: end a process, or raise "
+                "MaxSessions of its sshd."
+            )
+        raise ToolFailed(f"The command cannot be started on the other machine: {reason or 'no reason was given'}")
+
+    async def read(self) -> bytes:
+        async with self._reading:
+            while not self._ended:
+                if len(self._kept) > _TAIL_BYTES:
+                    data, self._kept = self._kept[:-_TAIL_BYTES], self._kept[-_TAIL_BYTES:]
+                    return data
+                await self._more()
+            data, self._kept = self._kept, b""
+            return data
+
+    async def over(self) -> tuple[int, int] | None:
+        """The command's code and how many it left behind, once its streams are at their end; None when that was not
+        said. What was not read of them can still be read: it is no more than pipes hold."""
+        async with self._reading:
+            while not self._ended:
+                await self._more()
+        return self._over
+
+    async def _more(self) -> None:
+        data = await self._child.read_state()
+        self._kept += data
+        if data:
+            return
+        self._ended = True
+        before, found, end = self._kept.rpartition(guardian.OVER)
+        words = end.split()
+        if found and len(words) >= 2:
+            self._kept, self._over = before, (int(words[0]), int(words[1]))

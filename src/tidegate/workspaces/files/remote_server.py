@@ -1,0 +1,141 @@
+"""One question about files, answered on the machine that has them.
+
+Guarantee: it answers as `LocalFiles` would: it is sent there with the very modules that do so here. It is over after
+one answer. It reaches what a command of the session would call its own: the folder that it is started in, the session's
+home and the place for temporary files; and what it is told may be read.
+
+The question is a frame of JSON, and the bytes to be written behind it; so is the answer, with bytes that were read.
+"""
+
+import json
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tidegate.errors import ToolFailed
+from tidegate.workspaces.files.filesystem import CHUNK, Shelf
+from tidegate.workspaces.files.line_matcher import fitting
+from tidegate.workspaces.files.mounts import Mount, shown
+from tidegate.workspaces.files.patterns import Pattern
+from tidegate.workspaces.files.search_input import Feed, found
+from tidegate.workspaces.files.values import Choice, Query
+
+Question = dict[str, Any]
+Answer = tuple[Any, bytes]
+
+
+def serve() -> None:
+    question = json.loads(_taken(int(_line())))
+    shelf = Shelf(_mounts(question.pop("read_only"), question.pop("project")))
+    answers: dict[str, Callable[[Shelf, Question], Answer]] = {
+        "lines": _lines, "load": _load, "write": _write, "list": _list, "search": _search
+    }  # fmt: skip
+    try:
+        what = question.pop("what")
+        if what == "open":
+            _send(shelf, question["path"], question["limit"])
+            return
+        told, data = answers[what](shelf, question)
+    except ToolFailed as error:
+        _say({"failed": error.message}, b"")
+        return
+    _say({"told": told, "bytes": len(data)}, data)
+
+
+def _mounts(read_only: list[str], project: bool) -> list[Mount]:
+    # house: allow it is the environment of a command, in which this runs
+    work, *beside = [Path.cwd(), Path(os.environ["HOME"]), Path(os.environ["TMPDIR"])]
+    own = [Mount(inner=str(work), folder=work, project=project)]
+    own += [Mount(inner=str(folder), folder=folder) for folder in beside]
+    return [*own, *(Mount(inner=name, folder=Path(name), writable=False) for name in read_only)]
+
+
+def _lines(shelf: Shelf, question: Question) -> Answer:
+    page = shelf.lines(**question)
+    return page._replace(data="", head=page.head.hex()), page.data  # type: ignore[arg-type]
+
+
+def _load(shelf: Shelf, question: Question) -> Answer:
+    loaded = shelf.load(**question)
+    return loaded.version, loaded.data
+
+
+def _write(shelf: Shelf, question: Question) -> Answer:
+    return shelf.write(question["path"], _taken(question["bytes"]), question["expected"]), b""
+
+
+def _list(shelf: Shelf, question: Question) -> Answer:
+    return shelf.list(**{**question, "choice": Choice(**question["choice"])}), b""
+
+
+def _search(shelf: Shelf, question: Question) -> Answer:
+    """The text goes through a pipe from a thread: nothing of it is kept. Whoever asks bounds the time."""
+    given = question["query"]
+    query = Query(**{**given, "pattern": Pattern(**given["pattern"]), "choice": Choice(**given["choice"])})
+    feed = Feed(shelf.mounts, question["path"], query.choice)
+    reading, writing = os.pipe()
+    failed: list[ToolFailed] = []
+
+    def fill() -> None:
+        try:
+            with closing(feed.text()) as text, open(writing, "wb", buffering=0) as pipe:  # noqa: PTH123
+                for chunk in text:
+                    pipe.write(chunk)
+        except BrokenPipeError:  # enough was found
+            return
+        except ToolFailed as error:
+            failed.append(error)
+
+    filling = threading.Thread(target=fill)
+    filling.start()
+    pattern = re.compile(query.pattern.python, re.MULTILINE)
+    places = list(islice(fitting(pattern, reading), query.limit + 1))
+    os.close(reading)
+    filling.join()
+    if failed:
+        raise failed[0]
+    return found(feed, shelf.mounts, places, query), b""
+
+
+def _send(shelf: Shelf, path: str, limit: int) -> None:
+    """A whole file, as it is read."""
+    fd = shelf.open(path)
+    size = os.fstat(fd).st_size
+    if size > limit:
+        raise ToolFailed(f"{shown(path)} has {size} bytes, more than the {limit} that fit here.")
+    _say({"told": None, "bytes": size}, b"")
+    while size > 0 and (chunk := os.read(fd, min(CHUNK, size))):
+        _write_all(chunk)
+        size -= len(chunk)
+
+
+def _line() -> bytes:
+    line = b""
+    while not line.endswith(b"\n"):
+        line += os.read(0, 1) or sys.exit(1)
+    return line
+
+
+def _taken(size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        data += os.read(0, min(CHUNK, size - len(data))) or sys.exit(1)
+    return bytes(data)
+
+
+def _say(answer: Any, data: bytes) -> None:
+    told = json.dumps(answer).encode()
+    _write_all(b"%d\n%s" % (len(told), told))
+    _write_all(data)
+
+
+def _write_all(data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(1, rest) :]

@@ -1,0 +1,176 @@
+"""Lines that fit a pattern, below a folder.
+
+Guarantee: the engine, ripgrep or a program of ours, is handed one stream of text (`feeding`), tells numbers of lines,
+and both find the same. It is a child of its own with nothing in its environment, a bound on its memory and one on its
+time: no pattern can hold up the gateway. The child and the pipe to it are gone when `search` returns or raises.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import resource
+import select
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+from anyio import from_thread, to_thread
+
+from tidegate.errors import ToolFailed
+from tidegate.lifetimes import gather
+from tidegate.log import Log
+from tidegate.workspaces.files import line_matcher
+from tidegate.workspaces.files.file_user import User, in_thread
+from tidegate.workspaces.files.mounts import Mount
+from tidegate.workspaces.files.search_input import Feed, found
+from tidegate.workspaces.files.values import Found, Query
+from tidegate.workspaces.processes.children import ChildProcess, Spawner, find, gone
+
+log = Log(__name__)
+
+SECONDS = 20.0
+"""How long a search may take: longer, and the one who asked does better with a smaller question."""
+
+CHILD_MEMORY = 1024 * 1024 * 1024
+"""Address space of what searches; a line of `FILE_BYTES` fits with room to spare."""
+
+PIPE_BYTES = 1024 * 1024
+_INPUT = 3  # the descriptor by which the child gets the text
+_PATIENCE_MS = 100
+
+
+class _Enough(Exception):
+    """The child takes no more."""
+
+
+async def search(
+    mounts: Sequence[Mount], spawner: Spawner, path: str, query: Query, *, ripgrep: bool, user: User | None
+) -> Found:
+    async with spawner.helpers:
+        feed, places = await _searched(mounts, spawner, path, query, ripgrep=ripgrep, user=user)
+    return await in_thread(user, found, feed, mounts, places, query)
+
+
+async def _searched(
+    mounts: Sequence[Mount], spawner: Spawner, path: str, query: Query, *, ripgrep: bool, user: User | None
+) -> tuple[Feed, list[tuple[int, int]]]:
+    """What went into the engine that came to its end, and the lines and columns that it told."""
+    program = await to_thread.run_sync(find, "rg") if ripgrep else None
+    engines = [_python(query)] if program is None else [_rg(program, query), _python(query)]
+    for engine in engines:
+        places: list[tuple[int, int]] = []
+        feed = Feed(mounts, path, query.choice)
+        try:
+            async with asyncio.timeout(SECONDS):
+                code = await _run(spawner, engine, feed, places, user)
+        except TimeoutError:
+            feed.stopped = f"it was stopped after {SECONDS:g} s; use a simpler pattern, a path or a glob"
+            return feed, places
+        if code in engine.ends or len(places) > query.limit:
+            return feed, places
+        log.warning("what searches files has failed", program=engine.command[0], code=code)
+    raise ToolFailed("The search did not come to its end; use a simpler pattern, a path or a glob.")
+
+
+# -- the engine --
+
+
+class _Engine(NamedTuple):
+    """`ends` are the exit codes of one that has done its work."""
+
+    command: tuple[str, ...]
+    ends: tuple[int, ...]
+
+
+def _rg(program: str, query: Query) -> _Engine:
+    options = ("--no-config", "--text", "--encoding=none", "--no-mmap", "--threads=1", "--color=never", "--no-heading")
+    # Of a line only its number and column are wanted; a longer one than one byte is not printed.
+    told = ("--no-filename", "--line-number", "--column", "--max-columns=1", "--line-buffered")
+    bounds = (f"--max-count={query.limit + 1}", "--regex-size-limit=200M", "--dfa-size-limit=200M")
+    place = (f"--regexp={query.pattern.rust}", "--", f"/proc/self/fd/{_INPUT}")
+    return _Engine((program, *options, *told, *bounds, *place), (0, 1))
+
+
+def _python(query: Query) -> _Engine:
+    script = (sys.executable, "-I", "-S", "-B", str(Path(line_matcher.__file__)))
+    return _Engine((*script, query.pattern.python, str(query.limit + 1), str(_INPUT)), (0,))
+
+
+async def _run(spawner: Spawner, engine: _Engine, feed: Feed, places: list[tuple[int, int]], user: User | None) -> int:
+    """Runs one engine over all files; its exit code."""
+    reading, writing = os.pipe()
+    pipe = _Pipe(writing)
+    child: ChildProcess | None = None
+    try:
+        try:
+            child = await spawner.spawn(engine.command, {}, passing={reading: _INPUT})
+        except OSError as error:
+            raise ToolFailed(f"The search cannot be started ({error.strerror}); the operator must look.") from None
+        finally:
+            os.close(reading)
+        _confine(child.pid)
+        child.close_input()
+        await gather([_collect(child, places), pipe.fill(feed, user)])
+        return await child.wait()
+    finally:
+        pipe.close()
+        if child is not None:
+            await gone(child)
+
+
+def _confine(pid: int) -> None:
+    with contextlib.suppress(OSError):  # it has ended already
+        resource.prlimit(pid, resource.RLIMIT_AS, (CHILD_MEMORY, CHILD_MEMORY))
+        resource.prlimit(pid, resource.RLIMIT_CPU, (int(SECONDS) + 1, int(SECONDS) + 1))
+
+
+async def _collect(child: ChildProcess, places: list[tuple[int, int]]) -> None:
+    """The lines and columns that it tells, into `places`. It ends by itself when it has told as many as it was asked
+    for."""
+    rest = b""
+    while data := await child.read():
+        *told, rest = (rest + data).split(b"\n")
+        for line in told:
+            number, _, behind = line.partition(b":")
+            places.append((int(number), int(behind.partition(b":")[0])))
+
+
+class _Pipe:
+    """Our end of the pipe to an engine."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        os.set_blocking(fd, False)
+        with contextlib.suppress(OSError):  # more than the system allows
+            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+
+    async def fill(self, feed: Feed, user: User | None) -> None:
+        try:
+            await in_thread(user, self._fill, feed)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _fill(self, feed: Feed) -> None:
+        waiting = select.poll()
+        waiting.register(self._fd, select.POLLOUT)
+        with closing(feed.text()) as text, contextlib.suppress(_Enough):
+            for chunk in text:
+                self._write(waiting, memoryview(chunk))
+
+    def _write(self, waiting: "select.poll", rest: memoryview) -> None:
+        while rest:
+            from_thread.check_cancelled()
+            try:
+                rest = rest[os.write(self._fd, rest) :]
+            except BlockingIOError:
+                waiting.poll(_PATIENCE_MS)
+            except BrokenPipeError:
+                raise _Enough from None

@@ -1,0 +1,157 @@
+"""The files that are searched, as one text, and what is shown of the lines that were found in it.
+
+Guarantee: what is searched, in which order, and what is shown of it is decided here, by descriptor, below the mounts.
+Whoever looks for the pattern is handed one stream of text and tells numbers of lines: it can be given no file that it
+should not read. It blocks: it is for worker threads, and, sent there, for other machines.
+"""
+
+import os
+import stat
+from bisect import bisect_right
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from typing import NamedTuple
+
+from tidegate.errors import ToolFailed
+from tidegate.workspaces.files.excerpts import Mark, lines_around, mark
+from tidegate.workspaces.files.globs import Glob
+from tidegate.workspaces.files.mounts import Mount, at, joined, open_file, refer, reopened
+from tidegate.workspaces.files.values import Choice, Found, Hit, Query
+from tidegate.workspaces.files.walk import Walk
+
+FILE_BYTES = 32 * 1024 * 1024
+TOTAL_BYTES = 1024 * 1024 * 1024
+MOST_FILES = 20_000
+"""A record of each is kept until the search is over."""
+
+BINARY_WITHIN = 8192
+"""A file with a zero byte in so many first ones is binary."""
+
+CHUNK = 256 * 1024
+
+
+class Searched(NamedTuple):
+    """A file as it went into the stream: its lines are those from `first`, counted from 1 over all files."""
+
+    first: int
+    path: str
+    mark: Mark
+
+
+class Feed:
+    """The files that are searched, as one text."""
+
+    def __init__(self, mounts: Sequence[Mount], path: str, choice: Choice) -> None:
+        self._mounts = mounts
+        self.path = path
+        self._glob = Glob(choice.glob)
+        self._next = 1
+        self._bytes = 0
+        self.walk = Walk(choice, recursive=True)
+        self.searched: list[Searched] = []
+        self.stopped = ""
+        self.large = 0
+        self.binary = 0
+
+    def text(self) -> Generator[bytes]:
+        with at(self._mounts, self.path) as spot:
+            if not spot.is_folder:
+                fd = open_file(spot)
+                try:
+                    yield from self._file(fd, self.path)
+                finally:
+                    os.close(fd)
+                return
+            with closing(self.walk.steps(spot.fd)) as steps:
+                for step in steps:
+                    if step.kind != "file" or not self._glob.fits(step.path):
+                        continue
+                    if len(self.searched) == MOST_FILES or self._bytes > TOTAL_BYTES:
+                        self.stopped = f"only {len(self.searched)} files were searched; use a path or a glob"
+                        return
+                    yield from self._found(step.folder, step.name, joined(self.path, step.path))
+
+    def _found(self, folder: int, name: str, path: str) -> Iterator[bytes]:
+        fds: list[int] = []
+        try:
+            try:
+                reference, status = refer(name, folder)
+                fds.append(reference)
+                if not stat.S_ISREG(status.st_mode):
+                    return
+                fds.append(reopened(reference))
+            except OSError:  # it is gone meanwhile, or not for us to read
+                return
+            yield from self._file(fds[1], path)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _file(self, fd: int, path: str) -> Iterator[bytes]:
+        """All of a file, with a line break at its end."""
+        state = mark(fd)
+        if state.size > FILE_BYTES:
+            self.large += 1
+            return
+        left = FILE_BYTES  # it may grow while it is read
+        first, last = True, b""
+        while left > 0 and (chunk := os.read(fd, min(CHUNK, left))):
+            if first:
+                if b"\0" in chunk[:BINARY_WITHIN]:
+                    self.binary += 1
+                    return
+                self.searched.append(Searched(self._next, path, state))
+                first = False
+            left -= len(chunk)
+            self._bytes += len(chunk)
+            self._next += chunk.count(b"\n")
+            last = chunk
+            yield chunk
+        if last and not last.endswith(b"\n"):
+            self._next += 1
+            yield b"\n"
+
+
+def found(feed: Feed, mounts: Sequence[Mount], places: Sequence[tuple[int, int]], query: Query) -> Found:
+    """What there is to show when these are the lines and columns that fit, one more than the limit if there are."""
+    shown = hits(mounts, feed.searched, places[: query.limit], query.context)
+    if len(places) > query.limit:
+        # How far the stream had come by then is chance, and not told.
+        return Found(hits=shown, files=_index(feed.searched, places[query.limit][0]) + 1, more=True)
+    return Found(
+        hits=shown,
+        files=len(feed.searched),
+        stopped=feed.stopped or feed.walk.stopped,
+        left_out=tuple(joined(feed.path, name) for name in feed.walk.left_out),
+        large=feed.large,
+        binary=feed.binary,
+    )
+
+
+def hits(
+    mounts: Sequence[Mount], searched: Sequence[Searched], places: Sequence[tuple[int, int]], context: int
+) -> tuple[Hit, ...]:
+    """What was found, by file, with the lines themselves."""
+    lines_of: dict[int, dict[int, int]] = {}
+    for number, column in places:
+        index = _index(searched, number)
+        lines_of.setdefault(index, {})[number - searched[index].first + 1] = column
+    shown: list[Hit] = []
+    for index, columns in lines_of.items():
+        file = searched[index]
+        try:
+            with at(mounts, file.path) as spot:
+                fd = open_file(spot)
+                try:
+                    lines = lines_around(fd, columns, context) if mark(fd) == file.mark else None
+                finally:
+                    os.close(fd)
+        except ToolFailed:
+            lines = None
+        shown.append(Hit(file.path, lines or (), changed=lines is None))
+    return tuple(shown)
+
+
+def _index(searched: Sequence[Searched], number: int) -> int:
+    """Which file a line of the stream is in."""
+    return bisect_right(searched, number, key=lambda file: file.first) - 1

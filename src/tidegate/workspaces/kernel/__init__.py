@@ -1,0 +1,1 @@
+"""Interfaces of the kernel: control groups, seccomp, `/proc`, users."""

@@ -1,0 +1,90 @@
+"""What the kernel calls things in its trees of control groups, of either version.
+
+Guarantee: it is a table, and touches nothing: which trees a process is in is read from two texts of the kernel's, and
+which files hold and count a limit is said for each version and controller.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+from tidegate.workspaces.backends.interface import BoxLimits
+
+CONTROLLERS: Mapping[str, str] = MappingProxyType({"pids": "processes", "memory": "memory_bytes"})
+"""By which setting each is bounded."""
+
+PROCESSES = "cgroup.procs"
+"""Of a group: who is in it; whoever writes 0 to it joins."""
+
+
+class Tree(NamedTuple):
+    """A folder of groups: whose version and which controllers work there."""
+
+    version: int
+    folder: Path
+    controllers: tuple[str, ...]
+
+
+class Setting(NamedTuple):
+    """What is written to a file of a new group. Where it is not `needed`, a kernel may be without it."""
+
+    file: str
+    value: str
+    needed: bool = True
+
+
+def settings(version: int, controller: str, limits: BoxLimits) -> tuple[Setting, ...]:
+    """How each version calls the limits. Swap is memory, too: what has none left shall not go on there."""
+    if controller == "pids":
+        return (Setting("pids.max", str(limits.processes)),)
+    most = str(limits.memory_bytes)
+    if version == 1:
+        return Setting("memory.limit_in_bytes", most), Setting("memory.memsw.limit_in_bytes", most, needed=False)
+    return Setting("memory.max", most), Setting("memory.swap.max", "0", needed=False)
+
+
+def counter(version: int, controller: str) -> tuple[str, str]:
+    """The file, and the word in it, that counts how often the limit was felt."""
+    if controller == "pids":
+        return "pids.events", "max"
+    return ("memory.oom_control" if version == 1 else "memory.events"), "oom_kill"
+
+
+def trees(cgroup: str, mountinfo: str) -> tuple[Tree, ...]:
+    """Where a process is, by what the kernel tells of it: the trees of version 1 that have our controllers, or else the
+    one of version 2, with all that it might have. The texts are /proc/self/cgroup and /proc/self/mountinfo."""
+    mounts = list(_mounts(mountinfo))
+    found = []
+    for line in cgroup.splitlines():
+        number, names, path = line.split(":", 2)
+        ours = tuple(name for name in CONTROLLERS if name in names.split(","))
+        version = 2 if (number, names) == ("0", "") else 1
+        for mount in mounts:
+            fits = mount.version == version and (version == 2 or set(names.split(",")) <= mount.options)
+            if fits and (ours or version == 2) and (folder := mount.place(path)) is not None:
+                found.append(Tree(version, folder, ours or tuple(CONTROLLERS)))
+                break
+    first = [tree for tree in found if tree.version == 1]
+    return tuple(first or found)
+
+
+class _Mount(NamedTuple):
+    version: int
+    root: str
+    point: Path
+    options: frozenset[str]
+
+    def place(self, path: str) -> Path | None:
+        """Of a group, if this shows it."""
+        inner = "" if path == self.root else path.removeprefix(f"{self.root.rstrip('/')}/")
+        return None if inner == path or ".." in inner.split("/") else self.point / inner
+
+
+def _mounts(text: str) -> Iterator[_Mount]:
+    for line in text.splitlines():
+        before, _, after = line.partition(" - ")
+        kind, _, options = after.split(" ", 2)
+        if kind in ("cgroup", "cgroup2"):
+            root, point = before.split(" ")[3:5]
+            yield _Mount(2 if kind == "cgroup2" else 1, root, Path(point), frozenset(options.split(",")))

@@ -1,0 +1,300 @@
+"""What the kernel tells of processes.
+
+Guarantee: a process that ends while it is looked at counts as gone, and is no error; one that only waits to be reaped
+counts as gone too. A process is known by its id and the time of its start together, since ids come back; a signal goes
+to the very process that was looked at, or to none.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import stat
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from tidegate.workspaces.backends.interface import MARK, BoxLimits, Load
+
+_STATE_FIELD, _PARENT_FIELD, _START_FIELD = 0, 1, 19  # of a stat file, counted from behind the command's name
+_READ = 64 * 1024  # of one file of a process at once
+_MOST_ENVIRONMENT = 4 * 1024 * 1024  # of a process; the kernel gives a new one no more than some megabytes
+_KIB = 1024
+_BLOCK = 512  # what st_blocks counts in, on every system
+_MOST_MAPS = 64 * 1024 * 1024  # of one process: more than the kernel's 65530 mappings take
+_MAP_LINE = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) \S{4} [0-9a-f]+ ([0-9a-f]+):([0-9a-f]+) (\d+) *(.*)")
+_OWN_FIELDS = (b"RssAnon", b"RssShmem", b"VmSwap")
+_SEGMENT_FIELDS = 16  # of a line that describes a segment; its last two are bytes
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+MOST_DESCRIPTORS = 100_000
+"""Of all processes of a box together: to look at more would take seconds, so there may not be more."""
+
+
+def start_ticks(pid: int) -> int | None:
+    """When it was started, in the kernel's ticks; None when there is none."""
+    with _held(f"/proc/{pid}", None) as process:
+        fields = _stat(process)
+    return int(fields[_START_FIELD]) if fields else None
+
+
+def ended(pid: int) -> bool:
+    """Whether it only waits to be reaped."""
+    with _held(f"/proc/{pid}", None) as process:
+        fields = _stat(process)
+    return bool(fields) and fields[_STATE_FIELD] == b"Z"
+
+
+def ancestors(pid: int) -> frozenset[int]:
+    found: set[int] = set()
+    while pid not in found:
+        found.add(pid)
+        with _held(f"/proc/{pid}", None) as process:
+            fields = _stat(process)
+        pid = int(fields[_PARENT_FIELD]) if fields else 0
+    return frozenset(found)
+
+
+def program(pid: int) -> str:
+    """The name of what it runs; empty when there is none."""
+    with _held(f"/proc/{pid}", None) as process:
+        return _contents(process, "comm").decode(errors="replace").strip()
+
+
+class ProcessTable:
+    """The processes that a folder of the kind of /proc shows, or those of them that `names` names. It owns the
+    descriptor of the folder, which nobody uses any more once it is closed: its number may be another folder's by
+    then."""
+
+    def __init__(self, folder: str, names: Callable[[], Iterable[str]] | None = None) -> None:
+        self._folder = os.open(folder, _FOLDER)  # house: allow it is in the kernel's memory
+        self._chosen = names
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._folder >= 0:
+                os.close(self._folder)
+            self._folder = -1
+
+    def ids(self) -> frozenset[str]:
+        """By the numbers that this folder calls them."""
+        with self._lock:
+            return frozenset(id for id, _ in self._processes())
+
+    def load(self, limits: BoxLimits, *, places: Iterable[str] = (), beside: int = 0) -> Load:
+        """What they use together. `places` are file systems in memory, each named from here, and `beside` bytes of
+        memory that no process shows. Shared memory counts for each process that has it mapped, unless that
+        makes too much of it: then it is divided among them, which takes a closer look. Of too many
+        processes only the number is told."""
+        with self._lock:
+            if (count := len(self._names())) > limits.processes:
+                return Load(processes=count)
+            devices, kept = self._in_memory(places)
+            count, unnamed = 0, Unnamed(devices)
+            own = 0
+            for _, process in self._processes():
+                count += 1
+                unnamed.look(process)
+                own += _own_bytes(process)
+            kept += beside + unnamed.memory_bytes
+            used = own + kept
+            if used > limits.memory_bytes:
+                used = kept + sum(_shared_bytes(process, unnamed) for _, process in self._processes())
+        return Load(
+            processes=count,
+            memory_bytes=used,
+            unnamed_bytes=unnamed.disk_bytes,
+            descriptors=unnamed.descriptors,
+        )
+
+    def _in_memory(self, places: Iterable[str]) -> tuple[frozenset[int], int]:
+        """The devices of these file systems, and the bytes that lie there and are no process's own."""
+        devices, total = set(), 0
+        for name in places:
+            with _held(name, self._folder) as folder, contextlib.suppress(OSError):
+                found = os.statvfs(folder)
+                devices.add(os.fstat(folder).st_dev)
+                total += (found.f_blocks - found.f_bfree) * found.f_frsize
+        return frozenset(devices), total
+
+    def is_crowded(self, most: int) -> bool:
+        """Whether there are more processes than that: then to look at each may take longer than to make them."""
+        with self._lock:
+            return len(self._names()) > most
+
+    def signal(self, number: int, *, besides: frozenset[str], mark: str | None) -> int:
+        """To all but `besides`; with a mark, to those alone that carry it. To how many."""
+        reached = 0
+        with self._lock:
+            for id, process in self._processes():
+                if id in besides or (mark is not None and not _carries(process, mark)):
+                    continue
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    signal.pidfd_send_signal(process, number)
+                    reached += 1
+        return reached
+
+    def _processes(self) -> Iterator[tuple[str, int]]:
+        """Each living one, held by a descriptor of its own folder, through which only it can be read and signalled."""
+        for name in self._names():
+            with _held(name, self._folder) as process:
+                fields = _stat(process)
+                if fields and fields[_STATE_FIELD] not in (b"Z", b"X"):
+                    yield name, process
+
+    def _names(self) -> list[str]:
+        if self._folder < 0:
+            return []
+        try:
+            if self._chosen is not None:
+                return list(self._chosen())
+            return [name for name in os.listdir(self._folder) if name.isdecimal()]  # noqa: PTH208 it has no path
+        except OSError:  # the namespace is gone, and all that was in it
+            return []
+
+
+@contextlib.contextmanager
+def _held(name: str, folder: int | None) -> Iterator[int]:
+    """A process's folder; -1 when there is none."""
+    try:
+        fd = os.open(name, _FOLDER, dir_fd=folder)
+    except OSError:
+        yield -1
+        return
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _stat(process: int) -> list[bytes]:
+    """What stands behind the name, which itself may hold anything; empty when it is gone."""
+    return _contents(process, "stat").rpartition(b") ")[2].split()
+
+
+def _carries(process: int, mark: str) -> bool:
+    return f"\0{MARK}={mark}\0".encode() in b"\0" + _contents(process, "environ", _MOST_ENVIRONMENT)
+
+
+class Unnamed:
+    """Files without a name that processes hold open, each once: memfds, which lie in memory, and deleted files, which
+    take their place on the disk until they are closed. What lies on `counted` devices is counted already."""
+
+    def __init__(self, counted: frozenset[int]) -> None:
+        self._counted = counted
+        self._sizes: dict[tuple[int, int], int] = {}  # house: allow it lives for one look, at so many descriptors
+        self._anonymous = _anonymous_device()
+        self.descriptors = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(size for (device, _), size in self._sizes.items() if device == self._anonymous)
+
+    @property
+    def disk_bytes(self) -> int:
+        return sum(size for (device, _), size in self._sizes.items() if device != self._anonymous)
+
+    def counts(self, device: int, inode: int) -> bool:
+        """Whether a file is among them, or on a counted device."""
+        return device in self._counted or (device, inode) in self._sizes
+
+    def look(self, process: int) -> None:
+        """At what one process holds. Beyond `MOST_DESCRIPTORS` they are counted no further."""
+        with _held("fd", process if process >= 0 else None) as folder:
+            try:
+                names = [] if folder < 0 else os.listdir(folder)  # noqa: PTH208 it has no path
+            except OSError:  # the process has ended meanwhile
+                names = []
+            self.descriptors += len(names)
+            if self.descriptors > MOST_DESCRIPTORS:
+                return
+            for name in names:
+                with contextlib.suppress(OSError):  # closed meanwhile
+                    found = os.stat(name, dir_fd=folder)
+                    if stat.S_ISREG(found.st_mode) and found.st_nlink == 0:
+                        self._add(found.st_dev, found.st_ino, found.st_blocks * _BLOCK)
+        for mapped in _mapped(_contents(process, "maps", _MOST_MAPS)):
+            if mapped.deleted and mapped.device != self._anonymous:  # that one is seen in the process's memory
+                self._add(mapped.device, mapped.inode, mapped.size)
+
+    def _add(self, device: int, inode: int, size: int) -> None:
+        if device not in self._counted:
+            self._sizes[device, inode] = max(size, self._sizes.get((device, inode), 0))
+
+
+class _Mapped(NamedTuple):
+    """One line of a process's map."""
+
+    device: int
+    inode: int
+    size: int
+    path: bytes
+
+    @property
+    def deleted(self) -> bool:
+        return self.path.endswith(b" (deleted)")
+
+    @property
+    def is_segment(self) -> bool:
+        """Whether it is shared memory of System V, which is counted by whoever lists that."""
+        return self.path.startswith(b"/SYSV")
+
+
+def _mapped(text: bytes) -> Iterator[_Mapped]:
+    for line in text.splitlines():
+        if (found := _MAP_LINE.match(line)) is not None:
+            start, end, major, minor = (int(found[index], 16) for index in range(1, 5))
+            yield _Mapped(os.makedev(major, minor), int(found[5]), end - start, found[6])
+
+
+def _anonymous_device() -> int:
+    """Where the kernel keeps memfds and other memory that processes share."""
+    fd = os.memfd_create("device")
+    try:
+        return os.fstat(fd).st_dev
+    finally:
+        os.close(fd)
+
+
+def segment_bytes(listed: bytes) -> int:
+    """What shared memory of System V takes, by the text of /proc/sysvipc/shm: in memory and swapped out."""
+    rows = [line.split() for line in listed.splitlines()[1:]]
+    return sum(int(row[-2]) + int(row[-1]) for row in rows if len(row) >= _SEGMENT_FIELDS)
+
+
+def _own_bytes(process: int) -> int:
+    """Without what it shares with files."""
+    status = dict(line.split(b":", 1) for line in _contents(process, "status").splitlines() if b":" in line)
+    return sum(int(status[name].split()[0]) * _KIB for name in _OWN_FIELDS if name in status)
+
+
+def _shared_bytes(process: int, counted: Unnamed) -> int:
+    """Its part of what it shares, without what is counted already."""
+    total, skipped = 0, False
+    for line in _contents(process, "smaps", _MOST_MAPS).splitlines():
+        if line.startswith((b"Pss:", b"SwapPss:")):
+            total += 0 if skipped else int(line.split()[1]) * _KIB
+        elif mapped := next(_mapped(line), None):
+            skipped = mapped.is_segment or counted.counts(mapped.device, mapped.inode)
+    return total
+
+
+def _contents(process: int, name: str, most: int = _READ) -> bytes:
+    pieces: list[bytes] = []
+    if process < 0:
+        return b""
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=process)
+    except OSError:
+        return b""
+    try:
+        while most > 0 and (piece := os.read(fd, min(_READ, most))):
+            pieces.append(piece)
+            most -= len(piece)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+    return b"".join(pieces)

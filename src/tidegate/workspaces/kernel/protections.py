@@ -1,0 +1,85 @@
+"""What keeps sandboxes apart from this machine, and which package or setting provides what is missing.
+
+Guarantee: it looks, and tries once whether a user namespace can be made; nothing is changed. What is found is true of
+the process that asks: a gateway that is started by somebody else may have more or less.
+"""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tidegate.workspaces.backends import sandbox_network
+from tidegate.workspaces.kernel import seccomp
+from tidegate.workspaces.kernel.cgroup_hierarchy import trees
+from tidegate.workspaces.kernel.users import becoming, user_of
+from tidegate.workspaces.processes.children import find
+
+_PACKAGES = {"bwrap": "bubblewrap", "nsenter": "util-linux", "setpriv": "util-linux", "prlimit": "util-linux"}
+_TRY_SECONDS = 10
+_NOT_BECOME = 127  # the exit code of setpriv
+_SYSTEM = Path("/proc/sys")
+_FORBIDDING = (
+    ("user/max_user_namespaces", "0", "set user.max_user_namespaces to a number above 0 with sysctl"),
+    ("kernel/unprivileged_userns_clone", "0", "set kernel.unprivileged_userns_clone to 1 with sysctl"),
+    ("kernel/apparmor_restrict_unprivileged_userns", "1",
+     "install a profile of AppArmor that lets bwrap make them (on Ubuntu the package apparmor-profiles)"),
+)  # fmt: skip
+"""What keeps a user from making namespaces, and what to do about it."""
+
+
+class Protection(NamedTuple):
+    """`missing` says in a sentence what is not there and what provides it; empty when it is there."""
+
+    name: str
+    text: str
+    missing: str
+
+
+def protections() -> Iterator[Protection]:
+    yield Protection("bubblewrap", "bwrap and what it needs are installed.", _bubblewrap())
+    yield Protection("user namespaces", "they can be made.", _user_namespaces())
+    yield Protection("control groups", "this user may divide them: they hold memory and processes.", _control_groups())
+    yield Protection("seccomp", "system calls that no command needs are closed.", seccomp.problem())
+    yield Protection("pasta", "commands can be given a network of their own.", sandbox_network.missing())
+
+
+def _bubblewrap() -> str:
+    absent = [program for program in _PACKAGES if find(program) is None]
+    if not absent:
+        return ""
+    packages = " and ".join(dict.fromkeys(_PACKAGES[program] for program in absent))
+    return f"{absent[0]} is not installed here: install {packages}, or commands run without a sandbox or not at all."
+
+
+def _user_namespaces() -> str:
+    unshare = find("unshare")
+    if unshare is None:
+        return "it cannot be tried whether they can be made: install util-linux."
+    try:
+        # As whom commands run as: root may where others may not. Where there is nobody else to become, as who this is.
+        for before in (becoming(user_of("", None, ""), find("setpriv") or "setpriv"), []):
+            attempt = [*before, unshare, "--user", "true"]
+            done = subprocess.run(attempt, capture_output=True, timeout=_TRY_SECONDS, check=False)
+            if done.returncode != _NOT_BECOME:
+                break
+        if done.returncode == 0:
+            return ""
+    except (OSError, subprocess.TimeoutExpired):
+        pass
+    for name, forbidding, remedy in _FORBIDDING:
+        path = _SYSTEM / name
+        if path.exists() and path.read_text().strip() == forbidding:
+            return f"this user may not make them: {remedy}."
+    return "this user may not make them, perhaps because of the container or service that this runs in."
+
+
+def _control_groups() -> str:
+    found = trees(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text())
+    if any(os.access(tree.folder, os.W_OK) for tree in found):
+        return ""
+    return (
+        "there are none that this user may divide, so memory and processes are looked at instead of held: start the "
+        "gateway by systemd (package systemd) with Delegate=pids memory."
+    )

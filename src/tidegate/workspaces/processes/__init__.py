@@ -1,0 +1,1 @@
+"""Commands and background processes of a workspace."""

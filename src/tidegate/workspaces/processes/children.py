@@ -1,0 +1,213 @@
+"""Children of the gateway with three streams, such as commands are.
+
+Guarantee: what `Starter` guarantees of a process; its streams are read only as fast as somebody takes them, and are
+open until `close`. What fails while a child is being set up ends it, before the failure is heard of.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import io
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, Protocol, cast
+
+from anyio import CancelScope
+
+from tidegate.errors import ToolFailed
+from tidegate.lifetimes import Spawned, Starter
+from tidegate.workspaces.files.file_user import User
+
+READ_BYTES = 64 * 1024
+"""Of a stream that are buffered at most before its writer has to wait, and taken at once."""
+
+HELPERS = 4
+"""Children at once that work for the gateway itself, such as one that searches files: each may take a core."""
+
+_SEARCH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+
+
+def find(program: str) -> str | None:
+    """Where a program of the system is. The gateway's own PATH is not asked: it may begin with anything."""
+    for folder in _SEARCH:
+        path = f"{folder}/{program}"
+        if os.access(path, os.X_OK):
+            return path
+    return None
+
+
+class Spawner:
+    """Starts children. Owned by whoever owns the boxes. `cores` are what the gateway was given; `owner` is what it is
+    called in its processes (`owner_of`), `user` whom its commands run as where no project says otherwise; None is the
+    gateway's own. `helpers` limits the children that work for the gateway itself."""
+
+    def __init__(self, cores: frozenset[int], owner: str = "", user: User | None = None) -> None:
+        self.owner = owner
+        self.user = user
+        self._starter = Starter(cores)
+        self.helpers = asyncio.Semaphore(HELPERS)
+
+    @property
+    def running(self) -> frozenset[int]:
+        """The children that have not been reaped."""
+        return frozenset(self._starter.running)
+
+    async def spawn(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        passing: Mapping[int, int] | None = None,
+        within: Callable[[Callable[[], int]], int] | None = None,
+    ) -> "ChildProcess":
+        """`passing` maps a descriptor of ours to its number in the child. Everything else of ours is closed there.
+        `within` is as of `Starter`."""
+        ours, theirs = _pipes()
+        given = {**dict(enumerate(theirs)), **{number: fd for fd, number in (passing or {}).items()}}
+        try:
+            child = ChildProcess(self._starter.start(command, environment, given, within=within))
+        except BaseException:
+            _close(*ours)
+            raise
+        finally:
+            _close(*theirs)
+        try:
+            await child.open(*ours)
+        except BaseException:
+            child.signal(signal.SIGKILL)
+            raise
+        return child
+
+
+class ChildProcess:
+    """One child with its three streams."""
+
+    def __init__(self, spawned: Spawned) -> None:
+        self._spawned = spawned
+        self.pid = spawned.pid
+        self.wait = spawned.wait
+        self.signal = spawned.signal
+        self.end = spawned.end
+        self._outputs: list[asyncio.BaseTransport] = []  # house: allow there are two, opened once
+        self._input: asyncio.StreamWriter | None = None
+        self._output = asyncio.StreamReader(limit=READ_BYTES)
+        self._state = asyncio.StreamReader(limit=READ_BYTES)
+
+    @property
+    def running(self) -> bool:
+        return self._spawned.running
+
+    async def open(self, stdin: int, stdout: int, stderr: int) -> None:
+        loop = asyncio.get_running_loop()
+        waiting = [stdin, stdout, stderr]
+        try:
+            transport, protocol = await loop.connect_write_pipe(
+                asyncio.streams.FlowControlMixin, io.FileIO(waiting.pop(0), "wb")
+            )
+            self._input = asyncio.StreamWriter(transport, cast(Any, protocol), None, loop)
+            for reader in (self._output, self._state):
+                file = io.FileIO(waiting.pop(0), "rb")
+                protocol_of = asyncio.StreamReaderProtocol(reader)
+                reading, _ = await loop.connect_read_pipe(lambda made=protocol_of: made, file)  # type: ignore[misc]
+                self._outputs.append(reading)
+        except BaseException:
+            _close(*waiting)
+            self.close()
+            raise
+
+    async def write(self, data: bytes) -> None:
+        if self._input is None or self._input.is_closing():
+            raise ToolFailed("It takes no more input: its input was closed, or it has ended.")
+        if self._input.transport.get_write_buffer_size() > READ_BYTES:
+            raise ToolFailed("It has not read what it was given before.")
+        try:
+            self._input.write(data)
+            await self._input.drain()
+        except (BrokenPipeError, ConnectionError):
+            raise ToolFailed("It takes no more input: it has closed it, or has ended.") from None
+
+    def post(self, data: bytes) -> None:
+        """A few bytes, without waiting until they are taken; lost where nobody takes them any more."""
+        if self._input is not None and not self._input.is_closing():
+            self._input.write(data)
+
+    def close_input(self) -> None:
+        if self._input is not None:
+            self._input.close()
+
+    async def read(self) -> bytes:
+        return await self._output.read(READ_BYTES)
+
+    async def read_state(self) -> bytes:
+        return await self._state.read(READ_BYTES)
+
+    def close_output(self) -> None:
+        """Let go of what it writes; what was read before can still be taken."""
+        for transport in self._outputs:
+            transport.close()
+
+    def close(self) -> None:
+        """Let go of the streams; whoever still writes to them is told by a signal."""
+        self.close_output()
+        if self._input is not None:
+            transport = self._input.transport
+            if not transport.is_closing() or transport.get_write_buffer_size():
+                transport.abort()
+
+
+class Ending(Protocol):
+    async def end(self, grace: float) -> Any: ...
+
+    def close(self) -> None: ...
+
+
+async def gone(child: Ending) -> None:
+    """It is killed at once; its end is waited for unless the caller is cancelled again. Its streams are closed."""
+    try:
+        with CancelScope(shield=True):
+            await child.end(0)
+    finally:
+        child.close()
+
+
+@contextlib.asynccontextmanager
+async def or_gone(child: Ending) -> AsyncIterator[None]:
+    """What fails in the block ends the child."""
+    try:
+        yield
+    except BaseException:
+        await gone(child)
+        raise
+
+
+def kill_with(end: socket.socket, child: ChildProcess) -> None:
+    """The kernel kills the child as soon as the other end of this socket is closed (fcntl(2), F_SETSIG), as long as
+    somebody holds this one."""
+    if not child.running:  # then its number may be another's
+        raise ToolFailed("It ended while it was started.")
+    fcntl.fcntl(end, fcntl.F_SETOWN, child.pid)
+    fcntl.fcntl(end, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(end, fcntl.F_SETFL, fcntl.fcntl(end, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def _pipes() -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """Our ends and the child's of its three streams."""
+    made: list[int] = []
+    try:
+        for _ in range(3):
+            made += os.pipe()
+            # A command of root's gateway runs as another user, and opens its own streams by name (`> /dev/stderr`).
+            os.fchmod(made[-1], 0o666)
+    except OSError:
+        _close(*made)
+        raise
+    stdin, their_stdin = made[1], made[0]
+    return (stdin, made[2], made[4]), (their_stdin, made[3], made[5])
+
+
+def _close(*descriptors: int) -> None:
+    for fd in descriptors:
+        with contextlib.suppress(OSError):
+            os.close(fd)

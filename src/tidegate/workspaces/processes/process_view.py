@@ -1,0 +1,172 @@
+"""Looking at background processes: which there are, what they have put out, and whether that holds what is waited for.
+
+Guarantee: what is told is bounded, never cuts a character in two, and says how much is no longer kept. A regular
+expression of somebody else's is looked for by `grep` in the session's own box, with the caller's deadline: one that
+takes for ever takes nobody else's time.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from anyio import to_thread
+
+from tidegate.errors import ToolFailed
+from tidegate.store import ProcessRow, Store, processes
+from tidegate.values import new_id
+from tidegate.workspaces.backends import shell_script
+from tidegate.workspaces.processes.background import Running
+from tidegate.workspaces.processes.command_run import conduct, end
+from tidegate.workspaces.processes.live_sandbox import Site
+from tidegate.workspaces.processes.process_log import Piece, ProcessLog
+from tidegate.workspaces.processes.views import Page, ProcessView
+
+SCAN_BYTES = 48 * 1024
+"""Of output in which a pattern is looked for at once."""
+
+SCAN_SECONDS = 0.1
+"""Between two looks for a pattern."""
+
+LISTED_NAMES = 20
+"""Of processes that are named to who asks for one that is not there."""
+
+_CONTINUATION = bytes(range(0x80, 0xC0))  # the bytes of a character behind its first
+
+
+class Lookout:
+    """Over the processes of one session, as long as `site` is what is present of it."""
+
+    def __init__(
+        self, store: Store, session: str, site: Site | None, log_of: Callable[[ProcessRow], ProcessLog]
+    ) -> None:
+        self._store = store
+        self._session = session
+        self._site = site
+        self._log_of = log_of
+
+    async def list(self) -> tuple[ProcessView, ...]:
+        """The latest first."""
+        rows = await self._store.read(processes.of_session, self._session, principal=None)
+        logs = [self._log(row) for row in rows]
+        totals = await to_thread.run_sync(lambda: [log.read(0, 0).total for log in logs])
+        return tuple(view(row, total) for row, total in zip(rows, totals, strict=True))
+
+    async def view(self, name: str, *, new: bool = True) -> ProcessView:
+        row = await self.row(name)
+        return view(row, (await self._read(row, 0, 0)).total, new=new)
+
+    async def row(self, name: str) -> ProcessRow:
+        found: ProcessRow | None = await self._store.read(processes.by_name, self._session, name)
+        if found is None:
+            rows = await self._store.read(processes.of_session, self._session, principal=None, limit=LISTED_NAMES)
+            known = ", ".join(sorted({row.name for row in rows}))
+            raise ToolFailed(f"There is no process named {name[:64]!r}; {f'there are: {known}' if known else 'none'}.")
+        return found
+
+    async def running(self, name: str) -> Running:
+        row = await self.row(name)
+        running = self._live(row)
+        if running is None:
+            raise ToolFailed(f"The process {name!r} does not run any more.")
+        return running
+
+    async def output(self, name: str, since: int | None, limit: int) -> Page:
+        row = await self.row(name)
+        piece = await self._read(row, since, limit)
+        data = piece.data
+        if since is None and piece.start > 0:
+            data = data.lstrip(_CONTINUATION)
+        start = piece.start + len(piece.data) - len(data)
+        if start + len(data) < piece.total or self._live(row) is not None:
+            data = _whole_characters(data)
+        dropped = start if since is None else max(0, start - since)
+        return Page(data.decode("utf-8", "replace"), start + len(data), dropped)
+
+    async def until(self, name: str, pattern: str | None, since: int, place: Site | None) -> str | None:
+        """The first line in which the pattern, which is looked for at `place`, is; None when the process is over
+        without one, or without a pattern."""
+        row = await self.row(name)
+        at = since
+        while True:
+            running = self._live(row)
+            news = None if running is None else running.news
+            if pattern is not None and place is not None:
+                piece = await self._read(row, at, SCAN_BYTES)
+                if piece.data:
+                    if (line := await _found(place, pattern, piece.data)) is not None:
+                        return line
+                    at = _next_line(piece)
+                    if piece.start + len(piece.data) < piece.total:
+                        continue
+            if news is None:
+                return None
+            await news.wait()
+            await asyncio.sleep(SCAN_SECONDS if pattern is not None else 0)
+
+    def _live(self, row: ProcessRow) -> Running | None:
+        running = None if self._site is None else self._site.running.get(row.name)
+        return running if running is not None and running.row.id == row.id else None
+
+    def _log(self, row: ProcessRow) -> ProcessLog:
+        running = self._live(row)
+        return self._log_of(row) if running is None else running.log
+
+    async def _read(self, row: ProcessRow, since: int | None, limit: int) -> Piece:
+        return await to_thread.run_sync(self._log(row).read, since, limit)
+
+
+def view(row: ProcessRow, total: int, *, new: bool = True) -> ProcessView:
+    return ProcessView(
+        name=row.name,
+        command=row.command,
+        state=row.state,
+        exit_code=row.exit_code,
+        started=row.started,
+        ended=row.ended,
+        restart=row.restart,
+        notify=row.notify,
+        bytes=total,
+        new=new,
+    )
+
+
+async def _found(place: Site, pattern: str, data: bytes) -> str | None:
+    _, child = await place.spawn(shell_script.matching(pattern), new_id("m"))
+    line = bytearray()
+
+    async def keep(piece: bytes) -> None:
+        if len(line) < SCAN_BYTES:
+            line.extend(piece)
+
+    try:
+        await child.write(data)
+        child.close_input()
+    except ToolFailed:
+        pass  # it has found something, or has found fault with the pattern, and reads no further
+    except BaseException:
+        await end(child, 0, place.scope)
+        raise
+    ended = await conduct(child, keep, scope=place.scope)
+    if ended.code not in (0, 1):
+        reason = ended.state.decode("utf-8", "replace").strip().removeprefix("grep: ")
+        raise ToolFailed(f"The pattern is no extended regular expression: {reason or f'exit code {ended.code}'}.")
+    return line.decode("utf-8", "replace").rstrip("\n") if ended.code == 0 else None
+
+
+def _next_line(piece: Piece) -> int:
+    """Where the line begins that is not yet complete. One that is too long to be looked at whole is looked at in
+    parts."""
+    complete = piece.data.rfind(b"\n") + 1
+    if complete == 0 and len(piece.data) >= SCAN_BYTES:
+        complete = len(piece.data)
+    return piece.start + complete
+
+
+def _whole_characters(data: bytes) -> bytes:
+    """Without the beginning of a character whose rest is still to come."""
+    for back in range(1, min(4, len(data) + 1)):
+        byte = data[-back]
+        if byte & 0xC0 == 0x80:
+            continue
+        length = 2 if byte & 0xE0 == 0xC0 else 3 if byte & 0xF0 == 0xE0 else 4 if byte & 0xF8 == 0xF0 else 1
+        return data[:-back] if length > back else data
+    return data

@@ -1,0 +1,96 @@
+"""Processes without an owner: those a killed gateway of the same home left, and orphans adopted by this one.
+
+Guarantee: `marked` finds the processes that carry an owner mark; `end` kills exactly the processes that were found,
+never a later one with the same number. Where the gateway is the first process of its system, as in a container without
+an init, whatever is orphaned there becomes its child; `Strays` reaps it when it has ended: no zombie stays for longer
+than from one look to the next but one. What the gateway has started itself is left to who waits for it, by descriptor
+and at once: what is still there at a second look is nobody's. It owns nothing.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tidegate.log import Log
+from tidegate.workspaces.backends import guardian
+from tidegate.workspaces.backends.interface import OWNER
+from tidegate.workspaces.kernel.process_table import ancestors, ended, program, start_ticks
+
+log = Log(__name__)
+
+FIRST = 1
+"""The number of a system's first process."""
+
+_LOOK_SECONDS = 0.01  # between two looks at whether a killed process is gone
+
+
+class Strays:
+    def __init__(self) -> None:
+        self._seen: frozenset[tuple[int, int]] = frozenset()
+
+    def reap(self) -> int:
+        """One look; how many were reaped. Anywhere but in a first process there is somebody else to do it."""
+        if os.getpid() != FIRST or not _some():
+            self._seen = frozenset()
+            return 0
+        found = frozenset(_zombies())
+        again = found & self._seen
+        for pid, _ in again:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        self._seen = found - again
+        return len(again)
+
+
+def _some() -> bool:
+    """Whether any child has ended and is not reaped."""
+    try:
+        return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return False
+
+
+def _zombies() -> Iterator[tuple[int, int]]:
+    """Children that have ended, each with the time of its start: a number alone may be another's by the next look."""
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            for child in (task / "children").read_text().split():
+                if ended(int(child)) and (start := start_ticks(int(child))) is not None:
+                    yield int(child), start
+
+
+class Marked(NamedTuple):
+    """A process with the gateway's owner mark: its number, when it was started, and its ancestors, itself included."""
+
+    pid: int
+    start: int
+    line: frozenset[int]
+
+
+def marked(owner: str) -> list[Marked]:
+    """The processes with this mark, except for this one and its ancestors, which an agent may have started."""
+    own = ancestors(os.getpid())
+    found = guardian.marked(f"{OWNER}={owner}")
+    return [Marked(pid, start, ancestors(pid)) for pid, start in found.items() if pid not in own]
+
+
+def end(processes: Collection[Marked]) -> None:
+    """They are gone when this returns, or the log says that they are not."""
+    left = _living({process.pid: process.start for process in processes})
+    for pid in left:
+        log.warning("a process that no gateway owns any more is ended", pid=pid, program=program(pid))
+    until = time.monotonic() + guardian.KILLED_SECONDS
+    while left and time.monotonic() < until:
+        guardian.send(signal.SIGKILL, left)
+        time.sleep(_LOOK_SECONDS)
+        left = _living(left)
+    if left:
+        log.error("processes that no gateway owns any more cannot be ended", pids=sorted(left))
+
+
+def _living(processes: dict[int, int]) -> dict[int, int]:
+    return {pid: start for pid, start in processes.items() if guardian.known_as(pid) == f"{pid}:{start}"}

@@ -1,0 +1,343 @@
+"""What commands in a sandbox may not change in a project folder: files that other programs execute.
+
+Guarantee: each file of `files.protected` that exists when a sandbox is opened is a read-only mount in it, and so are
+the configuration and hooks of the project's git repository, of its submodules and worktrees, and of repositories up to
+`DEPTH` folders deep. A folder on the way to one of them is a mount of its own, since a folder that merely contains a
+mount could be renamed and made again. `git commit` works: objects, references and index can be written.
+
+A sandbox in which somebody puts a bare repository beside `.git` is ended, and its `HEAD` renamed.
+
+What does not exist cannot be covered: `appeared` tells what was made under such a name. If a command may have made it,
+the sandbox is ended and it is renamed, too. A link that was there before is not covered either.
+
+Every mount is known by its inode, found by descriptors that follow no link. `intact` compares them with what is
+mounted: before the first command, so that nothing else was mounted in the meantime, and later, since a program outside
+that replaces a file (as `git config` does) takes the mount away with it. It blocks: it is for worker threads.
+"""
+
+import contextlib
+import os
+import stat
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from tidegate.errors import ToolFailed
+from tidegate.log import Log
+from tidegate.values import new_id
+from tidegate.workspaces.files.file_user import User, acting_as
+from tidegate.workspaces.files.mounts import refer, reopened
+from tidegate.workspaces.files.protected_paths import CONFIG_BYTES, NAMES, REPOSITORY, named_by_git
+
+log = Log(__name__)
+
+DEPTH = 3
+FOLDERS = 2000
+"""Folders in which repositories are looked for when a sandbox is opened, which takes some 100 ms."""
+
+REPOSITORIES = 32
+"""With each come some six mounts."""
+
+LOST = (
+    "Everything that ran in the workspace was ended, because a protected file of the project was replaced from "
+    "outside, or a HEAD was put beside .git; the next command finds the project protected again."
+)
+
+MADE = (
+    "Everything that ran in the workspace was ended, because a command made {names}, which other programs execute: it "
+    "was renamed to end in .refused. Such files of a project are made by its owner, outside."
+)
+
+_CONFIG, _HOOKS, _COMMON, _HEAD = "config", "hooks", "commondir", "HEAD"
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+class Protected(NamedTuple):
+    """A mount below the project folder. A `writable` one is there so that the folder cannot be renamed."""
+
+    path: str
+    writable: bool
+    device: int
+    inode: int
+
+
+def protected(project: Path) -> tuple[Protected, ...]:
+    """The mounts of a project, each behind those that it lies in."""
+    try:
+        with _Survey(project).opened() as survey:
+            for name in NAMES:
+                survey.protect(name)
+            survey.repositories()
+    except FileNotFoundError:  # who mounts the folder tells that it is not there
+        return ()
+    mounts = tuple(survey.found[path] for path in sorted(survey.found))
+    disarm(project, mounts)
+    return mounts
+
+
+def intact(root: Path, mounts: tuple[Protected, ...]) -> bool:
+    """Whether these mounts are what is found below the folder `root` of a sandbox, and none is evaded. One that is gone
+    as a whole is intact."""
+    if not root.is_dir():
+        return True
+    try:
+        for each in mounts:
+            state = os.lstat(root / each.path)
+            if (state.st_dev, state.st_ino) != (each.device, each.inode):
+                return False
+        heads = (root / folder / _HEAD for folder in _beside_repositories(mounts))
+        return not any(head.is_symlink() or head.is_file() for head in heads)
+    except OSError:
+        return False
+
+
+def disarm(project: Path, mounts: tuple[Protected, ...]) -> None:
+    """Renames each `HEAD` beside a protected `.git`. Where that is damaged, git takes the folder itself for a
+    repository if it has one, with the configuration that lies there. No link is followed: another session may have put
+    one in the place of a folder."""
+    with contextlib.suppress(FileNotFoundError), _Survey(project).opened() as survey:
+        for folder in _beside_repositories(mounts):
+            survey.disarm(folder)
+
+
+def refuse(project: Path, names: tuple[str, ...]) -> None:
+    """Renames what was made under these names."""
+    with contextlib.suppress(FileNotFoundError), _Survey(project).opened() as survey:
+        for name in names:
+            survey.refuse(name)
+
+
+def _beside_repositories(mounts: tuple[Protected, ...]) -> Iterator[str]:
+    for each in mounts:
+        folder, _, name = each.path.rpartition("/")
+        if name == REPOSITORY:
+            yield folder
+
+
+def appeared(root: Path, mounts: tuple[Protected, ...]) -> tuple[str, ...]:
+    """The protected names of a project under which something was made after the sandbox was opened: a mount needs a
+    file to lie on, so that a command can make one that is not there."""
+    covered = {each.path for each in mounts}
+    return tuple(name for name in (REPOSITORY, *NAMES) if name not in covered and os.path.lexists(root / name))
+
+
+class _Survey:
+    def __init__(self, project: Path) -> None:
+        self._project = os.path.realpath(project)
+        self._root = -1
+        self.found: dict[str, Protected] = {}
+
+    @contextmanager
+    def opened(self) -> Iterator["_Survey"]:
+        self._root = os.open(self._project, _FOLDER)
+        try:
+            _open_up(self._root, os.fstat(self._root), stat.S_IRUSR | stat.S_IXUSR)
+            yield self
+        finally:
+            os.close(self._root)
+
+    @contextmanager
+    def _at(self, path: str) -> Iterator[tuple[int, os.stat_result] | None]:
+        """A reference to what a path in the project is, and its state; None when it is not there or behind a link."""
+        folder, fds, names = self._root, list[int](), path.split("/") if path else ["."]
+        try:
+            try:
+                for name in names:
+                    folder, state = refer(name, folder)
+                    fds.append(folder)
+            except OSError as error:
+                if isinstance(error, PermissionError):
+                    self._shut("/".join(names[: len(fds)]))
+                yield None
+                return
+            yield folder, state
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def protect(self, path: str, *, writable: bool = False) -> bool:
+        """Whether there is a plain file or folder, which is then protected, and held in its place."""
+        with self._at(path) as there:
+            if there is None or not (stat.S_ISREG(there[1].st_mode) or stat.S_ISDIR(there[1].st_mode)):
+                return False
+            known = self.found.get(path)
+            if known is None or known.writable:
+                self.found[path] = Protected(path, writable, there[1].st_dev, there[1].st_ino)
+        parent = path.rpartition("/")[0]
+        if parent and parent not in self.found:
+            self.protect(parent, writable=True)
+        return True
+
+    def _shut(self, path: str) -> None:
+        """A folder that may not be looked into is read-only as a whole: whoever has closed it could open it again."""
+        if not path:
+            raise ToolFailed(
+                f"The folder {self._project}, which the agent's workspace is set to, cannot be looked into, so that "
+                "nothing in it can be protected: give its owner the permission to read it (chmod u+rwx)."
+            )
+        self.protect(path)
+
+    def disarm(self, path: str) -> None:
+        """Renames the `HEAD` in a folder, if there is one."""
+        with self._at(path) as there, contextlib.ExitStack() as opened:
+            if there is None:
+                return
+            folder, state = there
+            try:
+                head, found = refer(_HEAD, folder)
+            except OSError:  # it is not there, or the folder is none any more
+                return
+            opened.callback(os.close, head)
+            if not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
+                return
+            where = f"{self._project}/{path}".rstrip("/")
+            log.warning("a bare repository was put beside a protected one; its HEAD is renamed", folder=where)
+            _rename(_HEAD, folder, state)
+
+    def refuse(self, path: str) -> None:
+        """Renames a file or folder; where a link leads to it, the link."""
+        parent, _, name = path.rpartition("/")
+        if Path(self._project, parent).is_symlink():
+            parent, name = "", parent
+        with self._at(parent) as there:
+            if there is not None:
+                log.warning("a command made a file that other programs execute; it is renamed", path=path)
+                _rename(name, *there)
+
+    def repositories(self) -> None:
+        """Those of the project folder and of the folders below it, the nearest first."""
+        waiting, looked, found = deque([("", 0)]), 0, 0
+        while waiting:
+            folder, depth = waiting.popleft()
+            if looked == FOLDERS or found == REPOSITORIES:
+                log.info("a project has more folders or repositories than can be protected", folder=self._project)
+                return
+            looked += 1
+            for name in self._folders(folder, besides=REPOSITORY):
+                path = f"{folder}/{name}".lstrip("/")
+                if name == REPOSITORY:
+                    found += self._repository(path)
+                elif depth < DEPTH:
+                    waiting.append((path, depth + 1))
+
+    def _folders(self, path: str, besides: str = "") -> list[str]:
+        """The names of the folders in a folder, and of what else has the name `besides`."""
+        with self._at(path) as there:
+            if there is None or not stat.S_ISDIR(there[1].st_mode):
+                return []
+            try:
+                with os.scandir(f"/proc/self/fd/{there[0]}") as entries:
+                    return sorted(
+                        entry.name for entry in entries if entry.name == besides or entry.is_dir(follow_symlinks=False)
+                    )
+            except PermissionError:
+                self._shut(path)
+                return []
+            except OSError:
+                return []
+
+    def _repository(self, path: str) -> bool:
+        """Protects the repository that a `.git` is, or leads to, if it is one."""
+        with self._at(path) as there:
+            if there is None:
+                return False
+            is_folder, pointer = stat.S_ISDIR(there[1].st_mode), _read(*there)
+        if is_folder:
+            self._git_dir(path)
+        elif self.protect(path) and pointer.startswith(b"gitdir:"):
+            leads = Path(self._project, path).parent / os.fsdecode(pointer[7:].strip())
+            if (target := os.path.normpath(leads)).startswith(f"{self._project}/"):
+                self._git_dir(target.removeprefix(f"{self._project}/"))
+        return True
+
+    def _git_dir(self, path: str) -> None:
+        """A repository, or what it keeps for one of its worktrees."""
+        if path in self.found or not self.protect(path, writable=True):
+            return
+        worktree = Path(path).parent.name == "worktrees"
+        config = self._text(f"{path}/../../{_CONFIG}" if worktree else f"{path}/{_CONFIG}")
+        needed = {_COMMON: b".\n"} if worktree else {_COMMON: b".\n", _CONFIG: b"", _HOOKS: None}
+        if b"worktreeconfig" in config.lower():
+            needed["config.worktree"] = b""
+        self._complete(path, needed)
+        if not all(self.protect(f"{path}/{name}") for name in needed):
+            self.protect(path)  # one of them is a link, or cannot be made: then nothing is written there
+        if worktree:
+            self.protect(f"{path}/gitdir")
+            return
+        for named in named_by_git(self._project, f"{self._project}/{path}", config):
+            self.protect(named)
+        for name in self._folders(f"{path}/worktrees"):
+            self._git_dir(f"{path}/worktrees/{name}")
+        self._modules(f"{path}/modules")
+
+    def _modules(self, path: str) -> None:
+        """Submodules; the name of one may have several parts."""
+        waiting = deque((f"{path}/{name}", 0) for name in self._folders(path))
+        while waiting and len(self.found) < REPOSITORIES * len(NAMES):
+            folder, depth = waiting.popleft()
+            names = self._folders(folder)
+            if "objects" in names:
+                self._git_dir(folder)
+            elif depth < DEPTH:
+                waiting += ((f"{folder}/{name}", depth + 1) for name in names)
+
+    def _complete(self, path: str, needed: Mapping[str, bytes | None]) -> None:
+        """What is missing is made, as files of that text or as folders, so that no command can make another. Git takes
+        it as if it were missing: a `commondir` that led elsewhere would have it take its configuration from there."""
+        with self._at(path) as there:
+            if there is None:
+                return
+            folder, owner = there
+            for name, text in needed.items():
+                with contextlib.suppress(OSError):  # it is there, or nothing can be written here
+                    _make(f"/proc/self/fd/{folder}/{name}", text, owner)
+
+    def _text(self, path: str) -> bytes:
+        with self._at(os.path.normpath(path)) as there:
+            return b"" if there is None else _read(*there)
+
+
+def _rename(name: str, folder: int, state: os.stat_result) -> None:
+    _open_up(folder, state, stat.S_IWUSR)
+    refused = f"{name}.refused"
+    if Path(f"/proc/self/fd/{folder}/{refused}").is_dir():
+        refused = new_id(refused)
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(name, refused, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def _open_up(folder: int, state: os.stat_result, needed: int) -> None:
+    """A command may have closed a folder to its own user, and so to the gateway."""
+    if ~state.st_mode & needed:
+        with contextlib.suppress(PermissionError):  # it is somebody else's
+            Path(f"/proc/self/fd/{folder}").chmod(stat.S_IMODE(state.st_mode) | stat.S_IRWXU)
+
+
+def _read(reference: int, state: os.stat_result) -> bytes:
+    if not stat.S_ISREG(state.st_mode):
+        return b""
+    try:
+        fd = reopened(reference)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, CONFIG_BYTES)
+    finally:
+        os.close(fd)
+
+
+def _make(path: str, text: bytes | None, owner: os.stat_result) -> None:
+    """A file, or a folder; root makes it as whom the repository belongs to, since what is given away afterwards may be
+    something else by then."""
+    with acting_as(User(owner.st_uid, owner.st_gid) if os.geteuid() == 0 else None):
+        if text is None:
+            Path(path).mkdir()
+            return
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(fd, text)
+        finally:
+            os.close(fd)

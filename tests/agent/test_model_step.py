@@ -1,0 +1,226 @@
+"""Who answers one step, over real sockets: one model after the other, each once, and what is told of it."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import anyio
+import msgspec
+import pytest
+
+from tests.models.support import ANSWER_BYTES, PREFIX, settings
+from tests.random_model import NAMES, Moody
+from tidegate.agent import Conversation, Mind, Purse
+from tidegate.agent.model_step import FallBack, both
+from tidegate.errors import ModelFailed
+from tidegate.models import Clients, Model, Models
+from tidegate.security import Secret
+from tidegate.tools import Toolset
+from tidegate.values import Call, Event, Message, TextDelta, TextReset, Usage
+
+pytestmark = pytest.mark.anyio
+
+ANSWER = "The tide comes in, the gate keeps the level."
+
+
+class Told:
+    """A turn that only listens: all that asking needs of one."""
+
+    id = "t_test"
+    session = "s_test"
+    incoming = ()
+
+    def __init__(self) -> None:
+        self.usage = Usage()
+        self.events: list[Event] = []
+        self.cuts: list[tuple[str, Usage]] = []
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
+
+    def cut(self, model: str, usage: Usage) -> None:
+        self.cuts.append((model, usage))
+
+    @property
+    def resets(self) -> list[str]:
+        return [event.reason for event in self.events if isinstance(event, TextReset)]
+
+    @property
+    def shown(self) -> str:
+        """What a client sees that takes resets."""
+        text = ""
+        for event in self.events:
+            text = "" if isinstance(event, TextReset) else text + event.text if isinstance(event, TextDelta) else text
+        return text
+
+
+class Chain:
+    """Falls back along the chain, and remembers what it was told."""
+
+    def __init__(self, models: Sequence[Model], messages: Sequence[Message]) -> None:
+        self.models = models
+        self._messages = messages
+        self.failures: list[tuple[list[str], str]] = []
+        self.made: list[Conversation] = []
+
+    def talk(self, model: Model) -> Conversation:
+        conversation = Conversation(
+            model=model,
+            lease=model.lease(),
+            prefix=model.wire.encode_prefix(PREFIX),
+            tools=Toolset(),
+            signature=model.signature,
+            messages=self._messages,
+        )
+        self.made.append(conversation)
+        return conversation
+
+    async def __call__(
+        self, last: Conversation, failed: tuple[Model, ...], failure: ModelFailed
+    ) -> tuple[Conversation, Purse] | None:
+        self.failures.append(([model.name for model in failed], failure.kind))
+        rest = [model for model in self.models if model not in failed]
+        return (self.talk(rest[0]), Purse(model=rest[0].name)) if rest else None
+
+
+@asynccontextmanager
+async def chained(server: Moody, said: str = "hello") -> AsyncIterator[Chain]:
+    one = settings(server.base_url, retries=0, idle_timeout=0.3, first_byte_timeout=0.3)
+    configured = {name: msgspec.structs.replace(one, model=name) for name in NAMES}
+    async with (
+        Clients() as clients,
+        Models(configured, clients, lambda reference: Secret("x"), ANSWER_BYTES) as models,
+    ):
+        chain = Chain([models.get(name) for name in NAMES], [Message(role="user", text=said)])
+        try:
+            yield chain
+        finally:
+            for conversation in chain.made:
+                await conversation.release()
+            assert clients.stats().leases == {}
+            assert clients.stats().busy == 0
+
+
+async def ask(chain: Chain, turn: Told, fall_back: FallBack | None = None) -> tuple[Mind, Message]:
+    first = chain.talk(chain.models[0])
+    mind = Mind(first, Purse(model="first"), fall_back or chain)
+    with anyio.fail_after(20):
+        return mind, await mind.ask(turn, Call())  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Moody]:
+    async with Moody() as server:
+        yield server
+
+
+async def test_a_model_that_answers_is_asked_alone(server: Moody) -> None:
+    async with chained(server) as chain:
+        turn = Told()
+        mind, answer = await ask(chain, turn)
+        assert (answer.text, answer.model, turn.shown) == (ANSWER, "first", ANSWER)
+        assert mind.conversation.model.name == mind.purse.model == "first"
+    assert server.asked == ["first"]
+    assert chain.failures == []
+
+
+@pytest.mark.parametrize(
+    ("mood", "kind"),
+    [
+        ("[status 503]", "overloaded"),
+        ("[status 429]", "rate"),
+        ("[status 402]", "quota"),
+        ("[status 401]", "authorisation"),
+        ("[status 400]", "invalid"),
+        ("[close]", "network"),
+        ("[hang]", "timeout"),
+        ("[html]", "protocol"),
+        ("[cut after=0]", "network"),
+        ("[badjson after=0]", "protocol"),
+    ],
+)
+async def test_when_one_fails_the_next_is_asked_and_nothing_is_void(server: Moody, mood: str, kind: str) -> None:
+    server.moods["first"] = mood
+    async with chained(server) as chain:
+        turn = Told()
+        mind, answer = await ask(chain, turn)
+        assert (answer.text, answer.model, turn.shown) == (ANSWER, "second", ANSWER)
+        assert mind.conversation.model.name == mind.purse.model == "second"
+        assert (turn.resets, turn.cuts) == ([], [])
+    assert server.asked == ["first", "second"]
+    assert chain.failures == [(["first"], kind)]
+
+
+@pytest.mark.parametrize("mood", ["[cut after=3]", "[hang after=3]", "[error after=3]", "[badjson after=3]"])
+async def test_what_a_failed_one_had_shown_is_void_before_another_speaks(server: Moody, mood: str) -> None:
+    """And each of the calls that broke off is paid for, in its own model's name."""
+    server.moods |= {"first": mood, "second": mood}
+    async with chained(server) as chain:
+        turn = Told()
+        _, answer = await ask(chain, turn)
+        assert (answer.text, answer.model, turn.shown) == (ANSWER, "third", ANSWER)
+        assert len(turn.resets) == 2
+        assert [model for model, _ in turn.cuts] == ["first", "second"]
+        assert all(usage.estimated and usage.input > 0 and usage.output > 0 for _, usage in turn.cuts)
+    assert server.asked == list(NAMES)
+
+
+async def test_when_none_is_left_the_failure_names_all_and_is_of_the_firsts_kind(server: Moody) -> None:
+    server.moods |= {"first": "[status 429 retry-after=7]", "second": "[status 401]", "third": "[status 400]"}
+    async with chained(server) as chain:
+        turn = Told()
+        with pytest.raises(ModelFailed) as caught:
+            await ask(chain, turn)
+    assert server.asked == list(NAMES)
+    told = caught.value.message
+    for name in NAMES:
+        assert told.count(f"Model '{name}'") == 1
+    assert told.index("'first'") < told.index("'second'") < told.index("'third'")
+    assert (caught.value.kind, caught.value.retryable, caught.value.retry_after) == ("rate", True, 7.0)
+    assert [names for names, _ in chain.failures] == [["first"], ["first", "second"], list(NAMES)]
+
+
+async def test_without_another_it_fails_as_it_failed(server: Moody) -> None:
+    server.moods["first"] = "[words 9] [cut after=4]"
+
+    async def nobody(*_: object) -> None:
+        return None
+
+    async with chained(server) as chain:
+        turn = Told()
+        with pytest.raises(ModelFailed) as caught:
+            await ask(chain, turn, nobody)
+    assert (caught.value.kind, caught.value.shown) == ("network", True)
+    assert turn.resets == [], "whoever reads decides what to do with a text that ended in the middle"
+
+
+async def test_each_step_may_ask_every_model_again(server: Moody) -> None:
+    async with chained(server) as chain:
+        server.moods["first"] = "[status 503]"
+        turn = Told()
+        mind, _ = await ask(chain, turn)
+        server.moods = {"second": "[status 503]"}
+        with anyio.fail_after(20):
+            answer = await mind.ask(turn, Call())  # type: ignore[arg-type]
+        assert answer.model == "first"
+    assert server.asked == ["first", "second", "second", "first"]
+
+
+async def test_a_cancelled_ask_asks_nobody_else(server: Moody) -> None:
+    async with chained(server, "[hold it]") as chain:
+        turn = Told()
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask, chain, turn)
+            with anyio.fail_after(20):
+                await server.held("it")
+            group.cancel_scope.cancel()
+        assert [model for model, _ in turn.cuts] == ["first"]
+    assert server.asked == ["first"]
+
+
+def test_two_failures_are_told_in_one_sentence_each() -> None:
+    first = ModelFailed("Model 'a': one.", kind="quota", retryable=False, said="private words")
+    second = ModelFailed("Model 'b': two.", kind="network", retryable=True, said="other words", shown=True)
+    told = both(first, second)
+    assert told.brief == "Model 'a': one. Another was asked instead. Model 'b': two."
+    assert told.message == f"{told.brief} It said: other words"
+    assert (told.kind, told.retryable, told.shown) == ("quota", True, True)

@@ -1,0 +1,190 @@
+"""A tool's time, what a model is shown of its output, and how many calls run beside each other."""
+
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.core import WAIT, core
+from tests.effects import results
+from tidegate.tools import ToolContext, Toolset, tool
+from tidegate.tools.tool import Effect
+from tidegate.values import MessageAdded, ToolEnded, ToolProgress, ToolStarted
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_tool_that_takes_too_long_is_stopped_and_the_model_told(home: Path, model: ScriptedModel) -> None:
+    """L23: its own timeout, long before the turn's; the turn goes on."""
+    left: list[str] = []
+
+    @tool(effect="read", timeout=0.05)
+    async def dawdle(ctx: ToolContext) -> str:
+        """Never comes back."""
+        try:
+            await anyio.sleep_forever()
+        finally:
+            left.append(ctx.call)
+        return ""
+
+    async with core(home, model=model, tools='"slow"', toolsets={"slow": Toolset((dawdle,))}) as house:
+        outcome = await house.say("[tool dawdle {}] [say went on]")
+        assert outcome.text == "went on"
+        assert results(house) == ["dawdle did not finish within 0.05 s and was stopped."]
+        assert len(left) == 1
+
+
+async def test_a_model_is_shown_no_more_of_a_tools_output_than_its_bound(home: Path, model: ScriptedModel) -> None:
+    """D1: limits.tool_output_bytes for all tools, less where a tool says so; what is left out is named."""
+
+    async def much(ctx: ToolContext) -> str:
+        """Says much."""
+        return "".join(f"line {number} {'-' * 400}\n" for number in range(100))
+
+    shout = tool(effect="read", name="shout")(much)
+    brief = tool(effect="read", name="brief", output_bytes=600)(much)
+    options = {"tools": '"loud"', "toolsets": {"loud": Toolset((shout, brief))}}
+    async with core(home, "[limits]\ntool_output_bytes = 4096", model=model, **options) as house:
+        await house.say("[tool shout {}] [tool brief {}] [say done]")
+        long, short = results(house)
+        assert 2048 < len(long.encode()) <= 4096
+        assert len(short.encode()) <= 600
+        for shown in (long, short):
+            assert shown.startswith("line 0 ") and "left out" in shown and "the whole is sp_" in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ("x" * 16 * 1024, True),
+        ("x" * (16 * 1024 + 1), False),
+        ("\n".join("y" * 400), True),
+        ("\n".join("y" * 401), False),
+    ],
+)
+async def test_sixteen_kibibytes_or_four_hundred_lines_are_shown_whole_and_no_more(
+    home: Path, model: ScriptedModel, text: str, whole: bool
+) -> None:
+    """D1, D2: what holds where nothing is configured."""
+
+    @tool(effect="read")
+    async def tell(ctx: ToolContext) -> str:
+        """Tells all."""
+        return text
+
+    async with core(home, model=model, tools='"tell"', toolsets={"tell": Toolset((tell,))}) as house:
+        await house.say("[tool tell {}] [say done]")
+        [shown] = results(house)
+        assert (shown == text) is whole
+        assert ("the whole is sp_" in shown) is not whole
+
+
+async def test_no_more_calls_run_beside_each_other_than_allowed(home: Path, model: ScriptedModel) -> None:
+    """P15: limits.tools_parallel; the next ones begin when those have ended, and the results keep their order."""
+
+    @tool(effect="read", parallel=True)
+    async def echo(ctx: ToolContext, *, name: str) -> str:
+        """Says its name."""
+        return name
+
+    script = "[together " + " ".join(f'echo {{"name": "{name}"}}' for name in "abcde") + "] [say done]"
+    options = {"tools": '"echo"', "toolsets": {"echo": Toolset((echo,))}}
+    async with core(home, "[limits]\ntools_parallel = 2", model=model, **options) as house:
+        accepted = await house.accept(script)
+        log = house.door.live(accepted.turn)
+        assert log is not None
+        await house.answered(accepted.turn)
+        assert results(house) == list("abcde")
+        running = most = 0
+        for event in log.events:
+            running += isinstance(event, ToolStarted) - isinstance(event, ToolEnded)
+            most = max(most, running)
+        assert (most, running) == (2, 0)
+
+
+async def test_an_event_tells_little_of_a_call_and_its_result_and_the_model_reads_all(
+    home: Path, model: ScriptedModel
+) -> None:
+    """D6: whoever watches reads an excerpt; the whole is in the transcript."""
+
+    @tool(effect="read")
+    async def echo(ctx: ToolContext, *, text: str) -> str:
+        """Says it again."""
+        return text * 2
+
+    said = "word " * 1000
+    options = {"tools": '"echo"', "toolsets": {"echo": Toolset((echo,))}}
+    async with core(home, model=model, **options) as house:
+        accepted = await house.accept(f'[tool echo {{"text": "{said}"}}] [say done]')
+        log = house.door.live(accepted.turn)
+        assert log is not None
+        await house.answered(accepted.turn)
+        assert results(house) == [said * 2]
+        [started] = [event for event in log.events if isinstance(event, ToolStarted)]
+        [ended] = [event for event in log.events if isinstance(event, ToolEnded)]
+        assert (len(started.arguments), len(ended.excerpt)) == (400, 400)
+        assert (said * 2).startswith(ended.excerpt)
+        told = [event.message for event in log.events if isinstance(event, MessageAdded)]
+        assert [len(message.text) for message in told if message.role == "tool"] == [400]
+
+
+@pytest.mark.parametrize("pieces", [1, 1000])
+async def test_progress_is_bounded_and_says_when_no_more_is_shown(
+    home: Path, model: ScriptedModel, pieces: int
+) -> None:
+    """P15, L21: 64 KiB of one call, however it comes; the result itself is not touched."""
+    megabyte = 1024 * 1024
+
+    @tool(effect="read")
+    async def chatter(ctx: ToolContext) -> str:
+        """Puts out much."""
+        for _ in range(pieces):
+            ctx.progress("x" * (megabyte // pieces))
+            await anyio.lowlevel.checkpoint()
+        return "done"
+
+    options = {"tools": '"loud"', "toolsets": {"loud": Toolset((chatter,))}}
+    async with core(home, model=model, **options) as house:
+        accepted = await house.accept("[together chatter {} chatter {}] [say done]")
+        log = house.door.live(accepted.turn)
+        assert log is not None
+        await house.answered(accepted.turn)
+        for call in {event.call_id for event in log.events if isinstance(event, ToolStarted)}:
+            shown = [event.text for event in log.events if isinstance(event, ToolProgress) and event.call_id == call]
+            text = "".join(shown)
+            assert text.rstrip().endswith("[more output is not shown here]")
+            assert text.count("x") == 64 * 1024
+            assert len(text) < 64 * 1024 + 100
+
+
+@pytest.mark.parametrize("effect", ["read", "write", "execute", "network"])
+@pytest.mark.parametrize("repeatable", [True, False, None])
+async def test_whether_a_call_that_was_cut_off_is_made_again_is_its_tools_to_say(
+    home: Path, model: ScriptedModel, effect: Effect, repeatable: bool | None
+) -> None:
+    """F4, P04: whatever its effect; where it says nothing, only what reads is."""
+    started, times = anyio.Event(), 0
+
+    @tool(effect=effect, repeatable=repeatable)
+    async def deed(ctx: ToolContext) -> str:
+        """Does something."""
+        nonlocal times
+        times += 1
+        if times == 1:
+            started.set()
+            await anyio.sleep_forever()
+        return "made again"
+
+    options = {"tools": '"deeds"', "toolsets": {"deeds": Toolset((deed,))}}
+    async with core(home, model=model, drain=None, **options) as house:
+        accepted = await house.accept("[tool deed {}] [say went on]")
+        with anyio.fail_after(WAIT):
+            await started.wait()
+    async with core(home, model=model, **options) as house:
+        assert (await house.answered(accepted.turn)).text == "went on"
+        again = effect == "read" if repeatable is None else repeatable
+        assert times == (2 if again else 1)
+        [result] = results(house)
+        assert result == "made again" if again else "effect is unknown" in result

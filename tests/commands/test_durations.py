@@ -1,0 +1,172 @@
+"""Settings that hold for a time: said, shown, ended, cleared."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.core import ANNA, OWNER, Core, core, settings
+from tidegate.commands import Reply, build
+from tidegate.errors import Refused
+from tidegate.sessions import operations
+
+pytestmark = pytest.mark.anyio
+
+HOUR = 3600.0
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def run(house: Core, line: str, session: str | None) -> Reply:
+    return await build(house.door).run(line, principal=ANNA, channel="page", session=session, agent="main")
+
+
+async def asked(house: Core) -> str:
+    """The model that answers the next message."""
+    await house.say("more")
+    return str(house.requests()[-1]["model"])
+
+
+async def test_a_model_chosen_for_a_time_survives_a_kill_and_ends_at_its_time(home: Path, model: ScriptedModel) -> None:
+    """S05, S06: to the second, without anything that runs at that moment."""
+    clock = Clock()
+    async with core(home, model=model, clock=clock, drain=None) as house:
+        first = await house.say("one")
+        reply = (await run(house, "/model other for 2h", first.session)).text
+        assert reply.startswith("other, from now on until ") and "(in 2 hours)" in reply and "rebuilt" in reply
+        assert await asked(house) == "scripted-too"
+    async with core(home, model=model, clock=clock) as house:
+        clock.now += 2 * HOUR - 1
+        assert await asked(house) == "scripted-too"
+        assert "(in 1 second)" in (await run(house, "/status", first.session)).text
+        clock.now += 1
+        assert await asked(house) == "scripted"
+        status = (await run(house, "/status", first.session)).text
+        assert "model         main (the agent's own)" in status and "/model" not in status
+
+
+async def test_reasoning_chosen_for_a_time_ends_too(home: Path, model: ScriptedModel) -> None:
+    """S06: without a rebuild."""
+    clock = Clock()
+    async with core(home, model=model, clock=clock) as house:
+        first = await house.say("one")
+        assert "(in 30 minutes)" in (await run(house, "/reasoning high for 30m", first.session)).text
+        await house.say("two")
+        assert house.requests()[-1]["reasoning_effort"] == "high"
+        clock.now += 1800
+        await house.say("three")
+        assert "reasoning_effort" not in house.requests()[-1]
+        assert house.door.presence.stats().unloads == {}
+
+
+async def test_status_says_where_each_setting_comes_from_what_it_outranks_and_when_it_ends(
+    home: Path, model: ScriptedModel
+) -> None:
+    """S06: the same in the short forms of the commands themselves."""
+    clock = Clock()
+    async with core(home, model=model, clock=clock) as house:
+        first = await house.say("one")
+        assert "the model's own" in (await run(house, "/reasoning", first.session)).text
+        await run(house, "/model other for 90m", first.session)
+        await run(house, "/reasoning low", first.session)
+        status = (await run(house, "/status", first.session)).text
+        assert "model         other (chosen here by /model, until " in status and "(in 1.5 hours))" in status
+        assert "it outranks the agent's own, main; /model default goes back" in status
+        assert "reasoning     low (chosen here by /reasoning, to the end of the conversation)" in status
+        assert "it outranks the model's own, and what a call asks for outranks it;\n" in status
+        assert "(in 1.5 hours)" in (await run(house, "/model", first.session)).text
+        assert "low" in (await run(house, "/reasoning", first.session)).text
+
+
+async def test_a_changed_configuration_holds_when_the_time_is_over(home: Path, model: ScriptedModel) -> None:
+    """S06, S07: the choice outranks it until then, and the status names what comes next."""
+    clock = Clock()
+    async with core(home, model=model, clock=clock) as house:
+        first = await house.say("one")
+        await run(house, "/model other for 1h", first.session)
+    third = f'[models.third]\napi = "openai-chat"\nbase_url = "{model.base_url}"\nmodel = "scripted-third"\n'
+    changed = settings(model, third).replace('model = "main"\nprompt', 'model = "third"\nprompt')
+    async with core(home, model=model, clock=clock, toml=changed) as house:
+        assert await asked(house) == "scripted-too"
+        assert "the agent's own, third" in (await run(house, "/status", first.session)).text
+        clock.now += HOUR
+        assert await asked(house) == "scripted-third"
+
+
+async def test_a_choice_that_is_no_longer_configured_is_shown_as_such(home: Path, model: ScriptedModel) -> None:
+    """S06: the status does not call the agent's own model chosen."""
+    async with core(home, model=model) as house:
+        first = await house.say("one")
+        await run(house, "/model other", first.session)
+    without = settings(model).replace("[models.other]", "[models.third]")
+    async with core(home, model=model, toml=without) as house:
+        status = (await run(house, "/status", first.session)).text
+        assert "model         main (the agent's own)" in status
+        assert "other, chosen here by /model, is not configured any more; /model default forgets it" in status
+
+
+async def test_a_choice_for_a_time_can_be_cleared_before_it_by_its_user_and_by_the_operator(
+    home: Path, model: ScriptedModel
+) -> None:
+    """S06: and a choice without a time takes its place, and its time away."""
+    clock = Clock()
+    async with core(home, model=model, clock=clock) as house:
+        first = await house.say("one")
+        await run(house, "/model other for 1h", first.session)
+        await run(house, "/model default", first.session)
+        assert await asked(house) == "scripted"
+        await run(house, "/model other for 1h", first.session)
+        assert await operations.clear_setting(house.door, first.session, OWNER, "model")
+        assert await asked(house) == "scripted"
+        await run(house, "/model other for 1h", first.session)
+        await run(house, "/model other", first.session)
+        clock.now += 1000 * HOUR
+        assert await asked(house) == "scripted-too"
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("/model other for", "30m, 2h or 7d"),
+        ("/model other for ever", "30m, 2h or 7d"),
+        ("/model other for 0h", "30m, 2h or 7d"),
+        ("/model other for -1h", "30m, 2h or 7d"),
+        ("/model other for 99999999w", "30m, 2h or 7d"),
+        ("/model other 2h", "/model other for 2h"),
+        ("/model other please", "/model NAME for 2h"),
+        ("/model default for 2h", "/model default"),
+        ("/model oter for 2h", "did you mean 'other'"),
+        ("/reasoning high for 1 fortnight", "30m, 2h or 7d"),
+        ("/reasoning default for 2h", "/reasoning default"),
+        ("/reasoning lots for 2h", "off, minimal, low"),
+    ],
+)
+async def test_a_time_that_cannot_be_read_changes_nothing(
+    home: Path, model: ScriptedModel, line: str, sentence: str
+) -> None:
+    """H20: one sentence that says how to say it."""
+    async with core(home, model=model) as house:
+        first = await house.say("one")
+        with pytest.raises(Refused) as refused:
+            await run(house, line, first.session)
+        assert sentence in refused.value.message
+        assert (await house.door.session(first.session, ANNA)).settings == {}
+
+
+async def test_times_are_read_with_a_space_and_in_every_unit(home: Path, model: ScriptedModel) -> None:
+    """S06: seconds to weeks."""
+    clock = Clock()
+    async with core(home, model=model, clock=clock) as house:
+        first = await house.say("one")
+        for said, seconds in (("45s", 45), ("30m", 1800), ("2 h", 7200), ("7d", 604800), ("2w", 1209600)):
+            await run(house, f"/reasoning high for {said}", first.session)
+            view = await house.door.session(first.session, ANNA)
+            assert view.settings["reasoning"].expires == clock.now + seconds

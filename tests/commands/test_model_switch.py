@@ -1,0 +1,110 @@
+"""After /model the model that answers next is told once whose the earlier answers are."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.commands.test_durations import HOUR, Clock, run
+from tests.core import ANNA, OWNER, Core, core
+from tidegate.sessions import operations
+
+pytestmark = pytest.mark.anyio
+
+TO_OTHER = "The user switched this conversation from model main to model other; earlier answers are main's."
+TO_MAIN = "The user switched this conversation from model other to model main; earlier answers are other's."
+
+
+def told(house: Core) -> list[str]:
+    """What the last request says of switches, in its order."""
+    texts = [str(message["content"]) for message in house.requests()[-1]["messages"]]
+    return [sentence for text in texts for sentence in (TO_OTHER, TO_MAIN) if sentence in text]
+
+
+async def test_a_switch_is_told_once_with_the_next_message_over_a_restart(home: Path, model: ScriptedModel) -> None:
+    """S05, S32, B4: it stays where it was said, and nothing of it is said again, whatever is unloaded or killed."""
+    async with core(home, model=model, drain=None) as house:
+        first = await house.say("one")
+        await run(house, "/model other", first.session)
+    async with core(home, model=model, drain=None) as house:
+        await house.say("two")
+        assert told(house) == [TO_OTHER]
+        assert TO_OTHER in str(house.requests()[-1]["messages"][-1]["content"])
+        await house.say("three")
+        assert told(house) == [TO_OTHER]
+        assert house.door.presence.unload(first.session, reason="test")
+    async with core(home, model=model) as house:
+        await house.say("four")
+        assert told(house) == [TO_OTHER]
+        earlier, later = (request.body for request in list(model.recorded)[-2:])
+        assert later.startswith(earlier.removesuffix(b"]}")), "the request only grows"
+        await run(house, "/model default", first.session)
+        await house.say("five")
+        assert told(house) == [TO_OTHER, TO_MAIN]
+        assert model.stats()["refused"] == 0
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (["/model other", "/model main"], []),
+        (["/model other", "/model default"], []),
+        (["/model main"], []),
+        (["/model other for 1h", "/model default"], []),
+        (["/model main", "/model other"], [TO_OTHER]),
+        (["/model other", "/model default", "/model other for 1h"], [TO_OTHER]),
+        (["/reasoning low"], []),
+    ],
+)
+async def test_only_what_was_changed_in_the_end_is_told(
+    home: Path, model: ScriptedModel, lines: list[str], expected: list[str]
+) -> None:
+    """S05: who switches back before the next message has switched nothing."""
+    async with core(home, model=model) as house:
+        first = await house.say("one")
+        for line in lines:
+            await run(house, line, first.session)
+        await house.say("two")
+        assert told(house) == expected
+        view = await house.door.session(first.session, ANNA)
+        assert set(view.settings) <= {"model", "reasoning"}
+
+
+async def test_without_an_earlier_answer_there_is_nothing_to_tell(home: Path, model: ScriptedModel) -> None:
+    async with core(home, model=model) as house:
+        first = await house.say("one")
+        await run(house, "/undo", first.session)
+        await run(house, "/model other", first.session)
+        await house.say("two")
+        assert house.requests()[-1]["model"] == "scripted-too"
+        assert told(house) == []
+
+
+async def test_a_choice_for_a_time_is_told_when_it_begins_and_when_it_is_over(home: Path, model: ScriptedModel) -> None:
+    """S06: and if nobody spoke meanwhile, not at all."""
+    clock = Clock()
+    async with core(home, model=model, clock=clock) as house:
+        first = await house.say("one")
+        await run(house, "/model other for 1h", first.session)
+        await house.say("two")
+        assert told(house) == [TO_OTHER]
+        clock.now += HOUR
+        await house.say("three")
+        assert (told(house), house.requests()[-1]["model"]) == ([TO_OTHER, TO_MAIN], "scripted")
+        await run(house, "/model other for 1h", first.session)
+        clock.now += HOUR
+        await house.say("four")
+        assert told(house) == [TO_OTHER, TO_MAIN]
+        await run(house, "/model other", first.session)
+        await operations.clear_setting(house.door, first.session, OWNER, "model")
+        await house.say("five")
+        assert told(house) == [TO_OTHER, TO_MAIN]
+
+
+async def test_a_fallback_is_no_switch(home: Path, model: ScriptedModel) -> None:
+    """S07: nobody chose it; its user is told, the model is not."""
+    async with core(home, 'fallback = ["other"]\n', model=model) as house:
+        await house.say("one")
+        outcome = await house.say("[status 503 times=1] two")
+        assert outcome.state == "answered" and house.requests()[-1]["model"] == "scripted-too"
+        assert told(house) == []

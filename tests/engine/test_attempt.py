@@ -1,0 +1,81 @@
+"""How a turn ends by what is known of it, and what it leaves while it runs."""
+
+import contextlib
+import time
+from pathlib import Path
+
+import anyio
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.core import WAIT, core
+from tests.store.rows import new_session, new_turn
+from tidegate.engine.attempt import Work, bill_to, ending_of
+from tidegate.engine.journal import Journal
+from tidegate.engine.live import Live
+from tidegate.engine.turn_start import Taken
+from tidegate.store import Db, Store, intents, sessions, turns
+from tidegate.tools import ToolContext, Toolset, tool
+from tidegate.values import Message
+
+pytestmark = pytest.mark.anyio
+
+
+def taken(db: Db) -> Taken:
+    new_session(db, "s_1")
+    new_turn(db, "s_1", "t_1", "hello")
+    turn, session = turns.take(db, "t_1", 1.0), sessions.get(db, "s_1")
+    assert session is not None
+    return Taken(turn=turn, session=session, settings=())
+
+
+@pytest.mark.parametrize("answered", [True, False])
+async def test_an_answer_that_was_complete_is_kept_though_a_stop_comes_in_the_same_moment(
+    tmp_path: Path, answered: bool
+) -> None:
+    """B7, S14, S16: one that was not complete ends as stopped."""
+    async with Store.open(tmp_path / "tidegate.db") as store:
+        live, work = Live("t_1", "s_1"), Work()
+        work.taken = begun = await store.write(taken)
+        work.journal = journal = Journal(
+            live,
+            store,
+            bill_to(begun.turn, begun.session),
+            incoming=(),
+            recorded=(),
+            begun={},
+            parking=lambda: False,
+            away=contextlib.nullcontext,
+            clock=time.time,
+        )
+
+        async def answer() -> Message:
+            return Message(role="assistant", text="done", finish="stop")
+
+        if answered:
+            await journal.step("model-0", answer, ends=lambda message: True)
+        live.stop("by its user")
+        ending = ending_of(live, work, begun, (live.used, journal.steps))
+    assert ending.state == ("answered" if answered else "stopped")
+    assert [message.text for _, message in ending.tail] == (["done"] if answered else [])
+    assert (ending.error is None) == answered
+
+
+async def test_the_intent_of_a_tool_is_gone_when_its_result_is_committed(home: Path, model: ScriptedModel) -> None:
+    """P05: what is still there means that the effect is unknown."""
+    seen: list[dict[str, str]] = []
+
+    @tool(effect="execute")
+    async def push(ctx: ToolContext) -> str:
+        """Looks at what is written down of it."""
+        seen.append(await house.store.read(intents.open_of, ctx.turn))
+        return "pushed"
+
+    async with core(home, model=model, tools='"push"', toolsets={"push": Toolset((push,))}) as house:
+        accepted = await house.accept("[tool push {}] [hold gate step=1] [say done]")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        assert [[intent.tool for intent in steps.values()] for steps in seen] == [["push"]]
+        assert await house.store.read(intents.open_of, accepted.turn) == {}
+        model.release("gate")
+        assert (await house.answered(accepted.turn)).text == "done"

@@ -1,0 +1,178 @@
+"""Places, as a machine that does to a forest of turns whatever can be done: they are never lost and never too many."""
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from tidegate.engine.live import Live
+from tidegate.engine.slots import Places
+
+CAP = 2
+DEPTH = 2
+
+
+class Forest(RuleBasedStateMachine):
+    """Turns begin as the engine begins them: when they may, one's own or on a task of a turn that waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = Places(CAP)
+        self.turns: list[Live] = []
+        self.waits: dict[Live, list[tuple[str, AbstractContextManager[None]]]] = {}
+        self.numbers = 0
+        self.asked = False
+
+    def _new(self, parent: Live | None) -> Live:
+        self.numbers += 1
+        live = Live(f"t_{self.numbers}", f"s_{self.numbers}", parent=parent)
+        if parent is not None:
+            parent.children[live.turn] = live
+        self.turns.append(live)
+        self.waits[live] = []
+        return live
+
+    def _pick(self, data: Any, turns: list[Live]) -> Live | None:
+        return data.draw(st.sampled_from(turns)) if turns else None
+
+    def _depth(self, live: Live) -> int:
+        return 0 if live.parent is None else 1 + self._depth(live.parent)
+
+    @rule()
+    def come(self) -> None:
+        if len(self.turns) < 12:
+            self._new(None)
+
+    @rule(data=st.data())
+    def begin(self, data: Any) -> None:
+        ready = [live for live in self.turns if live.started is None and self.places.open_to(live.parent)]
+        if (live := self._pick(data, ready)) is not None:
+            live.started = 1.0
+            self.places.begin(live)
+
+    @rule(data=st.data())
+    def give_a_task(self, data: Any) -> None:
+        able = [live for live in self.turns if live.started is not None and self._depth(live) < DEPTH]
+        if (live := self._pick(data, able)) is not None and len(self.turns) < 12:
+            wait = self.places.delegates(live)
+            wait.__enter__()
+            child = self._new(live)
+            self.waits[live].append((child.turn, wait))
+
+    @rule(data=st.data())
+    def ask(self, data: Any) -> None:
+        able = [live for live in self.turns if live.started is not None]
+        if (live := self._pick(data, able)) is not None and len(self.waits[live]) < 4:
+            self.asked = True
+            wait = self.places.asks(live)
+            wait.__enter__()
+            self.waits[live].append(("", wait))
+
+    @rule(data=st.data())
+    def be_answered(self, data: Any) -> None:
+        asking = [live for live in self.turns if live.away]
+        if (live := self._pick(data, asking)) is not None:
+            place = next(n for n, (turn, _) in enumerate(self.waits[live]) if not turn)
+            self.waits[live].pop(place)[1].__exit__(None, None, None)
+
+    @rule(data=st.data())
+    def hear_of_the_end_of_a_task(self, data: Any) -> None:
+        waiting = [
+            (live, n)
+            for live in self.turns
+            for n, (turn, _) in enumerate(self.waits[live])
+            if turn and turn not in live.children
+        ]
+        if waiting:
+            live, n = data.draw(st.sampled_from(waiting))
+            self.waits[live].pop(n)[1].__exit__(None, None, None)
+
+    @rule(data=st.data())
+    def end(self, data: Any) -> None:
+        """Only what waits for nobody ends by itself, or what was never begun."""
+        over = [live for live in self.turns if not self.waits[live] and not live.children]
+        if (live := self._pick(data, over)) is not None:
+            live.released = True
+            self.places.end(live)
+            self.turns.remove(live)
+            del self.waits[live]
+
+    @invariant()
+    def what_is_counted_is_what_is_there(self) -> None:
+        places = self.places
+        assert places.taken == sum(live.placed for live in self.turns)
+        assert places.started == sum(live.started is not None for live in self.turns)
+        assert places.asking == sum(bool(live.away) for live in self.turns)
+        assert places.delegating == sum(bool(live.tasks and not live.away) for live in self.turns)
+
+    @invariant()
+    def whoever_works_has_a_place(self) -> None:
+        assert all(live.placed for live in self.turns if live.started is not None and not live.waits)
+        assert not any(live.placed for live in self.turns if live.started is None)
+
+    @invariant()
+    def no_more_trees_are_under_way_than_there_are_places(self) -> None:
+        """Those aside that have asked a person, who come back whenever he answers."""
+        if not self.asked:
+            assert self.places.taken <= CAP
+            assert sum(live.started is not None and live.parent is None for live in self.turns) <= CAP
+
+    @invariant()
+    def a_task_that_waits_can_begin_or_its_tree_gets_on(self) -> None:
+        """Of a turn whose tasks have not begun, something has a place or waits for a person."""
+        for live in self.turns:
+            if (
+                live.started is not None
+                and live.tasks
+                and any(child.started is None for child in live.children.values())
+            ):
+                assert _gets_on(live), live.turn
+
+    def teardown(self) -> None:
+        for live in reversed(self.turns):
+            for _, wait in self.waits[live]:
+                wait.__exit__(None, None, None)
+            live.released = True
+            self.places.end(live)
+        assert (self.places.taken, self.places.started, self.places.asking, self.places.delegating) == (0, 0, 0, 0)
+
+
+def _gets_on(live: Live) -> bool:
+    return live.placed or bool(live.away) or any(map(_gets_on, live.children.values()))
+
+
+TestForest = Forest.TestCase
+TestForest.settings = settings(max_examples=60, stateful_step_count=40)
+
+
+def test_a_place_goes_from_a_turn_to_its_task_and_back() -> None:
+    """L21: with one place: the task begins in it, nobody else can, and the turn has it again."""
+    places = Places(1)
+    parent, other = Live("t_1", "s_1"), Live("t_2", "s_2")
+    parent.started = 1.0
+    places.begin(parent)
+    with places.delegates(parent):
+        child = Live("t_3", "s_3", parent=parent)
+        parent.children[child.turn] = child
+        assert parent.placed and places.open_to(parent) and not places.open_to(other.parent)
+        child.started = 1.0
+        places.begin(child)
+        assert (parent.placed, child.placed, places.taken, places.delegating) == (False, True, 1, 1)
+        child.released = True
+        places.end(child)
+        assert parent.placed and not places.free
+    assert parent.placed and places.taken == 1 and places.running == 1
+
+
+def test_who_comes_back_from_a_person_has_a_place_at_once() -> None:
+    """S29: it has waited enough."""
+    places = Places(1)
+    first, second = Live("t_1", "s_1"), Live("t_2", "s_2")
+    first.started = second.started = 1.0
+    places.begin(first)
+    with places.asks(first):
+        assert places.free and not first.placed
+        places.begin(second)
+    assert first.placed and second.placed and places.taken == 2 and not places.free

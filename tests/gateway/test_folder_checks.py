@@ -1,0 +1,234 @@
+"""The folders that agents are given hold nothing of the gateway's: looked at before it starts."""
+
+import json
+import pwd
+from pathlib import Path
+
+import pytest
+
+from tests.gateway.process import gateway, tidegate
+from tidegate.gateway import Unready, examine
+from tidegate.gateway.preflight import folders
+from tidegate.gateway.preflight.folders import OWN, SYSTEM
+from tidegate.workspaces.backends import bubblewrap
+
+pytestmark = pytest.mark.sandbox
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    home = tmp_path / "mine" / "home"
+    home.mkdir(mode=0o700, parents=True)
+    (home / "api-key").write_text("k")
+    return home
+
+
+def write(home: Path, *, workspace: str | None = None, read_only: str | None = None, more: str = "") -> None:
+    agent = "" if workspace is None else f"workspace = {json.dumps(workspace)}\n"
+    seen = "" if read_only is None else f"read_only = [{json.dumps(read_only)}]\n"
+    (home / "tidegate.toml").write_text(f"[workspaces]\n{seen}[agents.coder]\n{agent}{more}")
+
+
+def refusal(home: Path) -> str:
+    with pytest.raises(Unready) as told:
+        examine(home)
+    (error,) = told.value.errors
+    return error
+
+
+def test_the_home_folder_is_given_to_no_agent_whichever_command_looks(home: Path) -> None:
+    """X13, X18: `workspace = "."` is the home folder itself; the start, `config check` and `doctor` say so alike."""
+    write(home, workspace=".")
+    start, check = tidegate("up", "--port", "0", home=home), tidegate("config", "check", home=home)
+    assert (start.returncode, check.returncode) == (1, 1)
+    assert start.stderr == check.stderr
+    assert f"{home}/tidegate.toml: [agents.coder] workspace: the folder {home} is the gateway's home" in check.stderr
+    assert "name a folder that lies elsewhere" in check.stderr
+    doctor = tidegate("doctor", home=home)
+    assert doctor.returncode == 1
+    assert "fail  configuration: " in doctor.stdout and "is the gateway's home folder" in doctor.stdout
+
+
+@pytest.mark.parametrize("setting", ["workspace", "read_only"])
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (".", "is the gateway's home folder"),
+        ("..", "holds the gateway's home folder"),
+        ("projects/../../home", "is the gateway's home folder"),
+        ("{up}", "holds the gateway's home folder"),
+        ("/", "holds the gateway's home folder"),
+        ("~", "holds the gateway's home folder"),
+        ("{up}/link", "is the gateway's home folder"),
+        ("{up}/link/..", "holds the gateway's home folder"),
+        ("api-key", "is the gateway's own"),
+        ("tools", "is the gateway's own"),
+        ("tools/deeper", "is the gateway's own"),
+        ("spool", "is the gateway's own"),
+        ("trash", "is the gateway's own"),
+        ("workspaces", "is the gateway's own"),
+        ("workspaces/s_00000000000000000000000000000000", "is the gateway's own"),
+        ("{up}/link/spool", "is the gateway's own"),
+        ("outside/back", "holds the gateway's home folder"),
+        ("~nobody-of-that-name/x", "is not known here"),
+    ],
+)
+def test_no_folder_that_shows_what_is_the_gateways_is_given(
+    home: Path, monkeypatch: pytest.MonkeyPatch, setting: str, text: str, why: str
+) -> None:
+    """X13, X18: however it is written, and whatever links lead there."""
+    monkeypatch.setenv("HOME", str(home.parent))
+    (home.parent / "link").symlink_to(home)
+    (home / "outside").symlink_to(home.parent.parent)
+    (home.parent.parent / "back").symlink_to(home.parent)
+    write(home, **{setting: text.format(up=home.parent)})
+    where = "[agents.coder] workspace" if setting == "workspace" else "[workspaces] read_only"
+    told = refusal(home)
+    assert told.startswith(f"{home}/tidegate.toml: {where}: ")
+    assert why in told
+
+
+def test_a_home_folder_that_is_a_link_is_known_all_the_same(home: Path, tmp_path: Path) -> None:
+    """X18: what it leads to is what counts."""
+    linked = tmp_path / "linked"
+    linked.symlink_to(home)
+    write(home, workspace=str(home.parent))
+    assert "holds the gateway's home folder" in refusal(linked)
+
+
+def test_a_home_below_the_project_is_refused_and_a_project_elsewhere_is_not(home: Path, tmp_path: Path) -> None:
+    """X18, V10: a folder beside the home, one of the user's own in it, and one that is not there yet are all right."""
+    beside, inside = tmp_path / "project", home / "papers"
+    beside.mkdir()
+    inside.mkdir()
+    inside.chmod(0o777)  # else whoever runs this as root is warned
+    for folder in (beside, inside, home.parent / "homework", beside / "later"):
+        write(home, workspace=str(folder), read_only=str(beside))
+        assert examine(home).config.project("coder") == folder
+    write(home, workspace="papers")
+    assert examine(home).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("more", "setting"),
+    [
+        ('model = "m"\n[models.m]\napi = "demo"\nkey = "file:papers/key"\n', "[models.m] key"),
+        ('model = "m"\n[models.m]\napi = "demo"\nheaders = { x-a = "file:papers/key" }\n', "[models.m] headers.x-a"),
+        ('[web]\nsearch = "brave"\nsearch_key = "file:papers/key"\n', "[web] search_key"),
+        ('[server]\ntls_cert = "cert"\ntls_key = "papers/key"\n', "[server] tls_key"),
+    ],
+)
+def test_a_folder_that_holds_a_secret_of_the_settings_is_given_to_nobody(home: Path, more: str, setting: str) -> None:
+    """X18: wherever that lies."""
+    (home / "papers").mkdir()
+    (home / "papers" / "key").write_text("secret")
+    write(home, workspace="papers", more=more)
+    assert f"holds the secret that {setting} names" in refusal(home)
+
+
+KERNEL = ["/proc", "/proc/self", "/sys/kernel", "/dev", "/dev/../proc", "{up}/link", "/proc/1", "/proc/1/root"]
+KERNEL += ["/proc/self/cwd", "{up}/link/self/cwd"]  # which is another folder for whoever mounts it
+
+
+@pytest.mark.parametrize("setting", ["workspace", "read_only"])
+@pytest.mark.parametrize("folder", KERNEL)
+def test_no_folder_of_the_kernel_is_given(home: Path, setting: str, folder: str) -> None:
+    """X18: the environment of the gateway is in /proc, and every device in /dev; with ssh as well."""
+    (home.parent / "link").symlink_to("/proc")
+    write(home, **{setting: folder.format(up=home.parent)})
+    settings = (home / "tidegate.toml").read_text()
+    for backend in ("auto", "ssh"):
+        chosen = f'[workspaces]\nbackend = "{backend}"\nssh_host = "h"\n'
+        (home / "tidegate.toml").write_text(settings.replace("[workspaces]\n", chosen))
+        assert "which shows the machine's processes and devices; leave it out" in refusal(home)
+
+
+def test_a_variable_that_holds_a_secret_is_shown_to_no_command(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """X18: by the name that the settings refer to, by another name, from a file, and within a longer text."""
+    model = '[agents.main]\nmodel = "m"\n[models.m]\napi = "demo"\nkey = "{}"\n[workspaces]\nenvironment = ["{}"]\n'
+    (home / "key").write_text("a-secret-of-mine\n")
+    monkeypatch.setenv("MY_KEY", "a-secret-of-mine")
+    monkeypatch.setenv("SAME_KEY", "a-secret-of-mine")
+    monkeypatch.setenv("HEADER", "Bearer a-secret-of-mine")
+    monkeypatch.setenv("ADDRESS", "https://me:a-secret-of-mine@example.org/")
+    monkeypatch.setenv("PLAIN", "something else")
+    for reference, name in (
+        ("env:MY_KEY", "MY_KEY"),
+        ("env:MY_KEY", "SAME_KEY"),
+        ("file:key", "MY_KEY"),
+        ("env:MY_KEY", "HEADER"),
+        ("file:key", "ADDRESS"),
+    ):
+        (home / "tidegate.toml").write_text(model.format(reference, name))
+        assert refusal(home) == (
+            f"{home}/tidegate.toml: [workspaces] environment: {name} holds the secret that [models.m] key names, and "
+            "every command could read it; take it out of the list"
+        )
+    for name in ("PLAIN", "NOT_SET"):
+        (home / "tidegate.toml").write_text(model.format("env:MY_KEY", name))
+        assert examine(home).config.workspaces.environment == (name,)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ('[workspaces]\nread_only = ["/proc"]\n', "lies in /proc"),
+        (
+            '[models.main]\napi = "demo"\nkey = "env:HOME"\n[workspaces]\nenvironment = ["HOME"]\n',
+            "HOME holds the secret that [models.main] key names",
+        ),
+        (
+            '[models.main]\napi = "anthropic"\nbase_url = "http://10.0.0.1"\nmodel = "m"\nkey = "env:HOME"\n',
+            "base_url would carry its key over plain http to another machine",
+        ),
+    ],
+)
+def test_the_start_and_config_check_refuse_alike(home: Path, settings: str, sentence: str) -> None:
+    """X18: nothing runs before it is mended, and the sentence says how."""
+    (home / "tidegate.toml").write_text(settings)
+    start, check = tidegate("up", "--port", "0", home=home), tidegate("config", "check", home=home)
+    assert (start.returncode, check.returncode) == (1, 1)
+    assert start.stderr == check.stderr
+    assert sentence in check.stderr
+
+
+@pytest.mark.parametrize("text", ["/", "/root", "/home", "/home/../root", "~", "link", "{daemon}"])
+def test_nobodys_home_folder_is_worked_in(home: Path, text: str) -> None:
+    """X13: what is left in `.bashrc` or `.ssh` there is executed or believed when its owner logs in."""
+    (home / "link").symlink_to(Path.home())
+    daemon = next(user.pw_dir for user in pwd.getpwall() if user.pw_shell.endswith("nologin"))
+    write(home, workspace=text.format(daemon=daemon))
+    assert " the home folder of " in refusal(home) or "holds the gateway's home folder" in refusal(home)
+    start, check = tidegate("up", "--port", "0", home=home), tidegate("config", "check", home=home)
+    assert (start.returncode, check.returncode) == (1, 1) and start.stderr == check.stderr
+
+
+def test_a_folder_of_another_machine_is_not_compared_with_this_ones(home: Path) -> None:
+    """X18: with ssh the same path leads somewhere else."""
+    (home / "tidegate.toml").write_text(
+        f'[workspaces]\nbackend = "ssh"\nssh_host = "h"\n[agents.coder]\nworkspace = "{home.parent}"\n'
+    )
+    assert examine(home).config.workspaces.backend == "ssh"
+
+
+def test_a_home_folder_that_every_sandbox_shows_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """X18: below the system's own folders every command would see it."""
+    assert {f"/{name}" for name in bubblewrap._SYSTEM} == set(SYSTEM)
+    (home / "tidegate.toml").write_text("")
+    examine(home)
+    monkeypatch.setattr(folders, "SYSTEM", ("/usr", str(home.parent)))
+    assert refusal(home) == (
+        f"the home folder {home} lies in {home.parent}, which every sandbox shows: choose another with --home or "
+        "TIDEGATE_HOME"
+    )
+
+
+def test_whatever_a_gateway_makes_in_its_home_is_known_to_be_its_own(home: Path) -> None:
+    """X18: a folder that it begins to make must be named where agents' folders are looked at."""
+    (home / "api-key").unlink()
+    with gateway(home) as running:
+        running.say("run echo hello; seq 100000", "work")
+        session = running.call("GET", "/api/sessions")["sessions"][0]["id"]
+        running.call("POST", f"/api/sessions/{session}/end")
+        assert (home / "trash").is_dir() and (home / "spool").is_dir()
+        assert {path.name for path in home.iterdir() if path.is_dir()} <= OWN

@@ -1,0 +1,161 @@
+"""The census over every door: what callers do, of each kind, well and badly, again and again, leaves nothing."""
+
+import asyncio
+import contextlib
+import gc
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import anyio
+import anyio.lowlevel
+import msgspec
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.in_process import WAIT, House, house
+from tests.web.asking import CHAT, asked, call, chat
+from tidegate.agent import Conversation
+from tidegate.engine import Journal, Live, TurnLog
+from tidegate.lifetimes import Present
+
+pytestmark = pytest.mark.anyio
+
+ROUNDS = 12
+POOLED = ("tasks", "descriptors", "threads", "Future")
+SLACK = 6
+"""How much of what is pooled may be more than before: connections and workers are kept for a while, by need. A leak of
+one a round is more."""
+
+
+def census(h: House) -> dict[str, int]:
+    gc.collect()
+    kinds = (Conversation, Live, TurnLog, Journal, Present, asyncio.Future, aiohttp.ClientResponse)
+    found = gc.get_objects()
+    return {
+        **h.door.census(),
+        **{kind.__name__: sum(type(thing) is kind for thing in found) for kind in kinds},
+        "tasks": len(asyncio.all_tasks()),
+        "descriptors": sum(1 for _ in Path("/proc/self/fd").iterdir()),
+        "threads": threading.active_count(),
+        "leases": sum(h.door._models._traffic.stats().leases.values()),
+        "live": len(h.door.engine.turns),
+        "ready": len(h.door.engine._ready),
+        "owners": len(h.door.ledger.owners(top=1000)),
+    }
+
+
+def grown(before: dict[str, int], after: dict[str, int]) -> dict[str, tuple[int, int]]:
+    slack = dict.fromkeys(POOLED, SLACK)
+    return {name: (before[name], count) for name, count in after.items() if count > before[name] + slack.get(name, 0)}
+
+
+async def settled(h: House, before: dict[str, int] | None = None) -> dict[str, int]:
+    """The census once nothing is grown; without one from before, once it has stayed the same for a while."""
+    last, same = census(h), 0
+    with anyio.move_on_after(WAIT):
+        while grown(before, last) if before is not None else same < 5:
+            await anyio.sleep(0.02)
+            now = census(h)
+            last, same = now, same + 1 if now == last else 0
+    return last
+
+
+@contextlib.asynccontextmanager
+async def stranger(h: House) -> AsyncIterator[aiohttp.ClientSession]:
+    """A client with connections of its own, so that hanging up closes them."""
+    headers = {"Authorization": f"Bearer {h.key}"}
+    async with aiohttp.ClientSession(h.url, headers=headers, timeout=aiohttp.ClientTimeout(total=WAIT)) as client:
+        yield client
+
+
+async def say(h: House, text: str, **fields: Any) -> dict[str, Any]:
+    reply = await call(h, "POST", "/api/messages", json={"text": text, **fields})
+    assert reply.status in (200, 202), reply.body
+    return dict(reply.json)
+
+
+async def page(h: House, model: ScriptedModel) -> None:
+    """A page: it begins, follows, steers, queues, interrupts, hangs up and comes back, and gives commands."""
+    begun = await say(h, "[hold here] [tool clock {}]", channel="page")
+    session = begun["session"]
+    with anyio.fail_after(WAIT):
+        await model.held("here")
+        async with stranger(h) as client, client.get(f"/api/sessions/{session}/events") as events:
+            await events.content.readline()
+            await say(h, "by the way", session=session, busy="steer")
+            await say(h, "later", session=session)
+        async with stranger(h) as client:
+            request = client.get(f"/api/sessions/{session}/events", headers={"Last-Event-ID": "1"})
+            async with request as events:
+                await events.content.readline()  # it follows the turn from here on
+                model.release("here")
+                async for line in events.content:
+                    if line.startswith(b"data: ") and msgspec.json.decode(line[6:]).get("type") == "turn_ended":
+                        break
+        await h.door.engine.idle(session)
+        model.latch("here").opened.clear()
+        last = await say(h, "[words 400] [hang after=3]", session=session)
+        stopper = await say(h, "[say at last]", session=session, busy="interrupt")
+        assert (await h.door.wait(last["turn"])).state in ("stopped", "answered")
+        await h.door.wait(stopper["turn"])
+        await h.door.engine.idle(session)
+    for line in ("/status", "/title a name", "/model other", "/reasoning low", "/undo", "/retry", "/sessions"):
+        reply = await say(h, line, session=session)
+        if reply.get("turn"):
+            with anyio.fail_after(WAIT):
+                await h.door.wait(reply["turn"])
+    await say(h, "/new", session=session)
+
+
+async def api(h: House, model: ScriptedModel, number: int) -> None:
+    """The HTTP API: whole and streamed, named and once, failing, cut off, left by the caller, repeated under a key."""
+    for script in ("hello", "[tool clock {}]", "[status 500]", "[words 20] [cut after=3]", "[close]", "[unknowntool]"):
+        for name in (None, "talk"):
+            for stream in (False, True):
+                await chat(h, script, session=name, stream=stream)
+    await chat(h, "same", headers={"Idempotency-Key": f"key {number}"})
+    await chat(h, "same", headers={"Idempotency-Key": f"key {number}"})
+    for bad in ({"model": "nobody"}, {"messages": "x"}, {"n": 3}):
+        await call(h, "POST", CHAT, json=asked(**bad))
+    for name in ({}, {"X-Session-Id": "talk"}, {"X-Session-Id": "talk", "X-On-Disconnect": "cancel"}):
+        for stream in (False, True):
+            with anyio.fail_after(WAIT):
+                async with stranger(h) as client, anyio.create_task_group() as group:
+
+                    async def leave(client: aiohttp.ClientSession, stream: bool, name: dict[str, str]) -> None:
+                        async with client.post(CHAT, json=asked("[hold there]", stream=stream), headers=name) as reply:
+                            await reply.read()
+
+                    group.start_soon(leave, client, stream, name)
+                    await model.held("there")
+                    group.cancel_scope.cancel()
+                model.release("there")
+                while h.door.engine.stats().running:
+                    await anyio.sleep(0.001)
+                model.latch("there").opened.clear()
+    while listed := (await call(h, "GET", "/api/sessions")).json["sessions"]:
+        for place, session in enumerate(listed):
+            if place % 2:
+                await call(h, "DELETE", f"/api/sessions/{session['id']}")
+            else:
+                await call(h, "POST", f"/api/sessions/{session['id']}/end")
+
+
+async def test_after_callers_of_every_kind_the_census_is_what_it_was(home: Path, model: ScriptedModel) -> None:
+    """F5, L06, L02, L31, B7, L07: descriptors, tasks, threads, leases, records, accounts and the objects of turns."""
+    async with house(home, model=model) as h:
+        # Commands of an earlier round are kept by nobody either: each round ends its own conversations.
+        for number in range(2):
+            await page(h, model)
+            await api(h, model, number)
+        before = await settled(h)
+        nothing = ("present", "residents", "turns_running", "Live", "TurnLog", "Journal", "Conversation", "leases")
+        assert {name: before[name] for name in nothing} == dict.fromkeys(nothing, 0)
+        for number in range(ROUNDS):
+            await page(h, model)
+            await api(h, model, 100 + number)
+        after = await settled(h, before)
+        assert grown(before, after) == {}, "before and after"

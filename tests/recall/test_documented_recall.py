@@ -1,0 +1,64 @@
+"""The page about recall says what is so."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.in_process import house
+from tidegate.config import read
+
+pytestmark = pytest.mark.anyio
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "recall.md").read_text()
+TOML = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+((TALK, INDEX),) = [
+    (talk, code)
+    for talk in re.findall(r"^```\n(> .*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    for code in re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+]
+MODEL = '[models.main]\napi = "demo"\n'
+
+
+def timeless(text: str) -> str:
+    return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", "TIME", text).strip()
+
+
+async def test_the_conversation_on_the_page_goes_as_it_stands(tmp_path: Path) -> None:
+    """X19: with the settings of the page."""
+    async with house(tmp_path, toml=MODEL + TOML[0]) as h:
+        for part in TALK.removeprefix("> ").split("\n> "):
+            said, _, wanted = part.partition("\n")
+            answer = (await h.chat(said, "talk"))["choices"][0]["message"]["content"]
+            assert not wanted or timeless(answer) == timeless(wanted), said
+
+
+def _put(home: Path) -> None:
+    (home / "indexes").mkdir()
+    (home / "indexes" / "nearby.py").write_text(INDEX)
+
+
+async def test_the_index_on_the_page_answers(tmp_path: Path) -> None:
+    _put(tmp_path)
+    text = MODEL + '[agents.main]\ntools = ["context"]\n' + TOML[1]
+    assert read(text, tmp_path).context.index == "nearby"
+    async with house(tmp_path, toml=text) as h:
+        assert h.door.recall is not None and h.door.recall.index is not None
+        await h.scope.enter(h.door.recall)
+        for said in ("my boat is red", "my dog is brown"):
+            await h.chat(said, "talk")
+        await h.door.recall.index.feed()
+        answer = (await h.chat("search for a boat", "talk"))["choices"][0]["message"]["content"]
+        assert "| my boat is red" in answer.split("message 3")[0] and "full-text" not in answer
+
+
+def test_every_call_on_the_page_is_one_that_the_tools_take() -> None:
+    from tidegate.tools import builtin_toolsets
+
+    tools = {tool.name: tool for tool in builtin_toolsets(["context"])["context"].tools}
+    calls = re.findall(r"`(context_\w+)\(([^)]*)\)`", PAGE)
+    assert {name for name, _ in calls} == set(tools)
+    for name, arguments in calls:
+        schema = tools[name].definition.parameters
+        for argument in re.findall(r"(\w+)=", arguments):
+            assert f'"{argument}"'.encode() in bytes(schema), (name, argument)

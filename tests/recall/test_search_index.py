@@ -1,0 +1,255 @@
+"""An index of another maker: it is asked, fed, bounded and closed, and believed in nothing."""
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.core import ANNA, core
+from tests.gateway.process import gateway
+from tests.logs import capture_logs
+from tests.recall.recalled import BERT, Memories, memories
+from tests.recall.test_recall import after, quotes
+from tidegate.errors import Misconfigured, ToolFailed
+from tidegate.gateway.preflight import preflight
+from tidegate.recall import search_index
+from tidegate.recall.search_index import Plugged
+from tidegate.store import sessions
+
+pytestmark = pytest.mark.anyio
+
+INDEX = '\n[context]\nindex = "mine"\n'
+
+MINE = '''
+"""Finds every message that it was told of, the oldest first; what it does is said in the file `mood`."""
+import asyncio
+from tidegate.recall.search_index import Found, Hit
+
+class Mine:
+    name = "mine"
+
+    def __init__(self, home):
+        self.home = home
+        self.told = {}
+
+    def mood(self):
+        try:
+            return (self.home / "mood").read_text()
+        except FileNotFoundError:
+            return ""
+
+    async def search(self, query, *, principal, session, limit, after):
+        mood = self.mood()
+        if mood == "fail":
+            raise RuntimeError("no luck")
+        if mood == "hang":
+            await asyncio.Event().wait()
+        if mood == "stubborn":
+            while not (self.home / "enough").exists():
+                try:
+                    await asyncio.sleep(0.01)
+                except asyncio.CancelledError:
+                    pass
+        if mood == "nonsense":
+            return ["everything"]
+        first = int(after or 0)
+        hits = tuple(Hit(message=number) for number in sorted(self.told))[first : first + limit]
+        more = first + limit < len(self.told)
+        return Found(hits=hits, after=str(first + limit) if more else "")
+
+    async def add(self, messages):
+        if self.mood() == "deaf":
+            raise RuntimeError("not now")
+        for each in messages:
+            self.told[each.message] = each.text
+
+    async def forget(self, session):
+        with (self.home / "forgotten").open("a") as file:
+            file.write(session + "\\n")
+
+    async def close(self):
+        (self.home / "closed").write_text("yes")
+
+def make(home):
+    return Mine(home)
+'''
+
+
+def put(home: Path, text: str = MINE) -> None:
+    (home / "indexes").mkdir()
+    (home / "indexes" / "mine.py").write_text(text)
+
+
+def plugged(past: Memories) -> Plugged:
+    assert past.recall.index is not None
+    return past.recall.index
+
+
+async def test_it_is_asked_fed_on_the_books_and_closed(tmp_path: Path) -> None:
+    """L06: it answers instead of the full-text index, while its process lives and not longer."""
+    put(tmp_path)
+    async with memories(tmp_path, INDEX, entered=True) as past:
+        await past.say("s_1", "one bird", "two birds", "three birds")
+        assert await plugged(past).feed() == 3
+        assert await plugged(past).feed() == 0
+        answer = await past.search("something near")
+        assert quotes(answer) == ["one bird", "two birds", "three birds"]
+        assert "full-text" not in answer
+        assert past.scope.account.ledger.totals()["search index"].count == 1
+        # A page that is cut short, and the index's own pages: nothing is passed over.
+        first = await past.search("something", limit=2)
+        assert quotes(first) == ["one bird", "two birds"]
+        assert quotes(await past.search("something", limit=2, after=after(first))) == ["three birds"]
+        assert quotes(await past.search("something", limit=2, after="i1.")) == ["two birds"]
+        await plugged(past).forget("s_9")
+        assert not (tmp_path / "closed").exists()
+    assert (tmp_path / "closed").exists() and (tmp_path / "forgotten").read_text() == "s_9\n"
+
+
+async def test_what_it_claims_is_checked_against_the_store(tmp_path: Path) -> None:
+    """X06: a hit of somebody else's, of another conversation, of a one-shot call, undone or invented is dropped."""
+    put(tmp_path)
+    async with memories(tmp_path, INDEX, entered=True) as past:
+        await past.begin("s_2")
+        await past.begin("s_bert", BERT)
+        await past.begin("s_once", kind="ephemeral")
+        for session in ("s_1", "s_2", "s_bert", "s_once"):
+            await past.say(session, f"bird of {session}")
+        await past.say("s_1", "regretted", turn="t_1")
+        index: Any = plugged(past)._index
+        index.told = dict.fromkeys(range(-5, 50), "")
+        index.told[2**70] = index.told[-(2**70)] = ""
+        assert quotes(await past.search("bird", limit=50)) == ["bird of s_1", "regretted"]
+        wide = past.context(agent="wide", turn="t_1")
+        found = await past.search("bird", limit=50, everywhere=True, context=wide)
+        assert sorted(quotes(found)) == ["bird of s_1", "bird of s_2"]
+
+
+@pytest.mark.parametrize(
+    ("mood", "words"),
+    [
+        ("fail", r"failed \(RuntimeError\)"),
+        ("hang", "did not answer in 0.2 s"),
+        ("nonsense", "gave no answer that can be read"),
+    ],
+)
+async def test_when_it_does_not_answer_the_full_text_index_does_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mood: str, words: str
+) -> None:
+    """L20: in bounded time."""
+    monkeypatch.setattr(search_index, "SECONDS", 0.2)
+    put(tmp_path)
+    (tmp_path / "mood").write_text(mood)
+    async with memories(tmp_path, INDEX, entered=True) as past:
+        await past.say("s_1", "a heron", "an egret")
+        answer = await past.search("heron")
+        assert quotes(answer) == ["a heron"]
+        assert "the index 'mine' " in answer and "this is the full-text search; that is all]" in answer
+        with pytest.raises(ToolFailed, match=f"The index 'mine' {words}; search again without after"):
+            await past.search("heron", after="i0.1")
+    assert (tmp_path / "closed").exists()
+
+
+async def test_one_that_does_not_let_go_is_not_asked_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L20: who asks goes on, and so many calls are left to it, no more."""
+    monkeypatch.setattr(search_index, "SECONDS", 0.05)
+    monkeypatch.setattr(search_index, "AT_ONCE", 2)
+    put(tmp_path)
+    (tmp_path / "mood").write_text("stubborn")
+    async with memories(tmp_path, INDEX, entered=True) as past:
+        await past.say("s_1", "a heron")
+        for _ in range(2):
+            assert "did not answer in 0.05 s" in await past.search("heron")
+        assert past.scope.account.ledger.totals()["search index"].count == 3
+        assert "has 2 calls under way that it does not answer" in await past.search("heron")
+        (tmp_path / "enough").touch()
+        with anyio.fail_after(20):
+            while past.scope.account.ledger.totals()["search index"].count > 1:
+                await anyio.sleep(0.01)
+
+
+async def test_what_it_does_not_take_in_is_told_again(tmp_path: Path) -> None:
+    """At least once, in order; nothing of one-shot calls, and again what got the number of a deleted message."""
+    put(tmp_path)
+    (tmp_path / "mood").write_text("deaf")
+    async with memories(tmp_path, INDEX, entered=True) as past:
+        await past.begin("s_once", kind="ephemeral")
+        await past.say("s_1", "one", "two")
+        await past.say("s_once", "nothing")
+        with capture_logs() as logs:
+            assert await plugged(past).feed() == 0
+        assert any("does not take in" in entry["event"] for entry in logs)
+        (tmp_path / "mood").unlink()
+        assert await plugged(past).feed() == 2
+        await past.begin("s_2")
+        await past.say("s_2", "three")
+        assert await plugged(past).feed() == 1
+        await past.store.write(sessions.delete, "s_2")
+        await past.begin("s_3")
+        await past.say("s_3", "four")
+        assert await plugged(past).feed() == 1
+
+
+def test_one_that_is_not_there_is_told_before_the_start(tmp_path: Path) -> None:
+    """With the file that is missing, or what is wrong with it."""
+    with pytest.raises(Misconfigured, match=r"no file .*indexes/mine\.py, and no installed package"):
+        search_index.find("mine", tmp_path)
+    put(tmp_path, "nothing = 1")
+    with pytest.raises(Misconfigured, match="has no function make"):
+        search_index.find("mine", tmp_path)
+    (tmp_path / "indexes" / "mine.py").write_text("raise OSError('broken')")
+    with pytest.raises(Misconfigured, match=r"mine\.py cannot be loaded \(OSError: broken\)"):
+        search_index.find("mine", tmp_path)
+
+
+@pytest.mark.parametrize(("made", "words"), [("1", "it needs a name, search and close"), ("1 / 0", "cannot be made")])
+async def test_something_else_is_not_taken_for_an_index(tmp_path: Path, made: str, words: str) -> None:
+    put(tmp_path, f"def make(home): return {made}")
+    with pytest.raises(Misconfigured, match=words):
+        async with memories(tmp_path, INDEX, entered=True):
+            pass
+
+
+def test_a_start_says_which_index_is_missing(tmp_path: Path) -> None:
+    """By `config check` too, where an agent would use it."""
+    tools = '[models.main]\napi = "demo"\n[agents.main]\ntools = ["{}"]\n' + INDEX
+    (tmp_path / "tidegate.toml").write_text(tools.format("clock"))
+    preflight.examine(tmp_path, {})
+    (tmp_path / "tidegate.toml").write_text(tools.format("context"))
+    with pytest.raises(Misconfigured, match=r"tidegate\.toml: \[context\] index names nothing: there is no file"):
+        preflight.examine(tmp_path, {})
+
+
+@pytest.mark.parametrize("way", ["deleted", "past its retention"])
+async def test_it_is_told_to_forget_a_session_that_is_gone(home: Path, model: ScriptedModel, way: str) -> None:
+    """V06, X07: with the rows and the files."""
+    home.mkdir()
+    put(home)
+    async with core(home, INDEX, model=model, tools='"context"') as house:
+        assert house.door.recall is not None
+        await house.scope.enter(house.door.recall)
+        session = (await house.say("one bird")).session
+        if way == "deleted":
+            assert await house.door.delete(session, ANNA)
+        else:
+            await house.door.end(session, ANNA, "new")
+            assert not (home / "forgotten").exists()
+            await house.store.write(lambda db: db.execute("UPDATE sessions SET ended = 1"))
+            assert await house.door.endings.purge(3600.0) == 1
+        assert (home / "forgotten").read_text() == f"{session}\n"
+
+
+def test_a_gateway_closes_it_at_its_stop(tmp_path: Path) -> None:
+    """L06: the process's own lifetime, through a real start and stop."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    put(home)
+    text = '[models.main]\napi = "demo"\n[agents.main]\ntools = ["context"]\n' + INDEX
+    (home / "tidegate.toml").write_text(text)
+    with gateway(home) as running:
+        assert "gave me this" in running.say("search for birds", "talk")
+        running.process.terminate()
+        assert running.wait() == 0
+    assert (home / "closed").read_text() == "yes"

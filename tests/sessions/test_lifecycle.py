@@ -1,0 +1,550 @@
+"""Unload is not end: what dies with a session, once, from the store; and what stays."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.core import ANNA, WAIT, Core, core
+from tests.store.rows import ask
+from tidegate.errors import Conflict, NotFound
+from tidegate.sessions import lifecycle as ending
+from tidegate.sessions import operations
+from tidegate.sessions.lifecycle import Write
+from tidegate.store import Db, SessionRow, approvals, endings, intents, messages, notices, settings, usage
+from tidegate.tools import ToolContext, Toolset, tool
+
+pytestmark = pytest.mark.anyio
+
+
+class Diary:
+    """An end hook that notes, in the store, what it saw of the transcript."""
+
+    def __init__(self) -> None:
+        self.prepared: list[str] = []
+        self.block: asyncio.Event | None = None
+        self.broken = False
+
+    async def __call__(self, session: SessionRow) -> Write:
+        self.prepared.append(session.id)
+        if self.broken:
+            raise RuntimeError("the pen is dry")
+        if self.block is not None:
+            await self.block.wait()
+
+        def write(db: Db) -> None:
+            said = messages.history(db, session.id)
+            db.execute("CREATE TABLE IF NOT EXISTS diary(session TEXT, said INTEGER)")
+            db.execute("INSERT INTO diary VALUES(?, ?)", (session.id, len(said)))
+
+        return write
+
+
+async def entries(house: Core) -> list[tuple[str, int]]:
+    def read(db: Db) -> list[tuple[str, int]]:
+        if db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'diary'").get is None:
+            return []
+        return list(db.execute("SELECT session, said FROM diary"))
+
+    found: list[tuple[str, int]] = await house.store.read(read)
+    return found
+
+
+async def until_nothing_is_owed(house: Core) -> None:
+    """What a start owes to ended sessions is done beside everything else."""
+    with anyio.fail_after(WAIT):
+        while await house.store.read(endings.pending):
+            await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize("resident", [True, False])
+async def test_an_end_happens_once_with_or_without_a_resident(home: Path, model: ScriptedModel, resident: bool) -> None:
+    """B3, B6, S01, S02: the hook fires once with the whole transcript, however often the end is asked for."""
+    diary = Diary()
+    async with core(home, model=model, hooks={"diary": diary}) as house:
+        outcome = await house.say("one")
+        if not resident:
+            house.door.presence.unload(outcome.session, reason="test")
+        ended = [await house.door.end(outcome.session, ANNA, "new") for _ in range(3)]
+        assert ended == [True, False, False]
+        assert await entries(house) == [(outcome.session, 2)]
+        view = await house.door.session(outcome.session, ANNA)
+        assert view.end_reason == "new"
+        assert house.door.presence.get(outcome.session) is None
+
+
+async def test_a_crash_in_the_middle_of_ending_leaves_the_hook_to_the_next_start(
+    home: Path, model: ScriptedModel
+) -> None:
+    """B6: prepared twice, in effect once."""
+    diary = Diary()
+    diary.block = asyncio.Event()
+    async with core(home, model=model, hooks={"diary": diary}, drain=None) as house:
+        outcome = await house.say("one")
+        ending = asyncio.create_task(house.door.end(outcome.session, ANNA, "new"))
+        with anyio.fail_after(WAIT):
+            while not diary.prepared:
+                await anyio.lowlevel.checkpoint()
+        ending.cancel()
+        await asyncio.wait([ending])
+        assert await entries(house) == []
+    diary.block = None
+    async with core(home, model=model, hooks={"diary": diary}) as house:
+        await until_nothing_is_owed(house)
+        assert await entries(house) == [(outcome.session, 2)]
+
+
+async def test_a_hook_that_an_end_and_the_timer_prepare_side_by_side_takes_effect_once(
+    home: Path, model: ScriptedModel
+) -> None:
+    """B6, S01: whichever of them commits first; the other one has done nothing."""
+    diary = Diary()
+    diary.block = asyncio.Event()
+    async with core(home, model=model, hooks={"diary": diary}) as house:
+        outcome = await house.say("one")
+        end = asyncio.ensure_future(house.door.end(outcome.session, ANNA, "new"))
+        with anyio.fail_after(WAIT):
+            while len(diary.prepared) < 1:
+                await anyio.lowlevel.checkpoint()
+            timers = [asyncio.ensure_future(house.door.endings.finish()) for _ in range(3)]
+            while len(diary.prepared) < 4:
+                await anyio.lowlevel.checkpoint()
+            diary.block.set()
+            assert await end
+            done = sum(await asyncio.gather(*timers))
+        assert done <= 1, "a hook that took effect is counted once"
+        assert await entries(house) == [(outcome.session, 2)]
+        assert await house.door.endings.finish() == 0
+        assert await entries(house) == [(outcome.session, 2)]
+
+
+async def test_an_end_stops_the_turn_and_refuses_what_waits(home: Path, model: ScriptedModel) -> None:
+    """B3, V01, V05, V19: the running turn is stopped, and whoever waits for another is told that the session ended."""
+    async with core(home, model=model) as house:
+        running = await house.accept("[hold gate]")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        waiting = await house.accept("later")
+        async with anyio.create_task_group() as group:
+            told: list[str] = []
+
+            async def wait() -> None:
+                told.append((await house.answered(waiting.turn)).state)
+
+            group.start_soon(wait)
+            await anyio.lowlevel.checkpoint()
+            assert await house.door.end(running.session, ANNA, "new")
+        assert told == ["refused"]
+        refused = await house.door.outcome(waiting.turn, ANNA)
+        assert refused.error is not None and refused.error.code == "session_ended"
+        assert (await house.door.outcome(running.turn, ANNA)).state == "stopped"
+
+
+async def test_settings_and_approvals_die_with_the_session_and_the_transcript_stays(
+    home: Path, model: ScriptedModel
+) -> None:
+    """B3, B5, V03, V04, V06, V08: nothing of it is left to be found but what is kept for reading."""
+    async with core(home, model=model) as house:
+        outcome = await house.say("one")
+        await operations.set_setting(house.door, outcome.session, ANNA, "model", "other", source="command")
+        await house.store.write(ask, outcome.session, "ap_1")
+        await house.door.end(outcome.session, ANNA, "new")
+        assert await house.store.read(settings.get_all, outcome.session, 0.0) == []
+        assert await house.store.read(settings.list_all, 0.0) == []
+        asked = await house.store.read(approvals.get, "ap_1")
+        assert asked is not None and asked.state == "cancelled"
+        rows = (await house.door.transcript(outcome.session, ANNA)).rows
+        assert [row.message.role for row in rows] == ["user", "assistant"]
+        with pytest.raises(Conflict):
+            await operations.set_setting(house.door, outcome.session, ANNA, "model", "other", source="command")
+        with pytest.raises(Conflict):
+            await house.accept("again", name=None, session=outcome.session)
+
+
+async def test_an_unload_and_a_restart_keep_what_an_end_takes(home: Path, model: ScriptedModel) -> None:
+    """B1, B5, S05, S06, V03, V04: the chosen model and a pending approval survive both."""
+    async with core(home, model=model) as house:
+        outcome = await house.say("one")
+        await operations.set_setting(house.door, outcome.session, ANNA, "model", "other", source="command")
+        await house.store.write(ask, outcome.session, "ap_1")
+        house.door.presence.unload(outcome.session, reason="test")
+        await house.say("two")
+        assert house.requests()[-1]["model"] == "scripted-too"
+    async with core(home, model=model) as house:
+        await house.say("three")
+        assert house.requests()[-1]["model"] == "scripted-too"
+        asked = await house.store.read(approvals.get, "ap_1")
+        assert asked is not None and asked.state == "open"
+        view = await house.door.session(outcome.session, ANNA)
+        assert view.settings["model"].source == "command" and view.model == "other"
+
+
+async def test_a_chosen_model_that_is_no_longer_configured_gives_way(home: Path, model: ScriptedModel) -> None:
+    """S06, S07: the agent's own model answers, and the choice comes back with the configuration."""
+    async with core(home, model=model) as house:
+        outcome = await house.say("one")
+        await operations.set_setting(house.door, outcome.session, ANNA, "model", "other", source="command")
+    (home / "tidegate.toml").unlink()
+    from tests.core import settings as toml_of
+
+    without = toml_of(model).replace("[models.other]", "[models.third]")
+    async with core(home, model=model, toml=without) as house:
+        await house.say("two")
+        assert house.requests()[-1]["model"] == "scripted"
+
+
+async def test_the_name_of_an_ended_session_starts_a_new_one(home: Path, model: ScriptedModel) -> None:
+    """H07, S02: never the old one again."""
+    async with core(home, model=model) as house:
+        old = await house.say("one")
+        await house.door.end(old.session, ANNA, "new")
+        new = await house.say("two")
+        assert new.session != old.session
+        assert len(house.requests()[-1]["messages"]) == 2
+
+
+async def test_resuming_an_ended_session_begins_a_new_one_with_its_transcript(home: Path, model: ScriptedModel) -> None:
+    """V16, S02: and resuming a live one is only a switch."""
+    async with core(home, model=model) as house:
+        old = await house.say("[tool clock {}] one")
+        assert await operations.resume(house.door, old.session, ANNA) == (old.session, False)
+        await house.door.end(old.session, ANNA, "new")
+        fresh, is_new = await operations.resume(house.door, old.session, ANNA)
+        assert is_new and fresh != old.session
+        await house.say("two", name=None, session=fresh)
+        said = [message["role"] for message in house.requests()[-1]["messages"]]
+        assert said == ["system", "user", "assistant", "tool", "assistant", "user"]
+        assert len((await house.door.transcript(old.session, ANNA)).rows) == 4
+
+
+async def test_delete_leaves_numbers_only(home: Path, model: ScriptedModel) -> None:
+    """V06, V15, X07: rows, search and receipts are gone; usage stays without names."""
+    async with core(home, model=model) as house:
+        outcome = await house.say("a memorable word: heliotrope")
+        assert await house.door.sessions(ANNA, query="heliotrope")
+        await house.door.delete(outcome.session, ANNA)
+        with pytest.raises(NotFound):
+            await house.door.session(outcome.session, ANNA)
+        assert await house.door.sessions(ANNA, query="heliotrope", ended=None) == []
+        totals = await house.store.read(lambda db: usage.totals(db, by="principal"))
+        assert [(total.key, total.calls) for total in totals] == [("", 1)]
+
+
+async def test_a_delete_waits_for_the_hooks_of_the_end(home: Path, model: ScriptedModel) -> None:
+    """B6, V06: what a hook has to read stays until it has, across a restart too, and then goes by itself."""
+    diary = Diary()
+    diary.broken = True
+    async with core(home, model=model, hooks={"diary": diary, "quick": Diary()}) as house:
+        outcome = await house.say("one")
+        await house.door.delete(outcome.session, ANNA)
+        view = await house.door.session(outcome.session, ANNA)
+        assert view.ended is not None and view.end_reason == "delete"
+        await house.door.endings.finish()
+        assert await house.door.endings.purge(None) == 0
+        assert len((await house.door.transcript(outcome.session, ANNA)).rows) == 2
+    diary.broken = False
+    async with core(home, model=model, hooks={"diary": diary}) as house:
+        await until_nothing_is_owed(house)
+        assert (outcome.session, 2) in await entries(house)
+        with pytest.raises(NotFound):
+            await house.door.session(outcome.session, ANNA)
+        assert await house.store.read(endings.pending) == []
+
+
+async def test_a_session_that_has_ended_already_is_deleted_when_its_hooks_are_done(
+    home: Path, model: ScriptedModel
+) -> None:
+    """B6, V06: whatever it ended for."""
+    diary = Diary()
+    diary.broken = True
+    async with core(home, model=model, hooks={"diary": diary}) as house:
+        outcome = await house.say("one")
+        await house.door.end(outcome.session, ANNA, "new")
+        await house.door.delete(outcome.session, ANNA)
+        assert (await house.door.session(outcome.session, ANNA)).end_reason == "delete"
+        diary.broken = False
+        assert await house.door.endings.finish() == 1
+        assert await entries(house) == [(outcome.session, 2)]
+        with pytest.raises(NotFound):
+            await house.door.session(outcome.session, ANNA)
+
+
+async def test_a_crash_in_the_middle_of_a_delete_leaves_it_to_the_next_start(home: Path, model: ScriptedModel) -> None:
+    """B6, V06: that it is to go is written when it ends."""
+    diary = Diary()
+    diary.block = asyncio.Event()
+    async with core(home, model=model, hooks={"diary": diary}, drain=None) as house:
+        outcome = await house.say("one")
+        deleting = asyncio.create_task(house.door.delete(outcome.session, ANNA))
+        with anyio.fail_after(WAIT):
+            while not diary.prepared:
+                await anyio.lowlevel.checkpoint()
+        deleting.cancel()
+        await asyncio.wait([deleting])
+    async with core(home, model=model) as house:
+        await until_nothing_is_owed(house)
+        with pytest.raises(NotFound):
+            await house.door.session(outcome.session, ANNA)
+
+
+async def test_an_end_runs_its_own_hooks_only(home: Path, model: ScriptedModel) -> None:
+    """B6: what another session's end still owes is for the timer, and holds nobody up."""
+    diary = Diary()
+    async with core(home, model=model, hooks={"diary": diary}) as house:
+        one, two = await house.say("one"), await house.say("two", name="other")
+        diary.broken = True
+        await house.door.end(one.session, ANNA, "new")
+        diary.broken = False
+        await house.door.end(two.session, ANNA, "new")
+        assert await entries(house) == [(two.session, 2)]
+        assert await house.door.endings.finish() == 1
+        assert await entries(house) == [(two.session, 2), (one.session, 2)]
+
+
+async def test_a_hook_that_hangs_is_given_up_and_owed(
+    home: Path, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B6: an end comes back, and the hook is tried again."""
+    monkeypatch.setattr(ending, "PREPARE_SECONDS", 0.01, raising=False)
+    diary = Diary()
+    diary.block = asyncio.Event()
+    async with core(home, model=model, hooks={"diary": diary}) as house:
+        outcome = await house.say("one")
+        with anyio.fail_after(WAIT):
+            assert await house.door.end(outcome.session, ANNA, "new")
+        assert await entries(house) == []
+        diary.block = None
+        assert await house.door.endings.finish() == 1
+        assert await entries(house) == [(outcome.session, 2)]
+
+
+async def test_expiry_ends_what_is_idle_and_spares_what_works(home: Path, model: ScriptedModel) -> None:
+    """V17, V05, S04: from the store, without a resident; never a session with a turn running or waiting."""
+    extra = '[expiry]\nnamed_idle = "1h"'
+    async with core(home, extra, model=model) as house:
+        idle = await house.say("one", name="idle")
+        busy = await house.accept("[hold gate]", name="busy")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        house.door.presence.unload(idle.session, reason="test")
+        await house.store.write(lambda db: db.execute("UPDATE sessions SET active = 1"))
+        assert await house.door.endings.expire("named", 3600.0) == 1
+        assert (await house.door.session(idle.session, ANNA)).end_reason == "expiry"
+        assert (await house.door.session(busy.session, ANNA)).ended is None
+        assert house.door.presence.get(idle.session) is None
+        model.release("gate")
+        await house.answered(busy.turn)
+
+
+async def test_an_ended_transcript_is_kept_for_its_retention_only(home: Path, model: ScriptedModel) -> None:
+    """V06: and then removed on the timer."""
+    async with core(home, model=model) as house:
+        outcome = await house.say("one")
+        await house.door.end(outcome.session, ANNA, "new")
+        assert await house.door.endings.purge(3600.0) == 0
+        await house.store.write(lambda db: db.execute("UPDATE sessions SET ended = 1"))
+        assert await house.door.endings.purge(3600.0) == 1
+        with pytest.raises(NotFound):
+            await house.door.session(outcome.session, ANNA)
+
+
+@tool(effect="read")
+async def speak(ctx: ToolContext) -> str:
+    """Says more than is shown."""
+    return "a long story\n" * 10_000
+
+
+async def used(house: Core) -> str:
+    """A session with a file in its folder, a result in the spool and a notice."""
+    call = '{"path": "made.txt", "content": "x"}'
+    outcome = await house.say(f"[together write_file {call} speak {{}}] [say done]")
+    assert outcome.text == "done"
+    await house.store.write(notices.add, outcome.session, "A process has ended.", 1.0)
+    assert any((house.config.home / "spool" / outcome.session).iterdir())
+    return outcome.session
+
+
+async def _retained(house: Core, session: str, diary: Diary) -> None:
+    await house.door.end(session, ANNA, "new")
+    await house.store.write(lambda db: db.execute("UPDATE sessions SET ended = 1"))
+    assert (house.config.home / "trash" / session / "made.txt").exists()
+    assert await house.door.endings.purge(3600.0) == 1
+
+
+async def _deleted(house: Core, session: str, diary: Diary) -> None:
+    assert await house.door.delete(session, ANNA)
+
+
+async def _deleted_later(house: Core, session: str, diary: Diary) -> None:
+    diary.broken = True
+    assert not await house.door.delete(session, ANNA)
+    diary.broken = False
+    await house.door.endings.finish()
+
+
+async def _left_by_a_one_shot_call(house: Core, session: str, diary: Diary) -> None:
+    await house.store.write(lambda db: db.execute("UPDATE sessions SET active = 1, kind = 'ephemeral'"))
+    assert await house.door.endings.expire("ephemeral", 3600.0) == 1
+    await house.door.endings.finish()
+
+
+@pytest.mark.parametrize("goes", [_retained, _deleted, _deleted_later, _left_by_a_one_shot_call])
+async def test_when_the_rows_of_a_session_go_so_do_its_files(
+    home: Path, model: ScriptedModel, goes: Callable[[Core, str, Diary], Awaitable[None]]
+) -> None:
+    """B3, D4, L19, V06, V07, V09: at once, whoever removes them; no later sweep is needed."""
+    diary = Diary()
+    options: dict[str, Any] = {"tools": '"files", "speak"', "toolsets": {"speak": Toolset((speak,))}}
+    async with core(home, model=model, hooks={"diary": diary}, **options) as house:
+        session = await used(house)
+        await goes(house, session, diary)
+        with pytest.raises(NotFound):
+            await house.door.session(session, ANNA)
+        assert [path for path in home.rglob("*") if session in str(path)] == []
+
+
+async def test_a_notice_dies_with_its_session(home: Path, model: ScriptedModel) -> None:
+    """B3, L04: what the agent was to be told is told to nobody, and nothing is added for a session that has ended."""
+    options: dict[str, Any] = {"tools": '"files", "speak"', "toolsets": {"speak": Toolset((speak,))}}
+
+    async def left(house: Core) -> int:
+        return int(await house.store.read(lambda db: db.execute("SELECT count(*) FROM notices").get))
+
+    async with core(home, model=model, **options) as house:
+        session = await used(house)
+        assert await left(house) == 1
+        await house.door.end(session, ANNA, "new")
+        assert await left(house) == 0
+        await house.store.write(notices.add, session, "Another has ended.", 2.0)
+        assert await left(house) == 0
+        fresh, _ = await operations.resume(house.door, session, ANNA)
+        await house.say("again", name=None, session=fresh)
+        assert "has ended." not in str(house.requests()[-1])
+
+
+async def test_a_one_shot_call_leaves_its_usage_and_nothing_else(home: Path, model: ScriptedModel) -> None:
+    """V18, H04, L29: no session, no message, no resident."""
+    async with core(home, model=model) as house:
+        for _ in range(5):
+            assert (await house.say("hello", name=None)).state == "answered"
+
+        def count(db: Db) -> list[int]:
+            return [int(db.execute(f"SELECT count(*) FROM {table}").get) for table in ("sessions", "turns", "messages")]
+
+        assert await house.store.read(count) == [0, 0, 0]
+        totals = await house.store.read(lambda db: usage.totals(db, by="principal"))
+        assert [(total.key, total.calls) for total in totals] == [(ANNA.id, 5)]
+        assert not any(house.door.census().values())
+
+
+async def test_hooks_that_hang_delay_no_start_and_no_other_hook(home: Path, model: ScriptedModel) -> None:
+    """B6, L23: a start takes up what is owed beside everything else, several at once; what hangs is owed still."""
+    stuck, quick = Diary(), Diary()
+    stuck.broken = quick.broken = True
+    async with core(home, model=model, hooks={"quick": quick, "stuck": stuck}) as house:
+        ended = [(await house.say("one", name=f"talk {number}")).session for number in range(3)]
+        for session in ended:
+            await house.door.end(session, ANNA, "new")
+        assert await entries(house) == []
+    stuck.broken = quick.broken = False
+    stuck.block = asyncio.Event()
+    with anyio.fail_after(WAIT):
+        async with core(home, model=model, hooks={"quick": quick, "stuck": stuck}) as house:
+            assert (await house.say("[say here]", name="another")).text == "here"
+            while len(await entries(house)) < 3:
+                await anyio.lowlevel.checkpoint()
+            assert sorted(session for session, _ in await entries(house)) == sorted(ended)
+            assert {hook for _, hook in await house.store.read(endings.pending)} == {"stuck"}
+
+
+async def test_a_hook_that_hung_is_asked_once_in_a_run(
+    home: Path, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B6: however many sessions owe it, the run ends, and the next one tries them all again."""
+    monkeypatch.setattr(ending, "PREPARE_SECONDS", 0.01)
+    monkeypatch.setattr(ending, "HOOKS_AT_ONCE", 1)
+    diary = Diary()
+    diary.broken = True
+    async with core(home, model=model, hooks={"diary": diary}) as house:
+        for number in range(3):
+            await house.door.end((await house.say("one", name=f"talk {number}")).session, ANNA, "new")
+        diary.broken, diary.block = False, asyncio.Event()
+        diary.prepared.clear()
+        with anyio.fail_after(WAIT):
+            assert await house.door.endings.finish() == 0
+        assert len(diary.prepared) == 1
+        diary.block = None
+        assert await house.door.endings.finish() == 3
+
+
+async def test_who_waits_in_an_ended_session_is_told_what_the_store_says(home: Path, model: ScriptedModel) -> None:
+    """V05, H18, S19: the refusal is the same live and from the store."""
+    async with core(home, model=model) as house:
+        running = await house.accept("[hold gate]")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        waiting = [await house.accept(f"later {number}") for number in range(2)]
+        told = [asyncio.ensure_future(house.answered(accepted.turn)) for accepted in waiting]
+        await anyio.lowlevel.checkpoint()
+        await house.door.end(running.session, ANNA, "new")
+        for accepted, outcome in zip(waiting, told, strict=True):
+            assert await house.door.outcome(accepted.turn, ANNA) == await outcome
+
+
+@pytest.mark.parametrize("first", ["end", "delete"])
+async def test_who_deletes_what_is_being_ended_leaves_its_turn_the_time_to_end(
+    home: Path, model: ScriptedModel, first: str
+) -> None:
+    """B3, V01, V06: both callers are told the truth, and whoever waits for the turn is told that it was stopped."""
+    letting_go = asyncio.Event()
+    may_go = asyncio.Event()
+
+    @tool(effect="execute")
+    async def linger(ctx: ToolContext) -> str:
+        """Takes its time to let go."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            letting_go.set()
+            with anyio.CancelScope(shield=True):
+                await may_go.wait()
+        return ""
+
+    toolsets = {"linger": Toolset((linger,))}
+    async with core(home, model=model, tools='"linger"', toolsets=toolsets) as house:
+        accepted = await house.accept("[tool linger {}]")
+        waiting = asyncio.ensure_future(house.answered(accepted.turn))
+        with anyio.fail_after(WAIT):
+            while model.counts["requests"] < 1 or not await house.store.read(intents.open_of, accepted.turn):
+                await anyio.lowlevel.checkpoint()
+            one: asyncio.Future[bool] = asyncio.ensure_future(
+                house.door.end(accepted.session, ANNA, "new")
+                if first == "end"
+                else house.door.delete(accepted.session, ANNA)
+            )
+            await letting_go.wait()
+            two = asyncio.ensure_future(house.door.delete(accepted.session, ANNA))
+            for _ in range(50):
+                await asyncio.sleep(0)
+            await house.door.endings.finish()
+            may_go.set()
+            assert (await one, await two) == (True, True)
+        assert (await waiting).state == "stopped"
+        with pytest.raises(NotFound):
+            await house.door.session(accepted.session, ANNA)
+
+
+async def test_a_delete_that_has_to_wait_says_so(home: Path, model: ScriptedModel) -> None:
+    """B6, V06: it is gone, or it is not gone yet."""
+    diary = Diary()
+    diary.broken = True
+    async with core(home, model=model, hooks={"diary": diary}) as house:
+        outcome = await house.say("one")
+        assert await house.door.delete(outcome.session, ANNA) is False
+        diary.broken = False
+        assert await house.door.delete(outcome.session, ANNA) is True

@@ -1,0 +1,167 @@
+"""The timer's chores: each run removes all that is due, in pieces between which turns get in."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.core import ANNA, Core, core
+from tidegate.sessions import lifecycle
+from tidegate.sessions import maintenance as chores
+from tidegate.store import Db, audit, maintenance, messages, receipts, sessions
+from tidegate.values import Message, Prefix
+from tidegate.workspaces import workspaces as rooms
+
+pytestmark = pytest.mark.anyio
+
+MANY = 3 * lifecycle.BATCH + 7
+
+
+async def run(house: Core, name: str) -> None:
+    (chore,) = [chore for chore in house.door.chores() if chore.name == name]
+    await chore.run()
+
+
+async def count(house: Core, what: str) -> int:
+    def read(db: Db) -> int:
+        return int(db.execute(f"SELECT count(*) FROM {what}").get)
+
+    return await house.store.read(read)
+
+
+def many_sessions(db: Db, kind: Any, number: int) -> None:
+    for each in range(number):
+        sessions.create(
+            db,
+            id=f"s_{kind}_{each}",
+            principal=ANNA.id,
+            channel="http",
+            name=None,
+            kind=kind,
+            agent="main",
+            extra="",
+            parent=None,
+            now=1.0,
+            prefix=Prefix(prompt="the same for all"),
+            encoder=1,
+        )
+
+
+async def test_one_run_removes_every_expired_receipt(home: Path, model: ScriptedModel) -> None:
+    """L20, L04: a hundred batches if need be, each a write of its own."""
+    number = 5 * receipts.BATCH + 3
+
+    def fill(db: Db) -> None:
+        db.executemany(
+            "INSERT INTO receipts(principal, source, key, digest, turn, at, expires)"
+            " VALUES('p', 's', ?, x'', 't', 1, 2)",
+            ((str(each),) for each in range(number)),
+        )
+
+    async with core(home, model=model) as house:
+        await house.store.write(fill)
+        before = house.store.stats().writes
+        await run(house, "tidy")
+        assert await count(house, "receipts") == 0
+        assert house.store.stats().writes - before > number // receipts.BATCH
+
+
+async def test_one_run_removes_every_row_of_the_audit_log_whose_retention_is_over(
+    home: Path, model: ScriptedModel
+) -> None:
+    """X24, L19: `expiry.audit` says when; what is younger stays, and the number of rows is known."""
+    day, number = 86400.0, 3 * maintenance.BATCH + 7
+
+    def fill(db: Db) -> None:
+        for each in range(number + 5):
+            audit.append(db, "tool", "done", 1.0 if each < number else 3 * day)
+
+    async with core(home, '[expiry]\naudit = "2d"', model=model, clock=lambda: 4 * day) as house:
+        await house.store.write(fill)
+        await run(house, "tidy")
+        assert await count(house, "audit") == 5
+        assert house.door.status()["audit"] == {"rows": 5}
+
+
+async def test_one_run_removes_every_prompt_that_nobody_uses(home: Path, model: ScriptedModel) -> None:
+    """L20, L04: however many one-shot calls with a prompt of their own there were."""
+
+    def fill(db: Db) -> None:
+        db.executemany("INSERT INTO prefixes(id, body) VALUES(?, x'')", ((b"%d" % each,) for each in range(2003)))
+
+    async with core(home, model=model) as house:
+        await house.say("one")
+        await house.store.write(fill)
+        await run(house, "tidy")
+        assert await count(house, "prefixes") == 1
+
+
+async def test_one_run_ends_every_idle_session(home: Path, model: ScriptedModel) -> None:
+    """V17, L29: named ones end, what one-shot calls left behind goes."""
+    async with core(home, '[expiry]\nnamed_idle = "1h"\nephemeral_idle = "1h"', model=model) as house:
+        await house.store.write(many_sessions, "named", MANY)
+        await house.store.write(many_sessions, "ephemeral", MANY)
+        await run(house, "expire")
+        assert await count(house, "sessions WHERE ended IS NULL") == 0
+        assert await count(house, "sessions WHERE end_reason = 'expiry'") == MANY
+        assert await count(house, "sessions") == MANY
+        assert await count(house, "endings WHERE done IS NULL") == 0
+
+
+async def test_one_run_removes_every_transcript_past_its_retention(home: Path, model: ScriptedModel) -> None:
+    """V06: all that is due."""
+    async with core(home, model=model) as house:
+        await house.store.write(many_sessions, "named", MANY)
+        await house.store.write(lambda db: db.execute("UPDATE sessions SET ended = 1, end_reason = 'new'"))
+        assert await house.door.endings.purge(3600.0) == MANY
+        assert await count(house, "sessions") == 0
+
+
+async def test_the_file_gives_its_free_pages_back_in_one_run(home: Path, model: ScriptedModel) -> None:
+    """L20: after a large delete."""
+    async with core(home, model=model) as house:
+        session = (await house.say("one")).session
+
+        def fill(db: Db) -> None:
+            db.execute("CREATE TABLE ballast(body BLOB)")
+            db.execute("INSERT INTO ballast VALUES(zeroblob(4096 * 1000))")
+
+        await house.store.write(fill)
+        await house.store.write(lambda db: db.execute("DROP TABLE ballast"))
+
+        def free(db: Db) -> int:
+            return int(db.execute("PRAGMA freelist_count").get)
+
+        assert await house.store.read(free) > 2 * chores.VACUUM_PAGES
+        await run(house, "tidy")
+        assert await house.store.read(free) == 0
+        rows = await house.store.read(messages.page, session)
+        assert rows[0].message == Message(role="user", text="one")
+
+
+async def test_the_timers_look_after_boxes_folders_and_the_spool(
+    home: Path, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L16, L19, D4, S11: each of the three does its own: what nobody owns is removed, what nobody uses is closed."""
+    monkeypatch.setattr(rooms, "IDLE_SECONDS", 0.0)
+    extra = '[workspaces]\nbackend = "bubblewrap"'
+    nobody = "s_" + "0" * 32
+    async with core(home, extra, model=model, tools='"terminal"') as house:
+        outcome = await house.say('[tool terminal {"command": "true"}] [say done]')
+        folder, file = home / "workspaces" / nobody, home / "spool" / nobody / ("sp_" + "0" * 32)
+        folder.mkdir(parents=True)
+        file.parent.mkdir(parents=True)
+        file.write_text("left behind")
+        os.utime(file, (1, 1))
+        os.utime(file.parent, (1, 1))
+        site = house.door.workspaces.present(outcome.session)
+        assert site is not None and site.box is not None
+        await run(house, "workspaces")
+        assert house.door.workspaces.present(outcome.session) is None
+        assert folder.exists() and file.exists()
+        await run(house, "folders")
+        assert not folder.exists() and file.exists()
+        await run(house, "spool")
+        assert not file.parent.exists()

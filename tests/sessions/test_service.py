@@ -1,0 +1,260 @@
+"""The door: who may enter, what is refused there, and what a watcher sees."""
+
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import msgspec
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.core import ANNA, BERT, OWNER, WAIT, Core, core
+from tidegate.errors import Busy, Conflict, NotFound, Stopping, TooLarge
+from tidegate.store import messages, turns
+from tidegate.values import Event, MessageAdded, TextDelta, TurnEnded
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_nobody_reaches_another_principals_session(home: Path, model: ScriptedModel) -> None:
+    """X06, X07: not by its id, its name or its turn; it does not exist for them. The owner may look, not speak."""
+    async with core(home, model=model) as house:
+        mine = await house.say("private")
+        door = house.door
+        for attempt in (
+            lambda: door.session(mine.session, BERT),
+            lambda: door.transcript(mine.session, BERT),
+            lambda: door.stop(mine.session, BERT),
+            lambda: door.end(mine.session, BERT, "theft"),
+            lambda: door.delete(mine.session, BERT),
+            lambda: door.outcome(mine.turn, BERT),
+            lambda: house.accept("hello", name=None, session=mine.session, principal=BERT.id),
+            lambda: house.accept("hello", name=None, session=mine.session, principal=OWNER.id),
+            lambda: house.accept("hello", name=None, session="../../etc"),
+        ):
+            with pytest.raises(NotFound):
+                await attempt()
+        with pytest.raises(NotFound):
+            async for _ in door.watch(mine.session, BERT):
+                pass
+        assert await door.sessions(BERT, query="private") == []
+        assert [view.id for view in await door.sessions(OWNER, everyone=True)] == [mine.session]
+        assert (await door.session(mine.session, OWNER)).principal == ANNA.id
+        theirs = await house.say("hello", principal=BERT.id)
+        assert theirs.session != mine.session
+
+
+async def test_a_full_queue_is_refused_with_the_limits_name(home: Path, model: ScriptedModel) -> None:
+    """H14, L21: and what was accepted before is all answered."""
+    async with core(home, "[limits]\nqueue_length = 2", model=model) as house:
+        running = await house.accept("[hold gate]")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        waiting = [await house.accept("hello") for _ in range(2)]
+        with pytest.raises(Busy, match=r"limits\.queue_length"):
+            await house.accept("one too many")
+        model.release("gate")
+        for accepted in (running, *waiting):
+            assert (await house.answered(accepted.turn)).state == "answered"
+
+
+async def test_steering_has_the_length_of_the_queue(home: Path, model: ScriptedModel) -> None:
+    """H14, L21: what a running turn has not taken yet is bounded, and all that was accepted is in the transcript."""
+    async with core(home, "[limits]\nqueue_length = 2", model=model) as house:
+        running = await house.accept("[hold gate]")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        for number in range(2):
+            assert (await house.accept(f"steer {number}", busy="steer")).how == "steered"
+        with pytest.raises(Busy, match=r"limits\.queue_length") as refused:
+            await house.accept("one too many", busy="steer")
+        assert refused.value.code == "queue_full"
+        model.release("gate")
+        await house.answered(running.turn)
+        with anyio.fail_after(WAIT):
+            await house.door.engine.idle(running.session)
+        said = [row.message.text for row in (await house.door.transcript(running.session, ANNA)).rows]
+        assert [text for text in said if text.startswith(("steer", "one"))] == ["steer 0", "steer 1"]
+
+
+async def test_what_is_said_on_another_channel_enters_no_running_turn(home: Path, model: ScriptedModel) -> None:
+    """X20: it is queued, as a turn of its own channel, so that rules about that hold for it."""
+    async with core(home, model=model) as house:
+        running = await house.accept("[hold gate]", channel="page")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        assert (await house.accept("same", busy="steer", channel="page")).how == "steered"
+        other = await house.accept("other", busy="steer", channel="http")
+        assert other.how == "queued" and other.turn != running.turn
+        model.release("gate")
+        await house.answered(other.turn)
+        turn = await house.store.read(turns.get, other.turn)
+        assert turn is not None and turn.channel == "http"
+
+
+async def test_all_queues_together_have_a_limit_too(home: Path, model: ScriptedModel) -> None:
+    """L21, P15: limits.waiting_total."""
+    async with core(home, "[limits]\nwaiting_total = 1\nturns = 1", model=model) as house:
+        running = await house.accept("[hold gate]")
+        waiting = await house.accept("hello", name="other")
+        with pytest.raises(Busy, match=r"limits\.waiting_total"):
+            await house.accept("hello", name="third")
+        model.release("gate")
+        for accepted in (running, waiting):
+            await house.answered(accepted.turn)
+
+
+async def test_one_principal_cannot_fill_the_queues_of_all(home: Path, model: ScriptedModel) -> None:
+    """L21, P15: limits.waiting_each; somebody else's message is still taken."""
+    async with core(home, "[limits]\nwaiting_each = 1\nturns = 1", model=model) as house:
+        turns = [await house.accept("[hold gate]"), await house.accept("hello", name="other")]
+        with pytest.raises(Busy, match=r"1 turns of yours .*limits\.waiting_each") as refused:
+            await house.accept("hello", name="third")
+        assert refused.value.retry_after
+        turns.append(await house.accept("hello", principal=BERT.id))
+        model.release("gate")
+        for accepted in turns:
+            await house.answered(accepted.turn)
+        turns.append(await house.accept("hello", name="third"))
+        await house.answered(turns[-1].turn)
+
+
+async def test_a_message_over_the_limit_is_refused_and_one_at_it_is_taken(home: Path, model: ScriptedModel) -> None:
+    """H20, L24: counted in bytes, with the limit's name and value."""
+    async with core(home, "[limits]\nmessage_bytes = 2048", model=model) as house:
+        with pytest.raises(TooLarge, match=r"limits\.message_bytes \(2048 bytes\)"):
+            await house.accept("☃" * 683)
+        assert (await house.say("☃" * 682)).state == "answered"
+        assert (await house.say("x" * 2048)).state == "answered"
+
+
+async def test_a_session_keeps_the_system_message_and_agent_it_began_with(home: Path, model: ScriptedModel) -> None:
+    """H06: an equal one is ignored, a different one is a conflict."""
+    async with core(home, '[agents.second]\nmodel = "main"', model=model) as house:
+        await house.say("one", extra_prompt="Be brief.")
+        assert "Be brief." in house.requests()[-1]["messages"][0]["content"]
+        assert (await house.say("two", extra_prompt="Be brief.")).state == "answered"
+        assert (await house.say("three")).state == "answered"
+        with pytest.raises(Conflict, match="another system message"):
+            await house.accept("four", extra_prompt="Be long.")
+        with pytest.raises(Conflict, match="belongs to the agent"):
+            await house.accept("five", agent="second")
+        with pytest.raises(NotFound, match="main, second"):
+            await house.accept("six", agent="secnd", name="other")
+
+
+async def test_when_the_gateway_stops_nothing_more_is_accepted(home: Path, model: ScriptedModel) -> None:
+    """F1: intake stops first, and says so."""
+    async with core(home, model=model) as house:
+        await house.door.drain(1)
+        with pytest.raises(Stopping):
+            await house.accept("too late")
+
+
+async def collect(house: Core, session: str, after: int, last: int) -> list[tuple[int | None, Event]]:
+    """What a watcher sees until row `last` has come."""
+    seen: list[tuple[int | None, Event]] = []
+    with anyio.fail_after(WAIT):
+        stream = house.door.watch(session, ANNA, after)
+        async for item in stream:
+            seen.append(item)
+            if item[0] == last:
+                break
+        await stream.aclose()  # type: ignore[attr-defined]
+    return seen
+
+
+async def test_a_watcher_sees_each_row_once_and_comes_back_by_its_id(home: Path, model: ScriptedModel) -> None:
+    """S19, H15, V01: rows after the last id, then the running turn from its beginning, then what comes."""
+    async with core(home, model=model) as house:
+        first = await house.say("one")
+        running = await house.accept("[hold gate step=0] [say two]")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        async with anyio.create_task_group() as group:
+            seen: list[tuple[int | None, Event]] = []
+
+            async def watch() -> None:
+                seen.extend(await collect(house, first.session, 0, 6))
+
+            group.start_soon(watch)
+            await anyio.lowlevel.checkpoint()
+            model.release("gate")
+            await house.answered(running.turn)
+            await house.say("three")
+        ids = [id for id, event in seen if isinstance(event, MessageAdded)]
+        assert ids == [1, 2, 3, 4, 5, 6]
+        assert any(isinstance(event, TextDelta) for _, event in seen)
+
+        again = await collect(house, first.session, 4, 6)
+        assert [id for id, event in again if isinstance(event, MessageAdded)] == [5, 6]
+
+
+async def test_watching_keeps_no_resident_and_ends_with_the_session(home: Path, model: ScriptedModel) -> None:
+    """L16, B7: a client that is always connected does not keep a session in memory."""
+    async with core(home, model=model) as house:
+        outcome = await house.say("one")
+        async with anyio.create_task_group() as group:
+
+            async def watch() -> None:
+                async for _ in house.door.watch(outcome.session, ANNA, 0):
+                    pass
+
+            group.start_soon(watch)
+            with anyio.fail_after(WAIT):
+                while (
+                    house.door.presence.get(outcome.session) is None
+                    or not house.door.presence.get(outcome.session).watchers
+                ):  # type: ignore[union-attr]
+                    await anyio.lowlevel.checkpoint()
+            assert house.door.presence.sweep(now=1e12) == 1
+            await house.door.end(outcome.session, ANNA, "new")
+        assert house.door.census()["present"] == 0
+
+
+async def test_an_export_holds_the_session_and_every_row(home: Path, model: ScriptedModel) -> None:
+    """S19, V06: JSON lines, undone rows marked."""
+    from tidegate.sessions import operations
+
+    async with core(home, model=model) as house:
+        outcome = await house.say("one")
+        await house.say("two")
+        await operations.undo(house.door, outcome.session, ANNA)
+        lines = [msgspec.json.decode(line) async for line in house.door.export(outcome.session, ANNA)]
+        assert lines[0]["id"] == outcome.session
+        assert [line["undone"] is not None for line in lines[1:]] == [False, False, True, True]
+
+
+async def test_abandoning_a_turn_follows_its_policy(home: Path, model: ScriptedModel) -> None:
+    """H15, H16: a named turn goes on, a one-shot call is stopped, and either can choose otherwise."""
+    async with core(home, model=model) as house:
+        cases = {("talk", None): "answered", (None, None): "stopped", ("t2", "cancel"): "stopped"}
+        cases[(None, "continue")] = "answered"
+        for (name, choice), state in cases.items():
+            gate = f"gate-{name}-{choice}"
+            accepted = await house.accept(f"[hold {gate}]", name=name, on_disconnect=choice)
+            with anyio.fail_after(WAIT):
+                await model.held(gate)
+            log = house.door.live(accepted.turn)
+            assert log is not None
+            await house.door.abandon(accepted.turn)
+            model.release(gate)
+            with anyio.fail_after(WAIT):
+                await log.ended()
+            ended = log.events[-1]
+            assert isinstance(ended, TurnEnded) and ended.outcome.state == state
+
+
+async def test_every_door_takes_the_same_way(home: Path, model: ScriptedModel) -> None:
+    """V18, A13: named, by id and one-shot leave the same kind of rows and the same request."""
+    async with core(home, model=model) as house:
+        named = await house.say("the very same")
+        by_id = await house.accept("the very same", name=None, new=True, channel="page")
+        await house.answered(by_id.turn)
+        await house.say("the very same", name=None)
+        bodies = {request.body for request in model.recorded}
+        assert len(bodies) == 1
+
+        for session in (named.session, by_id.session):
+            rows = await house.store.read(lambda db, session=session: messages.page(db, session))
+            assert [row.step for row in rows] == ["in-0", "model-0"]

@@ -1,0 +1,742 @@
+"""Approvals and questions: durable, answered once, for one exact action, and denied where nobody could answer."""
+
+import asyncio
+import json
+import re
+from collections.abc import Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.core import ANNA, BERT, OWNER, WAIT
+from tests.effects import Deeds, ask, asked, asking, configured, results, until
+from tidegate.commands import build
+from tidegate.errors import Conflict, NotAllowed, NotFound, Refused
+from tidegate.security import Principal
+from tidegate.store import approvals
+from tidegate.values import Answered, Asked, Event, MessageAdded, TurnEnded
+
+pytestmark = pytest.mark.anyio
+
+# -- what survives ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drain", [None, 0.05])
+async def test_an_approval_survives_the_process_and_the_tool_runs_once(
+    home: Path, model: ScriptedModel, drain: float | None
+) -> None:
+    """S29, S31, F4: killed or stopped in order; the next process shows the same question, and its answer counts."""
+    deeds = Deeds()
+    async with asking(home, model, deeds, drain=drain) as house:
+        turn, [question] = await ask(house)
+        assert deeds.done == []
+    async with asking(home, model, deeds) as house:
+        assert [found.id for found in await asked(house, turn)] == [question.id]
+        assert [view.id for view in await house.door.questions.open_for(ANNA)] == [question.id]
+        await house.door.questions.answer(question.id, ANNA, "approved")
+        assert (await house.answered(turn)).text == "done"
+        assert deeds.done == ["a"]
+        assert await house.door.questions.open_for(ANNA) == []
+    async with asking(home, model, deeds):
+        assert deeds.done == ["a"]
+
+
+async def test_a_question_waits_over_any_number_of_kills(home: Path, model: ScriptedModel) -> None:
+    """S29, F4: to wait for a person brings no process down, so that limits.resumes is not spent by it."""
+    deeds = Deeds()
+    async with asking(home, model, deeds, drain=None) as house:
+        turn, [question] = await ask(house)
+        kills = house.door.config.limits.resumes + 2
+    for _ in range(kills):
+        async with asking(home, model, deeds, drain=None) as house:
+            assert [found.id for found in await asked(house, turn)] == [question.id]
+    async with asking(home, model, deeds) as house:
+        await asked(house, turn)
+        await house.door.questions.answer(question.id, ANNA, "approved")
+        assert (await house.answered(turn)).text == "done"
+    assert deeds.done == ["a"]
+
+
+@pytest.mark.parametrize("drain", [None, 0.05])
+async def test_an_answer_given_before_the_turn_looks_again_counts(
+    home: Path, model: ScriptedModel, drain: float | None
+) -> None:
+    """S29, S31: a client may be quicker than recovery; nobody is asked twice."""
+    deeds = Deeds()
+    async with asking(home, model, deeds, drain=drain) as house:
+        turn, [question] = await ask(house)
+        await house.store.write(
+            lambda db: approvals.answer(
+                db, question.id, decision="approved", principal=ANNA.id, role="member", now=house.door.clock()
+            )
+        )
+    async with asking(home, model, deeds) as house:
+        log = house.door.live(turn)
+        assert (await house.answered(turn)).text == "done"
+        assert log is None or not any(isinstance(event, Asked) for event in log.events)
+        assert deeds.done == ["a"]
+
+
+@pytest.mark.parametrize("drain", [None, 0.05])
+async def test_a_question_of_a_tool_survives_the_process(home: Path, model: ScriptedModel, drain: float | None) -> None:
+    """S29: `ask_user` had begun; it is the same question afterwards, and the model reads the answer."""
+    deeds = Deeds()
+    call = '[tool ask_user {"question": "Which?", "choices": ["red", "blue"]}] [say thanks]'
+    async with asking(home, model, deeds, drain=drain) as house:
+        turn, [question] = await ask(house, call)
+        assert (question.kind, question.choices, question.turn) == ("question", ("red", "blue"), turn)
+    async with asking(home, model, deeds) as house:
+        assert [found.id for found in await asked(house, turn)] == [question.id]
+        with pytest.raises(Refused, match=r"1\. red; 2\. blue"):
+            await house.door.questions.answer(question.id, ANNA, "answered", "green")
+        answered = await house.door.questions.answer(question.id, ANNA, "answered", "2")
+        assert (answered.state, answered.answer) == ("answered", "blue")
+        assert (await house.answered(turn)).text == "thanks"
+        assert results(house) == ["blue"]
+
+
+@pytest.mark.parametrize("drain", [None, 0.05])
+async def test_what_ran_beside_a_question_is_not_run_again(
+    home: Path, model: ScriptedModel, drain: float | None
+) -> None:
+    """F4, S29: a neighbour that was cut off had begun: its effect is unknown, and the question stands."""
+    deeds = Deeds()
+    config = configured(model, rules=("allow linger",))
+    call = '[together linger {"what": "x"} push {"what": "a"}] [say done]'
+    async with asking(home, model, deeds, config=config, drain=drain) as house:
+        turn, [question] = await ask(house, call)
+        with anyio.fail_after(WAIT):
+            await deeds.started.wait()
+    async with asking(home, model, deeds, config=config) as house:
+        await asked(house, turn)
+        await house.door.questions.answer(question.id, ANNA, "approved")
+        assert (await house.answered(turn)).text == "done"
+        assert deeds.done == ["x", "a"]
+        assert results(house)[0].startswith("Interrupted") and results(house)[1] == "pushed a"
+
+
+async def test_no_sweep_and_no_expiry_of_sessions_touches_what_waits(home: Path, model: ScriptedModel) -> None:
+    """S29, B1: however long it takes, until the question's own time is over."""
+    now = [1e9]
+    deeds = Deeds()
+    extra = '[limits]\nidle_ttl = "1s"\nanswer_within = "30d"\nresidents = 1\n[expiry]\nnamed_idle = "1h"'
+    async with asking(home, model, deeds, extra, clock=lambda: now[0]) as house:
+        turn, [question] = await ask(house)
+        now[0] += 20 * 86400
+        await house.say("[say other]", name="other")
+        for chore in house.door.chores():
+            await chore.run()
+        house.door.presence.unload((await house.door.outcome(turn)).session, reason="pressure")
+        assert [view.id for view in await house.door.questions.open_for(ANNA)] == [question.id]
+        await house.door.questions.answer(question.id, ANNA, "approved")
+        assert (await house.answered(turn)).text == "done"
+
+
+# -- how it ends -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_stop_cancels_what_is_asked(home: Path, model: ScriptedModel) -> None:
+    """S30: at once; a late answer is refused with what happened, and the conversation goes on."""
+    deeds = Deeds()
+    async with asking(home, model, deeds) as house:
+        turn, [question] = await ask(house)
+        session = (await house.door.outcome(turn)).session
+        assert await house.door.stop(session, ANNA) == turn
+        assert (await house.answered(turn)).state == "stopped"
+        with pytest.raises(Conflict, match="it was cancelled"):
+            await house.door.questions.answer(question.id, ANNA, "approved")
+        assert (await house.say("[say next]")).text == "next"
+        assert deeds.done == [] and house.door.engine.away == 0 and house.door.questions.waiting == 0
+
+
+async def test_an_end_cancels_what_is_asked_and_tells(home: Path, model: ScriptedModel) -> None:
+    """S30, B3: the turn ends as stopped, with why; the question is cancelled."""
+    deeds = Deeds()
+    async with asking(home, model, deeds) as house:
+        turn, [question] = await ask(house)
+        log = house.door.live(turn)
+        session = (await house.door.outcome(turn)).session
+        assert await house.door.end(session, ANNA, "new")
+        outcome = await house.answered(turn)
+        assert outcome.state == "stopped" and outcome.error is not None and "ended" in outcome.error.message
+        assert log is not None and isinstance(log.events[-1], TurnEnded)
+        assert (await house.door.questions.get(question.id, ANNA)).state == "cancelled"
+        assert await house.door.questions.standing(session) == []
+        assert deeds.done == []
+
+
+async def test_when_nobody_answers_in_time_the_turn_goes_on_and_is_told(home: Path, model: ScriptedModel) -> None:
+    """S30: limits.answer_within; the model reads that nothing was done, and why."""
+    now = [1e9]
+    deeds = Deeds()
+    async with asking(home, model, deeds, '[limits]\nanswer_within = "1h"', clock=lambda: now[0]) as house:
+        turn, [question] = await ask(house)
+        assert question.expires == 1e9 + 3600
+        now[0] += 3600
+        with pytest.raises(Conflict, match="its time was over"):
+            await house.door.questions.answer(question.id, ANNA, "approved")
+        assert await house.door.questions.expire() == 1
+        assert (await house.answered(turn)).text == "done"
+        assert results(house) == ["Nobody answered in time (limits.answer_within), so nothing was done."]
+        assert deeds.done == []
+
+
+@pytest.mark.parametrize("call", ['push {"what": "a"}', 'ask_user {"question": "Which?"}'])
+async def test_an_agent_may_be_told_to_stop_when_nobody_answers(home: Path, model: ScriptedModel, call: str) -> None:
+    """S30: `unanswered = "end"` ends the turn instead, with a sentence for its user."""
+    now = [1e9]
+    deeds = Deeds()
+    config = configured(model, agent='unanswered = "end"')
+    async with asking(home, model, deeds, config=config, clock=lambda: now[0]) as house:
+        turn, _ = await ask(house, f"[tool {call}] [say done]")
+        now[0] += 10 * 86400
+        await house.door.questions.expire()
+        outcome = await house.answered(turn)
+        assert outcome.state == "failed" and outcome.error is not None and outcome.error.code == "unanswered"
+        assert "limits.answer_within" in outcome.error.message
+        assert (await house.say("[say next]")).text == "next"
+        assert deeds.done == [] and model.stats()["refusals"] == []
+
+
+async def test_a_denial_is_told_with_its_reason(home: Path, model: ScriptedModel) -> None:
+    """S30: and is an answer like any other: the turn goes on."""
+    deeds = Deeds()
+    async with asking(home, model, deeds) as house:
+        turn, [question] = await ask(house)
+        await house.door.questions.answer(question.id, ANNA, "denied", "not on a Friday")
+        assert (await house.answered(turn)).text == "done"
+        assert results(house) == ["Not run: the person denied it, and said: not on a Friday"]
+        assert deeds.done == []
+
+
+# -- who could answer ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", [{"channel": "http"}, {"channel": "http", "name": None}, {"name": None}])
+async def test_where_nobody_could_answer_to_ask_is_to_deny(
+    home: Path, model: ScriptedModel, where: dict[str, Any]
+) -> None:
+    """X11: with nothing configured; the model is told why, and nothing waits."""
+    deeds = Deeds()
+    config = re.sub(r'approvals = "balanced"\nrules = .*\n', "", configured(model))
+    async with asking(home, model, deeds, config=config) as house:
+        outcome = await house.say(
+            '[tool deploy {"what": "a"}] [tool ask_user {"question": "?"}] [say done]', **{"channel": "page", **where}
+        )
+        assert outcome.text == "done" and deeds.done == []
+        denied, unasked = results(house)
+        assert denied.startswith(
+            "Not run: it needs a person's approval (approvals = balanced), and nobody can be asked"
+        )
+        assert unasked.startswith("Nobody was asked: nobody can be asked on the channel")
+        assert await house.door.questions.open_for(ANNA) == []
+
+
+async def test_one_principal_cannot_take_every_place_to_wait_for_an_answer(home: Path, model: ScriptedModel) -> None:
+    """X11, L21: limits.questions_each; somebody else's turn may still ask."""
+    deeds = Deeds()
+    push = '[tool push {"what": "a"}] [say done]'
+    async with asking(home, model, deeds, "[limits]\nquestions_each = 1") as house:
+        own = await house.accept(push, channel="page")
+        [first] = await asked(house, own.turn)
+        assert (await house.say(push, name="other", channel="page")).text == "done"
+        assert "limits.questions_each" in results(house)[-1]
+        others = await house.accept(push, channel="page", principal=BERT.id)
+        [second] = await asked(house, others.turn)
+        for question, who, accepted in ((first, ANNA, own), (second, BERT, others)):
+            await house.door.questions.answer(question.id, who, "approved")
+            assert (await house.answered(accepted.turn)).text == "done"
+
+
+async def test_no_more_turns_wait_than_may_and_a_standing_question_is_not_refused(
+    home: Path, model: ScriptedModel
+) -> None:
+    """X11: limits.questions; a turn that waits may ask a second question, and keeps its own over a restart."""
+    deeds = Deeds()
+    extra = "[limits]\nquestions = 1"
+    both = '[together push {"what": "a"} push {"what": "b"}] [say done]'
+    async with asking(home, model, deeds, extra, drain=None) as house:
+        accepted = await house.accept(both, channel="page")
+        first = await asked(house, accepted.turn, 2)
+        assert house.door.questions.waiting == 2 and house.door.engine.away == 1
+        assert (await house.say('[tool push {"what": "c"}] [say no]', name="other", channel="page")).text == "no"
+        assert "limits.questions" in results(house)[-1]
+    async with asking(home, model, deeds, extra) as house:
+        again = await asked(house, accepted.turn, 2)
+        assert {question.id for question in again} == {question.id for question in first}
+        for question in again:
+            await house.door.questions.answer(question.id, ANNA, "approved")
+        assert (await house.answered(accepted.turn)).text == "done"
+        assert sorted(deeds.done) == ["a", "b"]
+        turn, _ = await ask(house)
+        assert house.door.questions.waiting == 1
+        house.door.engine.interrupt(turn, "by the test")
+        await house.answered(turn)
+
+
+# -- one exact action ------------------------------------------------------------------------------------------------
+
+
+async def test_an_approval_is_of_one_call_and_its_neighbour_waits_for_its_own(home: Path, model: ScriptedModel) -> None:
+    """X14: two calls side by side, two rows; what was approved runs, the other does not."""
+    deeds = Deeds()
+    async with asking(home, model, deeds) as house:
+        accepted = await house.accept('[together push {"what": "a"} push {"what": "b"}] [say done]', channel="page")
+        questions = await asked(house, accepted.turn, 2)
+        (second,) = [question for question in questions if "what: b" in question.summary]
+        (first,) = [question for question in questions if "what: a" in question.summary]
+        await house.door.questions.answer(second.id, ANNA, "approved")
+        log = house.door.live(accepted.turn)
+        assert log is not None
+        with anyio.fail_after(WAIT):
+            async with aclosing(log.read()) as batches:
+                async for batch in batches:
+                    if any(isinstance(event, MessageAdded) and event.message.text == "pushed b" for event in batch):
+                        break
+        assert deeds.done == ["b"]
+        await house.door.questions.answer(first.id, ANNA, "denied")
+        assert (await house.answered(accepted.turn)).text == "done"
+        assert deeds.done == ["b"]
+
+
+@pytest.mark.parametrize("state", ["approved", "open"])
+async def test_a_row_about_another_action_lets_nothing_run(home: Path, model: ScriptedModel, state: str) -> None:
+    """X14: the digest of the very call is compared, whatever the row of its step says."""
+    deeds = Deeds()
+
+    def forge(db: Any) -> None:
+        other = approvals.action_digest("push", '{"what": "harmless"}')
+        db.execute("UPDATE approvals SET digest = ?, state = ? WHERE state = 'open'", (other, state))
+
+    async with asking(home, model, deeds) as house:
+        turn, [question] = await ask(house)
+        await house.store.write(forge)
+        if state == "open":
+            await house.door.questions.answer(question.id, ANNA, "approved")
+        else:
+            house.door.engine.signal(turn)
+        assert (await house.answered(turn)).text == "done"
+        assert deeds.done == [] and results(house)[0].startswith("Not run")
+
+
+async def test_after_a_restart_a_row_about_another_action_lets_nothing_run(home: Path, model: ScriptedModel) -> None:
+    """X14, S31: the same, when the step asks again."""
+    deeds = Deeds()
+    async with asking(home, model, deeds, drain=None) as house:
+        turn, _ = await ask(house)
+        other = approvals.action_digest("push", '{"what": "harmless"}')
+        await house.store.write(
+            lambda db: db.execute("UPDATE approvals SET digest = ?, state = 'approved'", (other,)) and None
+        )
+    async with asking(home, model, deeds) as house:
+        assert (await house.answered(turn)).text == "done"
+        assert deeds.done == [] and "another action" in results(house)[0]
+
+
+async def test_what_is_not_his_does_not_exist_for_a_principal(home: Path, model: ScriptedModel) -> None:
+    """X14, X06: a forged or foreign id is not found, for the owner of the gateway too, and nothing runs."""
+    deeds = Deeds()
+    async with asking(home, model, deeds) as house:
+        turn, [question] = await ask(house)
+        for stranger in (BERT, OWNER):
+            for id in (question.id, "ap_" + "0" * 32, "", "' OR 1 --"):
+                with pytest.raises(NotFound, match="no question"):
+                    await house.door.questions.answer(id, stranger, "approved")
+            assert await house.door.questions.open_for(stranger) == []
+        session = (await house.door.outcome(turn)).session
+        assert await house.door.questions.of_session(session, BERT) == []
+        assert deeds.done == [] and (await house.door.questions.get(question.id, ANNA)).state == "open"
+        await house.door.stop(session, ANNA)
+        await house.answered(turn)
+
+
+async def test_an_answer_counts_once(home: Path, model: ScriptedModel) -> None:
+    """S29: the same again is the same answer; another is refused with what it was."""
+    deeds = Deeds()
+    async with asking(home, model, deeds) as house:
+        turn, [question] = await ask(house)
+        answer = house.door.questions.answer
+        for wrong in ("answered",):
+            with pytest.raises(Refused, match="/approve or /deny"):
+                await answer(question.id, ANNA, wrong, "yes")  # type: ignore[arg-type]
+        first = await answer(question.id, ANNA, "approved")
+        assert await answer(question.id, ANNA, "approved") == first
+        with pytest.raises(Conflict, match="it was approved"):
+            await answer(question.id, ANNA, "denied")
+        await house.answered(turn)
+        assert deeds.done == ["a"]
+
+
+async def test_a_tool_may_ask_again_and_each_time_is_a_question(home: Path, model: ScriptedModel) -> None:
+    """S29: after a crash in the middle the answers that were given hold."""
+    deeds = Deeds()
+    async with asking(home, model, deeds, drain=None) as house:
+        turn, [first] = await ask(house, '[tool insist {"times": 2}] [say done]')
+        with pytest.raises(Refused, match="Say what the answer is"):
+            await house.door.questions.answer(first.id, ANNA, "answered", " ")
+        with pytest.raises(Refused, match="/answer"):
+            await house.door.questions.answer(first.id, ANNA, "approved")
+        await house.door.questions.answer(first.id, ANNA, "answered", "YES")
+        _, second = await asked(house, turn, 2)
+        assert second.id != first.id
+    async with asking(home, model, deeds) as house:
+        (again,) = await asked(house, turn)
+        assert again.id == second.id
+        with pytest.raises(Conflict, match="it was answered"):
+            await house.door.questions.answer(first.id, ANNA, "answered", "no")
+        await house.door.questions.answer(second.id, ANNA, "answered", "no")
+        assert (await house.answered(turn)).text == "done"
+        assert results(house) == ["yes, no"]
+
+
+async def test_what_a_call_asked_is_over_with_the_call(home: Path, model: ScriptedModel) -> None:
+    """S30: a tool whose time was over asks nobody any more: who follows is told, and a late answer is refused."""
+    async with asking(home, model, Deeds()) as house:
+        turn, [question] = await ask(house, "[tool hurry {}] [hold gate step=1] [say done]")
+        log = house.door.live(turn)
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        assert log is not None and _states(log.events) == ["cancelled"]
+        assert await house.door.questions.open_for(ANNA) == []
+        with pytest.raises(Conflict, match="it was cancelled"):
+            await house.door.questions.answer(question.id, ANNA, "answered", "late")
+        model.release("gate")
+        assert (await house.answered(turn)).text == "done"
+
+
+async def test_what_a_lost_call_had_asked_is_over_too(home: Path, model: ScriptedModel) -> None:
+    """S29, S30: a call that is not made again after a crash waits for no answer."""
+    deeds = Deeds()
+    deeds.goes_on.set()
+    config = configured(model, rules=("allow linger",))
+    text = '[tool linger {"what": "a", "then": "Why?"}] [hold gate step=1] [say done]'
+    async with asking(home, model, deeds, config=config, drain=None) as house:
+        turn, [question] = await ask(house, text)
+    async with asking(home, model, deeds, config=config) as house:
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        assert (await house.door.questions.get(question.id, ANNA)).state == "cancelled"
+        model.release("gate")
+        assert (await house.answered(turn)).text == "done"
+        assert results(house)[0].startswith("Interrupted") and deeds.done == ["a"]
+
+
+def _states(events: Sequence[Event]) -> list[str]:
+    return [event.state for event in events if isinstance(event, Answered)]
+
+
+async def test_a_tool_that_was_approved_may_still_ask(home: Path, model: ScriptedModel) -> None:
+    """X14: the approval of a call and its questions are different rows."""
+    deeds = Deeds()
+    deeds.goes_on.set()
+    async with asking(home, model, deeds) as house:
+        turn, [leave] = await ask(house, '[tool linger {"what": "a", "then": "Why?"}] [say done]')
+        await house.door.questions.answer(leave.id, ANNA, "approved")
+        _, question = await asked(house, turn, 2)
+        await house.door.questions.answer(question.id, ANNA, "answered", "because")
+        assert (await house.answered(turn)).text == "done"
+        assert results(house) == ["because"] and deeds.done == ["a"]
+
+
+async def test_a_person_sees_what_a_call_would_hide(home: Path, model: ScriptedModel) -> None:
+    """X14: no line passes for another argument, nothing is invisible or turned around, and what is long is shown
+    whole."""
+    deeds = Deeds()
+    long = "begin " + "x" * 20_000 + " end"
+    blank = "\u3164\ufe0f\U000e0100\u115f\u2800\u034f"
+    tricks = ["ls\nforce: false", "rm \u202e sl\u200b \x1b[31m", f"rm a{blank} \u2764\ufe0f", long]
+    async with asking(home, model, deeds) as house:
+        for number, what in enumerate(tricks):
+            call = json.dumps({"what": what, "force": True})
+            turn, [question] = await ask(house, f"[tool push {call}] [say done]", name=f"t{number}")
+            lines = question.summary.split("\n")
+            assert lines[0] == "push" and lines[-1] == "force: true" and question.summary.isprintable() == (number == 9)
+            assert sum(line.startswith("force:") for line in lines) == 1
+            assert not any(
+                hidden in question.summary for hidden in "\u202e\u200b\x1b\u3164\U000e0100\u115f\u2800\u034f"
+            )
+            assert "a\ufe0f" not in question.summary and ("\u2764\ufe0f" in question.summary) == ("\u2764" in what)
+            if what is long:
+                assert question.summary == f"push\nwhat: {long}\nforce: true"
+            await house.door.questions.answer(question.id, ANNA, "approved")
+            await house.answered(turn)
+        assert deeds.done == tricks
+
+
+async def test_what_is_too_long_to_be_shown_whole_is_refused_unasked(home: Path, model: ScriptedModel) -> None:
+    """X14: nobody approves what they have not seen; characters that are written out count as they are shown."""
+    deeds = Deeds()
+    async with asking(home, model, deeds) as house:
+        for what in ("x" * approvals.SUMMARY_CHARACTERS, "\u200b" * 11_000):
+            await house.say(f"[tool push {json.dumps({'what': what})}] [say done]", channel="page")
+            (result,) = results(house)[-1:]
+            assert "65,536 characters that a person can be shown whole" in result
+        assert deeds.done == [] and await house.door.questions.open_for(ANNA) == []
+
+
+# -- whose it is to approve ------------------------------------------------------------------------------------------
+
+DEPLOY = '[tool deploy {"what": "d"}] [say done]'
+
+
+async def test_effects_outside_the_sandbox_are_the_owners_to_approve(home: Path, model: ScriptedModel) -> None:
+    """X11, X14: whoever's conversation it is; the refusal names the right and who has it."""
+    deeds = Deeds()
+    async with asking(home, model, deeds) as house:
+        adam = Principal(id="p_adam", name="adam", role="admin")
+        await house.know(adam)
+        for person in (ANNA, adam):
+            turn, [question] = await ask(house, DEPLOY, principal=person.id)
+            assert question.for_owner and await house.door.questions.open_for(person) == []
+            with pytest.raises(NotAllowed, match="effects outside the sandbox: that takes the role owner, and yours"):
+                await house.door.questions.answer(question.id, person, "approved")
+            with pytest.raises(NotFound):
+                await house.door.questions.answer(question.id, BERT, "approved")
+            commands = build(house.door)
+            session = (await house.door.outcome(turn)).session
+            for line in ("/approve", f"/approve {question.id}"):
+                with pytest.raises(NotAllowed, match="effects outside the sandbox"):
+                    await commands.run(line, principal=person, channel="page", session=session, agent="main")
+            [view] = await house.door.questions.open_for(OWNER)
+            assert deeds.done == [] and view.id == question.id
+            await house.door.questions.answer(question.id, OWNER, "approved")
+            assert (await house.answered(turn)).text == "done"
+            assert deeds.done == ["d"]
+            deeds.done.clear()
+        turn, [question] = await ask(house, DEPLOY, principal=OWNER.id)
+        await house.door.questions.answer(question.id, OWNER, "approved")
+        assert (await house.answered(turn)).text == "done" and deeds.done == ["d"]
+
+
+async def test_a_guest_approves_nothing_and_answers_questions(home: Path, model: ScriptedModel) -> None:
+    """X11: what their conversations ask for waits for the owner."""
+    deeds = Deeds()
+    async with asking(home, model, deeds) as house:
+        gwen = Principal(id="p_gwen", name="gwen", role="guest")
+        await house.know(gwen)
+        turn, [question] = await ask(house, principal=gwen.id)
+        with pytest.raises(NotAllowed, match="actions in one's own conversations: that takes the role owner or"):
+            await house.door.questions.answer(question.id, gwen, "approved")
+        await house.door.questions.answer(question.id, OWNER, "denied")
+        assert (await house.answered(turn)).text == "done" and deeds.done == []
+        turn, [question] = await ask(house, '[tool ask_user {"question": "Why?"}] [say ok]', principal=gwen.id)
+        await house.door.questions.answer(question.id, gwen, "answered", "because")
+        assert (await house.answered(turn)).text == "ok"
+
+
+async def test_somebody_whom_the_store_does_not_know_approves_nothing(home: Path, model: ScriptedModel) -> None:
+    """X11: a missing row is no right."""
+    deeds = Deeds()
+    async with asking(home, model, deeds) as house:
+        nobody = Principal(id="p_nobody", name="nobody")
+        turn, [question] = await ask(house, principal=nobody.id)
+        with pytest.raises(NotAllowed):
+            await house.door.questions.answer(question.id, nobody, "approved")
+        await house.door.stop((await house.door.outcome(turn)).session, nobody)
+        await house.answered(turn)
+        assert deeds.done == []
+
+
+async def test_leave_given_in_a_sandbox_does_not_hold_without_one(home: Path, model: ScriptedModel) -> None:
+    """X14, S31: approved by a member, then the gateway comes back with another backend before the call has run."""
+    deeds = Deeds()
+    asks = configured(model, '[workspaces]\nbackend = "bubblewrap"', rules=("ask build",))
+    build = '[tool build {"what": "b"}] [say done]'
+    async with asking(home, model, deeds, config=asks, drain=None) as house:
+        turn, [question] = await ask(house, build)
+        await house.store.write(
+            lambda db: approvals.answer(
+                db, question.id, decision="approved", principal=ANNA.id, role="member", now=house.door.clock()
+            )
+        )
+    async with asking(home, model, deeds, config=asks.replace("bubblewrap", "local")) as house:
+        assert (await house.answered(turn)).text == "done"
+        assert deeds.done == [] and "another action" in results(house)[0]
+
+
+async def test_arguments_that_no_tool_could_read_are_asked_about_and_fail(home: Path, model: ScriptedModel) -> None:
+    """X14: also those that are nested too deeply to be read."""
+    deeds = Deeds()
+    async with asking(home, model, deeds) as house:
+        for number, call in enumerate(
+            ("[badargs push] [say done]", f"[tool push {'[' * 5000 + ']' * 5000}] [say done]")
+        ):
+            turn, [question] = await ask(house, call, name=f"t{number}")
+            await house.door.questions.answer(question.id, ANNA, "approved")
+            assert (await house.answered(turn)).text == "done"
+            assert results(house)[0].startswith("push: ")
+        assert deeds.done == []
+
+
+# -- rules -----------------------------------------------------------------------------------------------------------
+
+
+async def test_rules_come_before_the_mode(home: Path, model: ScriptedModel) -> None:
+    """X11: allow, ask and deny, by tool, argument and channel; a denial names its rule."""
+    deeds = Deeds()
+    rules = ("allow push what=a", "deny push what=b", "ask note channel:page", "deny effect:read")
+    async with asking(home, model, deeds, config=configured(model, rules=rules)) as house:
+        await house.say(
+            '[tool push {"what": "a"}] [tool push {"what": "b"}] [tool clock {}] [say done]', channel="page"
+        )
+        assert deeds.done == ["a"]
+        assert results(house)[1] == "Not run: this is denied here (rule: deny push what=b)."
+        assert "rule: deny effect:read" in results(house)[2]
+        assert (await house.say('[tool note {"what": "n"}] [say done]', channel="http")).text == "done"
+        turn, [question] = await ask(house, '[tool note {"what": "m"}] [say done]')
+        assert question.tool == "note"
+        await house.door.questions.answer(question.id, ANNA, "approved")
+        await house.answered(turn)
+        assert deeds.done == ["a", "n", "m"]
+
+
+async def test_what_balanced_allows_needs_nobody(home: Path, model: ScriptedModel) -> None:
+    """X11: writing in the workspace and reading, on a channel where nobody is."""
+    deeds = Deeds()
+    async with asking(home, model, deeds) as house:
+        assert (await house.say('[tool note {"what": "n"}] [tool clock {}] [say done]')).text == "done"
+        assert deeds.done == ["n"]
+
+
+@pytest.mark.parametrize(("backend", "asks"), [("bubblewrap", False), ("local", True)])
+async def test_what_is_executed_needs_a_person_unless_a_sandbox_keeps_it(
+    home: Path, model: ScriptedModel, backend: str, asks: bool
+) -> None:
+    """X11: balanced, by the session's own workspace; a tool that does not run its commands there asks anyway."""
+    deeds = Deeds()
+    async with asking(home, model, deeds, f'[workspaces]\nbackend = "{backend}"') as house:
+        accepted = await house.accept('[tool build {"what": "b"}] [say done]', channel="page")
+        if asks:
+            (question,) = await asked(house, accepted.turn)
+            assert question.tool == "build" and question.for_owner and deeds.done == []
+            await house.door.questions.answer(question.id, OWNER, "approved")
+        assert (await house.answered(accepted.turn)).text == "done"
+        assert deeds.done == ["b"]
+        turn, [question] = await ask(house)
+        await house.door.questions.answer(question.id, ANNA, "denied")
+        await house.answered(turn)
+        assert deeds.done == ["b"]
+
+
+# -- its place and its time ------------------------------------------------------------------------------------------
+
+
+async def test_a_turn_that_waits_gives_its_place_to_others(home: Path, model: ScriptedModel) -> None:
+    """S29: with one place, another session is answered meanwhile; the status says how many wait."""
+    deeds = Deeds()
+    async with asking(home, model, deeds, "[limits]\nturns = 1") as house:
+        turn, [question] = await ask(house)
+        assert (await house.say("[say meanwhile]", name="other")).text == "meanwhile"
+        status = house.door.status()
+        assert status["turns"]["running"] == 0 and status["turns"]["waiting"] == 0
+        assert status["turns"]["asking"] == 1 and status["questions"] == {"waiting": 1}
+        await house.door.questions.answer(question.id, ANNA, "approved")
+        assert (await house.answered(turn)).text == "done"
+        assert house.door.status()["questions"] == {"waiting": 0}
+        assert house.door.census()["turns_asking"] == 0
+
+
+async def _put_on(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """The loop's clock is put on, and whatever has become due happens."""
+    loop = asyncio.get_running_loop()
+    before, due = loop.time, asyncio.Event()
+    loop.call_later(seconds, due.set)
+    monkeypatch.setattr(loop, "time", lambda: before() + seconds)
+    with anyio.fail_after(WAIT):
+        await due.wait()  # it became due after everything that was to come earlier
+
+
+async def test_the_time_of_a_question_does_not_count(
+    home: Path, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S29: limits.turn_seconds is for work."""
+    deeds = Deeds()
+    async with asking(home, model, deeds, '[limits]\nturn_seconds = "1s"') as house:
+        turn, [question] = await ask(house)
+        await _put_on(monkeypatch, 3)
+        await house.door.questions.answer(question.id, ANNA, "approved")
+        assert (await house.answered(turn)).text == "done"
+
+
+async def test_a_second_question_that_comes_later_does_not_shorten_the_turn(
+    home: Path, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S29: of two calls side by side one asks when the other has waited for longer than a turn may take."""
+    deeds = Deeds()
+    config = configured(model, '[limits]\nturn_seconds = "1s"', rules=("allow linger",))
+    async with asking(home, model, deeds, config=config) as house:
+        turn, [first] = await ask(
+            house, '[together push {"what": "a"} linger {"what": "b", "then": "Why?"}] [say done]'
+        )
+        await _put_on(monkeypatch, 3)
+        deeds.goes_on.set()
+        _, second = await asked(house, turn, 2)
+        await house.door.questions.answer(first.id, ANNA, "approved")
+        await house.door.questions.answer(second.id, ANNA, "answered", "because")
+        assert (await house.answered(turn)).text == "done"
+
+
+# -- who comes later -------------------------------------------------------------------------------------------------
+
+
+async def test_who_comes_later_is_told_of_the_open_questions_first(home: Path, model: ScriptedModel) -> None:
+    """S29: before the rows; also while the turn that asked has no place to go on yet after a restart."""
+    deeds = Deeds()
+    extra = "[limits]\nturns = 1"
+    async with asking(home, model, deeds, extra, drain=None) as house:
+        busy = await house.accept("[hold gate] [say held]", name="busy", channel="page")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        waiting = await house.accept('[tool push {"what": "a"}] [say done]', channel="page")
+        model.release("gate")
+        await house.answered(busy.turn)
+        (question,) = await asked(house, waiting.turn)
+        blocker = await house.accept("[hold other] [say held]", name="busy", channel="page")
+        with anyio.fail_after(WAIT):
+            await model.held("other")
+    async with asking(home, model, deeds, extra) as house:
+        async with aclosing(house.door.watch(waiting.session, ANNA, 0)) as events:
+            with anyio.fail_after(WAIT):
+                _, first = await anext(events)
+            assert isinstance(first, Asked) and first.id == question.id
+        answer = await house.door.questions.answer(question.id, ANNA, "approved")
+        assert answer.state == "approved"
+        model.release("other")
+        await house.answered(blocker.turn)
+        assert (await house.answered(waiting.turn)).text == "done"
+        assert deeds.done == ["a"]
+
+
+@pytest.mark.parametrize("drain", [None, 0.05])
+async def test_after_a_restart_a_watcher_misses_no_row_of_the_turn_that_waits(
+    home: Path, model: ScriptedModel, drain: float | None
+) -> None:
+    """S14, S19, S29: the rows that the last process wrote are told, each once, and then what the turn asks."""
+    deeds = Deeds()
+    async with asking(home, model, deeds, drain=drain) as house:
+        turn, [question] = await ask(house)
+        session = (await house.door.outcome(turn)).session
+    async with asking(home, model, deeds) as house:
+        await asked(house, turn)
+        told: list[Event] = []
+        async with anyio.create_task_group() as group:
+
+            async def listen() -> None:
+                with anyio.fail_after(WAIT):
+                    async with aclosing(house.door.watch(session, ANNA, 0)) as events:
+                        async for _, event in events:
+                            told.append(event)
+                            if isinstance(event, TurnEnded):
+                                return
+
+            group.start_soon(listen)
+            await until(lambda: sum(isinstance(event, Asked) for event in told) == 2)
+            await house.door.questions.answer(question.id, ANNA, "approved")
+        rows = [event.seq for event in told if isinstance(event, MessageAdded)]
+        assert rows == [1, 2, 3, 4]
+        assert [event.id for event in told if isinstance(event, Asked)] == [question.id] * 2
+        assert [event.state for event in told if isinstance(event, Answered)] == ["approved"]

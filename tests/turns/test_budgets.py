@@ -1,0 +1,439 @@
+"""Budgets of principals, agents, conversations, turns and jobs: what they refuse, what they tell, what they cost."""
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.core import ANNA, BERT, OWNER, WAIT, Core, core
+from tests.logs import capture_logs
+from tidegate.config import BudgetSettings
+from tidegate.sessions import operations
+from tidegate.store import Db, Spent, principals, usage
+from tidegate.turns.budgets import budgets
+from tidegate.turns.budgets.account import Account, Rule, rule_of
+from tidegate.turns.budgets.periods import DAY, HOUR, Each, window
+from tidegate.values import BILLION, Event, Failure, Notice, Outcome, Receipt, TurnEnded, Usage, dollars
+
+pytestmark = pytest.mark.anyio
+
+NOON = 20_000 * DAY + DAY / 2
+"""2024-10-04 12:00 UTC"""
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = NOON
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def settings(model: ScriptedModel, budgets: str, *, price: bool = True) -> str:
+    """Two agents, two models with a price: a dollar for a thousand tokens."""
+    prices = "price_input = 1000\nprice_output = 1000" if price else ""
+    models = "".join(
+        f'[models.{name}]\napi = "openai-chat"\nbase_url = "{model.base_url}"\nmodel = "{provided}"\nretries = 1\n'
+        f"{prices}\n"
+        for name, provided in (("main", "scripted"), ("other", "scripted-too"))
+    )
+    agents = "".join(
+        f'[agents.{name}]\nmodel = "main"\nprompt = "You are a test."\ntools = ["clock"]\n'
+        for name in ("main", "second")
+    )
+    return models + agents + budgets
+
+
+def budget(name: str, **fields: Any) -> str:
+    lines = (f"{key} = {str(value) if not isinstance(value, str) else repr(value)}" for key, value in fields.items())
+    return f"[budgets.{name}]\n" + "\n".join(lines).replace("'", '"') + "\n"
+
+
+async def price(home: Path, model: ScriptedModel) -> Usage:
+    """What one call costs."""
+    async with core(home.with_name("price"), model=model, toml=settings(model, "")) as house:
+        return (await house.say("hello", name=None)).usage
+
+
+async def followed(house: Core, text: str, name: str | None = None, **fields: Any) -> tuple[Outcome, list[str]]:
+    """How it ended, and what people were told beside the answer."""
+    accepted = await house.accept(text, name, **fields)
+    log = house.door.live(accepted.turn)
+    assert log is not None
+    events: list[Event] = []
+    with anyio.fail_after(WAIT):
+        async for batch in log.read():
+            events += batch
+    assert isinstance(events[-1], TurnEnded)
+    return events[-1].outcome, [event.text for event in events if isinstance(event, Notice)]
+
+
+def refused(outcome: Outcome) -> Failure:
+    assert outcome.state == "failed" and outcome.error is not None
+    assert (outcome.error.code, outcome.error.status, outcome.error.type) == ("budget_spent", 429, "rate_limit_error")
+    return outcome.error
+
+
+async def test_each_principal_has_a_budget_of_his_own(home: Path, model: ScriptedModel) -> None:
+    """X22: it stops whom it is for, says which, how much, until when and what to do; others go on."""
+    clock, one = Clock(), (await price(home, model)).tokens
+    toml = settings(model, budget("each", per="principal", each="hour", tokens=2 * one))
+    async with core(home, model=model, toml=toml, clock=clock) as house:
+        for _ in range(2):
+            assert (await house.say("hello", name=None)).state == "answered"
+        error = refused(await house.say("hello", name=None))
+        assert error.message == (
+            f"You have spent {2 * one:,} of {2 * one:,} tokens this hour (budgets.each); models are asked again "
+            "from 2024-10-04 13:00 UTC on: send this again then, or raise that limit and restart the gateway."
+        )
+        assert error.retry and error.retry_after == HOUR
+        assert (await house.say("hello", name=None, principal=BERT.id)).state == "answered"
+        clock.now += HOUR
+        assert (await house.say("hello", name=None)).state == "answered"
+
+
+@pytest.mark.parametrize(
+    ("per", "mine", "theirs", "whose"),
+    [
+        ("agent", {"agent": "second"}, {"agent": "main"}, "The agent 'second' has spent"),
+        ("job", {"job": "news"}, {"job": "mail"}, "The job 'news' has spent"),
+        ("job", {"job": "news"}, {}, "The job 'news' has spent"),
+    ],
+)
+async def test_agents_and_jobs_have_theirs(
+    home: Path, model: ScriptedModel, per: str, mine: dict[str, str], theirs: dict[str, str], whose: str
+) -> None:
+    """X22: and `only` says for which."""
+    for only in ("", "only = [" + repr(next(iter(mine.values()))).replace("'", '"') + "]\n"):
+        toml = settings(model, budget("some", per=per, each="day", tokens=10) + only)
+        async with core(home / (only and "only"), model=model, toml=toml) as house:
+            assert (await house.say("hello", name=None, **mine)).state == "answered"
+            assert refused(await house.say("hello", name=None, **mine)).message.startswith(whose)
+            for _ in range(2 if only or not theirs else 1):
+                assert (await house.say("hello", name=None, **theirs)).state == "answered"
+
+
+async def test_a_budget_for_some_principals_knows_them_by_name(home: Path, model: ScriptedModel) -> None:
+    """X22: those that were made after the start too."""
+    toml = settings(model, budget("guests", per="principal", each="total", tokens=1) + 'only = ["guest"]\n')
+    async with core(home, model=model, toml=toml) as house:
+        guest = await house.store.write(principals.add, name="guest", role="member", agents=None, now=1.0)
+        for principal, stops in ((ANNA.id, False), (guest.id, True)):
+            assert (await house.say("hello", name=None, principal=principal)).state == "answered"
+            again = await house.say("hello", name=None, principal=principal)
+            assert (again.error is not None) == stops
+        error = refused(await house.say("hello", name=None, principal=guest.id))
+        assert "so no model is asked for it any more: raise that limit" in error.message
+        assert not error.retry and error.retry_after is None
+
+
+async def test_a_conversation_that_has_spent_all_says_how_to_go_on(home: Path, model: ScriptedModel) -> None:
+    """X22: waiting does not help, so it is not advised; the same key gives the same answer."""
+    receipt = (Receipt(source="idempotency", key="k", digest=b"same"),)
+    toml = settings(model, budget("talk", per="session", each="total", tokens=10))
+    async with core(home, model=model, toml=toml) as house:
+        assert (await house.say("hello")).state == "answered"
+        again = await house.say("again", receipts=receipt)
+        error = refused(again)
+        assert "This conversation has spent" in error.message and "start a new one, or raise" in error.message
+        assert not error.retry and error.retry_after is None
+        assert await house.say("again", receipts=receipt) == again
+        assert (await house.say("hello", name="another")).state == "answered"
+
+
+async def test_a_turn_stops_between_its_steps(home: Path, model: ScriptedModel) -> None:
+    """X22, P02: what it did stays, in balance; the next turn has a budget of its own; a restart in the middle gives
+    nothing back, since the journal knows."""
+    toml = settings(model, budget("turn", per="turn", tokens=10))
+    async with core(home, model=model, toml=toml) as house:
+        outcome, told = await followed(house, "[tool clock {}] [say done]", name="talk")
+        error = refused(outcome)
+        assert error.message.startswith("This turn has spent") and "say 'go on'" in error.message and not error.retry
+        assert outcome.steps == 1
+        assert len(told) == 1 and "budgets.turn" in told[0]
+        rows = (await house.door.transcript(outcome.session, ANNA)).rows
+        assert [row.message.role for row in rows] == ["user", "assistant", "tool"]
+        assert (await house.say("[say on]")).text == "on"
+        assert model.stats()["refusals"] == []
+
+
+async def test_a_turns_budget_counts_what_it_spent_before_a_restart(home: Path, model: ScriptedModel) -> None:
+    """X22, S14: the steps that are in the journal are paid for."""
+    toml = settings(model, budget("turn", per="turn", tokens=10))
+    async with core(home, model=model, toml=settings(model, ""), drain=None) as house:
+        accepted = await house.accept("[tool clock {}] [tool clock {}] [hold here step=1] [say done]")
+        with anyio.fail_after(WAIT):
+            while len(model.recorded) < 2:
+                await anyio.sleep(0.005)
+    async with core(home, model=model, toml=toml) as house:
+        assert refused(await house.answered(accepted.turn)).message.startswith("This turn has spent")
+        assert len(model.recorded) == 2
+
+
+async def test_money_is_counted_in_dollars(home: Path, model: ScriptedModel) -> None:
+    """X22: what the model's prices say, to the billionth."""
+    used = await price(home, model)
+    assert used.cost == used.tokens * BILLION // 1000
+    toml = settings(model, budget("purse", per="principal", each="month", money=used.cost * 1.5 / BILLION))
+    clock = Clock()
+    async with core(home, model=model, toml=toml, clock=clock) as house:
+        assert (await house.say("hello", name=None)).usage.cost == used.cost
+        assert (await house.say("hello", name=None)).state == "answered"
+        error = refused(await house.say("hello", name=None))
+        assert f"{dollars(2 * used.cost)} of {dollars(used.cost * 3 // 2)} this month" in error.message
+        assert "2024-11-01 00:00 UTC" in error.message
+
+
+async def test_of_two_budgets_the_first_to_end_decides(home: Path, model: ScriptedModel) -> None:
+    """X22: each is counted by itself."""
+    clock, one = Clock(), (await price(home, model)).tokens
+    hour = budget("hour", per="principal", each="hour", tokens=one)
+    day = budget("day", per="principal", each="day", tokens=2 * one)
+    async with core(home, model=model, toml=settings(model, hour + day), clock=clock) as house:
+        assert (await house.say("hello", name=None)).state == "answered"
+        assert "budgets.hour" in refused(await house.say("hello", name=None)).message
+        clock.now += HOUR
+        assert (await house.say("hello", name=None)).state == "answered"
+        clock.now += HOUR
+        assert "budgets.day" in refused(await house.say("hello", name=None)).message
+
+
+async def test_at_four_fifths_the_conversation_and_the_operator_are_told_once(home: Path, model: ScriptedModel) -> None:
+    """X22: how much of what, until when; in each window, for each who spends, and once more after a restart."""
+    clock, one = Clock(), (await price(home, model)).tokens
+    toml = settings(model, budget("each", per="principal", each="day", tokens=5 * one))
+    with capture_logs() as logs:
+        async with core(home, model=model, toml=toml, clock=clock) as house:
+            told = [(await followed(house, "hello"))[1] for _ in range(3)]
+            assert told == [[], [], []]
+            warned = (await followed(house, "hello"))[1]
+            assert warned == [
+                f"You have spent {4 * one:,} of {5 * one:,} tokens today (budgets.each), 80% of that budget; at "
+                "100 % no model is asked until 2024-10-05 00:00 UTC."
+            ]
+            assert (await followed(house, "hello", principal=BERT.id))[1] == []
+        assert [(entry["setting"], entry["of"]) for entry in logs if "setting" in entry] == [("budgets.each", ANNA.id)]
+        async with core(home, model=model, toml=toml, clock=clock) as house:
+            assert len((await followed(house, "hello"))[1]) == 1
+            refused((await followed(house, "hello"))[0])
+            clock.now += DAY
+            told = [(await followed(house, "hello"))[1] for _ in range(4)]
+            assert [len(each) for each in told] == [0, 0, 0, 1]
+    assert len([entry for entry in logs if entry.get("setting") == "budgets.each"]) == 3
+
+
+async def test_neither_a_restart_nor_a_delete_gives_anything_back(home: Path, model: ScriptedModel) -> None:
+    """X22, B3: a conversation that is deleted leaves no name in its usage, and its principal's count as it was."""
+    toml = settings(model, budget("each", per="principal", each="month", tokens=10))
+    async with core(home, model=model, toml=settings(model, "")) as house:
+        session = (await house.say("hello")).session
+        await house.door.delete(session, ANNA)
+    async with core(home, model=model, toml=toml) as house:
+        refused(await house.say("hello", name=None))
+        assert (await house.say("hello", name=None, principal=BERT.id)).state == "answered"
+
+
+async def test_a_call_that_is_begun_again_is_paid_for_twice(home: Path, model: ScriptedModel) -> None:
+    """X22: what was shown of the first was billed, and the second is not made if nothing is left."""
+    text = "[words 60] [cut after=20 times=1]"
+    async with core(home, model=model, toml=settings(model, "")) as house:
+        outcome = await house.say(text, name=None)
+        assert outcome.state == "answered" and outcome.usage.estimated
+        rows, total = await house.door.usage(ANNA, by="model", since=0, until=1e12, limit=10)
+        assert (total.calls, total.estimated) == (2, 1)
+        assert (total.input, total.output, total.cost) == (
+            outcome.usage.input,
+            outcome.usage.output,
+            outcome.usage.cost,
+        )
+        assert rows[0].key == "scripted"
+    model.reset()
+    toml = settings(model, budget("turn", per="turn", tokens=10))
+    async with core(home, model=model, toml=toml) as house:
+        assert refused(await house.say(text, name=None)).message.startswith("This turn has spent")
+        assert len(model.recorded) == 1
+
+
+async def test_a_broken_attempt_is_written_down_with_the_step_that_followed(home: Path, model: ScriptedModel) -> None:
+    """X22: so that a kill before the turn's end does not lose it."""
+    async with core(home, model=model, toml=settings(model, ""), drain=None) as house:
+        await house.accept("[saying a b c d e] [tool clock {}] [cut after=2 times=1] [hold here step=1]")
+        with anyio.fail_after(WAIT):
+            while len(model.recorded) < 3:
+                await anyio.sleep(0.005)
+        _, total = await house.door.usage(ANNA, by="model", since=0, until=1e12, limit=10)
+        assert (total.calls, total.estimated) == (2, 1)
+
+
+async def test_what_a_person_chose_by_model_is_paid_from_the_same(home: Path, model: ScriptedModel) -> None:
+    """X22: another model is no way round a budget, and is written down by its own name."""
+    toml = settings(model, budget("each", per="principal", each="day", tokens=300))
+    async with core(home, model=model, toml=toml) as house:
+        session = (await house.say("hello")).session
+        await operations.set_setting(house.door, session, ANNA, "model", "other", source="test")
+        while (outcome := await house.say("hello")).state == "answered":
+            pass
+        refused(outcome)
+        used = await house.store.read(usage.totals, by="model")
+        assert {total.key for total in used} == {"scripted", "scripted-too"}
+        assert sum(total.input + total.output for total in used) >= 300
+
+
+async def test_the_demo_model_is_free_for_everybody(home: Path, model: ScriptedModel) -> None:
+    """X22: it is not counted in any budget."""
+    toml = (
+        '[models.main]\napi = "demo"\n[agents.main]\nmodel = "main"\n'
+        + budget("each", per="principal", each="total", tokens=1)
+        + budget("turn", per="turn", tokens=1)
+        + budget("talk", per="session", each="hour", money=0.000001)
+    )
+    for _ in range(2):
+        async with core(home, model=model, toml=toml) as house:
+            for _ in range(2):
+                assert (await house.say("say hello")).state == "answered"
+
+
+async def test_without_budgets_of_ones_own_a_turn_costs_no_read_and_no_write_more(
+    home: Path, model: ScriptedModel
+) -> None:
+    """X22, L20: and with them, only the first one that needs a count reads it."""
+
+    async def traffic(toml: str) -> list[tuple[int, int]]:
+        async with core(home / str(len(toml)), model=model, toml=toml) as house:
+            found = []
+            await house.say("hello", "another", principal=BERT.id)  # what a start reads is read by then
+            for _ in range(3):
+                before = house.store.stats()
+                await house.say("hello")
+                after = house.store.stats()
+                found.append((after.reads - before.reads, after.writes - before.writes))
+            return found
+
+    plain = await traffic(settings(model, ""))
+    gateway = await traffic(settings(model, budget("all", per="gateway", each="month", tokens=10**9)))
+    many = await traffic(
+        settings(
+            model,
+            budget("each", per="principal", each="month", tokens=10**9)
+            + budget("talk", per="session", each="total", tokens=10**9)
+            + budget("turn", per="turn", tokens=10**9),
+        )
+    )
+    assert gateway == plain
+    assert many == [(plain[0][0] + 2, plain[0][1]), *plain[1:]]
+
+
+async def test_accounts_that_are_put_out_are_loaded_again(
+    home: Path, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X22, L02: what is held is bounded, and what was put out is what the store says."""
+    monkeypatch.setattr(budgets, "ACCOUNTS_KEPT", 2)
+    one = (await price(home, model)).tokens
+    toml = settings(model, budget("each", per="principal", each="day", tokens=2 * one))
+    async with core(home, model=model, toml=toml) as house:
+        people = [f"p_{number}" for number in range(5)]
+        for _ in range(2):
+            for person in people:
+                assert (await house.say("hello", name=None, principal=person)).state == "answered"
+        for person in people:
+            refused(await house.say("hello", name=None, principal=person))
+        assert house.door.budgets.stats().size == 2
+
+
+async def test_an_account_that_a_turn_holds_is_not_made_a_second_time(
+    home: Path, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X22: what its turn spends after it was put out is seen by the next."""
+    monkeypatch.setattr(budgets, "ACCOUNTS_KEPT", 1)
+    toml = settings(model, budget("each", per="principal", each="day", tokens=10))
+    async with core(home, model=model, toml=toml) as house:
+        accepted = await house.accept("[hold here]", name=None)
+        with anyio.fail_after(WAIT):
+            while not model.recorded:
+                await anyio.sleep(0.005)
+        assert (await house.say("hello", name=None, principal=BERT.id)).state == "answered"
+        held = await house.door.budgets._account(house.door.budgets._shared[0], ANNA.id)
+        model.release("here")
+        await house.answered(accepted.turn)
+        assert held.spent().tokens > 10
+        refused(await house.say("hello", name=None))
+
+
+async def test_who_may_see_which_budget(home: Path, model: ScriptedModel) -> None:
+    """X05: one's own; the owner all, by the names of whom they are for."""
+    toml = settings(
+        model,
+        budget("each", per="principal", each="day", tokens=100)
+        + budget("some", per="agent", each="hour", money=2.5)
+        + budget("talk", per="session", each="total", tokens=1000)
+        + budget("jobs", per="job", each="total", tokens=10**6)
+        + budget("turn", per="turn", tokens=10**6),
+    )
+
+    def people(db: Db) -> None:
+        for each in (ANNA, BERT, OWNER):
+            principals.add(db, id=each.id, name=each.name, role=each.role, agents=None, now=1.0)
+
+    async with core(home, model=model, toml=toml) as house:
+        await house.store.write(people)
+        outcome = await house.say("hello", job="news")
+        row = await house.door.row(outcome.session, ANNA)
+        mine, more = await house.door.budgets.seen_by(ANNA)
+        assert [(each.setting, each.key, each.name) for each in mine] == [("budgets.each", ANNA.id, "anna")]
+        assert (mine[0].tokens, mine[0].tokens_limit, more) == (outcome.usage.tokens, 100, False)
+        assert mine[0].used == outcome.usage.tokens / 100 and mine[0].opens is not None
+        with_session, _ = await house.door.budgets.seen_by(ANNA, row)
+        assert [each.setting for each in with_session] == ["budgets.each", "budgets.talk"]
+        assert with_session[1].opens is None
+        everything, _ = await house.door.budgets.seen_by(OWNER)
+        assert [(each.setting, each.name) for each in everything] == [
+            ("limits.day_tokens", ""),
+            ("budgets.each", "anna"),
+            ("budgets.each", "bert"),
+            ("budgets.each", "owner"),
+            ("budgets.some", "main"),
+            ("budgets.some", "second"),
+            ("budgets.jobs", "news"),
+        ]
+        assert everything[4].money == outcome.usage.cost / BILLION and everything[4].money_limit == 2.5
+
+
+def test_windows_are_those_of_utcs_calendar() -> None:
+    """X22: months of 28 to 31 days, over the year's end; each begins where the last one ended."""
+    found: dict[Each, tuple[float, float]] = {each: window(each, NOON) for each in ("hour", "day", "month")}
+    assert found == {
+        "hour": (NOON, NOON + HOUR),
+        "day": (NOON - DAY / 2, NOON + DAY / 2),
+        "month": (1727740800.0, 1730419200.0),
+    }
+    for each in found:
+        moment = NOON
+        for _ in range(40):
+            start, end = window(each, moment)
+            assert start <= moment < end and start % HOUR == 0
+            assert window(each, end)[0] == end and window(each, start) == (start, end)
+            moment = end
+    assert window("total", NOON) == (0.0, float("inf"))
+
+
+def test_a_clock_that_is_set_back_gives_nothing_back() -> None:
+    """X22: the window that was reached holds until it ends."""
+    clock = Clock()
+    account = Account(Rule(setting="b", per="gateway", each="hour", tokens=100), "", clock)
+    account.load(Spent(50, 0), window("hour", NOON)[1])
+    clock.now -= 2 * HOUR
+    assert account.spent().tokens == 50
+    clock.now += 3 * HOUR
+    assert account.spent().tokens == 0
+
+
+def test_money_of_the_settings_is_exact_to_a_billionth() -> None:
+    assert rule_of("b", BudgetSettings(per="gateway", each="day", money=0.1)).money == 100_000_000
+    assert (dollars(0), dollars(1_234_567_890_000), dollars(12_345_678), dollars(1_234)) == (
+        "$0.00",
+        "$1,234.57",
+        "$0.0123",
+        "$0.000001",
+    )

@@ -1,0 +1,190 @@
+"""What models carry beside their words: it goes back while it can be read, and is left out when it cannot."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.scripted import seal
+from bench.scripted.refusal import Refusal
+from tests.core import ANNA, Core
+from tests.effects import until
+from tests.logs import capture_logs
+from tests.random_model import Moody
+from tests.turns.test_fallback import notices, told
+from tests.turns.test_reasoning import thinking
+from tidegate.sessions import operations
+from tidegate.store import messages
+
+pytestmark = pytest.mark.anyio
+
+SEALING = ("openai-responses", "anthropic", "anthropic by budget")
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Moody]:
+    async with Moody() as server:
+        yield server
+
+
+def thoughts(body: dict[str, Any]) -> int:
+    """Thoughts in a request, in either format."""
+    found = [item for item in body.get("input", ()) if item.get("type") == "reasoning"]
+    for message in body.get("messages", ()):
+        if isinstance(message["content"], list):
+            found += [block for block in message["content"] if block["type"] in ("thinking", "redacted_thinking")]
+    return len(found)
+
+
+def refused(server: Moody) -> int:
+    return int(server.stats()["refused"])
+
+
+async def ready(house: Core) -> str:
+    outcome = await house.say("hello [tool clock {}]")
+    assert outcome.state == "answered", outcome.error
+    return outcome.session
+
+
+@pytest.mark.parametrize("how", SEALING)
+async def test_thoughts_go_back_with_a_history_that_was_kept(home: Path, server: Moody, how: str) -> None:
+    """B4, P16: a long conversation comes back as it was unloaded, in every format."""
+    async with thinking(home, server, how, 'reasoning = "high"') as house:
+        session = (await house.say("the tide comes in. " * 1000 + "[tool clock {}]")).session
+        for number in range(2):
+            assert house.door.presence.unload(session, reason="test")
+            await until(lambda: house.door.runner.histories.stats().size == 1)
+            await house.say(f"on {number} [tool clock {{}}]")
+            assert house.door.runner.histories.stats().hits == number + 1
+    assert refused(server) == 0 and server.stats()["reuse"] == 1.0
+
+
+@pytest.mark.parametrize("how", SEALING)
+async def test_thoughts_go_back_over_turns_unload_and_restart(home: Path, server: Moody, how: str) -> None:
+    """S32, S33: all of them, so that the prefix stays whole."""
+    async with thinking(home, server, how, 'reasoning = "high"') as house:
+        session = await ready(house)
+        await house.say("and now?")
+        here = thoughts(server.recorded[-1].decoded())
+        assert here >= 2
+        house.door.presence.unload(session, reason="test")
+        await house.say("and then?")
+        assert thoughts(server.recorded[-1].decoded()) == here + 1
+    async with thinking(home, server, how, 'reasoning = "high"') as house:
+        await house.say("still there?")
+        assert thoughts(server.recorded[-1].decoded()) == here + 2
+    assert refused(server) == 0
+
+
+@pytest.mark.parametrize("how", SEALING)
+async def test_after_a_reload_thoughts_of_before_stay_at_home(home: Path, server: Moody, how: str) -> None:
+    """S33: a provider may refuse a thought after another prompt than it was had under; the words are all there."""
+    async with thinking(home, server, how, 'reasoning = "high"') as house:
+        session = await ready(house)
+    async with thinking(home, server, how, 'reasoning = "high"', prompt="You are another test.") as house:
+        assert await operations.reload(house.door, session, ANNA)
+        assert (await house.say("and now?")).state == "answered"
+        body = server.recorded[-1].decoded()
+        assert thoughts(body) == 0 and "hello" in str(body)
+        assert (await house.say("and then?")).state == "answered"
+        assert thoughts(server.recorded[-1].decoded()) == 1
+    assert refused(server) == 0
+
+
+@pytest.mark.parametrize("how", SEALING)
+async def test_a_conversation_whose_thoughts_are_refused_goes_on_without_them(
+    home: Path, server: Moody, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A2, S33: as after a change to another account's key; the transcript keeps them, and new ones go back."""
+    async with thinking(home, server, how, 'reasoning = "high"') as house:
+        session = await ready(house)
+        monkeypatch.setattr(seal, "_KEY", b"another account's hand")
+        with capture_logs() as logged:
+            outcome = await house.say("and now?")
+        assert outcome.state == "answered", outcome.error
+        assert [line["event"] for line in logged] == ["a model refuses its earlier thoughts: it goes on without them"]
+        assert refused(server) == 1
+        assert thoughts(server.recorded[-1].decoded()) == 0
+        assert (await house.say("and then?")).state == "answered"
+        assert thoughts(server.recorded[-1].decoded()) == 1
+        assert refused(server) == 1
+        rows = await house.store.read(messages.history, session)
+        assert sum(bool(row.carried) for row in rows) >= 3
+        house.door.presence.unload(session, reason="test")
+        assert (await house.say("after an absence")).state == "answered"
+        assert (refused(server), thoughts(server.recorded[-1].decoded())) == (1, 2), "what was refused stays at home"
+    async with thinking(home, server, how, 'reasoning = "high"') as house:
+        assert (await house.say("after a restart")).state == "answered"
+    assert (refused(server), thoughts(server.recorded[-1].decoded())) == (1, 3)
+
+
+class Stubborn(Moody):
+    """Complains of thoughts from some time on, whether or not there are any."""
+
+    complains = False
+
+    def answer(self, connection: Any, form: Any, headers: dict[str, str], body: bytes) -> None:
+        super().answer(connection, _Complaining(form) if self.complains else form, headers, body)
+
+
+class _Complaining:
+    def __init__(self, form: Any) -> None:
+        self._form = form
+
+    def read(self, *request: Any) -> Any:
+        raise Refusal("messages.1.content.0: Invalid `signature` in `thinking` block")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._form, name)
+
+
+async def test_who_refuses_thoughts_that_are_not_there_is_asked_no_third_time(home: Path) -> None:
+    """S33: whose they are is asked once with them and once without, the others, who were sent none, once."""
+    async with Stubborn() as server, thinking(home, server, "anthropic", 'reasoning = "high"') as house:
+        await ready(house)
+        server.complains = True
+        server.asked.clear()
+        outcome = await house.say("and now?")
+        assert outcome.state == "failed"
+        assert server.asked == ["first", "first", "second", "third"]
+
+
+async def test_thoughts_that_nobody_is_shown_are_left_out_as_well_when_they_are_refused(
+    home: Path, server: Moody, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A2, S33: the provider has another sentence for these."""
+    async with thinking(home, server, "anthropic", 'reasoning = "high"') as house:
+        assert (await house.say("hello [redacted]")).state == "answered"
+        monkeypatch.setattr(seal, "_KEY", b"another account's hand")
+        assert (await house.say("and now?")).state == "answered"
+        assert server.asked == ["first"] * 3
+        assert thoughts(server.recorded[-1].decoded()) == 0
+
+
+async def test_who_is_in_a_conversation_is_told_that_it_goes_on_without_thoughts(
+    home: Path, server: Moody, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S33: what the provider had cached of it is not found again, and every rebuild says so, once."""
+    async with thinking(home, server, "anthropic", 'reasoning = "high"') as house:
+        await ready(house)
+        monkeypatch.setattr(seal, "_KEY", b"another account's hand")
+        for expected in (1, 0):
+            _, events = await told(house, "and now?")
+            assert [text.startswith("The model first refuses its earlier thoughts") for text in notices(events)] == [
+                True
+            ] * expected
+
+
+async def test_thoughts_that_are_refused_in_mid_turn_do_not_end_it(
+    home: Path, server: Moody, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A2: the calls of the turn are made once, and their results are there."""
+    async with thinking(home, server, "anthropic", 'reasoning = "high"') as house:
+        await ready(house)
+        monkeypatch.setattr(seal, "_KEY", b"another account's hand")
+        outcome = await house.say("twice [tool clock {}] [tool clock {}]")
+        assert outcome.state == "answered", outcome.error
+        assert outcome.steps == 3
+        rows = await house.store.read(messages.history, outcome.session)
+        assert sum(row.role == "tool" for row in rows) == 3

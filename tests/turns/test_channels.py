@@ -1,0 +1,112 @@
+"""How a turn that a crash cut off is taken up is its channel's to say, and so is in whose words it is told."""
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.core import ANNA, WAIT, Core, core
+from tidegate.errors import Refused
+from tidegate.sessions import Channel, Channels
+from tidegate.turns.channels import CHANNELS
+from tidegate.values import Accepted, Outcome
+
+pytestmark = pytest.mark.anyio
+
+HOOK = Channel(name="hook", resume="report", unread="stop", interactive=False)
+CHAT = Channel(name="chat", resume="report", unread="stop", interactive=True)
+MORE = Channels((*CHANNELS, HOOK, CHAT))
+
+PERSONAL = ("say it again", "what next", "you ")
+"""Words that only make sense where somebody reads them."""
+
+
+async def cut_off(house: Core, channel: str, gate: str = "gate") -> Accepted:
+    """A turn that is in the middle of its second step."""
+    accepted = await house.accept(f"[tool clock {{}}] [hold {gate} step=1] [say done]", name="talk", channel=channel)
+    with anyio.fail_after(WAIT):
+        await house.model.held(gate)
+    return accepted
+
+
+async def after_a_crash(
+    home: Path, model: ScriptedModel, channel: str, later: Channels | None = MORE, extra: str = ""
+) -> Outcome:
+    async with core(home, extra, model=model, drain=None, channels=MORE) as house:
+        accepted = await cut_off(house, channel)
+    model.release("gate")
+    async with core(home, extra, model=model, channels=later) as house:
+        outcome = await house.answered(accepted.turn)
+        assert await house.door.outcome(accepted.turn, ANNA) == outcome
+        assert (await house.say("[say free]", channel="http")).text == "free"
+        assert model.stats()["refusals"] == []
+        return outcome
+
+
+@pytest.mark.parametrize("channel", ["http", "page", "terminal"])
+async def test_a_turn_of_a_named_session_goes_on_after_a_crash(home: Path, model: ScriptedModel, channel: str) -> None:
+    """S18, S16: whichever of today's doors it came by."""
+    assert (await after_a_crash(home, model, channel)).text == "done"
+
+
+@pytest.mark.parametrize("channel", ["hook", "chat"])
+async def test_a_channel_that_wants_a_report_gets_one_and_no_model_is_asked(
+    home: Path, model: ScriptedModel, channel: str
+) -> None:
+    """S18: the turn ends with what happened; what it had done stays in the transcript, and is counted."""
+    outcome = await after_a_crash(home, model, channel)
+    assert outcome.state == "failed" and outcome.error is not None
+    assert outcome.error.code == "interrupted" and f"'{channel}'" in outcome.error.message
+    assert outcome.steps == 1 and outcome.usage.input > 0
+    assert any(words in outcome.error.message for words in PERSONAL) == MORE.of(channel).interactive
+    asked = [request["messages"][-1]["role"] for request in (recorded.decoded() for recorded in model.recorded)]
+    assert asked == ["user", "tool", "user"]
+
+
+async def test_what_had_only_waited_was_not_cut_off_and_goes_on(home: Path, model: ScriptedModel) -> None:
+    """S18, V05: a channel's report is about what was begun."""
+    async with core(home, model=model, drain=None, channels=MORE) as house:
+        running = await cut_off(house, "hook")
+        waiting = await house.accept("[say later]", channel="hook")
+    model.release("gate")
+    async with core(home, model=model, channels=MORE) as house:
+        assert (await house.answered(running.turn)).state == "failed"
+        assert (await house.answered(waiting.turn)).text == "later"
+
+
+async def test_an_orderly_stop_is_no_interruption(home: Path, model: ScriptedModel) -> None:
+    """S18, F1: a parked turn goes on in the next process, whatever its channel wants after a crash."""
+    async with core(home, model=model, drain=0.05, channels=MORE) as house:
+        accepted = await cut_off(house, "hook")
+    model.release("gate")
+    async with core(home, model=model, channels=MORE) as house:
+        assert (await house.answered(accepted.turn)).text == "done"
+
+
+async def test_a_turn_whose_channel_is_gone_is_told_of_and_not_worked(home: Path, model: ScriptedModel) -> None:
+    """S18: nobody would get its answer."""
+    outcome = await after_a_crash(home, model, "chat", later=None)
+    assert outcome.error is not None and outcome.error.code == "interrupted"
+    assert not any(words in outcome.error.message for words in PERSONAL)
+
+
+async def test_the_budget_of_resumes_holds_for_every_channel(home: Path, model: ScriptedModel) -> None:
+    """S18, S17: in words that fit who reads them."""
+    for channel in ("http", "page"):
+        gate = f"gate-{channel}"
+        async with core(home / channel, "[limits]\nresumes = 0", model=model, drain=None) as house:
+            accepted = await cut_off(house, channel, gate)
+        model.release(gate)
+        async with core(home / channel, "[limits]\nresumes = 0", model=model) as house:
+            outcome = await house.answered(accepted.turn)
+        assert outcome.error is not None and outcome.error.code == "resume_budget"
+        assert any(words in outcome.error.message for words in PERSONAL) == (channel == "page")
+
+
+async def test_the_table_of_channels_is_closed(home: Path, model: ScriptedModel) -> None:
+    """S18: a message by an unknown door is not accepted."""
+    async with core(home, model=model) as house:
+        with pytest.raises(Refused, match="no channel 'pigeon'"):
+            await house.accept("hello", channel="pigeon")
+        assert await house.door.sessions(ANNA) == []

@@ -1,0 +1,696 @@
+"""Long conversations with a model that misbehaves when it is to summarise them, or takes less than was thought.
+
+Whatever it does: the conversation goes on, no request is above the window, its user is told, the transcript keeps every
+word, and the number of calls is bounded. Over real sockets, in every format."""
+
+import json
+from collections.abc import AsyncIterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bench.scripted.temper import INJECTED, Temper, Traced
+from bench.scripted_model import ScriptedModel
+from tests.core import ANNA, WAIT, Core, core
+from tests.spool.pictures import plain, saved
+from tests.turns.test_fallback import notices as notices_of
+from tests.turns.test_fallback import told as followed
+from tidegate.models import SUMMARY_TASK
+from tidegate.sessions import operations
+from tidegate.store import messages, summaries
+from tidegate.values import Media, Message, Outcome
+
+pytestmark = pytest.mark.anyio
+
+FORMATS = ("openai-chat", "openai-responses", "anthropic")
+formats = pytest.mark.parametrize("api", FORMATS)
+KEY = "A_KEY"
+WINDOW = 4000
+OUTPUT = 300
+COOLDOWN = 600.0
+FILLER = "the tide comes in and the tide goes out, and the gate between them keeps the level of the basin. " * 8
+"""About two hundred tokens: the window holds some fifteen turns."""
+TURNS = 40
+"""More than two windows of them."""
+MOODS = {
+    "longer": "too long",
+    "empty": "empty",
+    "blank": "empty",
+    "refusal": "refused",
+    "filtered": "refused",
+    "truncated": "",  # its terser summary may be broken off: it is short, and some of it is there
+    "calls": "",
+    "[status 400]": "failed",
+    "[status 500]": "failed",
+    "[status 529]": "failed",
+    "[close]": "failed",
+    "[badjson after=1]": "failed",
+    "[html]": "failed",
+}
+"""How the server behaves as a writer of summaries, and a word of what people are told; nothing where it is used."""
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ScriptedModel]:
+    async with ScriptedModel(temper=Temper(marker=SUMMARY_TASK, by_prompt=True)) as server:
+        yield server
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def be(server: ScriptedModel, summary: str = "good", **temper: Any) -> None:
+    server.be(Temper(marker=SUMMARY_TASK, by_prompt=True, summary=summary, **temper))
+
+
+def long(
+    home: Path,
+    server: ScriptedModel,
+    clock: Clock,
+    api: str = "openai-chat",
+    *,
+    window: int = WINDOW,
+    context: str = "",
+    agent: str = "",
+    prompt: str = "You are a test.",
+    tools: str = '"clock"',
+    **given: Any,
+) -> Any:
+    text = f"""
+[models.main]
+api = "{api}"
+base_url = "{server.base_url}"
+model = "scripted"
+key = "env:{KEY}"
+vision = true
+retries = 0
+context_window = {window}
+max_output = {min(OUTPUT, window // 2)}
+[models.scribe]
+api = "{api}"
+base_url = "{server.base_url}"
+model = "scribe"
+key = "env:{KEY}"
+retries = 0
+context_window = 1500
+max_output = 300
+[agents.main]
+model = "main"
+prompt = "{prompt}"
+tools = [{tools}]
+approvals = "autonomous"
+{agent}
+[context]
+summary_seconds = 1
+cooldown = {COOLDOWN}
+{context}
+"""
+    return core(home, model=server, toml=text, environment={KEY: "sesame"}, clock=clock, **given)
+
+
+async def told(house: Core, text: str, name: str | None = "talk", **fields: Any) -> tuple[Outcome, list[str]]:
+    """A turn to its end, and what people are told beside the answer."""
+    outcome, events = await followed(house, text, name, **fields)
+    return outcome, notices_of(events)
+
+
+def line(number: int) -> str:
+    return f"Message number {number}: {FILLER}"
+
+
+async def talk(house: Core, turns: range, *, also: str = "") -> list[str]:
+    """So many turns, all answered; all that people are told."""
+    notices: list[str] = []
+    for number in turns:
+        outcome, heard = await told(house, line(number) + also)
+        assert outcome.state == "answered", outcome.error
+        notices += heard
+    return notices
+
+
+def spoken(server: ScriptedModel) -> list[Traced]:
+    return [one for one in server.trace if not one.summary]
+
+
+def written(server: ScriptedModel) -> list[Traced]:
+    return [one for one in server.trace if one.summary]
+
+
+def compactions(server: ScriptedModel) -> list[int]:
+    """The numbers of the requests that did not go on from the one before."""
+    return [number for number, one in enumerate(spoken(server)) if one.came == "changed"]
+
+
+async def check(house: Core, server: ScriptedModel, turns: int, *, window: int = WINDOW) -> None:
+    """What holds whatever the model did."""
+    assert max(one.tokens for one in server.trace if not one.refused) <= window
+    rows = await house.store.read(messages.page, await _id(house), limit=10_000, most_bytes=1 << 30)
+    assert [row.message.text for row in rows if row.message.role == "user"] == [line(n) for n in range(turns)]
+    assert [row.seq for row in rows] == list(range(1, len(rows) + 1))
+    changed = compactions(server)
+    apart = [after - before for before, after in pairwise(changed)]
+    assert min(apart, default=9) >= 3, "a compaction that is followed by another was of no use"
+    assert server.stats()["refusals"] == []
+
+
+async def _id(house: Core) -> str:
+    def read(db: Any) -> str:
+        return str(db.execute("SELECT id FROM sessions WHERE name = 'talk'").get)
+
+    return await house.store.read(read)
+
+
+# -- a model that writes summaries --
+
+
+@formats
+async def test_a_long_conversation_stays_within_its_window(
+    home: Path, server: ScriptedModel, clock: Clock, api: str
+) -> None:
+    """S03, S35: it is told of each compaction, nothing of it is cut, and between two compactions each request begins
+    with the whole of the one before."""
+    async with long(home, server, clock, api) as house:
+        session = (await house.say(line(0))).session
+        notices = await talk(house, range(1, TURNS))
+        await check(house, server, TURNS)
+        assert await _id(house) == session
+        rows = await house.store.read(summaries.shown, session)
+    changed = compactions(server)
+    assert 2 <= len(changed) <= TURNS // 4
+    assert len(notices) == len(changed)
+    assert all("summary" in notice and "Nothing is deleted" in notice for notice in notices)
+    assert rows and all(row.how == "model" for row in rows)
+    assert len(written(server)) <= 2 * len(changed)
+
+
+@formats
+async def test_a_summary_by_another_model_fits_into_that_ones_window(
+    home: Path, server: ScriptedModel, clock: Clock, api: str
+) -> None:
+    async with long(home, server, clock, api, context='model = "scribe"') as house:
+        await talk(house, range(TURNS))
+        await check(house, server, TURNS)
+    assert written(server), "it was asked"
+    assert max(one.tokens for one in written(server)) <= 1500
+    bodies = [recorded.decoded() for recorded in server.recorded]
+    assert {body["model"] for body in bodies if SUMMARY_TASK in json.dumps(body)} == {"scribe"}
+
+
+@formats
+@pytest.mark.parametrize("mood", ["good", "empty"])
+async def test_the_request_is_the_same_after_an_unload_and_after_a_restart(
+    home: Path, server: ScriptedModel, clock: Clock, api: str, mood: str
+) -> None:
+    """S03, S32: with summaries in it, and with lists that no model has written."""
+    be(server, mood)
+    async with long(home, server, clock, api, drain=None) as house:
+        await talk(house, range(20))
+        assert compactions(server)
+        before = len(compactions(server))
+        house.door.presence.unload(await _id(house), reason="test")
+        await talk(house, range(20, 21))
+    async with long(home, server, clock, api) as house:
+        await talk(house, range(21, 22))
+        await check(house, server, 22)
+    assert [one.came for one in spoken(server)[-2:]] == ["whole", "whole"]
+    assert len(compactions(server)) == before
+
+
+# -- one that misbehaves --
+
+
+@formats
+@pytest.mark.parametrize("mood", MOODS)
+async def test_whatever_the_summary_is_like_the_conversation_goes_on(
+    home: Path, server: ScriptedModel, clock: Clock, api: str, mood: str
+) -> None:
+    """S35, S36: within the window, with everything kept, and with a bounded number of calls: after one that was of no
+    use no model is asked for another until the cooldown is over."""
+    be(server, mood)
+    async with long(home, server, clock, api) as house:
+        notices = await talk(house, range(TURNS))
+        await check(house, server, TURNS)
+        changed = compactions(server)
+        assert 2 <= len(changed) <= TURNS // 4
+        assert len(notices) == len(changed), "told once each"
+        used = MOODS[mood] == ""
+        if not used:
+            most = 4 if mood == "[close]" else 2
+            assert len(written(server)) <= most, "one and a terser one; what is hung up on at once is sent again"
+            assert all(MOODS[mood] in notice for notice in notices), notices
+    assert len(spoken(server)) == TURNS
+
+
+@pytest.mark.parametrize(("api", "mood"), [("openai-chat", "[hang]"), ("anthropic", "[words 40] [hang after=9]")])
+async def test_a_summary_that_never_comes_is_not_waited_for(
+    home: Path, server: ScriptedModel, clock: Clock, api: str, mood: str
+) -> None:
+    be(server, mood)
+    async with long(home, server, clock, api) as house:
+        notices = await talk(house, range(TURNS))
+        await check(house, server, TURNS)
+    assert len(written(server)) <= 2
+    assert any("longer than" in notice for notice in notices), notices
+
+
+async def test_a_terser_summary_is_asked_for_once_and_used(home: Path, server: ScriptedModel, clock: Clock) -> None:
+    be(server, "longer", times=1)
+    async with long(home, server, clock) as house:
+        await talk(house, range(20))
+        rows = await house.store.read(summaries.shown, await _id(house))
+    assert [row.how for row in rows][:1] == ["terse"]
+    assert len(written(server)) >= 2
+
+
+@formats
+async def test_the_cooldown_is_kept_over_turns_and_over_a_restart(
+    home: Path, server: ScriptedModel, clock: Clock, api: str
+) -> None:
+    """S35: then the model is asked again."""
+    be(server, "empty")
+    async with long(home, server, clock, api, drain=None) as house:
+        await talk(house, range(20))
+        asked = len(written(server))
+        assert 1 <= asked <= 2 and compactions(server)
+    async with long(home, server, clock, api) as house:
+        await talk(house, range(20, TURNS))
+        assert len(written(server)) == asked
+        clock.now += COOLDOWN + 1
+        be(server, "good")
+        await talk(house, range(TURNS, TURNS + 15))
+        await check(house, server, TURNS + 15)
+        rows = await house.store.read(summaries.shown, await _id(house))
+    assert len(written(server)) > asked
+    assert rows[-1].how == "model"
+
+
+async def test_one_conversations_cooldown_is_no_other_ones(home: Path, server: ScriptedModel, clock: Clock) -> None:
+    """S36"""
+    be(server, "empty", times=1)
+    async with long(home, server, clock) as house:
+        await talk(house, range(20))
+        asked = len(written(server))
+        for number in range(20):
+            outcome, _ = await told(house, line(number), "another")
+            assert outcome.state == "answered"
+    assert len(written(server)) > asked
+
+
+async def test_one_conversations_summary_holds_up_no_other(home: Path, server: ScriptedModel, clock: Clock) -> None:
+    """S36: another is answered while the first waits for its summary."""
+    be(server, "[hold summary]")
+    async with long(home, server, clock, context="soft = 0.79") as house, anyio.create_task_group() as group:
+        group.start_soon(talk, house, range(20))
+        with anyio.fail_after(WAIT):
+            await server.held("summary")
+            for number in range(3):
+                outcome, _ = await told(house, f"quick {number}", "other")
+                assert outcome.state == "answered"
+        server.release("summary")
+
+
+@pytest.mark.parametrize("mood", ["good", "empty"])
+async def test_compactions_stay_apart_however_long_it_goes_on(
+    home: Path, server: ScriptedModel, clock: Clock, mood: str
+) -> None:
+    """S35: with summaries, and with lists that no model has written; what stands for old messages does not grow until
+    nothing else fits."""
+    be(server, mood)
+    async with long(home, server, clock) as house:
+        await talk(house, range(4 * TURNS))
+        await check(house, server, 4 * TURNS)
+    assert len(compactions(server)) <= 4 * TURNS // 5
+
+
+@pytest.mark.parametrize("share", [0.15, 0.3])
+async def test_a_long_prompt_takes_its_part_of_the_window_and_the_rest_is_used_as_well(
+    home: Path, server: ScriptedModel, clock: Clock, share: float
+) -> None:
+    """S35: tools and a prompt of so much of the window are usual; a good summary is of use all the same."""
+    prompt = (FILLER * 10)[: int(4 * share * WINDOW)]
+    async with long(home, server, clock, prompt=prompt) as house:
+        await talk(house, range(2 * TURNS))
+        await check(house, server, 2 * TURNS)
+        rows = await house.store.read(summaries.shown, await _id(house))
+    assert {row.how for row in rows} == {"model"}
+
+
+async def test_a_kill_while_a_summary_is_written_loses_nothing(home: Path, server: ScriptedModel, clock: Clock) -> None:
+    """P06: the turn is taken up by the next process, and compacted there."""
+    async with long(home, server, clock, context="soft = 0.79", drain=None) as house:
+        be(server, "[hold summary]")
+        accepted = None
+        for number in range(20):
+            accepted = await house.accept(line(number), "talk")
+            with anyio.move_on_after(WAIT):
+                async with anyio.create_task_group() as group:
+                    group.start_soon(_until, house.door.wait, accepted.turn, group.cancel_scope)
+                    group.start_soon(_until, server.held, "summary", group.cancel_scope)
+            if server.latch("summary").arrived.is_set():
+                break
+    assert accepted is not None
+    server.release("summary")
+    be(server)
+    async with long(home, server, clock, context="soft = 0.79") as house:
+        assert (await house.answered(accepted.turn)).state == "answered"
+        await talk(house, range(number + 1, 20))
+        await check(house, server, 20)
+
+
+async def _until(wait: Any, what: str, scope: anyio.CancelScope) -> None:
+    await wait(what)
+    scope.cancel()
+
+
+blocks = st.lists(st.sampled_from(["good", *MOODS]), min_size=3, max_size=6)
+
+
+@given(blocks)
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_whatever_the_summaries_are_like_one_after_the_other(
+    tmp_path_factory: pytest.TempPathFactory, moods: list[str]
+) -> None:
+    """S35: over a changing temper and a moving clock."""
+    clock = Clock()
+    async with ScriptedModel() as server:
+        be(server)
+        async with long(tmp_path_factory.mktemp("moods"), server, clock) as house:
+            for number, mood in enumerate(moods):
+                be(server, mood)
+                await talk(house, range(12 * number, 12 * (number + 1)))
+                clock.now += COOLDOWN / 2
+            await check(house, server, 12 * len(moods))
+        assert len(written(server)) <= 4 * len(compactions(server)) + 4
+
+
+# -- within one turn --
+
+
+async def test_a_turn_with_many_long_results_is_worked_to_its_end(
+    home: Path, server: ScriptedModel, clock: Clock
+) -> None:
+    """Above the window by itself: no call is torn from its result, which the strict server would refuse."""
+    page = json.dumps({"path": "page.txt", "content": FILLER * 3})
+    steps = '[tool read_file {"path": "page.txt"}] ' * 15
+    folder = home.with_name("project")
+    folder.mkdir()
+    folder.chmod(0o777)  # where root has made it, agents are another user
+    more = f'workspace = "{folder}"\n[workspaces]\nbackend = "local"\n[limits]\nrepeats = 100'
+    async with long(home, server, clock, agent=more, tools='"files"', window=2 * WINDOW) as house:
+        await told(house, f"[tool write_file {page}]")
+        outcome, notices = await told(house, f"Read it many times. {steps}")
+        assert outcome.state == "answered", outcome.error
+        assert notices
+        rows = await house.store.read(messages.journal, outcome.turn)
+        assert len(rows) == len({row.step for row in rows}), "no step was made twice"
+        outcome, _ = await told(house, "and now")
+        assert outcome.state == "answered"
+    assert max(one.tokens for one in server.trace) <= 2 * WINDOW
+    assert server.stats()["refusals"] == []
+
+
+@formats
+async def test_a_message_that_is_longer_than_the_window_is_shown_by_an_excerpt(
+    home: Path, server: ScriptedModel, clock: Clock, api: str
+) -> None:
+    """Nothing is cut silently: its person is told, the model sees that something is left out, and it is kept."""
+    giant = "start " + FILLER * 60 + " end"
+    async with long(home, server, clock, api) as house:
+        await told(house, "hello")
+        outcome, notices = await told(house, giant)
+        assert outcome.state == "answered", outcome.error
+        assert len(notices) == 1 and "excerpt" in notices[0]
+        rows = await house.store.read(messages.page, outcome.session, limit=10, most_bytes=1 << 30)
+        assert rows[2].message.text == giant
+    body = server.recorded[-1].body.decode()
+    assert "start the tide" in body and "left out" in body
+    assert max(one.tokens for one in server.trace) <= WINDOW
+
+
+# -- a window that is too small --
+
+
+@formats
+async def test_a_window_that_does_not_hold_the_prompt_is_told_at_once(
+    home: Path, server: ScriptedModel, clock: Clock, api: str
+) -> None:
+    """One sentence that says what to do, and no model is asked in vain."""
+    async with long(home, server, clock, api, window=1024, prompt=FILLER * 10) as house:
+        outcome, _ = await told(house, "hello")
+        assert outcome.state == "failed" and outcome.error is not None
+        assert "window of 1,024 tokens" in outcome.error.message and "larger window" in outcome.error.message
+        assert not server.trace
+        rows = await house.store.read(messages.page, outcome.session)
+        assert rows[0].message.text == "hello"
+
+
+@pytest.mark.parametrize("window", [1200, 2000, 3000])
+async def test_a_small_window_holds_a_conversation_all_the_same(
+    home: Path, server: ScriptedModel, clock: Clock, window: int
+) -> None:
+    async with long(home, server, clock, window=window) as house:
+        for number in range(30):
+            outcome, _ = await told(house, f"Message number {number}: {FILLER[:200]}")
+            assert outcome.state == "answered", outcome.error
+    assert max(one.tokens for one in server.trace) <= window
+    assert len(server.trace) <= 2 * 30
+
+
+# -- a provider that takes less than was thought --
+
+
+@formats
+async def test_a_request_that_is_too_long_is_compacted_and_tried_once_more(
+    home: Path, server: ScriptedModel, clock: Clock, api: str
+) -> None:
+    """The provider's own words for it, in each format; the next request after a refusal is taken."""
+    be(server, windows={"*": 2000})
+    async with long(home, server, clock, api, window=8000) as house:
+        notices = await talk(house, range(TURNS))
+        await check(house, server, TURNS)
+    requests = spoken(server)
+    refused = [number for number, one in enumerate(requests) if one.refused]
+    assert refused and all(not requests[number + 1].refused for number in refused)
+    assert len(refused) <= TURNS // 4
+    assert len(notices) >= len(refused)
+
+
+@formats
+async def test_a_request_that_is_still_too_long_fails_and_is_not_tried_a_third_time(
+    home: Path, server: ScriptedModel, clock: Clock, api: str
+) -> None:
+    async with long(home, server, clock, api, window=8000) as house:
+        await talk(house, range(10))
+        be(server, windows={"*": 20})
+        before = len(spoken(server))
+        outcome, _ = await told(house, "one more")
+        assert outcome.state == "failed" and outcome.error is not None
+        assert "too long" in outcome.error.message
+        assert len(spoken(server)) - before == 2
+        be(server)
+        outcome, _ = await told(house, "again")
+        assert outcome.state == "answered"
+    assert server.stats()["refusals"] == []
+
+
+@formats
+async def test_a_body_that_is_too_large_is_made_smaller_once(
+    home: Path, server: ScriptedModel, clock: Clock, api: str
+) -> None:
+    async with long(home, server, clock, api, window=8000) as house:
+        await talk(house, range(10))
+        be(server, body_bytes=9000)
+        before = len(spoken(server))
+        outcome, notices = await told(house, line(10))
+        assert outcome.state == "answered", outcome.error
+        assert len(spoken(server)) - before == 2
+        assert notices
+        rows = await house.store.read(messages.page, outcome.session, limit=100)
+        assert [row.message.text for row in rows if row.message.role == "user"] == [line(n) for n in range(11)]
+
+
+@formats
+async def test_a_picture_that_is_too_large_is_told_in_words(
+    home: Path, server: ScriptedModel, clock: Clock, api: str
+) -> None:
+    """Not by a summary: what is too large is handled as what it is."""
+    be(server, image_bytes=50)
+    picture = Media(media_type="image/png", data=saved(plain(64, 64), "PNG"), width=64, height=64)
+    shown = Message(role="user", text="What is this?", media=(picture,))
+    async with long(home, server, clock, api, window=8000) as house:
+        outcome, notices = await told(house, "", messages=(shown,))
+        assert outcome.state == "answered", outcome.error
+        assert len(notices) == 1 and "picture" in notices[0]
+        assert [one.refused for one in spoken(server)] == [True, False]
+        outcome, notices = await told(house, "and now")
+        assert (outcome.state, notices) == ("answered", [])
+        assert [one.refused for one in spoken(server)] == [True, False, False]
+        rows = await house.store.read(messages.page, outcome.session)
+        assert rows[0].message.media, "it is kept"
+    assert written(server) == []
+
+
+@formats
+async def test_a_document_that_the_endpoint_refuses_is_told_in_words(
+    home: Path, server: ScriptedModel, clock: Clock, api: str
+) -> None:
+    """D3, D5: one that is damaged, or an endpoint that takes none, does not end the conversation."""
+    be(server, documents=False)
+    document = Media(media_type="application/pdf", data=b"%PDF-1.7", name="tides.pdf", size=8)
+    shown = Message(role="user", text="What is this?", media=(document,))
+    async with long(home, server, clock, api, window=8000) as house:
+        outcome, notices = await told(house, "", messages=(shown,))
+        assert outcome.state == "answered", outcome.error
+        assert len(notices) == 1 and "refused a document" in notices[0]
+        assert b"[document: application/pdf, tides.pdf, left out here]" in server.recorded[-1].body
+        outcome, notices = await told(house, "and now")
+        assert (outcome.state, notices) == ("answered", [])
+        assert [one.refused for one in spoken(server)] == [True, False, False]
+        rows = await house.store.read(messages.page, outcome.session)
+        assert rows[0].message.media, "it is kept"
+
+
+@formats
+async def test_a_provider_that_holds_its_window_refuses_nothing(
+    home: Path, server: ScriptedModel, clock: Clock, api: str
+) -> None:
+    """With tools in the middle, and thoughts that go back signed where the format has them."""
+    be(server, windows={"*": WINDOW - OUTPUT})
+    async with long(home, server, clock, api, agent='reasoning = "medium"') as house:
+        for number in range(2 * TURNS):
+            outcome, _ = await told(house, line(number) + (" [tool clock {}]" if number % 3 == 0 else ""))
+            assert outcome.state == "answered", outcome.error
+    assert len(compactions(server)) >= 3
+    assert (server.stats()["refusals"], server.stats()["too_much"]) == ([], 0)
+
+
+async def test_another_script_is_counted_as_the_provider_counts_it(
+    home: Path, server: ScriptedModel, clock: Clock
+) -> None:
+    """Bytes cost other tokens in another language; what was learnt in one is wrong in the other, and mended."""
+    be(server, windows={"*": WINDOW})
+    texts = {0: "潮が満ち、潮が引く。" * 80, 1: FILLER * 2}
+    async with long(home, server, clock) as house:
+        for number in range(2 * TURNS):
+            outcome, _ = await told(house, f"{number}: {texts[number // 10 % 2]}")
+            assert outcome.state == "answered", outcome.error
+    assert server.stats()["too_much"] <= 2
+
+
+async def test_a_writer_of_summaries_that_takes_less_than_was_thought_is_done_without(
+    home: Path, server: ScriptedModel, clock: Clock
+) -> None:
+    be(server, windows={"scribe": 300})
+    async with long(home, server, clock, context='model = "scribe"') as house:
+        notices = await talk(house, range(TURNS))
+        await check(house, server, TURNS)
+    assert len(written(server)) <= 2
+    assert notices and all("too long" in notice for notice in notices)
+
+
+@formats
+async def test_a_substitute_with_a_smaller_window_is_asked_within_it(
+    home: Path, server: ScriptedModel, clock: Clock, api: str
+) -> None:
+    be(server, windows={"scribe": 1500})
+    async with long(home, server, clock, api, window=4 * WINDOW, agent='fallback = ["scribe"]') as house:
+        await talk(house, range(TURNS))
+        assert compactions(server) == []
+        before = len(spoken(server))
+        outcome, notices = await told(house, f"[status 503 times=1] {FILLER}")
+        assert outcome.state == "answered", outcome.error
+        assert len(notices) == 2, "who answers, and what is shown"
+        for number in range(5):
+            outcome, _ = await told(house, line(number))
+            assert outcome.state == "answered", outcome.error
+    asked = spoken(server)[before:]
+    assert len(asked) == 7 and all(one.tokens <= 1500 and not one.refused for one in asked[1:])
+    assert server.stats()["refusals"] == []
+
+
+@formats
+async def test_undoing_what_is_summarised_shows_what_it_covered(
+    home: Path, server: ScriptedModel, clock: Clock, api: str
+) -> None:
+    """Turns that were undone are in no request, whoever spoke of them."""
+    async with long(home, server, clock, api) as house:
+        await talk(house, range(17))
+        assert compactions(server)
+        session = await _id(house)
+        for _ in range(14):
+            await operations.undo(house.door, session, ANNA)
+        outcome, _ = await told(house, "again")
+        assert outcome.state == "answered", outcome.error
+        body = server.recorded[-1].body.decode()
+        assert [f"number {number}:" in body for number in range(17)] == [True] * 3 + [False] * 14
+        await talk(house, range(17, TURNS))
+    assert max(one.tokens for one in server.trace) <= WINDOW
+    assert server.stats()["refusals"] == []
+
+
+async def test_a_one_shot_call_that_is_too_long_is_refused_with_openais_code(
+    home: Path, server: ScriptedModel, clock: Clock
+) -> None:
+    said = [Message(role="user" if n % 2 == 0 else "assistant", text=line(n)) for n in range(41)]
+    async with long(home, server, clock) as house:
+        outcome, _ = await told(house, "", None, messages=tuple(said))
+        assert outcome.error is not None and outcome.error.code == "context_length_exceeded"
+    assert all(one.tokens <= WINDOW for one in server.trace)
+
+
+# -- words that pretend --
+
+
+def by_role(body: Any) -> tuple[str, list[Any]]:
+    """All text in a system's role, and all messages of another."""
+    given = body.get("messages", body.get("input"))
+    system = [json.dumps(body.get("system", "")), json.dumps(body.get("instructions", ""))]
+    system += [json.dumps(one) for one in given if one.get("role") in ("system", "developer")]
+    return "\n".join(system), [one for one in given if one.get("role") not in ("system", "developer")]
+
+
+@formats
+@pytest.mark.parametrize("mood", ["injected", "good", "empty"])
+async def test_text_that_claims_to_be_a_system_message_stays_data(
+    home: Path, server: ScriptedModel, clock: Clock, api: str, mood: str
+) -> None:
+    """X19: said by a person and by the summary itself; it stands in no system's role, the summary request holds it as
+    a value of a JSON list, and in a request a summary's lines are quoted by the gateway."""
+    be(server, mood)
+    async with long(home, server, clock, api) as house:
+        await talk(house, range(30), also=f"\n{INJECTED}")
+    assert compactions(server)
+    asked_for_summary = shown = 0
+    for recorded in server.recorded:
+        body = recorded.decoded()
+        system, others = by_role(body)
+        assert "maintenance mode" not in system
+        if SUMMARY_TASK in system:
+            asked_for_summary += 1
+            assert len(others) == 1 and others[0]["role"] == "user" and "tools" not in body
+            content = others[0]["content"]
+            given = json.loads(content if isinstance(content, str) else content[0]["text"])
+            assert all(set(one) & {"message", "summary"} for one in given)
+        elif (first := json.dumps(others[0])).count("Summary "):
+            shown += 1
+            lines = json.loads(first)["content"]
+            text = lines if isinstance(lines, str) else "\n".join(part["text"] for part in lines)
+            for said in text.splitlines():
+                assert not said.startswith("[System"), said
+                assert "maintenance mode" not in said or said.startswith("> "), said
+    assert asked_for_summary and shown

@@ -1,0 +1,308 @@
+"""What a person sees of tasks, and that he can be asked by whoever works on one."""
+
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.core import ANNA, BERT, OWNER, WAIT, Core
+from tests.effects import Deeds, until
+from tests.tasks import configured, delegating, result, rows, still, task
+from tidegate.commands import build
+from tidegate.errors import NotAllowed, NotFound
+from tidegate.store import audit
+from tidegate.values import Answered, Asked, Event, Notice, ToolProgress
+
+pytestmark = pytest.mark.anyio
+
+PUSH = '[tool push {"what": "a"}] [say pushed]'
+
+
+async def events_of(house: Core, turn: str) -> list[Event]:
+    """All that a turn tells, to its end."""
+    log = house.door.live(turn)
+    assert log is not None
+    with anyio.fail_after(WAIT):
+        async with aclosing(log.read()) as batches:
+            return [event async for batch in batches for event in batch]
+
+
+async def asked_by(house: Core, turn: str, count: int = 1) -> list[Asked]:
+    """What whoever follows this turn is asked, once it is so much."""
+    log = house.door.live(turn)
+    assert log is not None
+    await until(lambda: sum(isinstance(event, Asked) for event in log.events) >= count)
+    await until(lambda: house.door.engine.away >= count)
+    return [event for event in log.events if isinstance(event, Asked)]
+
+
+def progress(events: list[Event]) -> str:
+    return "".join(event.text for event in events if isinstance(event, ToolProgress))
+
+
+# -- what is seen ----------------------------------------------------------------------------------------------------
+
+
+async def test_who_follows_the_turn_sees_which_agent_works_its_calls_and_its_text(
+    home: Path, model: ScriptedModel
+) -> None:
+    """H11: as progress of the call, of tasks within tasks too, and of each under its own call."""
+    inner = f"{task('second', '[tool clock {}] [say the time]')} [say so late]"
+    async with delegating(home, model) as house:
+        said = f"{task('helper', inner, together=(('second', '[say beside]'),))} [say done]"
+        accepted = await house.accept(said)
+        events = await events_of(house, accepted.turn)
+        calls = {event.call_id for event in events if isinstance(event, ToolProgress)}
+        first, second = (progress([e for e in events if getattr(e, "call_id", "") == id]) for id in sorted(calls))
+        assert first.startswith("[helper] works on the task\n[helper] delegate {")
+        assert "[second] works on the task\n[second] clock {}\nthe time" in first and first.endswith("so late")
+        assert second == "[second] works on the task\nbeside"
+
+
+async def test_what_is_seen_of_a_task_is_bounded(home: Path, model: ScriptedModel) -> None:
+    """D1, L21: a line for a call, whatever its arguments, and of all of it what progress may be."""
+    long = "x" * 300
+    async with delegating(home, model) as house:
+        said = task("helper", f"[unknowntool] [words 20000] {long}") + " [say done]"
+        accepted = await house.accept(said)
+        shown = progress(await events_of(house, accepted.turn))
+        assert "failed: There is no tool named" in shown
+        assert len(shown) < 70_000 and "more output is not shown" in shown
+        accepted = await house.accept(f"{task('helper', task('second', long))} [say done]")
+        shown = progress(await events_of(house, accepted.turn))
+        assert max(len(line) for line in shown.splitlines() if line.startswith("[")) <= 200 + len("[helper] ")
+
+
+async def test_what_a_person_should_know_of_a_task_is_told_and_kept_with_the_turn(
+    home: Path, model: ScriptedModel
+) -> None:
+    """Notices of the agent that works on it come under its name."""
+    toml = configured(model).replace('prompt = "You help the helper."', 'prompt = "x"\nfallback = ["other"]', 1)
+    async with delegating(home, model, toml=toml) as house:
+        accepted = await house.accept(f"{task('second', '[status 500 times=1] [say at last]')} [say done]")
+        events = await events_of(house, accepted.turn)
+        outcome = await house.answered(accepted.turn)
+        assert outcome.text == "done" and "at last" in result(house)[0]
+        told = [event.text for event in events if isinstance(event, Notice)]
+        assert told and told[0].startswith("second: ") and outcome.notices == tuple(told)
+
+
+# -- what is asked ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["id", "/approve", "task's own"])
+async def test_what_a_task_asks_reaches_the_person_where_he_is(home: Path, model: ScriptedModel, how: str) -> None:
+    """S29, S31: by the turn that he follows; it is answered as anything else, and the turn waits meanwhile."""
+    deeds = Deeds()
+    toolsets = {"deeds": deeds.toolset()}
+    async with delegating(home, model, toolsets=toolsets, approvals="balanced") as house:
+        said = f"{task('helper', task('second', PUSH))} [say done]"
+        accepted = await house.accept(said, channel="page")
+        [question] = await asked_by(house, accepted.turn)
+        assert (question.agent, question.tool, question.kind) == ("second", "push", "approval")
+        assert question.turn != accepted.turn and "what: a" in question.summary
+        status = house.door.status()["turns"]
+        assert (status["running"], status["asking"], status["delegating"]) == (0, 1, 2)
+        # Who comes later is asked too, in this conversation; nobody else is.
+        assert [each.id for each in await house.door.questions.standing(accepted.session)] == [question.id]
+        assert [each.agent for each in await house.door.questions.standing(accepted.session)] == ["second"]
+        [view] = await house.door.questions.open_for(ANNA, session=accepted.session)
+        assert view.id == question.id and await house.door.questions.open_for(BERT) == []
+        with pytest.raises(NotFound):
+            await house.door.questions.answer(question.id, BERT, "approved")
+        log = house.door.live(accepted.turn)
+        assert log is not None
+        if how == "/approve":
+            commands = build(house.door)
+            reply = await commands.run(
+                "/approve", principal=ANNA, channel="page", session=accepted.session, agent="main"
+            )
+            assert reply.text.startswith("Approved: push")
+        elif how == "id":
+            await house.door.questions.answer(question.id, ANNA, "approved")
+        else:
+            [view] = await house.door.questions.open_for(ANNA, session=view.session)
+            await house.door.questions.answer(view.id, ANNA, "approved")
+        assert (await house.answered(accepted.turn)).text == "done"
+        assert deeds.done == ["a"]
+        closed = [event for event in log.events if isinstance(event, Answered)]
+        assert [(event.id, event.state) for event in closed] == [(question.id, "approved")]
+
+
+@pytest.mark.parametrize(
+    ("giver", "helper", "verdict"),
+    [
+        ('rules = ["deny push"]', "", "deny"),
+        ('rules = ["deny push"]', 'rules = ["allow push"]', "deny"),
+        ("", 'rules = ["deny push"]', "deny"),
+        ('rules = ["ask push"]', 'rules = ["allow push"]', "ask"),
+        ('approvals = "strict"', 'approvals = "autonomous"', "ask"),
+        ('approvals = "autonomous"', 'approvals = "strict"', "ask"),
+        ('approvals = "autonomous"', 'approvals = "autonomous"', "allow"),
+    ],
+)
+@pytest.mark.parametrize("deep", [False, True])
+async def test_a_task_is_never_less_restricted_than_who_gave_it(
+    home: Path, model: ScriptedModel, giver: str, helper: str, verdict: str, deep: bool
+) -> None:
+    """X11: the strictest of all policies on the way decides, also where an agent in between has a milder one."""
+    deeds = Deeds()
+    toml = agents_with(model, giver, 'approvals = "autonomous"' if deep else helper, helper)
+    said = task("helper", task("second", PUSH) + " [say ok]" if deep else PUSH) + " [say done]"
+    async with delegating(home, model, toml=toml, toolsets={"deeds": deeds.toolset()}) as house:
+        accepted = await house.accept(said, channel="page")
+        if verdict == "ask":
+            [question] = await asked_by(house, accepted.turn)
+            assert question.tool == "push" and deeds.done == []
+            await house.door.questions.answer(question.id, ANNA, "denied")
+        assert (await house.answered(accepted.turn)).text == "done"
+        assert deeds.done == (["a"] if verdict == "allow" else [])
+
+
+def agents_with(model: ScriptedModel, *settings_of: str) -> str:
+    """Three agents in a row with these settings; what hands a task on is allowed to."""
+    text = configured(model, tools="deeds")
+    first, helper, second = text.index("[agents.main]"), text.index("[agents.helper]"), text.index("[agents.second]")
+    parts = [text[:first], text[first:helper], text[helper:second], text[second:]]
+    for place, given in enumerate(settings_of, start=1):
+        if not given.startswith("rules"):
+            given += '\nrules = ["allow delegate"]\n'
+        kept = "" if "approvals" in given else 'approvals = "autonomous"\n'
+        parts[place] = parts[place].replace('approvals = "autonomous"\n', f"{kept}{given}\n")
+    return "".join(parts)
+
+
+async def test_what_leaves_the_sandbox_is_the_owners_to_approve_in_a_task_too(home: Path, model: ScriptedModel) -> None:
+    """X11, X14: handing it on gives nobody a right."""
+    deeds = Deeds()
+    async with delegating(home, model, toolsets={"deeds": deeds.toolset()}, approvals="balanced") as house:
+        said = task("helper", '[tool deploy {"what": "d"}] [say ok]') + " [say done]"
+        accepted = await house.accept(said, channel="page")
+        [question] = await asked_by(house, accepted.turn)
+        assert question.for_owner
+        with pytest.raises(NotAllowed):
+            await house.door.questions.answer(question.id, ANNA, "approved")
+        commands = build(house.door)
+        with pytest.raises(NotAllowed):
+            await commands.run("/approve", principal=ANNA, channel="page", session=accepted.session, agent="main")
+        await house.door.questions.answer(question.id, OWNER, "approved")
+        assert (await house.answered(accepted.turn)).text == "done" and deeds.done == ["d"]
+
+
+async def test_a_stop_closes_what_tasks_have_asked(home: Path, model: ScriptedModel) -> None:
+    """S30: whoever followed the turn is told so before it ends."""
+    deeds = Deeds()
+    async with delegating(home, model, toolsets={"deeds": deeds.toolset()}, approvals="balanced") as house:
+        accepted = await house.accept(task("second", PUSH, together=(("second", PUSH),)), channel="page")
+        questions = await asked_by(house, accepted.turn, 2)
+        log = house.door.live(accepted.turn)
+        assert log is not None
+        await house.door.stop(accepted.session, ANNA)
+        assert (await house.answered(accepted.turn)).state == "stopped"
+        closed = [event for event in log.events if isinstance(event, Answered)]
+        assert {event.id: event.state for event in closed} == {each.id: "cancelled" for each in questions}
+        await still(house)
+        assert deeds.done == [] and house.door.questions.waiting == 0 and (await rows(house))["approvals"] == 0
+
+
+@pytest.mark.parametrize("name", ["talk", None])
+async def test_where_nobody_could_be_asked_a_task_cannot_ask_either(
+    home: Path, model: ScriptedModel, name: str | None
+) -> None:
+    """S30: that is decided by the conversation at the outside, whichever agents are between."""
+    deeds = Deeds()
+    async with delegating(home, model, toolsets={"deeds": deeds.toolset()}, approvals="balanced") as house:
+        said = f"{task('second', PUSH)} [say done]"
+        channel = "http" if name else "page"
+        assert (await house.say(said, name, channel=channel)).text == "done"
+        asked = result(house, -2)
+        assert len(asked) == 1 and f"nobody can be asked on the channel {channel}" in asked[0]
+        assert deeds.done == []
+
+
+async def test_rules_about_a_channel_are_about_the_one_at_which_the_person_is(home: Path, model: ScriptedModel) -> None:
+    """X23: an agent that must not do something there does not do it as somebody's task either."""
+    deeds = Deeds()
+    toml = configured(model, tools="deeds").replace(
+        'prompt = "You help the helper."', 'prompt = "x"\nrules = ["deny push channel:terminal"]', 1
+    )
+    said = task("helper", task("second", PUSH) + " [say ok]") + " [say done]"
+    async with delegating(home, model, toml=toml, toolsets={"deeds": deeds.toolset()}) as house:
+        await house.say(said, "one", channel="terminal")
+        assert deeds.done == []
+        await house.say(said, "two", channel="page")
+        assert deeds.done == ["a"]
+
+
+async def test_the_time_of_a_turn_does_not_count_while_a_task_of_its_asks(home: Path, model: ScriptedModel) -> None:
+    """S29: nor that of any turn between; and it counts again afterwards."""
+    deeds = Deeds()
+    async with delegating(home, model, toolsets={"deeds": deeds.toolset()}, approvals="balanced") as house:
+        accepted = await house.accept(f"{task('helper', task('second', PUSH))} [hold gate step=1]", channel="page")
+        [question] = await asked_by(house, accepted.turn)
+        live = house.door.engine.running(accepted.session)
+        assert live is not None
+        family = [live, *live.children.values()]
+        family += [each for child in live.children.values() for each in child.children.values()]
+        assert len(family) == 3 and all(each._timer is None for each in family)
+        await house.door.questions.answer(question.id, ANNA, "approved")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        assert live._timer is not None
+        model.release("gate")
+        assert (await house.answered(accepted.turn)).state == "answered"
+        assert live._timer is None
+
+
+async def test_a_question_of_a_task_survives_the_process(home: Path, model: ScriptedModel) -> None:
+    """S29, F4: over any number of kills; turn and task wait as they did, and neither is given up for it."""
+    deeds = Deeds()
+    options: dict[str, Any] = {"toolsets": {"deeds": deeds.toolset()}, "approvals": "balanced"}
+    said = task("helper", task("second", PUSH) + " [say ok]") + " [say done]"
+    async with delegating(home, model, drain=None, **options) as house:
+        accepted = await house.accept(said, channel="page")
+        [question] = await asked_by(house, accepted.turn)
+        kills = house.config.limits.resumes + 2
+    for kill in range(kills):
+        async with delegating(home, model, drain=None if kill % 2 else 0.05, **options) as house:
+            assert [each.id for each in await asked_by(house, accepted.turn)] == [question.id]
+    async with delegating(home, model, **options) as house:
+        await asked_by(house, accepted.turn)
+        await house.door.questions.answer(question.id, ANNA, "approved")
+        assert (await house.answered(accepted.turn)).text == "done"
+        await still(house)
+        assert deeds.done == ["a"] and (await rows(house))["sessions"] == 1
+
+
+async def test_a_task_that_asks_keeps_no_place(home: Path, model: ScriptedModel) -> None:
+    """S29, L21: neither its own nor that of the turn that gave it; more of its tasks may run meanwhile."""
+    deeds = Deeds()
+    options: dict[str, Any] = {"toolsets": {"deeds": deeds.toolset()}, "approvals": "balanced"}
+    async with delegating(home, model, "[limits]\nturns = 1", **options) as house:
+        both = task("second", PUSH, together=(("second", "[say quick]"),))
+        accepted = await house.accept(f"{both} [say done]", channel="page")
+        [question] = await asked_by(house, accepted.turn)
+        assert (await house.say("[say other]", "other")).text == "other"
+        await house.door.questions.answer(question.id, ANNA, "denied", "no")
+        assert (await house.answered(accepted.turn)).text == "done"
+        assert result(house)[1].endswith("quick") and deeds.done == []
+        assert house.door.engine.places.taken == 0
+
+
+async def test_what_a_task_does_is_recorded_under_the_conversation_that_it_was_given_in(
+    home: Path, model: ScriptedModel
+) -> None:
+    """X24: its own session is gone with it; whom it works for and who approved is known."""
+    toolsets = {"deeds": Deeds().toolset()}
+    async with delegating(home, model, toolsets=toolsets, approvals="balanced") as house:
+        accepted = await house.accept(f"{task('helper', task('second', PUSH))} [say done]", channel="page")
+        [question] = await asked_by(house, accepted.turn)
+        await house.door.questions.answer(question.id, ANNA, "approved")
+        await house.answered(accepted.turn)
+        found = [row for row in await house.store.read(audit.listing) if row.kind != "principal"]
+        assert {(row.session, row.principal) for row in found} == {(accepted.session, ANNA.id)}
+        steps = [(row.kind, row.outcome) for row in reversed(found) if " push " in f" {row.subject} "]
+        assert steps == [("approval", "asked"), ("approval", "approved"), ("tool", "begun"), ("tool", "done")]

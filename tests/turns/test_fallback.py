@@ -1,0 +1,618 @@
+"""Which model answers when one fails: told once, kept for a while, undone when its time is over; over real sockets."""
+
+import base64
+import gc
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, get_args
+
+import anyio
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.core import ANNA, WAIT, Core, core
+from tests.logs import capture_logs
+from tests.random_model import FORMATS, KEY, NAMES, Moody, toml
+from tests.spool.pictures import plain, saved
+from tidegate.engine import Journal
+from tidegate.errors import ModelKind
+from tidegate.models.http.cooldown import REST_SECONDS
+from tidegate.models.http.keyring import ROTATED
+from tidegate.sessions import SessionView, operations
+from tidegate.store import messages
+from tidegate.store import settings as stored
+from tidegate.turns.fallback import UNHELPED
+from tidegate.values import Call, Event, Notice, Outcome, TextDelta, TextReset, TurnEnded
+
+pytestmark = pytest.mark.anyio
+
+ANSWER = "The tide comes in, the gate keeps the level."
+STAYS = 900.0
+"""Seconds that a session stays with its substitute, if nothing else is configured."""
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Moody]:
+    async with Moody() as server:
+        yield server
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def falling(home: Path, server: Moody, clock: Clock, agent: str = "", **given: Any) -> Any:
+    options = {name: given.pop(name) for name in ("formats", "more", "each") if name in given}
+    given = {"toml": toml(server.base_url, agent, **options), "environment": {KEY: "sesame"}, **given}
+    return core(home, model=server, clock=clock, **given)
+
+
+async def told(house: Core, text: str, name: str | None = "talk", **fields: Any) -> tuple[Outcome, list[Event]]:
+    """A turn to its end, and all that its readers are told."""
+    with anyio.fail_after(WAIT):
+        accepted = await house.accept(text, name, **fields)
+        log = house.door.live(accepted.turn)
+        assert log is not None
+        events: list[Event] = []
+        async with aclosing(log.read()) as batches:
+            async for batch in batches:
+                events += batch
+    ended = events[-1]
+    assert isinstance(ended, TurnEnded)
+    return ended.outcome, events
+
+
+def notices(events: list[Event]) -> list[str]:
+    return [event.text for event in events if isinstance(event, Notice)]
+
+
+def shown(events: list[Event]) -> str:
+    """What a client sees that takes resets."""
+    text = ""
+    for event in events:
+        text = "" if isinstance(event, TextReset) else text + event.text if isinstance(event, TextDelta) else text
+    return text
+
+
+async def view(house: Core, session: str) -> SessionView:
+    return await house.door.session(session, ANNA)
+
+
+FELL = "The model first is overloaded, so second answers for now."
+AGAIN = "The model first answers again."
+
+
+async def test_a_session_falls_back_stays_and_comes_back_and_its_user_is_told_once(
+    home: Path, server: Moody, clock: Clock
+) -> None:
+    async with falling(home, server, clock) as house:
+        server.moods["first"] = "[status 503]"
+        outcome, events = await told(house, "one")
+        assert (outcome.state, outcome.text) == ("answered", ANSWER)
+        assert notices(events) == [FELL]
+        del server.moods["first"]
+        clock.now += REST_SECONDS["overloaded"] + 1
+        for text in ("two", "three"):
+            _, events = await told(house, text)
+            assert notices(events) == []
+        assert server.asked == ["first", "second", "second", "second"], "the first is back, but the session stays"
+        clock.now += STAYS
+        _, events = await told(house, "four")
+        assert notices(events) == [AGAIN]
+        _, events = await told(house, "five")
+        assert notices(events) == []
+    assert server.asked[4:] == ["first", "first"]
+    assert server.stats()["refused"] == 0
+
+
+async def test_a_model_that_still_fails_after_its_time_is_not_told_of_again(
+    home: Path, server: Moody, clock: Clock
+) -> None:
+    server.moods["first"] = "[status 503]"
+    async with falling(home, server, clock) as house:
+        _, events = await told(house, "one")
+        assert notices(events) == [FELL]
+        for _ in range(3):
+            clock.now += STAYS + 1
+            outcome, events = await told(house, "again")
+            assert (outcome.state, notices(events)) == ("answered", [])
+        assert server.asked == ["first", "second"] * 4
+        found = (await view(house, outcome.session)).fallback
+        assert found is not None and found.until == clock.now + STAYS
+
+
+async def test_another_session_does_not_ask_a_model_that_rests(home: Path, server: Moody, clock: Clock) -> None:
+    """And is told of it as if it had fallen back itself, with the true reason."""
+    server.moods["first"] = "[status 402]"
+    async with falling(home, server, clock) as house:
+        await told(house, "one", "a")
+        _, events = await told(house, "two", "b")
+        assert notices(events) == ["The model first has no quota left, so second answers for now."]
+        assert server.asked == ["first", "second", "second"]
+        clock.now += REST_SECONDS["quota"] + 1
+        del server.moods["first"]
+        _, events = await told(house, "three", "c")
+        assert notices(events) == []
+        assert server.asked[3:] == ["first"], "who never fell back asks it as soon as it has rested"
+
+
+async def test_the_substitute_survives_unload_and_restart(home: Path, server: Moody, clock: Clock) -> None:
+    """S05: the rests of the last process are forgotten, the session's own row is not."""
+    server.moods["first"] = "[status 503]"
+    async with falling(home, server, clock, drain=None) as house:
+        session = (await house.say("one")).session
+        house.door.presence.unload(session, reason="test")
+        await house.say("two")
+    del server.moods["first"]
+    async with falling(home, server, clock) as house:
+        _, events = await told(house, "three")
+        assert notices(events) == []
+        assert server.asked == ["first", "second", "second", "second"]
+        fallback = (await view(house, session)).fallback
+        assert fallback is not None
+        assert (fallback.model, fallback.instead_of, fallback.why) == ("second", "first", "overloaded")
+        clock.now += STAYS + 1
+        _, events = await told(house, "four")
+        assert notices(events) == [AGAIN]
+        assert (await view(house, session)).fallback is None
+
+
+async def test_what_a_person_chose_is_asked_and_nothing_else(home: Path, server: Moody, clock: Clock) -> None:
+    """The choice is another row than the fallback, and neither changes the other."""
+    async with falling(home, server, clock) as house:
+        session = (await house.say("one")).session
+        await operations.set_setting(house.door, session, ANNA, "model", "third", source="command")
+        server.moods["third"] = "[status 503]"
+        outcome, events = await told(house, "two")
+        assert outcome.state == "failed" and outcome.error is not None
+        assert outcome.error.message.startswith("Model 'third'")
+        assert notices(events) == []
+        assert server.asked == ["first", "third"]
+        outcome, _ = await told(house, "three")
+        assert outcome.state == "failed", "it rests for who could have another, not for who chose it"
+        assert server.asked == ["first", "third", "third"]
+        seen = await view(house, session)
+        assert (seen.model, seen.settings["model"].value, seen.fallback) == ("third", "third", None)
+
+        server.moods = {"first": "[status 503]"}
+        await operations.clear_setting(house.door, session, ANNA, "model")
+        await house.say("four")
+        await operations.set_setting(house.door, session, ANNA, "model", "first", source="command")
+        outcome, _ = await told(house, "five")
+        assert outcome.state == "failed", "the agent's own too, when a person chose it by name"
+        await operations.clear_setting(house.door, session, ANNA, "model")
+        assert (await view(house, session)).model == "second"
+        assert "fallback" not in (await view(house, session)).settings
+
+
+@pytest.mark.parametrize("code", ["context_length_exceeded", "content_filter"])
+async def test_what_is_about_the_words_is_told_and_nobody_else_is_asked(
+    home: Path, server: Moody, clock: Clock, code: str
+) -> None:
+    async with falling(home, server, clock) as house:
+        outcome, events = await told(house, f"[status 400 code={code}]")
+        assert outcome.state == "failed" and notices(events) == []
+        outcome, _ = await told(house, "and now")
+        assert outcome.state == "answered"
+    assert server.asked == ["first", "first"], "it does not rest"
+
+
+async def test_one_conversations_fault_takes_no_model_from_the_others(home: Path, server: Moody, clock: Clock) -> None:
+    """An invalid request is tried with another model, since each takes other things; the model does not rest."""
+    async with falling(home, server, clock) as house:
+        outcome, events = await told(house, "[status 413 times=1]", "a")
+        assert (outcome.state, notices(events)) == ("answered", ["The model first fails, so second answers for now."])
+        await house.say("two", "a")
+        await house.say("three", "b")
+    assert server.asked == ["first", "second", "second", "first"]
+
+
+async def test_a_whole_chain_is_walked_and_then_told(home: Path, server: Moody, clock: Clock) -> None:
+    server.moods = {"first": "[status 429]", "second": "[cut after=0]"}
+    async with falling(home, server, clock) as house:
+        outcome, events = await told(house, "one")
+        assert outcome.state == "answered"
+        assert notices(events) == [
+            "The model first is asked too often, so second answers for now.",
+            "The model first is asked too often, so third answers for now.",
+        ]
+        assert list(outcome.notices) == notices(events)
+        assert await house.door.outcome(outcome.turn, ANNA) == outcome, "who did not follow is told the same"
+        server.moods["third"] = "[status 500]"
+        outcome, events = await told(house, "two")
+        assert outcome.state == "failed" and outcome.error is not None
+        assert outcome.error.message.startswith("Model 'third'")
+        assert "Not asked, since they failed before and are left alone for now: first, second." in outcome.error.message
+        assert server.asked == [*NAMES, "third"], "who rests is not asked, not even at the last"
+        outcome, events = await told(house, "three")
+        assert server.asked == [*NAMES, "third", "third"], "when all rest, the session asks whom it has"
+        clock.now += REST_SECONDS["rate"] + 1
+        server.moods = {"third": "[status 500]"}
+        outcome, events = await told(house, "four")
+        assert (outcome.state, notices(events)) == ("answered", [AGAIN])
+        assert server.asked[5:] == ["third", "first"], "a substitute that fails is left for the agent's own"
+
+
+async def test_two_names_of_one_model_are_asked_once(home: Path, server: Moody, clock: Clock) -> None:
+    text = toml(server.base_url).replace('model = "second"', 'model = "first"')
+    server.moods["first"] = "[status 503]"
+    async with falling(home, server, clock, toml=text) as house:
+        assert (await house.say("one")).state == "answered"
+    assert server.asked == ["first", "third"]
+
+
+async def test_a_time_of_nothing_means_that_the_own_model_is_tried_each_time(
+    home: Path, server: Moody, clock: Clock
+) -> None:
+    server.moods["first"] = "[status 400]"
+    async with falling(home, server, clock, "fallback_for = 0") as house:
+        assert [len(notices((await told(house, text))[1])) for text in ("one", "two", "three")] == [1, 0, 0]
+    assert server.asked == ["first", "second"] * 3
+
+
+async def test_a_clock_that_is_set_back_does_not_keep_a_substitute(home: Path, server: Moody, clock: Clock) -> None:
+    server.moods["first"] = "[status 503]"
+    async with falling(home, server, clock) as house:
+        await house.say("one")
+        del server.moods["first"]
+        clock.now -= 1_000_000
+        await house.say("two")
+    assert server.asked == ["first", "second", "first"]
+
+
+async def test_a_chain_that_was_changed_is_obeyed(home: Path, server: Moody, clock: Clock) -> None:
+    """The row names a model that is no longer in it, or no longer configured."""
+    server.moods["first"] = "[status 503]"
+    async with falling(home, server, clock) as house:
+        session = (await house.say("one")).session
+    text = toml(server.base_url).replace('fallback = ["second", "third"]', 'fallback = ["third"]')
+    text = text.replace("[models.second]", "[models.renamed]")
+    async with falling(home, server, clock, toml=text) as house:
+        assert (await view(house, session)).model == "first"
+        _, events = await told(house, "two")
+        assert notices(events) == ["The model first is overloaded, so third answers for now."]
+    assert server.asked == ["first", "second", "first", "third"]
+
+
+async def test_a_row_that_nobody_understands_is_left_alone(home: Path, server: Moody, clock: Clock) -> None:
+    async with falling(home, server, clock) as house:
+        session = (await house.say("one")).session
+        await house.store.write(stored.put, session, "fallback", {"model": 7}, "fallback", clock(), None)
+        assert (await house.say("two")).state == "answered"
+        assert (await view(house, session)).fallback is None
+
+
+# -- in the middle of a turn --
+
+
+@pytest.mark.parametrize(("own", "other"), list(itertools.product(FORMATS, FORMATS)))
+async def test_a_turn_goes_on_in_mid_turn_in_another_format(
+    home: Path, server: Moody, clock: Clock, own: str, other: str
+) -> None:
+    """P05, S32: with tool calls behind it, once, and in the turn after; no committed step is made again."""
+    script = (
+        '[saying first] [tool clock {}] [together clock {} write_file {"path": "a", "content": "x"}] [tool clock {}]'
+    )
+    async with falling(home, server, clock, formats=(own, other, own)) as house:
+        await house.say("before [tool clock {}]")
+        before = len(server.asked)
+        server.moods["first"] = "[status 503 step=2]"
+        outcome, events = await told(house, script)
+        assert (outcome.state, outcome.steps) == ("answered", 4), outcome.error
+        assert server.asked[before:] == ["first"] * 3 + ["second"] * 2
+        assert notices(events) == [FELL]
+        rows = await house.store.read(messages.journal, outcome.turn)
+        assert len(rows) == len({row.step for row in rows})
+        assert sum(row.message.role == "tool" for row in rows) == 4
+        assert (await house.say("after [tool clock {}]")).state == "answered"
+        assert server.asked[before + 5 :] == ["second"] * 2
+        house.door.presence.unload(outcome.session, reason="test")
+        clock.now += 2 * STAYS
+        del server.moods["first"]
+        assert (await house.say("back")).state == "answered"
+        assert server.asked[-1] == "first"
+    assert server.stats()["refusals"] == []
+
+
+async def test_what_is_said_into_a_failing_call_is_said_once(home: Path, server: Moody, clock: Clock) -> None:
+    """S14: it waits for the next step, whoever is asked."""
+    server.moods["first"] = "[hold gate] [status 503]"
+    async with falling(home, server, clock) as house:
+        accepted = await house.accept("one [tool clock {}]")
+        with anyio.fail_after(WAIT):
+            await server.held("gate")
+        steered = await house.accept("and this too", busy="steer")
+        assert steered.how == "steered"
+        server.release("gate")
+        outcome = await house.answered(accepted.turn)
+        assert outcome.state == "answered"
+        last = server.recorded[-1].decoded()["messages"]
+        assert [message["content"] for message in last if message["role"] == "user"] == [
+            "one [tool clock {}]",
+            "and this too",
+        ]
+
+
+async def test_text_that_was_shown_is_void_and_every_broken_call_is_paid_for_once(
+    home: Path, server: Moody, clock: Clock
+) -> None:
+    """Each under its own model's name, in the rows as in the turn's own count."""
+    server.moods = dict.fromkeys(NAMES[:2], "[saying some words before it breaks off] [cut after=4]")
+    async with falling(home, server, clock) as house:
+        outcome, events = await told(house, "one [tool clock {}]")
+        assert outcome.state == "answered"
+        assert shown(events) == outcome.text == ANSWER
+        assert sum(isinstance(event, TextReset) for event in events) == 2
+        rows, total = await house.store.read(_used)
+        assert rows == {"first": (1, 1), "second": (1, 1), "third": (2, 0)}
+        assert total == outcome.usage.tokens
+
+
+def _used(db: Any) -> tuple[dict[str, tuple[int, int]], int]:
+    """Calls and estimated ones by model, and all tokens."""
+    found: dict[str, tuple[int, int]] = {}
+    total = 0
+    for model, estimated, tokens in db.execute("SELECT model, estimated, input + output FROM usage ORDER BY id"):
+        calls, guessed = found.get(model, (0, 0))
+        found[model] = (calls + 1, guessed + estimated)
+        total += tokens
+    return found, total
+
+
+async def test_every_call_is_written_down_with_whom_it_was_made_for(home: Path, server: Moody, clock: Clock) -> None:
+    """X22: those of several steps, those that broke off and were made again, a substitute's, those of a turn that
+    failed and of one that was stopped."""
+    text = toml(server.base_url).replace("retries = 0", "retries = 1").replace("[agents.main]", "[agents.helper]")
+    made_for = {"agent": "helper", "channel": "terminal", "job": "news"}
+    async with falling(home, server, clock, toml=text) as house:
+        server.moods["first"] = "[saying some words] [cut after=4]"
+        outcome, _ = await told(house, "one [tool clock {}]", **made_for)
+        assert outcome.state == "answered"
+        server.moods = dict.fromkeys(NAMES, "[words 9] [cut after=4]")
+        clock.now += STAYS
+        assert (await told(house, "two", **made_for))[0].state == "failed"
+        server.moods = dict.fromkeys(NAMES, "[words 9] [hang after=4]")
+        clock.now += STAYS
+        accepted = await house.accept("three", "talk", **made_for)
+        log = house.door.live(accepted.turn)
+        assert log is not None
+        with anyio.fail_after(WAIT):
+            async with aclosing(log.read()) as batches:
+                async for batch in batches:
+                    if any(isinstance(event, TextDelta) for event in batch):
+                        break
+        await house.door.stop(outcome.session, ANNA)
+        assert (await house.answered(accepted.turn)).state == "stopped"
+
+        def whose(db: Any) -> tuple[int, set[Any]]:
+            rows = [*db.execute("SELECT session, principal, agent, channel, job FROM usage")]
+            return len(rows), set(rows)
+
+        count, found = await house.store.read(whose)
+        assert count == 2 + 2 + 2 * len(NAMES) + 1
+        assert found == {(outcome.session, ANNA.id, *made_for.values())}
+
+
+async def test_calls_that_broke_off_in_a_turn_that_failed_are_paid_for_once(
+    home: Path, server: Moody, clock: Clock
+) -> None:
+    """With its end, as the last ones have no row to be written with."""
+    server.moods = dict.fromkeys(NAMES, "[words 9] [cut after=4]")
+    async with falling(home, server, clock) as house:
+        outcome, _ = await told(house, "one")
+        assert outcome.state == "failed"
+        rows, total = await house.store.read(_used)
+        assert rows == dict.fromkeys(NAMES, (1, 1))
+        assert total == outcome.usage.tokens
+
+
+@pytest.mark.parametrize("api", FORMATS)
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_call_that_broke_off_before_its_first_word_is_paid_for(
+    home: Path, server: Moody, clock: Clock, api: str, again: bool
+) -> None:
+    """X22: its call was made by then, which the provider bills. It is not void for anybody, as nobody saw it; and there
+    is no other try where nothing is left to pay for it."""
+    server.moods["first"] = "[cut after=3 times=1]"
+    text = toml(server.base_url, formats=(api,) * 3).replace("retries = 0", f"retries = {again:d}")
+    async with falling(home, server, clock, toml=text) as house:
+        outcome, events = await told(house, "one [tool clock {}]", None)
+        assert (outcome.state, shown(events)) == ("answered", ANSWER)
+        assert not any(isinstance(event, TextReset) for event in events)
+        rows, total = await house.store.read(_used)
+        assert rows == ({"first": (3, 1)} if again else {"first": (1, 1), "second": (2, 0)})
+        assert total == outcome.usage.tokens
+    server.reset()
+    poor = '[budgets.turn]\nper = "turn"\ntokens = 1\n'
+    async with falling(home, server, clock, toml=text + poor) as house:
+        outcome, _ = await told(house, "one [tool clock {}]", None)
+        assert outcome.error is not None and outcome.error.code == "budget_spent"
+        assert len(server.recorded) == 1
+
+
+@pytest.mark.parametrize(("own", "other"), list(itertools.product(FORMATS, FORMATS)))
+async def test_a_picture_of_a_tool_is_a_note_for_who_cannot_see_and_a_picture_again_for_who_can(
+    home: Path, server: Moody, clock: Clock, own: str, other: str
+) -> None:
+    """D3, A5: from any format to any other and back; nobody is refused."""
+    picture = saved(plain(4, 3), "PNG")
+    folder = home.with_name("pictures")
+    folder.mkdir()
+    (folder / "a.png").write_bytes(picture)
+    text = toml(server.base_url, f'fallback_for = 0\nworkspace = "{folder}"', formats=(own, other, own))
+    text = text.replace("[models.first]", "[models.first]\nvision = true") + '[workspaces]\nbackend = "local"\n'
+    sent = base64.b64encode(picture)
+    async with falling(home, server, clock, toml=text) as house:
+        for mood, asked, sees in (("", "first", True), ("[status 400]", "second", False), ("", "first", True)):
+            server.moods["first"] = mood
+            outcome, _ = await told(house, 'look [tool read_file {"path": "a.png"}]')
+            assert outcome.state == "answered", outcome.error
+            body = server.recorded[-1].body
+            assert (server.asked[-1], sent in body, b"cannot see" in body) == (asked, sees, not sees)
+    assert server.stats()["refusals"] == []
+
+
+async def test_a_one_shot_call_falls_back_too_and_leaves_nothing(home: Path, server: Moody, clock: Clock) -> None:
+    server.moods["first"] = "[status 503 step=1]"
+    async with falling(home, server, clock) as house:
+        outcome, events = await told(house, "one [tool clock {}]", None)
+        assert (outcome.state, notices(events)) == ("answered", [FELL])
+        assert server.asked == ["first", "first", "second"]
+        assert await house.store.read(stored.list_all, clock()) == []
+        assert house.door.presence.stats().present == 0
+        outcome, _ = await told(house, "two", None, call=Call(max_tokens=2))
+        assert outcome.text == "The tide comes in,"
+        assert server.asked[-1] == "second", "the first rests"
+
+
+async def test_who_leaves_in_the_middle_of_falling_back_leaves_nothing(home: Path, server: Moody, clock: Clock) -> None:
+    server.moods = {"first": "[status 503]", "second": "[hold there]"}
+    async with falling(home, server, clock) as house:
+        accepted = await house.accept("one", None)
+        with anyio.fail_after(WAIT):
+            await server.held("there")
+        house.door.engine.interrupt(accepted.turn, "by a test")
+        assert (await house.answered(accepted.turn)).state == "stopped"
+        assert house.door.presence.stats().present == 0
+        assert list((await house.store.read(_used))[0]) == ["second"], "only it was cut off"
+    assert server.asked == ["first", "second"]
+
+
+async def test_the_residents_of_failed_models_are_let_go(home: Path, server: Moody, clock: Clock) -> None:
+    """A turn that falls back again and again holds only who answers."""
+    server.moods = {"first": "[status 400]", "second": "[status 400]"}
+    async with falling(home, server, clock) as house:
+        session = (await house.say("one")).session
+        record = house.door.presence.get(session)
+        assert record is not None and record.resident is not None and record.detached == ()
+        assert house.door.presence.stats().residents == 1
+        before = record.resident
+        await house.say("two")
+        assert record.resident is before, "the substitute's resident is kept as any other"
+
+
+async def test_a_step_that_another_model_made_stands_when_the_turn_is_replayed(
+    home: Path, server: Moody, clock: Clock
+) -> None:
+    """P06, P16: a crash after the substitute's first step; the next process goes on with it."""
+    server.moods = {"first": "[status 503]", "second": "[hold there step=1]"}
+    async with falling(home, server, clock, drain=None) as house:
+        accepted = await house.accept("one [tool clock {}]")
+        with anyio.fail_after(WAIT):
+            await server.held("there")
+    server.moods = {}
+    server.release("there")
+    async with falling(home, server, clock) as house:
+        assert (await house.answered(accepted.turn)).state == "answered"
+        rows = await house.store.read(messages.journal, accepted.turn)
+        assert [row.message.model for row in rows if row.message.role == "assistant"] == ["second", "second"]
+    assert server.asked == ["first", "second", "second", "second"]
+
+
+async def test_a_failing_model_is_logged_with_who_answers_instead(home: Path, server: Moody, clock: Clock) -> None:
+    server.moods["first"] = "[status 503 quote]"
+    with capture_logs() as lines:
+        async with falling(home, server, clock) as house:
+            await house.say("a private word")
+    line = next(line for line in lines if line["event"] == "a model failed")
+    assert (line["model"], line["why"], line["rests"], line["instead"]) == ("first", "overloaded", 60.0, "second")
+    assert "private" not in str(lines)
+
+
+# -- any sequence --
+
+MOODS = {
+    "": None,
+    "[status 429 retry-after=20]": 20.0,
+    "[status 503]": 60.0,
+    "[status 402]": 600.0,
+    "[status 400]": None,
+    "[words 9] [cut after=4]": 60.0,
+    "[cut after=0]": 60.0,
+}
+moods = st.sampled_from(sorted(MOODS))
+turns = st.lists(
+    st.tuples(st.tuples(moods, moods, moods), st.sampled_from([0.0, 15.0, 61.0, 700.0])), min_size=1, max_size=8
+)
+
+
+@given(turns)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_whatever_fails_each_is_asked_once_and_none_that_rests(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[tuple[str, str, str], float]]
+) -> None:
+    """Over a chain of three with a moving clock: no model that rests is asked while another is awake, none twice in a
+    step, every turn ends, and the journal has exactly one answer for each that was answered."""
+    clock = Clock()
+    home = tmp_path_factory.mktemp("chain")
+    async with Moody() as server, falling(home, server, clock) as house:
+        until = dict.fromkeys(NAMES, 0.0)
+        for tempers, pause in steps:
+            server.moods = {name: mood for name, mood in zip(NAMES, tempers, strict=True) if mood}
+            server.asked.clear()
+            outcome, events = await told(house, "say something")
+            assert 1 <= len(server.asked) == len(set(server.asked)) <= 3
+            works = [name for name in NAMES if not server.moods.get(name)]
+            for name in server.asked:
+                awake = [one for one in NAMES if until[one] <= clock.now]
+                assert name in awake or (not awake and server.asked == [name])
+                rests = MOODS[server.moods.get(name, "")]
+                if rests is not None:
+                    until[name] = clock.now + rests
+            rows = await house.store.read(messages.journal, outcome.turn)
+            answers = [row.message.model for row in rows if row.message.role == "assistant"]
+            if server.asked[-1] in works:
+                assert (outcome.state, answers) == ("answered", [server.asked[-1]])
+                assert shown(events) == outcome.text == ANSWER
+            else:
+                assert (outcome.state, answers) == ("failed", [])
+            assert len(notices(events)) <= len(server.asked)
+            clock.now += pause
+        assert server.stats()["refusals"] == []
+
+
+@pytest.mark.parametrize("api", FORMATS)
+@pytest.mark.parametrize("mood", ["", "[status 400 step=1]", "[saying some words] [cut after=3 step=1]"])
+@pytest.mark.parametrize("failing", [1, 3])
+async def test_a_turn_that_has_ended_is_let_go_at_once(
+    home: Path, server: Moody, clock: Clock, api: str, mood: str, failing: int
+) -> None:
+    """L99: whatever became of it, nothing waits for the garbage collector; a turn's log holds all of its text."""
+    async with falling(home, server, clock, formats=(api, api, api)) as house:
+        await house.say("warm up")
+        server.moods = dict.fromkeys(NAMES[:failing], mood)
+        gc.collect()
+        gc.disable()
+        try:
+            outcome = await house.say("one [tool clock {}]", "other")
+            assert outcome.state == ("failed" if mood and failing == 3 else "answered")
+            with anyio.fail_after(WAIT):
+                while any(isinstance(held, Journal) for held in gc.get_objects()):
+                    await anyio.sleep(0.01)
+        finally:
+            gc.enable()
+
+
+def test_the_table_of_kinds_says_what_is_done() -> None:
+    """docs/model-failures.md"""
+    page = (Path(__file__).parents[2] / "docs" / "model-failures.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    table = {row[0].strip("`"): row[3:6] for row in rows if len(row) == 7}
+    assert set(table) == set(get_args(ModelKind))
+    for kind, (key, model, rests) in table.items():
+        assert key == ("yes" if kind in ROTATED else "no")
+        assert model == ("no" if kind in UNHELPED else "yes")
+        seconds = REST_SECONDS.get(kind)  # type: ignore[call-overload]
+        assert rests == ("no" if seconds is None else f"{seconds / 60:g} min")

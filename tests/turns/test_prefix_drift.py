@@ -1,0 +1,149 @@
+"""A conversation whose frozen prompt or tools differ from the configuration: its user is told once."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.scripted_model import ScriptedModel
+from tests.core import ANNA, OWNER, Core, core
+from tidegate.agent import EXTRA, PROMPT, freeze
+from tidegate.sessions import operations
+from tidegate.tools import ToolContext, Toolset, tool
+from tidegate.turns.prefix_drift import drift_of
+
+pytestmark = pytest.mark.anyio
+
+BOTH, ONE, OTHER = '"clock", "files"', '"clock"', '"clock", "ask"'
+LESS = "This agent's tools changed since this conversation began (no longer: "
+MORE = "This agent's tools changed since this conversation began (now also: ask_user; no longer: "
+
+
+def running(home: Path, model: ScriptedModel, tools: str = BOTH, **options: Any) -> Any:
+    return core(home, model=model, tools=tools, **options)
+
+
+async def heard(house: Core, text: str = "hello") -> tuple[str, ...]:
+    """What the user is told beside the answer: the same live, and from the store."""
+    outcome = await house.say(text)
+    assert outcome.state == "answered"
+    assert await house.door.outcome(outcome.turn, ANNA) == outcome
+    return outcome.notices
+
+
+async def test_a_change_of_the_tools_is_told_once_and_again_when_they_change_again(
+    home: Path, model: ScriptedModel
+) -> None:
+    """A4, S33: over restarts, and to the user alone; what the model sees stays as it was frozen."""
+    async with running(home, model) as house:
+        assert await heard(house) == ()
+        frozen = house.requests()[-1]["tools"]
+    for tools, expected in ((ONE, LESS), (ONE, ""), (OTHER, MORE), (BOTH, ""), (ONE, LESS)):
+        async with running(home, model, tools) as house:
+            told = await heard(house)
+            assert len(told) == bool(expected) and "".join(told).startswith(expected), tools
+            assert all(text.endswith("). /reload takes them over.") for text in told)
+            assert await heard(house) == (), "once"
+            assert house.requests()[-1]["tools"] == frozen
+            assert "changed since" not in str(house.requests()[-1]["messages"])
+    assert model.stats()["refused"] == 0
+
+
+async def test_after_a_reload_nothing_is_told(home: Path, model: ScriptedModel) -> None:
+    """A4: the tools are then those of the configuration, and a later change is told again."""
+    async with running(home, model) as house:
+        first = await house.say("hello")
+    async with running(home, model, ONE) as house:
+        assert len(await heard(house)) == 1
+        assert await operations.reload(house.door, first.session, OWNER)
+        assert await heard(house) == ()
+        assert [each["function"]["name"] for each in house.requests()[-1]["tools"]] == ["clock"]
+    async with running(home, model, BOTH) as house:
+        (told,) = await heard(house)
+        assert "(now also: edit_file, " in told
+
+
+async def test_a_tool_that_is_no_longer_there_says_so(home: Path, model: ScriptedModel) -> None:
+    """S33: the model may still call what its frozen list names."""
+    async with running(home, model) as house:
+        await heard(house)
+    async with running(home, model, ONE) as house:
+        outcome = await house.say('[tool read_file {"path":"x"}] look')
+        rows = (await house.door.transcript(outcome.session, ANNA)).rows
+        assert "There is no tool named 'read_file' here." in [row.message.text for row in rows]
+
+
+async def test_another_prompt_is_told_and_a_caller_that_goes_its_own_way_is_not(
+    home: Path, model: ScriptedModel
+) -> None:
+    """A4: one-shot calls have nothing frozen; what a conversation was given in addition is no difference."""
+    async with running(home, model) as house:
+        await house.say("hello", extra_prompt="Be brief.")
+        await house.say("hello", name="plain")
+    text = (home / "tidegate.toml").read_text().replace("You are a test.", "You are another test.")
+    async with running(home, model, toml=text) as house:
+        for name in ("talk", "plain"):
+            (told,) = (await house.say("again", name=name)).notices
+            assert told == "This agent's prompt changed since this conversation began. /reload takes it over."
+        assert (await house.say("once", None)).notices == ()
+        assert (await house.say("new", name="fresh")).notices == ()
+
+
+async def test_a_turn_that_is_killed_tells_it_in_its_next_attempt(home: Path, model: ScriptedModel) -> None:
+    """S17: what was told to nobody who could read it later is told again; the turn after it is silent."""
+    async with running(home, model) as house:
+        await heard(house)
+    async with running(home, model, ONE, drain=None) as house:
+        accepted = await house.accept("[hold gate] two")
+        await model.held("gate")
+    model.release("gate")
+    async with running(home, model, ONE) as house:
+        outcome = await house.answered(accepted.turn)
+        assert [text.startswith(LESS) for text in outcome.notices] == [True]
+        assert await heard(house) == ()
+
+
+async def test_it_costs_a_usual_turn_nothing(home: Path, model: ScriptedModel) -> None:
+    """L20: neither a read nor a write beside what a turn needs; the turn that tells has one write more."""
+
+    async def cost(house: Core, name: str) -> tuple[int, int]:
+        await house.say("hello", name="another")  # what a start reads and writes is over by then
+        before = house.store.stats()
+        accepted = await house.accept("hello", name)
+        await house.answered(accepted.turn)
+        after = house.store.stats()
+        return after.writes - before.writes, after.reads - before.reads
+
+    async with running(home, model) as house:
+        await house.say("hello", name="told")
+        await house.say("hello", name="reference")
+        usual = await cost(house, "told")
+    async with running(home, model) as house:
+        first = await cost(house, "reference")
+    async with running(home, model, ONE) as house:
+        assert await cost(house, "told") == (first[0] + 1, first[1])
+        assert await cost(house, "told") == usual
+
+
+@tool(effect="read")
+async def look(ctx: ToolContext) -> str:
+    """Look."""
+    return ""
+
+
+@tool(effect="read", name="look")
+async def stare(ctx: ToolContext, *, long: bool = False) -> str:
+    """Look."""
+    return ""
+
+
+def test_what_differs_is_named() -> None:
+    """A4: tools by name, also one that only changed; prompt and tools together."""
+    old, new = Toolset((look,)), Toolset((stare,))
+    assert drift_of(freeze([(PROMPT, "a ")], old), " a", old) is None
+    assert drift_of(freeze([(PROMPT, ""), (EXTRA, "mine")], old), "", old) is None
+    assert drift_of(freeze([(PROMPT, "a"), (EXTRA, "mine")], old), "a", old) is None
+    found = drift_of(freeze([(PROMPT, "a")], old), "b", new)
+    assert found is not None and found.text == (
+        "This agent's prompt and tools changed since this conversation began (changed: look). /reload takes them over."
+    )

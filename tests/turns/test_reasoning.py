@@ -1,0 +1,139 @@
+"""How hard a model thinks: one setting, changed in place, in every format."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.core import ANNA, Core, core
+from tests.random_model import FORMATS, KEY, NAMES, Moody, toml
+from tidegate.sessions import operations
+from tidegate.values import Call, Reasoning
+
+pytestmark = pytest.mark.anyio
+
+OPENAI = 'thinking = "effort"\nefforts = ["minimal", "low", "medium", "high"]\n'
+THINKING = {
+    "openai-chat": OPENAI,
+    "openai-responses": OPENAI,
+    "anthropic": 'thinking = "adaptive"\nefforts = ["low", "medium", "high", "max"]\nmax_output = 32000\n',
+    "anthropic by budget": 'thinking = "budget"\nmax_output = 32000\n',
+}
+"""By format: how its models are told how hard to think."""
+WORDS: tuple[Reasoning | None, ...] = ("low", "high", None, "medium", "off", "max", "low")
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Moody]:
+    async with Moody() as server:
+        yield server
+
+
+def thinking(home: Path, server: Moody, how: str, agent: str = "", *, prompt: str = "You are a test.") -> Any:
+    api = how.partition(" ")[0]
+    text = toml(server.base_url, agent, formats=(api, api, api), each=THINKING[how])
+    text = text.replace("You are a test.", prompt)
+    return core(home, model=server, toml=text, environment={KEY: "sesame"})
+
+
+def frozen(body: bytes) -> tuple[bytes, ...]:
+    """The parts of a request that a session has frozen, byte for byte."""
+    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    found = [bytes(fields[name]) for name in ("system", "instructions", "tools") if name in fields]
+    said = msgspec.json.decode(fields.get("messages") or fields["input"], type=list[msgspec.Raw])
+    return (*found, bytes(said[0]) if "system" not in fields else b"")
+
+
+def asked_for(body: dict[str, Any]) -> Any:
+    """What the request says of thinking, in its format's words."""
+    if "reasoning" in body:
+        return body["reasoning"].get("effort")
+    if "thinking" in body or "output_config" in body:
+        return (body.get("output_config") or {}).get("effort") or body["thinking"].get("budget_tokens") or "off"
+    return body.get("reasoning_effort")
+
+
+async def choose(house: Core, session: str, effort: Reasoning | None) -> None:
+    if effort is None:
+        await operations.clear_setting(house.door, session, ANNA, "reasoning")
+    else:
+        await operations.set_setting(house.door, session, ANNA, "reasoning", effort, source="command")
+
+
+@pytest.mark.parametrize("how", sorted(THINKING))
+async def test_reasoning_changes_in_place(home: Path, server: Moody, how: str) -> None:
+    """A3, S32: the resident stays, what is frozen stays byte for byte, and every request begins as the one before, also
+    where thoughts are carried over between the steps of a turn."""
+    async with thinking(home, server, how) as house:
+        session = (await house.say("hello [tool clock {}]")).session
+        record = house.door.presence.get(session)
+        assert record is not None
+        resident = record.resident
+        first = frozen(server.recorded[0].body)
+        seen = []
+        for effort in WORDS:
+            await choose(house, session, effort)
+            outcome = await house.say(f"{effort} [tool clock {{}}]")
+            assert outcome.state == "answered", outcome.error
+            assert record.resident is resident is not None
+            seen.append(asked_for(server.recorded[-1].decoded()))
+        assert {frozen(request.body) for request in server.recorded} == {first}
+    assert len({str(word) for word in seen}) >= 3, seen
+    assert seen[0] == seen[-1]
+    stats = server.stats()
+    assert (stats["refusals"], stats["violations"], stats["reuse"]) == ([], [], 1.0)
+
+
+@pytest.mark.parametrize("api", FORMATS)
+async def test_a_call_outranks_the_session_and_that_the_agent(home: Path, server: Moody, api: str) -> None:
+    """A3, S05: and none of them changes what the agent is."""
+    async with thinking(home, server, api, 'reasoning = "low"') as house:
+        session = (await house.say("one")).session
+
+        def said() -> Any:
+            return asked_for(server.recorded[-1].decoded())
+
+        assert said() == "low"
+        await choose(house, session, "medium")
+        await house.say("two")
+        assert said() == "medium"
+        await house.say("three", call=Call(reasoning="high"))
+        assert said() == "high"
+        await house.say("four")
+        assert said() == "medium", "a call's own was for its turn only"
+        await choose(house, session, None)
+        await house.say("five")
+        assert said() == "low"
+        await house.say("six", None)
+        assert said() == "low", "a one-shot call has its agent's"
+        await house.say("seven", None, call=Call(reasoning="minimal"))
+        assert said() == "minimal" or api == "anthropic"
+        assert house.config.agents["main"].reasoning == "low"
+
+
+@pytest.mark.parametrize("api", FORMATS)
+async def test_without_any_setting_the_provider_decides(home: Path, server: Moody, api: str) -> None:
+    async with thinking(home, server, api) as house:
+        await house.say("one")
+    body = server.recorded[0].decoded()
+    assert not {"reasoning_effort", "thinking", "output_config"} & set(body)
+    assert "effort" not in body.get("reasoning", {})
+
+
+@pytest.mark.parametrize("own", FORMATS)
+@pytest.mark.parametrize("other", FORMATS)
+async def test_thoughts_stay_with_the_model_that_had_them(home: Path, server: Moody, own: str, other: str) -> None:
+    """A turn that thinks, calls tools and falls back in the middle, there and back again: no format is sent another's
+    thoughts, and each gets its own back."""
+    text = toml(server.base_url, 'reasoning = "high"\nfallback_for = 0', formats=(own, other, own))
+    for name, api in zip(NAMES, (own, other, own), strict=True):
+        text = text.replace(f"[models.{name}]\n", f"[models.{name}]\n{THINKING[api]}")
+    async with core(home, model=server, toml=text, environment={KEY: "sesame"}) as house:
+        for number in range(3):
+            server.moods = {"first": "[status 400 step=1]"} if number != 1 else {}
+            outcome = await house.say(f"{number} [think] [tool clock {{}}] [tool clock {{}}]")
+            assert outcome.state == "answered", outcome.error
+    assert {"first", "second"} == set(server.asked)
+    assert server.stats()["refusals"] == []
