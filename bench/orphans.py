@@ -27,13 +27,13 @@ from types import MappingProxyType
 import msgspec
 
 from bench.children import ROOT, TAIL, Failed
-from tidegate.spool.jobs.runner import Workers
-from tidegate.workspaces.backends.bubblewrap import Bubblewrap
-from tidegate.workspaces.backends.interface import Backend, BoxLimits, BoxSpec, owner_of
-from tidegate.workspaces.backends.local import Local
+from tidegate.spool.jobs.runner import JobRunner
+from tidegate.workspaces.backends.bubblewrap import BubblewrapBackend
+from tidegate.workspaces.backends.interface import Backend, SandboxLimits, SandboxSpec, owner_of
+from tidegate.workspaces.backends.local import LocalBackend
 from tidegate.workspaces.backends.shell_script import background
-from tidegate.workspaces.backends.ssh import Ssh
-from tidegate.workspaces.files import Mount, Query, read_pattern
+from tidegate.workspaces.backends.ssh import SshBackend
+from tidegate.workspaces.files import Mount, SearchQuery, read_pattern
 from tidegate.workspaces.files.local import LocalFiles
 from tidegate.workspaces.kernel.cgroups import Cgroups
 from tidegate.workspaces.kernel.users import user_of
@@ -101,13 +101,13 @@ async def command(start: Start) -> None:
 
 
 async def local(start: Start) -> None:
-    await _command(Local(_spawner(), Cgroups(start.home)), start)
+    await _command(LocalBackend(_spawner(), Cgroups(start.home)), start)
 
 
 async def ssh(start: Start) -> None:
     """The connection and a command over it."""
     start.begin()
-    await _command(Ssh(_spawner(), "127.0.0.1", start.options), start, begun=True)
+    await _command(SshBackend(_spawner(), "127.0.0.1", start.options), start, begun=True)
 
 
 async def check(start: Start) -> None:
@@ -119,7 +119,7 @@ async def check(start: Start) -> None:
 async def search(start: Start) -> None:
     files = LocalFiles((Mount(inner="/workspace", folder=_spec(start.home).folder),), _spawner())
     start.begin()
-    await files.search("/workspace", Query(pattern=read_pattern("needle")))
+    await files.search("/workspace", SearchQuery(pattern=read_pattern("needle")))
 
 
 async def job(start: Start) -> None:
@@ -129,7 +129,7 @@ async def job(start: Start) -> None:
     order = {"path": str(text), "pattern": "(a+)+$", "regex": True, "limit": 1, "bytes": 100, "seconds": 100}
     start.begin()
     with contextlib.suppress(TimeoutError):
-        await Workers().run("searching", {**order, "offset": 0, "byte": 0}, within=1, memory=256 * MIB)
+        await JobRunner().run("searching", {**order, "offset": 0, "byte": 0}, within=1, memory=256 * MIB)
 
 
 KINDS: Mapping[str, Callable[[Start], Awaitable[None]]] = MappingProxyType(
@@ -150,14 +150,16 @@ def _spawner() -> Spawner:
     return Spawner(frozenset(os.sched_getaffinity(0)))
 
 
-def _bubblewrap(home: Path) -> Bubblewrap:
-    return Bubblewrap(_spawner(), Cgroups(home))
+def _bubblewrap(home: Path) -> BubblewrapBackend:
+    return BubblewrapBackend(_spawner(), Cgroups(home))
 
 
-def _spec(home: Path) -> BoxSpec:
-    limits = BoxLimits(memory_bytes=1024 * MIB, processes=200, disk_bytes=64 * MIB, file_bytes=2 * MIB, cpu_seconds=100)
+def _spec(home: Path) -> SandboxSpec:
+    limits = SandboxLimits(
+        memory_bytes=1024 * MIB, processes=200, disk_bytes=64 * MIB, file_bytes=2 * MIB, cpu_seconds=100
+    )
     user = user_of("", None, owner_of(home))
-    spec = BoxSpec(session="s_1", folder=home / "work", private=home / "private", limits=limits, user=user)
+    spec = SandboxSpec(session="s_1", folder=home / "work", private=home / "private", limits=limits, user=user)
     for folder in (spec.folder, spec.private, spec.home, spec.temporary):
         folder.mkdir(exist_ok=True)
         if user is not None:

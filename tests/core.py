@@ -12,12 +12,12 @@ import anyio
 from bench.scripted_model import ScriptedModel
 from tidegate.config import Config, load
 from tidegate.lifetimes import Ledger, Scope
-from tidegate.models import Clients, Models, Patience
+from tidegate.models import Clients, Models, RetryPolicy
 from tidegate.security import Principal, resolve
 from tidegate.sessions import Channels, EndHook, Sessions
 from tidegate.store import Db, Store, principals
 from tidegate.tools import ToolRegistry, Toolset, builtin_toolsets
-from tidegate.values import Accepted, Call, Inbound, Message, Outcome
+from tidegate.values import Acceptance, Call, Inbound, Message, Outcome
 
 OWNER = Principal(id="p_owner", name="owner", role="owner")
 ANNA = Principal(id="p_anna", name="anna", role="member")
@@ -55,14 +55,14 @@ tools = [{tools}]
 class Core:
     """A running core. `say` is the way of a caller who waits for his answer."""
 
-    def __init__(self, door: Sessions, store: Store, scope: Scope, model: ScriptedModel, config: Config) -> None:
-        self.door = door
+    def __init__(self, service: Sessions, store: Store, scope: Scope, model: ScriptedModel, config: Config) -> None:
+        self.service = service
         self.store = store
         self.scope = scope
         self.model = model
         self.config = config
 
-    async def accept(self, text: str, name: str | None = "talk", **fields: Any) -> Accepted:
+    async def accept(self, text: str, name: str | None = "talk", **fields: Any) -> Acceptance:
         inbound = Inbound(
             **{
                 "principal": ANNA.id,
@@ -74,16 +74,16 @@ class Core:
                 **fields,
             }
         )
-        return await self.door.accept(inbound)
+        return await self.service.accept(inbound)
 
     async def say(self, text: str, name: str | None = "talk", **fields: Any) -> Outcome:
         with anyio.fail_after(WAIT):
             accepted = await self.accept(text, name, **fields)
-            return await self.door.wait(accepted.turn)
+            return await self.service.wait(accepted.turn)
 
     async def answered(self, turn: str) -> Outcome:
         with anyio.fail_after(WAIT):
-            return await self.door.wait(turn)
+            return await self.service.wait(turn)
 
     async def know(self, *people: Principal) -> None:
         """Has the store know of them, as it does of everybody who has a key."""
@@ -131,15 +131,15 @@ async def core(
             clients,
             lambda reference: resolve(reference, environment or {}, home),
             config.limits.answer_bytes,
-            patience=Patience(clock=clock),
+            patience=RetryPolicy(clock=clock),
         ) as models,
     ):
         turns = scope.child("turns")
-        door = Sessions(turns, store, config, models, registry, hooks=hooks, clock=clock, channels=channels)
-        await door.recover()
+        service = Sessions(turns, store, config, models, registry, hooks=hooks, clock=clock, channels=channels)
+        await service.recover()
         try:
-            yield Core(door, store, scope, model, config)
+            yield Core(service, store, scope, model, config)
         finally:
             if drain is not None:
-                await door.drain(drain)
+                await service.drain(drain)
             await turns.close()

@@ -11,7 +11,7 @@ import anyio
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, BERT, OWNER, WAIT, Core, core, settings
 from tidegate.tools import ToolContext, Toolset, tool
-from tidegate.values import Answered, Asked, Event
+from tidegate.values import Event, QuestionAnswered, QuestionAsked
 
 ALL = '"clock", "deeds", "ask"'
 
@@ -97,32 +97,32 @@ def asking(
 
 async def ask(
     house: Core, text: str = '[tool push {"what": "a"}] [say done]', **fields: Any
-) -> tuple[str, list[Asked]]:
+) -> tuple[str, list[QuestionAsked]]:
     """A turn that waits for a person; what it asks."""
     accepted = await house.accept(text, **{"channel": "page", **fields})
     return accepted.turn, await asked(house, accepted.turn)
 
 
-async def asked(house: Core, turn: str, count: int = 1) -> list[Asked]:
+async def asked(house: Core, turn: str, count: int = 1) -> list[QuestionAsked]:
     """What the turn asks, once it has asked so much and waits for the answers."""
-    log = house.door.live(turn)
+    log = house.service.live(turn)
     assert log is not None, "the turn has ended"
-    found: list[Asked] = []
+    found: list[QuestionAsked] = []
     with anyio.fail_after(WAIT):
         async with aclosing(log.read()) as batches:
             async for batch in batches:
-                found += [event for event in batch if isinstance(event, Asked)]
+                found += [event for event in batch if isinstance(event, QuestionAsked)]
                 if len(found) >= count:
                     break
     assert len(found) >= count, f"the turn ended and had asked {found}"
-    live = house.door.engine.running(log.session)
+    live = house.service.engine.running(log.session)
     assert live is not None
     await until(lambda: live.away == _open(log.events))
     return found
 
 
 def _open(events: Sequence[Event]) -> int:
-    return sum(isinstance(event, Asked) - isinstance(event, Answered) for event in events)
+    return sum(isinstance(event, QuestionAsked) - isinstance(event, QuestionAnswered) for event in events)
 
 
 async def until(holds: Callable[[], bool]) -> None:

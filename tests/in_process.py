@@ -44,14 +44,14 @@ tools = ["clock", "files"]
 """
 
 
-class House:
+class InProcessGateway:
     """A running gateway. `key` is the owner's; `client` sends it with every request."""
 
     def __init__(self, **rooms: Any) -> None:
         self.url: str = rooms["url"]
         self.key: str = rooms["key"]
         self.client: aiohttp.ClientSession = rooms["client"]
-        self.door: Sessions = rooms["door"]
+        self.service: Sessions = rooms["service"]
         self.store: Store = rooms["store"]
         self.config: Config = rooms["config"]
         self.scope: Scope = rooms["scope"]
@@ -90,7 +90,7 @@ class House:
 
 
 @contextlib.asynccontextmanager
-async def house(
+async def in_process_gateway(
     home: Path,
     extra: str = "",
     *,
@@ -100,7 +100,7 @@ async def house(
     keep_alive: float = 15.0,
     drain: float = 5.0,
     **store_options: Any,
-) -> AsyncIterator[House]:
+) -> AsyncIterator[InProcessGateway]:
     """A gateway over `home`; entered a second time it is a restart. `extra` is added to the settings."""
     text = toml if toml is not None else DEMO + extra if model is None else core.settings(model, extra)
     config = await anyio.to_thread.run_sync(_settings, home, text)
@@ -119,16 +119,16 @@ async def house(
     ):
         key = await store.write(_owner, time.time())
         turns = scope.child("turns")
-        door = Sessions(turns, store, config, models, ToolRegistry({**builtin_toolsets(), **(toolsets or {})}))
-        await door.recover()
+        service = Sessions(turns, store, config, models, ToolRegistry({**builtin_toolsets(), **(toolsets or {})}))
+        await service.recover()
         health = Health(store)
 
         async def status() -> Mapping[str, Any]:
-            return door.status()
+            return service.status()
 
         app = create_app(
-            door=door,
-            commands=build(door),
+            service=service,
+            commands=build(service),
             store=store,
             config=config,
             models=models,
@@ -144,11 +144,11 @@ async def house(
         timeout = aiohttp.ClientTimeout(total=WAIT)
         async with aiohttp.ClientSession(url, headers=headers, timeout=timeout) as client:
             try:
-                yield House(
+                yield InProcessGateway(
                     url=url,
                     key=key,
                     client=client,
-                    door=door,
+                    service=service,
                     store=store,
                     config=config,
                     scope=scope,
@@ -157,7 +157,7 @@ async def house(
                     health=health,
                 )
             finally:
-                await door.drain(drain)
+                await service.drain(drain)
                 await web.close()
                 await turns.close()
 

@@ -105,7 +105,7 @@ async def rows(house: Core) -> dict[str, int]:
 async def still(house: Core) -> None:
     """Until nothing runs or waits and nothing is present but residents."""
     with anyio.fail_after(WAIT):
-        while any(count for name, count in house.door.census().items() if name.startswith("turns_")):
+        while any(count for name, count in house.service.census().items() if name.startswith("turns_")):
             await anyio.sleep(0.001)
 
 

@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any
 
 import tidegate
-from tidegate.gateway.gateway import House
+from tidegate.gateway.gateway import Gateway
 
 CONFIGURATION = """
 [models.main]
@@ -90,7 +90,7 @@ async def _run(home: Path, trace: Trace) -> None:
 
     (home / "tidegate.toml").write_text(CONFIGURATION)
     threading.setprofile(profile)
-    gateway = House(home, port=0, say=lambda _line: None)
+    gateway = Gateway(home, port=0, say=lambda _line: None)
     await gateway.build()
     try:
         key = (home / "api-key").read_text().strip()

@@ -19,7 +19,7 @@ from bench.report import Figure
 from bench.suite import Bench
 from tidegate.config import load
 from tidegate.lifetimes import Ledger, Scope
-from tidegate.recall.recall import Recalling
+from tidegate.recall.recall import RecallService
 from tidegate.spool import Spool
 from tidegate.store import Db, Store, search
 from tidegate.tools import ToolContext
@@ -106,7 +106,7 @@ async def measure(bench: Bench) -> tuple[float, dict[str, dict[str, list[float]]
             excerpt_lines=limits.tool_output_lines,
             quota=SPOOL_BYTES,
         )
-        ways = {**ways_of(store), **recall_of(Recalling(config, store, spool, scope), spool)}
+        ways = {**ways_of(store), **recall_of(RecallService(config, store, spool, scope), spool)}
         taken: dict[str, dict[str, list[float]]] = {name: {} for name in ways}
         for kind, queries in queries_of(library, scale.search_queries).items():
             for number, (query, owner, session) in enumerate(queries):
@@ -159,7 +159,7 @@ def ways_of(store: Store) -> dict[str, Way]:
     return {"bare": bare, "person": person, "session": one, "sessions": sessions}
 
 
-def recall_of(service: Recalling, spool: Spool) -> dict[str, Way]:
+def recall_of(service: RecallService, spool: Spool) -> dict[str, Way]:
     """What an agent is given when it searches."""
 
     def context(owner: str, session: str) -> ToolContext:

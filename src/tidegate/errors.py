@@ -210,3 +210,7 @@ class StoreDamaged(StoreFailed):
 
 class StoreNewer(StoreFailed):
     pass
+
+
+class NotYet(Exception):
+    """A slow end hook could not be prepared and has logged why. Receiver: try it again later."""

@@ -134,7 +134,7 @@ class Media(Frozen, frozen=True):
         return f"[{self.kind}: {self.about}]"
 
 
-class Carried(Frozen, frozen=True):
+class OpaqueItem(Frozen, frozen=True):
     """Something in a model's answer that is no word of it but must go back with it, verbatim: a signed thought, an
     encrypted one, a mark on a call. It stood after so many characters of the text and so many of the calls; what it
     means, only the wire format that brought it knows."""
@@ -169,7 +169,7 @@ class Message(Frozen, frozen=True):
     media: tuple[Media, ...] = ()
     carrier: str = ""
     bound: str = ""
-    carried: tuple[Carried, ...] = ()
+    carried: tuple[OpaqueItem, ...] = ()
     logprobs: msgspec.Raw | None = None
     interrupted: bool = False
     unanswered: bool = False
@@ -310,7 +310,7 @@ class Receipt(Frozen, frozen=True):
     keep: float = 86400.0
 
 
-class Brought(Frozen, frozen=True):
+class Attachment(Frozen, frozen=True):
     """A picture, a sound or a document as a caller gave it, unchecked. `message` is the place of its message among
     those it came with, `name` says where it stood, `filename` is the caller's own name for it."""
 
@@ -342,7 +342,7 @@ class Inbound(Frozen, frozen=True):
     """The turn that it is a part of: an agent has delegated it."""
     depth: int = 0
     """How many turns it is within."""
-    brought: tuple[Brought, ...] = ()
+    brought: tuple[Attachment, ...] = ()
     """What becomes media of the messages when they are taken in."""
     new: bool = False
     """Start a new conversation that will be addressed by its id (the page's and the terminal's way)."""
@@ -357,7 +357,7 @@ class ToolsNote(Frozen, frozen=True):
     """Whether they differ from those that the session's prefix was frozen with."""
 
 
-class Accepted(Frozen, frozen=True):
+class Acceptance(Frozen, frozen=True):
     """The door's acknowledgement: the message is durable, and `how` says truly what will happen to it."""
 
     turn: str
@@ -423,7 +423,7 @@ class Notice(Frozen, frozen=True, tag="notice"):
     text: str
 
 
-class Asked(Frozen, frozen=True, tag="asked"):
+class QuestionAsked(Frozen, frozen=True, tag="asked"):
     """The turn waits for a person: to approve one exact action, or to answer a question. It is told again to whoever
     comes later, under the same id; when the turn ends, so does the question. Whoever follows a turn is told as well
     what is asked by the tasks that it has given: then `turn` is the task's, and `agent` who works on it."""
@@ -440,7 +440,7 @@ class Asked(Frozen, frozen=True, tag="asked"):
     """Whether only the owner of the gateway may answer it."""
 
 
-class Answered(Frozen, frozen=True, tag="answered"):
+class QuestionAnswered(Frozen, frozen=True, tag="answered"):
     """What became of a question: approved, denied, answered, expired or cancelled."""
 
     id: str
@@ -499,8 +499,8 @@ Event = (
     | ToolStarted
     | ToolProgress
     | ToolEnded
-    | Asked
-    | Answered
+    | QuestionAsked
+    | QuestionAnswered
     | Notice
     | TurnEnded
 )

@@ -16,11 +16,11 @@ from tidegate.agent.context import (
     cut_summaries,
     elided,
     groups,
-    marks_of,
     of_messages,
     of_summaries,
     read_summary,
     tail_from,
+    window_marks,
 )
 from tidegate.agent.context.cut_points import boundaries
 from tidegate.agent.context.rule_summary import CHARACTERS, LINES
@@ -246,11 +246,11 @@ def test_a_list_of_very_many_or_very_long_things_stays_short() -> None:
 
 def test_the_marks_leave_room_for_the_answer() -> None:
     settings = ContextSettings()
-    marks = marks_of(Facts(window=200_000, output=64_000), settings)
+    marks = window_marks(Facts(window=200_000, output=64_000), settings)
     assert marks.hard == 136_000 and marks.keep < marks.soft < marks.hard
-    small = marks_of(Facts(window=1024, output=8192), settings)
+    small = window_marks(Facts(window=1024, output=8192), settings)
     assert small.hard == 512, "an answer gets half of a small window at most"
-    wide = marks_of(Facts(window=1_000_000, output=8192), settings)
+    wide = window_marks(Facts(window=1_000_000, output=8192), settings)
     assert (wide.keep, wide.soft, wide.hard) == (200_000, 700_000, 800_000)
     half = wide.within(400_000)
     assert (half.keep, half.soft, half.hard, half.window) == (100_000, 350_000, 400_000, 500_000)

@@ -17,7 +17,7 @@ from tidegate.agent import Conversation, in_call_order
 from tidegate.agent.conversation import LOADED_BYTES, PICTURE_TEXT_BYTES
 from tidegate.models import Model
 from tidegate.tools import Toolset
-from tidegate.values import Call, Carried, Media, Message, ToolCall, Usage
+from tidegate.values import Call, Media, Message, OpaqueItem, ToolCall, Usage
 
 pytestmark = pytest.mark.anyio
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -254,7 +254,7 @@ async def test_a_past_with_thoughts_is_taken_up_without_reading_the_prefix_for_e
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S32: tools may be long, and so may the past."""
-    carried = (Carried(item=msgspec.Raw(b'{"message":{"reasoning":"so"}}'), text=0, calls=0),)
+    carried = (OpaqueItem(item=msgspec.Raw(b'{"message":{"reasoning":"so"}}'), text=0, calls=0),)
     past = [Message(role="assistant", text="yes", model=model.provided, carrier="openai-chat", carried=carried)] * 50
     digests: list[bytes] = []
     digest = hashlib.blake2b

@@ -1,6 +1,6 @@
 """A model that goes round in circles is told, then stopped."""
 
-from tidegate.agent.loop_detector import Repeats, Verdict
+from tidegate.agent.loop_detector import LoopDetector, RepeatVerdict
 from tidegate.values import Message, ToolCall
 
 CALL = Message(role="assistant", calls=(ToolCall(id="1", name="clock", arguments="{}"),))
@@ -12,14 +12,14 @@ def same(text: str = "12:00") -> list[Message]:
 
 def test_the_same_round_is_warned_of_and_then_stopped() -> None:
     """Three equal rounds are a warning, six are the end."""
-    repeats = Repeats(allowed=3)
+    repeats = LoopDetector(allowed=3)
     verdicts = [repeats.round(CALL, same()) for _ in range(6)]
-    fine, warn, stop = Verdict.FINE, Verdict.WARN, Verdict.STOP
+    fine, warn, stop = RepeatVerdict.FINE, RepeatVerdict.WARN, RepeatVerdict.STOP
     assert verdicts == [fine, fine, warn, warn, warn, stop]
 
 
 def test_the_same_call_with_another_result_is_progress() -> None:
     """Polling something that changes is not a loop."""
-    repeats = Repeats(allowed=2)
+    repeats = LoopDetector(allowed=2)
     verdicts = {repeats.round(CALL, same(f"12:0{minute}")) for minute in range(8)}
-    assert verdicts == {Verdict.FINE}
+    assert verdicts == {RepeatVerdict.FINE}

@@ -9,7 +9,7 @@ import pytest
 
 from tests.models.support import ANSWER_BYTES, PREFIX, settings
 from tests.random_model import NAMES, Moody
-from tidegate.agent import Conversation, Mind, Purse
+from tidegate.agent import Conversation, ModelSteps, SpendGuard
 from tidegate.agent.model_step import FallBack, both
 from tidegate.errors import ModelFailed
 from tidegate.models import Clients, Model, Models
@@ -76,10 +76,10 @@ class Chain:
 
     async def __call__(
         self, last: Conversation, failed: tuple[Model, ...], failure: ModelFailed
-    ) -> tuple[Conversation, Purse] | None:
+    ) -> tuple[Conversation, SpendGuard] | None:
         self.failures.append(([model.name for model in failed], failure.kind))
         rest = [model for model in self.models if model not in failed]
-        return (self.talk(rest[0]), Purse(model=rest[0].name)) if rest else None
+        return (self.talk(rest[0]), SpendGuard(model=rest[0].name)) if rest else None
 
 
 @asynccontextmanager
@@ -100,11 +100,11 @@ async def chained(server: Moody, said: str = "hello") -> AsyncIterator[Chain]:
             assert clients.stats().busy == 0
 
 
-async def ask(chain: Chain, turn: Told, fall_back: FallBack | None = None) -> tuple[Mind, Message]:
+async def ask(chain: Chain, turn: Told, fall_back: FallBack | None = None) -> tuple[ModelSteps, Message]:
     first = chain.talk(chain.models[0])
-    mind = Mind(first, Purse(model="first"), fall_back or chain)
+    model_steps = ModelSteps(first, SpendGuard(model="first"), fall_back or chain)
     with anyio.fail_after(20):
-        return mind, await mind.ask(turn, Call())  # type: ignore[arg-type]
+        return model_steps, await model_steps.ask(turn, Call())  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -116,9 +116,9 @@ async def server() -> AsyncIterator[Moody]:
 async def test_a_model_that_answers_is_asked_alone(server: Moody) -> None:
     async with chained(server) as chain:
         turn = Told()
-        mind, answer = await ask(chain, turn)
+        model_steps, answer = await ask(chain, turn)
         assert (answer.text, answer.model, turn.shown) == (ANSWER, "first", ANSWER)
-        assert mind.conversation.model.name == mind.purse.model == "first"
+        assert model_steps.conversation.model.name == model_steps.spend_guard.model == "first"
     assert server.asked == ["first"]
     assert chain.failures == []
 
@@ -142,9 +142,9 @@ async def test_when_one_fails_the_next_is_asked_and_nothing_is_void(server: Mood
     server.moods["first"] = mood
     async with chained(server) as chain:
         turn = Told()
-        mind, answer = await ask(chain, turn)
+        model_steps, answer = await ask(chain, turn)
         assert (answer.text, answer.model, turn.shown) == (ANSWER, "second", ANSWER)
-        assert mind.conversation.model.name == mind.purse.model == "second"
+        assert model_steps.conversation.model.name == model_steps.spend_guard.model == "second"
         assert (turn.resets, turn.cuts) == ([], [])
     assert server.asked == ["first", "second"]
     assert chain.failures == [(["first"], kind)]
@@ -197,10 +197,10 @@ async def test_each_step_may_ask_every_model_again(server: Moody) -> None:
     async with chained(server) as chain:
         server.moods["first"] = "[status 503]"
         turn = Told()
-        mind, _ = await ask(chain, turn)
+        model_steps, _ = await ask(chain, turn)
         server.moods = {"second": "[status 503]"}
         with anyio.fail_after(20):
-            answer = await mind.ask(turn, Call())  # type: ignore[arg-type]
+            answer = await model_steps.ask(turn, Call())  # type: ignore[arg-type]
         assert answer.model == "first"
     assert server.asked == ["first", "second", "second", "first"]
 

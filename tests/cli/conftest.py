@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway.process import Gateway, gateway
+from tests.gateway.process import GatewayProcess, gateway
 
 
 @pytest.fixture(scope="package")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     with gateway(tmp_path_factory.mktemp("cli") / "home") as found:
         yield found
 

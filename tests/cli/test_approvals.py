@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cli.terminal import CTRL_C, at_terminal
-from tests.gateway.process import WAIT, Gateway, gateway, tidegate
+from tests.gateway.process import WAIT, GatewayProcess, gateway, tidegate
 
 CAREFUL = """
 [models.main]
@@ -26,7 +26,7 @@ QUESTION = 'call ask_user {"question": "Which one?", "choices": ["red", "blue"]}
 
 
 @pytest.fixture(scope="module")
-def careful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+def careful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     """A gateway whose agent asks before it looks at a European clock."""
     home = tmp_path_factory.mktemp("careful") / "home"
     home.mkdir(mode=0o700)
@@ -35,32 +35,32 @@ def careful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
         yield running
 
 
-def waiting(running: Gateway, session: str | None = None) -> list[dict[str, Any]]:
+def waiting(running: GatewayProcess, session: str | None = None) -> list[dict[str, Any]]:
     query = f"?session={session}" if session else ""
     return list(running.call("GET", f"/api/approvals{query}")["approvals"])
 
 
-def begin(running: Gateway, text: str) -> dict[str, Any]:
+def begin(running: GatewayProcess, text: str) -> dict[str, Any]:
     """A turn of a terminal that waits; what it asks."""
     accepted = running.call("POST", "/api/messages", {"text": text})
     return asked(running, accepted["session"])
 
 
-def asked(running: Gateway, session: str | None = None) -> dict[str, Any]:
+def asked(running: GatewayProcess, session: str | None = None) -> dict[str, Any]:
     deadline = time.monotonic() + WAIT
     while not (found := waiting(running, session)):
         assert time.monotonic() < deadline
     return found[0]
 
 
-def answer_of(running: Gateway, turn: str) -> str:
+def answer_of(running: GatewayProcess, turn: str) -> str:
     deadline = time.monotonic() + WAIT
     while (outcome := running.call("GET", f"/api/turns/{turn}"))["state"] == "running":
         assert time.monotonic() < deadline
     return str(outcome["text"])
 
 
-def test_a_person_is_asked_at_the_terminal(careful: Gateway) -> None:
+def test_a_person_is_asked_at_the_terminal(careful: GatewayProcess) -> None:
     """S29: shown whole; what is no answer is asked again; a denial takes a reason, a choice its number."""
     with at_terminal(careful.home, "--new") as (terminal, process):
         terminal.until("> ")
@@ -93,7 +93,7 @@ def test_a_person_is_asked_at_the_terminal(careful: Gateway) -> None:
     assert waiting(careful) == []
 
 
-def test_an_answer_from_elsewhere_ends_the_asking(careful: Gateway) -> None:
+def test_an_answer_from_elsewhere_ends_the_asking(careful: GatewayProcess) -> None:
     """S29: whichever client is first; the terminal says so and goes on."""
     with at_terminal(careful.home, "--new") as (terminal, process):
         terminal.until("> ")
@@ -107,7 +107,7 @@ def test_an_answer_from_elsewhere_ends_the_asking(careful: Gateway) -> None:
         assert terminal.leave(process) == 0
 
 
-def test_ctrl_c_and_stop_cancel_what_is_asked(careful: Gateway) -> None:
+def test_ctrl_c_and_stop_cancel_what_is_asked(careful: GatewayProcess) -> None:
     """S30: the asking ends with the turn, and the conversation goes on."""
     with at_terminal(careful.home, "--new") as (terminal, process):
         terminal.until("> ")
@@ -124,7 +124,7 @@ def test_ctrl_c_and_stop_cancel_what_is_asked(careful: Gateway) -> None:
     assert waiting(careful) == []
 
 
-def test_who_joins_a_conversation_that_waits_is_asked(careful: Gateway) -> None:
+def test_who_joins_a_conversation_that_waits_is_asked(careful: GatewayProcess) -> None:
     """S29: at once, and follows the turn to its answer; leaving leaves the question open."""
     question = begin(careful, CLOCK)
     for leaves in (True, False):
@@ -140,7 +140,7 @@ def test_who_joins_a_conversation_that_waits_is_asked(careful: Gateway) -> None:
             assert terminal.leave(process) == 0
 
 
-def test_the_commands_answer_from_another_conversation(careful: Gateway) -> None:
+def test_the_commands_answer_from_another_conversation(careful: GatewayProcess) -> None:
     """S29: by the id."""
     question = begin(careful, QUESTION)
     with at_terminal(careful.home, "--new") as (terminal, process):
@@ -152,7 +152,7 @@ def test_the_commands_answer_from_another_conversation(careful: Gateway) -> None
     assert "red" in answer_of(careful, question["turn"])
 
 
-def test_who_waits_behind_a_question_can_answer_it(careful: Gateway) -> None:
+def test_who_waits_behind_a_question_can_answer_it(careful: GatewayProcess) -> None:
     """S29: a message that is queued behind a turn that asks brings its question here."""
     question = begin(careful, CLOCK)
     behind = careful.call("POST", "/api/messages", {"text": "say behind", "session": question["session"]})
@@ -165,7 +165,7 @@ def test_who_waits_behind_a_question_can_answer_it(careful: Gateway) -> None:
     assert answer_of(careful, behind["turn"]) == "behind"
 
 
-def test_approvals_are_listed_and_answered_from_outside(careful: Gateway) -> None:
+def test_approvals_are_listed_and_answered_from_outside(careful: GatewayProcess) -> None:
     """S29: in full, for people and for programs; the wrong words are refused with the right ones."""
     run = tidegate("approvals", "list", home=careful.home)
     assert (run.returncode, run.stdout) == (0, "Nothing waits for an answer.\n")
@@ -196,7 +196,7 @@ def test_approvals_are_listed_and_answered_from_outside(careful: Gateway) -> Non
     assert "not now" in answer_of(careful, approval["turn"]) and "red" in answer_of(careful, question["turn"])
 
 
-def test_a_pipe_is_nobody(careful: Gateway) -> None:
+def test_a_pipe_is_nobody(careful: GatewayProcess) -> None:
     """X11: what would need a person is not run, and a script does not hang."""
     run = tidegate("chat", home=careful.home, input=f"{CLOCK}\n{QUESTION}\n")
     assert run.returncode == 0

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 from tests.cli.test_conversations import one_sentence
-from tests.gateway.process import Gateway, tidegate
+from tests.gateway.process import GatewayProcess, tidegate
 
 
-def test_the_log_is_a_table_with_the_latest_last(running: Gateway) -> None:
+def test_the_log_is_a_table_with_the_latest_last(running: GatewayProcess) -> None:
     """X24: by kind, by principal, by name or id; the same as JSON, with whole digests."""
     made = running.call("POST", "/api/keys", {"name": "auditor", "label": "x"})
     running.call("DELETE", f"/api/keys/{made['id']}")
@@ -29,7 +29,7 @@ def test_the_log_is_a_table_with_the_latest_last(running: Gateway) -> None:
     assert nothing == "Nothing was recorded in this time.\n"
 
 
-def test_a_limit_is_told(running: Gateway) -> None:
+def test_a_limit_is_told(running: GatewayProcess) -> None:
     """X24: the latest are shown, however many pages they take."""
     for _ in range(3):
         tidegate("status", "--link", home=running.home)
@@ -39,7 +39,7 @@ def test_a_limit_is_told(running: Gateway) -> None:
     assert some.stderr == "There are more than 2: raise --limit, or narrow the search.\n"
 
 
-def test_a_wrong_question_is_one_sentence(running: Gateway, nobody: Path) -> None:
+def test_a_wrong_question_is_one_sentence(running: GatewayProcess, nobody: Path) -> None:
     """F3: which kinds there are, what a time is, that nobody has that name, that no gateway runs."""
     wrong = tidegate("audit", "--kind", "colour", home=running.home)
     assert wrong.returncode == 2 and "'colour' is not one of 'sign_in', 'sign_out', 'key'" in wrong.stderr

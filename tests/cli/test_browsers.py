@@ -5,21 +5,21 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.process import Gateway, tidegate
+from tests.gateway.process import GatewayProcess, tidegate
 
 
-def sign_in(running: Gateway, browser: str) -> str:
+def sign_in(running: GatewayProcess, browser: str) -> str:
     """Signs a browser in; its page token."""
     code = json.loads(tidegate("status", "--link", "--json", home=running.home).stdout)["link"].partition("#code=")[2]
     return str(running.call("POST", "/api/login", {"code": code, "browser": browser})["page_token"])
 
 
-def browsers(running: Gateway) -> list[dict[str, Any]]:
+def browsers(running: GatewayProcess) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(tidegate("browsers", "list", "--json", home=running.home).stdout)
     return found
 
 
-def test_browsers_are_listed_and_signed_out_one_by_one_or_all(running: Gateway) -> None:
+def test_browsers_are_listed_and_signed_out_one_by_one_or_all(running: GatewayProcess) -> None:
     """X05: in a table and in JSON; none of their secrets is shown."""
     tokens = [sign_in(running, name) for name in ("Chrome on Linux", "Safari on iPhone", "Firefox on Windows")]
     table = tidegate("browsers", "list", home=running.home).stdout
@@ -44,7 +44,9 @@ def test_browsers_are_listed_and_signed_out_one_by_one_or_all(running: Gateway) 
         (["k_nothing", "--all"], 2, "--all"),
     ],
 )
-def test_what_cannot_be_signed_out_is_said(running: Gateway, arguments: list[str], status: int, told: str) -> None:
+def test_what_cannot_be_signed_out_is_said(
+    running: GatewayProcess, arguments: list[str], status: int, told: str
+) -> None:
     """H20: and where to look."""
     run = tidegate("browsers", "revoke", *arguments, home=running.home)
     assert (run.returncode, run.stdout) == (status, "")

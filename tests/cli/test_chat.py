@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.terminal import CTRL_C, at_terminal
-from tests.gateway.process import WAIT, Gateway, environment, gateway, tidegate
+from tests.gateway.process import WAIT, GatewayProcess, environment, gateway, tidegate
 
 TWO_AGENTS = """
 [models.main]
@@ -32,11 +32,11 @@ def _without_prompt_toolkit(folder: Path) -> str:
     return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def _live(running: Gateway) -> dict[str, dict[str, object]]:
+def _live(running: GatewayProcess) -> dict[str, dict[str, object]]:
     return {view["id"]: view for view in running.call("GET", "/api/sessions")["sessions"]}
 
 
-def test_each_line_of_a_pipe_is_a_message_of_one_conversation(running: Gateway) -> None:
+def test_each_line_of_a_pipe_is_a_message_of_one_conversation(running: GatewayProcess) -> None:
     """A12: the terminal client enters by the door; answers go to standard output and nothing else does."""
     before = set(_live(running))
     run = tidegate("chat", home=running.home, input="say alpha\n\nsay beta\n")
@@ -48,7 +48,7 @@ def test_each_line_of_a_pipe_is_a_message_of_one_conversation(running: Gateway) 
     assert [row["message"]["text"] for row in rows if row["message"]["role"] == "user"] == ["say alpha", "say beta"]
 
 
-def test_a_pipe_can_go_on_with_a_conversation_and_use_tools(running: Gateway) -> None:
+def test_a_pipe_can_go_on_with_a_conversation_and_use_tools(running: GatewayProcess) -> None:
     """A12: only the answer is on standard output."""
     tidegate("chat", "--new", home=running.home, input="say first\n")
     session = running.call("GET", "/api/sessions?limit=1")["sessions"][0]["id"]
@@ -59,7 +59,7 @@ def test_a_pipe_can_go_on_with_a_conversation_and_use_tools(running: Gateway) ->
     assert "say first" in [row["message"].get("text") for row in rows]
 
 
-def test_slash_commands_go_to_the_gateway(running: Gateway) -> None:
+def test_slash_commands_go_to_the_gateway(running: GatewayProcess) -> None:
     """S13: the same commands as on the page; /new begins another conversation."""
     before = set(_live(running))
     run = tidegate("chat", home=running.home, input="/help\nsay one\n/title Tides\n/new\nsay two\n")
@@ -71,7 +71,7 @@ def test_slash_commands_go_to_the_gateway(running: Gateway) -> None:
     assert "Tides" in [view["title"] for view in ended]
 
 
-def test_going_back_to_a_conversation_says_which_one(running: Gateway) -> None:
+def test_going_back_to_a_conversation_says_which_one(running: GatewayProcess) -> None:
     """S13: its title, its agent and its last exchange, beside the answers."""
     tidegate("chat", home=running.home, input="say neap tide\n/title Moon\n")
     session = running.call("GET", "/api/sessions?limit=1")["sessions"][0]["id"]
@@ -84,7 +84,7 @@ def test_going_back_to_a_conversation_says_which_one(running: Gateway) -> None:
     ]
 
 
-def test_a_turn_that_fails_is_told_and_is_the_exit_code_of_a_pipe(running: Gateway) -> None:
+def test_a_turn_that_fails_is_told_and_is_the_exit_code_of_a_pipe(running: GatewayProcess) -> None:
     """F3: one sentence on standard error; the next line still goes."""
     run = tidegate("chat", home=running.home, input="fail\nsay after all\n")
     assert run.returncode == 1
@@ -95,7 +95,7 @@ def test_a_turn_that_fails_is_told_and_is_the_exit_code_of_a_pipe(running: Gatew
     assert unknown.stderr.count("\n") == 1
 
 
-def test_a_person_talks_stops_an_answer_and_leaves(running: Gateway) -> None:
+def test_a_person_talks_stops_an_answer_and_leaves(running: GatewayProcess) -> None:
     """A12, S13: Ctrl-C stops the turn and not the client; Ctrl-D leaves; what was typed is there the next time."""
     with at_terminal(running.home, "--new") as (terminal, process):
         terminal.until("> ")
@@ -118,7 +118,7 @@ def test_a_person_talks_stops_an_answer_and_leaves(running: Gateway) -> None:
     assert "+count to 100000" in history.read_text()
 
 
-def test_without_the_extra_package_the_terminal_works_by_readline(running: Gateway, tmp_path: Path) -> None:
+def test_without_the_extra_package_the_terminal_works_by_readline(running: GatewayProcess, tmp_path: Path) -> None:
     """S13: and the last conversation goes on without being asked for."""
     bare = _without_prompt_toolkit(tmp_path)
     with at_terminal(running.home, "--new", PYTHONPATH=bare) as (terminal, process):
@@ -145,7 +145,7 @@ def test_without_the_extra_package_the_terminal_works_by_readline(running: Gatew
         assert terminal.leave(process) == 0
 
 
-def _latest(running: Gateway) -> tuple[str, dict[str, object]]:
+def _latest(running: GatewayProcess) -> tuple[str, dict[str, object]]:
     """The conversation last used, and its last message once nothing runs there."""
     deadline = time.monotonic() + WAIT
     while (view := running.call("GET", "/api/sessions?limit=1")["sessions"][0]).get("running"):
@@ -154,7 +154,7 @@ def _latest(running: Gateway) -> tuple[str, dict[str, object]]:
     return view["id"], rows[-1]["message"]
 
 
-def test_ctrl_c_twice_leaves_at_once_and_the_gateway_stops_the_turn(running: Gateway) -> None:
+def test_ctrl_c_twice_leaves_at_once_and_the_gateway_stops_the_turn(running: GatewayProcess) -> None:
     """F4: the client's end is not the conversation's, which has what was said and takes the next message."""
     with at_terminal(running.home, "--new") as (terminal, process):
         terminal.until("> ")
@@ -176,7 +176,7 @@ def test_ctrl_c_twice_leaves_at_once_and_the_gateway_stops_the_turn(running: Gat
     assert (again.returncode, again.stdout.strip()) == (0, "still here")
 
 
-def test_ctrl_c_at_a_pipe_stops_the_turn_and_not_the_client(running: Gateway) -> None:
+def test_ctrl_c_at_a_pipe_stops_the_turn_and_not_the_client(running: GatewayProcess) -> None:
     """F4: which goes on to the end of its input."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tidegate", "chat", "--home", str(running.home)],
@@ -194,7 +194,7 @@ def test_ctrl_c_at_a_pipe_stops_the_turn_and_not_the_client(running: Gateway) ->
     assert _latest(running)[1]["finish"] == "stopped"
 
 
-def test_what_a_model_says_cannot_move_the_cursor(running: Gateway) -> None:
+def test_what_a_model_says_cannot_move_the_cursor(running: GatewayProcess) -> None:
     """X19: control characters of an answer are not passed on to the terminal."""
     run = tidegate("chat", home=running.home, input="say red \x1b[31malert\x07\n")
     assert "\x1b" not in run.stdout
@@ -203,7 +203,7 @@ def test_what_a_model_says_cannot_move_the_cursor(running: Gateway) -> None:
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     """A gateway with two agents."""
     home = tmp_path_factory.mktemp("two") / "home"
     home.mkdir(mode=0o700)
@@ -212,7 +212,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
         yield found
 
 
-def _begun(running: Gateway, **fields: str) -> str:
+def _begun(running: GatewayProcess, **fields: str) -> str:
     """A conversation with one answered turn; its id."""
     accepted = running.call("POST", "/api/messages", {"text": "say begun", **fields})
     deadline = time.monotonic() + WAIT
@@ -221,7 +221,7 @@ def _begun(running: Gateway, **fields: str) -> str:
     return str(accepted["session"])
 
 
-def _refused(running: Gateway, *arguments: str, code: int = 1) -> str:
+def _refused(running: GatewayProcess, *arguments: str, code: int = 1) -> str:
     """What `chat` says when it refuses to begin, at a pipe and at a terminal alike."""
     run = tidegate("chat", *arguments, home=running.home, input="say hello\n")
     assert (run.returncode, run.stdout) == (code, "")
@@ -232,7 +232,7 @@ def _refused(running: Gateway, *arguments: str, code: int = 1) -> str:
     return str(run.stderr)
 
 
-def test_an_agent_that_is_not_there_is_told_at_the_start(two: Gateway) -> None:
+def test_an_agent_that_is_not_there_is_told_at_the_start(two: GatewayProcess) -> None:
     """F3: before anything is typed, with the nearest name."""
     before = set(_live(two))
     said = _refused(two, "--agent", "writr")
@@ -245,7 +245,7 @@ def test_an_agent_that_is_not_there_is_told_at_the_start(two: Gateway) -> None:
     assert _live(two)[made]["agent"] == "writer"
 
 
-def test_a_conversation_that_one_cannot_talk_in_is_told_at_the_start(two: Gateway) -> None:
+def test_a_conversation_that_one_cannot_talk_in_is_told_at_the_start(two: GatewayProcess) -> None:
     """F3: one that is not there, has ended, has another agent, or is somebody else's."""
     session = _begun(two)
     assert "There is no session" in _refused(two, "--session", "a/b?c")
@@ -258,7 +258,7 @@ def test_a_conversation_that_one_cannot_talk_in_is_told_at_the_start(two: Gatewa
     assert "somebody else" in _refused(two, "--session", theirs)
 
 
-def test_a_line_that_is_refused_does_not_keep_the_next_ones_of_a_pipe(running: Gateway) -> None:
+def test_a_line_that_is_refused_does_not_keep_the_next_ones_of_a_pipe(running: GatewayProcess) -> None:
     """F3: each is told in a sentence, with its number, and is the exit code."""
     lines = b"/nope\nsay one\nsay \xff\xfe\nsay two\n"
     run = subprocess.run(
@@ -274,7 +274,7 @@ def test_a_line_that_is_refused_does_not_keep_the_next_ones_of_a_pipe(running: G
 
 @pytest.mark.parametrize("bare", [False, True])
 def test_a_paste_of_several_lines_is_one_message_and_one_entry_of_the_history(
-    running: Gateway, tmp_path: Path, bare: bool
+    running: GatewayProcess, tmp_path: Path, bare: bool
 ) -> None:
     """A12, S13: whichever way lines are read; the next time it is there whole."""
     path = _without_prompt_toolkit(tmp_path) if bare else os.environ.get("PYTHONPATH", "")
@@ -294,7 +294,7 @@ def test_a_paste_of_several_lines_is_one_message_and_one_entry_of_the_history(
     assert (running.home / "chat-history").read_text().count("\n+say first\n+second\n+third\n") >= 1
 
 
-def _until_unread(running: Gateway) -> None:
+def _until_unread(running: GatewayProcess) -> None:
     """Until a request lies at a gateway that has been made to pause."""
     deadline = time.monotonic() + WAIT
     while not _unread(int(running.address.rpartition(":")[2])):
@@ -310,7 +310,7 @@ def _unread(port: int) -> bool:
     return False
 
 
-def test_ctrl_c_before_the_gateway_has_answered_stops_the_turn_and_not_the_client(running: Gateway) -> None:
+def test_ctrl_c_before_the_gateway_has_answered_stops_the_turn_and_not_the_client(running: GatewayProcess) -> None:
     """A12, S13: the message is on its way; what comes of it is stopped as soon as it is known."""
     with at_terminal(running.home, "--new") as (terminal, process):
         terminal.until("> ")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tests.gateway.process import WAIT, Gateway, environment, gateway, tidegate
+from tests.gateway.process import WAIT, GatewayProcess, environment, gateway, tidegate
 from tidegate import __version__
 from tidegate.cli.root import COMMANDS, root
 
@@ -24,7 +24,7 @@ def _json(*arguments: str, home: Path) -> Any:
     return json.loads(run.stdout)
 
 
-def _session(running: Gateway, name: str, text: str = "say hello") -> str:
+def _session(running: GatewayProcess, name: str, text: str = "say hello") -> str:
     running.say(text, name)
     found = running.call("GET", "/api/sessions")["sessions"]
     return next(str(view["id"]) for view in found if view["name"] == name)
@@ -82,7 +82,7 @@ def test_without_a_gateway_each_says_so_and_how_to_start_one(nobody: Path, argum
     assert run.stderr == f"tidegate: No gateway runs for {nobody}: start one with `tidegate up --home {nobody}`.\n"
 
 
-def test_status_says_what_it_does_and_what_it_holds(running: Gateway) -> None:
+def test_status_says_what_it_does_and_what_it_holds(running: GatewayProcess) -> None:
     """L99: memory is explained by kind and by owner, from one command."""
     _session(running, "status")
     status = _json("status", "--memory", home=running.home)
@@ -104,7 +104,7 @@ def test_status_says_what_it_does_and_what_it_holds(running: Gateway) -> None:
     assert session["kinds"]["resident"]["bytes"] == session["bytes"] > 0
 
 
-def test_status_makes_a_new_link_that_signs_in_once(running: Gateway) -> None:
+def test_status_makes_a_new_link_that_signs_in_once(running: GatewayProcess) -> None:
     """X04: the code stands in the fragment and dies at first use."""
     run = tidegate("status", "--link", home=running.home)
     address, _, code = run.stdout.strip().partition("/#code=")
@@ -117,7 +117,7 @@ def test_status_makes_a_new_link_that_signs_in_once(running: Gateway) -> None:
         running.call("POST", "/api/login", {"code": code})
 
 
-def test_sessions_are_listed_shown_exported_ended_and_deleted(running: Gateway, tmp_path: Path) -> None:
+def test_sessions_are_listed_shown_exported_ended_and_deleted(running: GatewayProcess, tmp_path: Path) -> None:
     """X06: the owner's own way to conversations, in tables and in JSON."""
     home = running.home
     session = _session(running, "kept", "say a word that is rare: bramble")
@@ -142,7 +142,7 @@ def test_sessions_are_listed_shown_exported_ended_and_deleted(running: Gateway, 
     assert session in gone.stderr
 
 
-def test_the_owner_lists_everybodys_conversations_when_he_asks_for_them(running: Gateway) -> None:
+def test_the_owner_lists_everybodys_conversations_when_he_asks_for_them(running: GatewayProcess) -> None:
     """X06: his own unless he says --all; then with whose they are."""
     home = running.home
     made = _json("keys", "add", "carla", home=home)
@@ -156,7 +156,7 @@ def test_the_owner_lists_everybodys_conversations_when_he_asks_for_them(running:
     assert "carla" in next(row for row in rows if row.startswith(accepted["session"]))
 
 
-def test_settings_of_conversations_are_listed_and_cleared(running: Gateway) -> None:
+def test_settings_of_conversations_are_listed_and_cleared(running: GatewayProcess) -> None:
     """S06: by the operator, in a table and in JSON."""
     home = running.home
     session = _session(running, "thinking")
@@ -195,14 +195,14 @@ def test_conversations_take_the_configuration_as_it_is_now(tmp_path: Path) -> No
         assert tidegate("sessions", "reload", first, "--all", home=home).returncode == 2
 
 
-def test_an_export_of_nothing_makes_no_file(running: Gateway, tmp_path: Path) -> None:
+def test_an_export_of_nothing_makes_no_file(running: GatewayProcess, tmp_path: Path) -> None:
     """F3: a refusal comes before the file."""
     target = tmp_path / "none.jsonl"
     assert tidegate("sessions", "export", "s_none", "-o", str(target), home=running.home).returncode == 1
     assert not target.exists()
 
 
-def test_a_key_is_made_listed_used_and_revoked(running: Gateway) -> None:
+def test_a_key_is_made_listed_used_and_revoked(running: GatewayProcess) -> None:
     """X01, X06: a second principal has its own conversations, and none with a revoked key."""
     home = running.home
     made = _json("keys", "add", "anna", "--label", "phone", home=home)
@@ -315,7 +315,7 @@ def test_commands_in_hints_can_be_copied(nobody: Path) -> None:
         assert f"`tidegate up --replace --home {nobody}`" in refused
 
 
-def test_the_home_folder_comes_from_the_environment_too(running: Gateway) -> None:
+def test_the_home_folder_comes_from_the_environment_too(running: GatewayProcess) -> None:
     """F3: `--home`, then TIDEGATE_HOME, then the default."""
     run = subprocess.run(
         [sys.executable, "-m", "tidegate", "status", "--json"],
@@ -324,7 +324,7 @@ def test_the_home_folder_comes_from_the_environment_too(running: Gateway) -> Non
     assert json.loads(run.stdout)["pid"] == running.pid
 
 
-def test_the_doctor_finds_nothing_wrong_with_a_running_gateway(running: Gateway) -> None:
+def test_the_doctor_finds_nothing_wrong_with_a_running_gateway(running: GatewayProcess) -> None:
     """L18: the database is checked by the gateway that holds it."""
     findings = {finding["name"]: finding for finding in _json("doctor", home=running.home)}
     assert {finding["state"] for finding in findings.values()} <= {"ok", "warn"}
@@ -334,7 +334,7 @@ def test_the_doctor_finds_nothing_wrong_with_a_running_gateway(running: Gateway)
     assert running.say("say well") != ""
 
 
-def test_status_and_doctor_warn_of_a_gateway_that_is_root(running: Gateway) -> None:
+def test_status_and_doctor_warn_of_a_gateway_that_is_root(running: GatewayProcess) -> None:
     """X12: what the wall is worth then."""
     [finding] = [finding for finding in _json("doctor", home=running.home) if finding["name"] == "commands"]
     shown = tidegate("status", home=running.home).stdout
@@ -405,7 +405,7 @@ def test_stop_waits_until_the_gateway_is_gone(tmp_path: Path) -> None:
     assert "No gateway runs" in tidegate("stop", home=home).stdout
 
 
-def test_output_that_nobody_reads_is_no_error_worth_a_traceback(running: Gateway) -> None:
+def test_output_that_nobody_reads_is_no_error_worth_a_traceback(running: GatewayProcess) -> None:
     """F3: `tidegate … | head -0` ends quietly."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tidegate", "status", "--json", "--home", str(running.home)],

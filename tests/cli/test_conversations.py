@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from tests.cli.terminal import at_terminal
-from tests.gateway.process import WAIT, Gateway, tidegate
+from tests.gateway.process import WAIT, GatewayProcess, tidegate
 from tidegate.gateway import HomeLock
 
 
-def conversation(running: Gateway, text: str = "say hello") -> str:
+def conversation(running: GatewayProcess, text: str = "say hello") -> str:
     accepted = running.call("POST", "/api/messages", {"text": text})
     return str(accepted["session"])
 
 
-def is_there(running: Gateway, session: str) -> bool:
+def is_there(running: GatewayProcess, session: str) -> bool:
     return tidegate("sessions", "show", session, home=running.home).returncode == 0
 
 
@@ -34,7 +34,7 @@ def one_sentence(run: Any) -> str:
     return str(run.stderr)
 
 
-def test_nothing_is_deleted_where_nobody_can_be_asked_unless_told_to(running: Gateway) -> None:
+def test_nothing_is_deleted_where_nobody_can_be_asked_unless_told_to(running: GatewayProcess) -> None:
     """F3: a script says --yes."""
     session = conversation(running)
     for options in ((), ("--json",)):
@@ -45,7 +45,7 @@ def test_nothing_is_deleted_where_nobody_can_be_asked_unless_told_to(running: Ga
     assert not is_there(running, session)
 
 
-def test_a_person_is_asked_before_a_conversation_is_deleted(running: Gateway) -> None:
+def test_a_person_is_asked_before_a_conversation_is_deleted(running: GatewayProcess) -> None:
     """F3: by its title; any answer but yes leaves it."""
     session = conversation(running, "say low water")
     command = ("sessions", "delete", session)
@@ -62,7 +62,7 @@ def test_a_person_is_asked_before_a_conversation_is_deleted(running: Gateway) ->
         assert process.wait(WAIT) == 1
 
 
-def test_an_end_says_whether_it_was_this_one(running: Gateway) -> None:
+def test_an_end_says_whether_it_was_this_one(running: GatewayProcess) -> None:
     """S02: a second one changes nothing."""
     session = conversation(running)
     run = tidegate("sessions", "end", session, "--json", home=running.home)
@@ -82,7 +82,7 @@ NOT_THERE = [
 
 @pytest.mark.parametrize(("arguments", "session"), NOT_THERE)
 def test_a_conversation_that_is_not_there_is_told_with_where_to_look(
-    running: Gateway, arguments: tuple[str, ...], session: str
+    running: GatewayProcess, arguments: tuple[str, ...], session: str
 ) -> None:
     """F3: whatever was written for its id."""
     more = ("model",) if arguments == ("clear",) else ()
@@ -91,7 +91,7 @@ def test_a_conversation_that_is_not_there_is_told_with_where_to_look(
     assert f"`tidegate sessions list --all --home {running.home}`" in said
 
 
-def test_an_export_never_overwrites_unless_forced_to(running: Gateway, tmp_path: Path) -> None:
+def test_an_export_never_overwrites_unless_forced_to(running: GatewayProcess, tmp_path: Path) -> None:
     """F3: the file that was there stays as it was."""
     session = conversation(running)
     target = tmp_path / "talk.jsonl"
@@ -106,7 +106,7 @@ def test_an_export_never_overwrites_unless_forced_to(running: Gateway, tmp_path:
     assert [path.name for path in tmp_path.iterdir()] == [target.name]
 
 
-def test_an_export_to_where_no_file_can_be_is_one_sentence(running: Gateway, tmp_path: Path) -> None:
+def test_an_export_to_where_no_file_can_be_is_one_sentence(running: GatewayProcess, tmp_path: Path) -> None:
     """F3: a missing folder, a folder, a device, a folder that is a file."""
     session = conversation(running)
     (tmp_path / "file").write_text("")
@@ -119,7 +119,7 @@ def test_an_export_to_where_no_file_can_be_is_one_sentence(running: Gateway, tmp
     assert {path.name for path in tmp_path.iterdir()} == {"file", "pipe"}
 
 
-def test_a_forced_export_goes_through_a_link_to_the_file_behind_it(running: Gateway, tmp_path: Path) -> None:
+def test_a_forced_export_goes_through_a_link_to_the_file_behind_it(running: GatewayProcess, tmp_path: Path) -> None:
     """F3: the link stays a link."""
     session = conversation(running)
     (tmp_path / "real").write_text("old")
@@ -170,7 +170,7 @@ def test_an_export_that_breaks_off_leaves_no_file(nobody: Path, tmp_path: Path) 
     assert run.returncode == 1 and run.stderr.count("\n") == 1
 
 
-def test_the_operator_sees_when_a_setting_ends_and_clears_it_before(running: Gateway) -> None:
+def test_the_operator_sees_when_a_setting_ends_and_clears_it_before(running: GatewayProcess) -> None:
     """S06: in the list, in JSON and with the conversation itself."""
     home, session = running.home, conversation(running)
     running.call("POST", "/api/messages", {"text": "/reasoning high for 2h", "session": session})
@@ -187,7 +187,7 @@ def test_the_operator_sees_when_a_setting_ends_and_clears_it_before(running: Gat
     assert "`tidegate sessions settings" in said
 
 
-def test_what_fills_a_window_is_shown_by_part(running: Gateway) -> None:
+def test_what_fills_a_window_is_shown_by_part(running: GatewayProcess) -> None:
     """F3: as a table and as JSON; of a conversation that is not there, one sentence."""
     running.say("say hello", "full of water")
     (session,) = (

@@ -6,22 +6,22 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.process import Gateway, gateway, tidegate
+from tests.gateway.process import GatewayProcess, gateway, tidegate
 
 
-def add(running: Gateway, *arguments: str) -> tuple[str, str]:
+def add(running: GatewayProcess, *arguments: str) -> tuple[str, str]:
     """The key on standard output, and what was said beside it."""
     run = tidegate("keys", "add", *arguments, home=running.home)
     assert run.returncode == 0, run.stderr
     return run.stdout.strip(), run.stderr
 
 
-def keys(running: Gateway) -> list[dict[str, Any]]:
+def keys(running: GatewayProcess) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(tidegate("keys", "list", "--json", home=running.home).stdout)
     return found
 
 
-def test_making_a_key_says_for_whom_it_is_and_what_it_may(running: Gateway) -> None:
+def test_making_a_key_says_for_whom_it_is_and_what_it_may(running: GatewayProcess) -> None:
     """X01, X06: beside the key, which is alone on standard output."""
     key, said = add(running, "dora", "--agent", "main")
     assert key.startswith("tg_") and "\n" not in key
@@ -36,7 +36,7 @@ def test_making_a_key_says_for_whom_it_is_and_what_it_may(running: Gateway) -> N
     assert (made["name"], made["role"], made["agents"], made["new"]) == ("emil", "member", None, True)
 
 
-def test_a_key_of_the_owner_is_made_only_by_that_name(running: Gateway) -> None:
+def test_a_key_of_the_owner_is_made_only_by_that_name(running: GatewayProcess) -> None:
     """X01: it may do everything, so one has to say so."""
     before = len(keys(running))
     refused = tidegate("keys", "add", "owner", home=running.home)
@@ -51,7 +51,7 @@ def test_a_key_of_the_owner_is_made_only_by_that_name(running: Gateway) -> None:
     assert "frida" not in [row["name"] for row in keys(running)]
 
 
-def test_a_key_that_was_revoked_before_is_said_to_be(running: Gateway) -> None:
+def test_a_key_that_was_revoked_before_is_said_to_be(running: GatewayProcess) -> None:
     """X01: and one that never was is not there."""
     made = json.loads(tidegate("keys", "add", "gerd", "--json", home=running.home).stdout)
     assert tidegate("keys", "revoke", made["id"], home=running.home).returncode == 0
@@ -67,14 +67,14 @@ def test_a_key_that_was_revoked_before_is_said_to_be(running: Gateway) -> None:
 
 
 @pytest.mark.parametrize("name", ["", " ", "x" * 101, "a\nb", "a\x1bb"])
-def test_a_name_that_cannot_be_is_refused_with_what_it_may_be(running: Gateway, name: str) -> None:
+def test_a_name_that_cannot_be_is_refused_with_what_it_may_be(running: GatewayProcess, name: str) -> None:
     """F3: in words."""
     run = tidegate("keys", "add", name, home=running.home)
     assert (run.returncode, run.stdout, run.stderr.count("\n")) == (1, "", 1)
     assert "1 to 100 characters" in run.stderr
 
 
-def test_an_agent_that_is_not_there_is_answered_with_the_nearest(running: Gateway) -> None:
+def test_an_agent_that_is_not_there_is_answered_with_the_nearest(running: GatewayProcess) -> None:
     """F3: and no key is made."""
     run = tidegate("keys", "add", "hugo", "--agent", "mian", home=running.home)
     assert (run.returncode, run.stdout, run.stderr.count("\n")) == (1, "", 1)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.terminal import at_terminal
 from tests.cli.test_conversations import one_sentence
-from tests.gateway.process import WAIT, Gateway, gateway, tidegate
+from tests.gateway.process import WAIT, GatewayProcess, gateway, tidegate
 
 CONFIG = """
 [models.main]
@@ -22,7 +22,7 @@ tools = ["memory"]
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     home = tmp_path_factory.mktemp("memory") / "home"
     home.mkdir(mode=0o700)
     (home / "tidegate.toml").write_text(CONFIG)
@@ -31,13 +31,13 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_yet(here: Gateway) -> None:
+def nothing_yet(here: GatewayProcess) -> None:
     for query in ("", "?agent=main"):
         for note in here.call("GET", f"/api/memory{query}")["notes"]:
             here.call("DELETE", f"/api/memory/{note['id']}{query}")
 
 
-def memory(here: Gateway, *arguments: str, input: str = "") -> str:
+def memory(here: GatewayProcess, *arguments: str, input: str = "") -> str:
     run = tidegate("memory", *arguments, home=here.home, input=input)
     assert run.returncode == 0, run.stderr
     return str(run.stdout)
@@ -49,7 +49,7 @@ def number_of(said: str) -> str:
     return found[0]
 
 
-def test_notes_are_added_listed_and_forgotten(here: Gateway) -> None:
+def test_notes_are_added_listed_and_forgotten(here: GatewayProcess) -> None:
     """F3, X20: with who wrote each, and as JSON."""
     assert memory(here, "list") == "Nothing is remembered.\n"
     number = number_of(memory(here, "add", "I", "like", "tea"))
@@ -65,7 +65,7 @@ def test_notes_are_added_listed_and_forgotten(here: Gateway) -> None:
     assert f"no note {number}" in said and "memory list" in said
 
 
-def test_the_owner_sees_and_edits_everybodys(here: Gateway) -> None:
+def test_the_owner_sees_and_edits_everybodys(here: GatewayProcess) -> None:
     """X20: by name, and what agents know of their work."""
     tidegate("keys", "add", "anna", home=here.home)
     memory(here, "add", "likes cake", "--principal", "anna")
@@ -77,7 +77,7 @@ def test_the_owner_sees_and_edits_everybodys(here: Gateway) -> None:
     assert "no agent 'other'" in one_sentence(tidegate("memory", "list", "--agent", "other", home=here.home))
 
 
-def test_notes_are_edited_in_a_file_or_from_standard_input(here: Gateway, tmp_path: Path) -> None:
+def test_notes_are_edited_in_a_file_or_from_standard_input(here: GatewayProcess, tmp_path: Path) -> None:
     """F3: one a line; what is refused changes nothing."""
     number = number_of(memory(here, "add", "one"))
     text = json.loads(memory(here, "list", "--json"))["text"]
@@ -110,7 +110,9 @@ sys.exit(int(os.environ.get("CODE", "0")))
 """
 
 
-def test_notes_are_edited_in_the_persons_editor_and_a_conflict_loses_nothing(here: Gateway, tmp_path: Path) -> None:
+def test_notes_are_edited_in_the_persons_editor_and_a_conflict_loses_nothing(
+    here: GatewayProcess, tmp_path: Path
+) -> None:
     """F3: who was slower is told, and has his text."""
     editor = tmp_path / "my editor.py"
     editor.write_text(EDITOR)

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.cli.terminal import at_terminal
-from tests.gateway.process import WAIT, Gateway, environment, tidegate
+from tests.gateway.process import WAIT, GatewayProcess, environment, tidegate
 
 
 @pytest.mark.parametrize("command", [("status",), ("sessions", "list", "--json"), ("version",), ("--help",)])
-def test_a_full_disk_behind_standard_output_is_one_sentence(running: Gateway, command: tuple[str, ...]) -> None:
+def test_a_full_disk_behind_standard_output_is_one_sentence(running: GatewayProcess, command: tuple[str, ...]) -> None:
     """F3: and no success."""
     with Path("/dev/full").open("w") as full:
         run = subprocess.run(
@@ -26,7 +26,7 @@ def test_a_full_disk_behind_standard_output_is_one_sentence(running: Gateway, co
     assert run.stderr == "tidegate: Nothing more can be written (No space left on device): make room for it.\n"
 
 
-def test_a_closed_standard_output_is_no_reason_for_a_traceback(running: Gateway) -> None:
+def test_a_closed_standard_output_is_no_reason_for_a_traceback(running: GatewayProcess) -> None:
     """F3: what was asked for is done."""
     run = subprocess.run(
         ["/bin/sh", "-c", f"exec {sys.executable} -m tidegate status --home {running.home} >&-"],
@@ -35,7 +35,7 @@ def test_a_closed_standard_output_is_no_reason_for_a_traceback(running: Gateway)
     assert (run.returncode, run.stderr) == (0, "")
 
 
-def test_a_terminal_without_unicode_gets_what_it_can_show(running: Gateway) -> None:
+def test_a_terminal_without_unicode_gets_what_it_can_show(running: GatewayProcess) -> None:
     """F3: nothing is lost on the way in, and nothing fails on the way out."""
     run = subprocess.run(
         [sys.executable, "-m", "tidegate", "chat", "--home", str(running.home)],
@@ -57,7 +57,7 @@ def test_what_was_not_understood_is_answered_with_the_nearest() -> None:
     assert "after the command" in early.stderr
 
 
-def test_facts_of_status_stand_under_each_other_whatever_agents_are_called(running: Gateway) -> None:
+def test_facts_of_status_stand_under_each_other_whatever_agents_are_called(running: GatewayProcess) -> None:
     """F3: the names end at one column."""
     lines = tidegate("status", home=running.home).stdout.splitlines()
     assert len({line.index(": ") for line in lines}) == 1
@@ -95,7 +95,7 @@ def test_a_table_fits_the_terminal_and_breaks_no_word(nobody: Path, columns: int
     assert sorted(words) == sorted(whole.split())
 
 
-def test_a_reply_that_is_wider_than_the_terminal_goes_on_in_its_own_column(running: Gateway) -> None:
+def test_a_reply_that_is_wider_than_the_terminal_goes_on_in_its_own_column(running: GatewayProcess) -> None:
     """F3: no word is broken at the edge."""
     with at_terminal(running.home, "--new", COLUMNS="80") as (terminal, process):
         terminal.until("> ")

@@ -11,7 +11,7 @@ from tests.cli.terminal import at_terminal
 from tests.core import settings
 from tests.fixtures import home, model
 from tests.gateway.process import tidegate
-from tests.in_process import WAIT, house
+from tests.in_process import WAIT, in_process_gateway
 from tidegate.gateway import HomeLock
 from tidegate.tools import ToolContext, Toolset, tool
 
@@ -33,7 +33,7 @@ async def test_progress_is_shown_as_it_comes_and_bounded(home: Path, model: Scri
         return "built"
 
     config = settings(model, tools='"builds"')
-    async with house(home, toml=config, model=model, toolsets={"builds": Toolset((build,))}) as running:
+    async with in_process_gateway(home, toml=config, model=model, toolsets={"builds": Toolset((build,))}) as running:
         lock = HomeLock(home)
         await anyio.to_thread.run_sync(lock.take)
         try:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cli.terminal import at_terminal
-from tests.gateway.process import WAIT, Gateway, gateway, tidegate
+from tests.gateway.process import WAIT, GatewayProcess, gateway, tidegate
 from tests.tasks import ASKING, ASKING_TASK
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     home = tmp_path_factory.mktemp("tasks") / "home"
     home.mkdir(mode=0o700)
     (home / "tidegate.toml").write_text(ASKING)
@@ -20,7 +20,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
         yield running
 
 
-def test_who_follows_a_turn_sees_its_tasks_and_is_asked_by_them(running: Gateway) -> None:
+def test_who_follows_a_turn_sees_its_tasks_and_is_asked_by_them(running: GatewayProcess) -> None:
     """S29, H11: under the name of the agent that asks."""
     with at_terminal(running.home, "--new") as (terminal, process):
         terminal.until("> ")
@@ -38,7 +38,7 @@ def test_who_follows_a_turn_sees_its_tasks_and_is_asked_by_them(running: Gateway
         assert terminal.leave(process) == 0
 
 
-def test_who_joins_a_conversation_whose_task_waits_is_asked(running: Gateway) -> None:
+def test_who_joins_a_conversation_whose_task_waits_is_asked(running: GatewayProcess) -> None:
     """S29: and then sees how the turn goes on."""
     begun = running.call("POST", "/api/messages", {"text": ASKING_TASK})
     deadline = time.monotonic() + WAIT

@@ -7,14 +7,14 @@ import time
 import pytest
 
 from tests.cli.terminal import at_terminal
-from tests.gateway.process import WAIT, Gateway
+from tests.gateway.process import WAIT, GatewayProcess
 
 CLIPBOARD, COLOUR, C1, BIDI = "\x1b]52;c;aGk=\x07", "\x1b[31;5m", "\x9b2J\x90\x85", "\u202e\u2066\u200f\u061c"
 EVIL = f"tide{CLIPBOARD}{COLOUR}{C1}{BIDI}\x00\x08\x7f\u2028gate"
 FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
-def said(running: Gateway, text: str) -> str:
+def said(running: GatewayProcess, text: str) -> str:
     """A conversation in which somebody has said this and a model has repeated it."""
     begun = running.call("POST", "/api/messages", {"text": f"say {text}", "attended": False})
     deadline = time.monotonic() + WAIT
@@ -40,7 +40,7 @@ def said(running: Gateway, text: str) -> str:
     ],
     ids=lambda command: " ".join(word for word in command if word.isprintable()),
 )
-def test_a_command_sends_a_terminal_no_order(running: Gateway, command: tuple[str, ...]) -> None:
+def test_a_command_sends_a_terminal_no_order(running: GatewayProcess, command: tuple[str, ...]) -> None:
     """X14: OSC 52, CSI, C1 and bidi characters from models, users and arguments; newline and tab stay."""
     session = said(running, EVIL)
     given = tuple(session if word == "SESSION" else word for word in command)
@@ -51,7 +51,7 @@ def test_a_command_sends_a_terminal_no_order(running: Gateway, command: tuple[st
         assert terminal.seen.strip() and FORBIDDEN.search(terminal.seen) is None, terminal.seen
 
 
-def test_a_chat_sends_a_terminal_no_order(running: Gateway) -> None:
+def test_a_chat_sends_a_terminal_no_order(running: GatewayProcess) -> None:
     """X14: neither the conversation that goes on nor what comes while one looks."""
     session = said(running, EVIL)
     with at_terminal(running.home, "--session", session) as (terminal, process):
@@ -66,7 +66,7 @@ def test_a_chat_sends_a_terminal_no_order(running: Gateway) -> None:
     assert "tide" in shown
 
 
-def test_json_for_programs_keeps_what_was_said(running: Gateway) -> None:
+def test_json_for_programs_keeps_what_was_said(running: GatewayProcess) -> None:
     """X14: as escapes, which mean the same."""
     session = said(running, EVIL)
     with at_terminal(running.home, command=("sessions", "export", session), NO_COLOR="1") as (terminal, process):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_conversations import one_sentence
-from tests.gateway.process import Gateway, tidegate
+from tests.gateway.process import GatewayProcess, tidegate
 from tidegate.cli.output import bar
 from tidegate.cli.usage import _print_usage, _without_gaps, spent_of
 
@@ -16,7 +16,7 @@ def used(**fields: object) -> dict[str, object]:
     return {"key": "", "name": "", **numbers, **fields}
 
 
-def test_what_was_used_is_a_table_with_its_total(running: Gateway) -> None:
+def test_what_was_used_is_a_table_with_its_total(running: GatewayProcess) -> None:
     """F3, X22: by model, unless asked otherwise; the same as JSON."""
     running.say("say hello")
     found = json.loads(tidegate("usage", "--json", home=running.home).stdout)
@@ -34,7 +34,7 @@ def test_what_was_used_is_a_table_with_its_total(running: Gateway) -> None:
     assert nothing == "No model was asked in this time.\n"
 
 
-def test_a_wrong_time_is_one_sentence(running: Gateway, nobody: Path) -> None:
+def test_a_wrong_time_is_one_sentence(running: GatewayProcess, nobody: Path) -> None:
     """F3: as is a gateway that does not run."""
     assert "since must be a time span like 7d" in one_sentence(tidegate("usage", "--since", "soon", home=running.home))
     assert "until" in one_sentence(tidegate("usage", "--until", "9x", home=running.home))
@@ -43,7 +43,7 @@ def test_a_wrong_time_is_one_sentence(running: Gateway, nobody: Path) -> None:
     assert wrong.returncode == 2 and "'colour' is not one of 'model'" in wrong.stderr
 
 
-def test_budgets_are_shown_with_what_is_spent_of_them(running: Gateway) -> None:
+def test_budgets_are_shown_with_what_is_spent_of_them(running: GatewayProcess) -> None:
     """X22: those of the whole gateway by `status` too."""
     found = json.loads(tidegate("usage", "--budgets", "--json", home=running.home).stdout)
     assert [budget["setting"] for budget in found["budgets"]] == ["limits.day_tokens"]

@@ -7,19 +7,19 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, BERT, Core
 from tests.effects import Deeds, ask, asked, asking, results
-from tidegate.commands import Reply, build
+from tidegate.commands import CommandReply, build
 from tidegate.errors import Conflict, NotFound, Refused
 from tidegate.security import Principal
 
 pytestmark = pytest.mark.anyio
 
 
-async def run(house: Core, line: str, session: str | None, principal: Principal = ANNA) -> Reply:
-    return await build(house.door).run(line, principal=principal, channel="page", session=session, agent="main")
+async def run(house: Core, line: str, session: str | None, principal: Principal = ANNA) -> CommandReply:
+    return await build(house.service).run(line, principal=principal, channel="page", session=session, agent="main")
 
 
 async def session_of(house: Core, turn: str) -> str:
-    return (await house.door.outcome(turn)).session
+    return (await house.service.outcome(turn)).session
 
 
 async def test_approve_lets_the_waiting_turn_go_on(home: Path, model: ScriptedModel) -> None:
@@ -30,7 +30,7 @@ async def test_approve_lets_the_waiting_turn_go_on(home: Path, model: ScriptedMo
         session = await session_of(house, turn)
         assert question.id in (await run(house, "/status", session)).text
         reply = await run(house, "/approve", session)
-        assert reply == Reply(text="Approved: push what: a", session=session, turn=turn)
+        assert reply == CommandReply(text="Approved: push what: a", session=session, turn=turn)
         assert (await house.answered(turn)).text == "done"
         assert deeds.done == ["a"]
         with pytest.raises(NotFound, match="Nothing waits"):

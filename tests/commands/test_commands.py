@@ -7,14 +7,14 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, BERT, OWNER, WAIT, Core, core, settings
-from tidegate.commands import Command, Commands, Context, Reply, build
+from tidegate.commands import CommandContext, CommandReply, Commands, SlashCommand, build
 from tidegate.errors import Conflict, Misconfigured, NotAllowed, NotFound, Refused
 
 pytestmark = pytest.mark.anyio
 
 
-async def run(house: Core, line: str, session: str | None) -> Reply:
-    return await build(house.door).run(line, principal=ANNA, channel="page", session=session, agent="main")
+async def run(house: Core, line: str, session: str | None) -> CommandReply:
+    return await build(house.service).run(line, principal=ANNA, channel="page", session=session, agent="main")
 
 
 async def test_new_ends_this_conversation_and_the_next_message_begins_another(home: Path, model: ScriptedModel) -> None:
@@ -23,8 +23,8 @@ async def test_new_ends_this_conversation_and_the_next_message_begins_another(ho
         accepted = await house.accept("[hang]")
         reply = await run(house, "/new", accepted.session)
         assert reply.session is None
-        assert (await house.door.outcome(accepted.turn, ANNA)).state == "stopped"
-        assert (await house.door.session(accepted.session, ANNA)).end_reason == "new"
+        assert (await house.service.outcome(accepted.turn, ANNA)).state == "stopped"
+        assert (await house.service.session(accepted.session, ANNA)).end_reason == "new"
         assert (await run(house, "/reset", None)).session is None
 
 
@@ -35,7 +35,7 @@ async def test_new_takes_no_words_and_then_ends_nothing(home: Path, model: Scrip
         for line in ("/new Holiday plans", "/reset x"):
             with pytest.raises(Refused, match="/title"):
                 await run(house, line, first.session)
-        assert (await house.door.session(first.session, ANNA)).ended is None
+        assert (await house.service.session(first.session, ANNA)).ended is None
 
 
 async def test_model_says_when_it_applies_and_what_it_costs(home: Path, model: ScriptedModel) -> None:
@@ -82,7 +82,7 @@ async def test_reasoning_rebuilds_nothing(home: Path, model: ScriptedModel) -> N
         assert "Nothing is rebuilt" in (await run(house, "/reasoning high", first.session)).text
         await house.say("two")
         assert house.requests()[-1]["reasoning_effort"] == "high"
-        assert house.door.presence.stats().unloads == {}
+        assert house.service.presence.stats().unloads == {}
         await run(house, "/reasoning default", first.session)
         await house.say("three")
         assert "reasoning_effort" not in house.requests()[-1]
@@ -116,7 +116,7 @@ async def test_reload_says_what_it_did_and_what_it_costs(home: Path, model: Scri
         first = await house.say("one")
         reply = await run(house, "/reload", first.session)
         assert (reply.text, reply.session) == ("Prompt and tools had not changed.", first.session)
-        assert house.door.presence.stats().unloads == {}
+        assert house.service.presence.stats().unloads == {}
     edited = settings(model).replace("You are a test.", "You are another test.")
     async with core(home, model=model, toml=edited) as house:
         await house.say("two")
@@ -124,7 +124,7 @@ async def test_reload_says_what_it_did_and_what_it_costs(home: Path, model: Scri
         assert reply.session == first.session
         assert reply.text.startswith("Prompt and tools are as configured now. ")
         assert "rebuilt" in reply.text and "cached" in reply.text
-        assert house.door.presence.stats().unloads == {"reload": 1}
+        assert house.service.presence.stats().unloads == {"reload": 1}
         await house.say("three")
         before, after = (request["messages"][0]["content"] for request in house.requests()[-2:])
         assert "You are a test." in before and "You are another test." in after
@@ -155,13 +155,13 @@ async def test_conversations_are_listed_titled_found_and_resumed(home: Path, mod
         assert (await run(house, f"/resume {found.split()[0]}", second.session)).session == first.session
         assert "No conversation" in (await run(house, "/sessions gooseberry", second.session)).text
         assert (await run(house, "/resume 2", second.session)).session == first.session
-        await house.door.end(first.session, ANNA, "new")
+        await house.service.end(first.session, ANNA, "new")
         resumed = await run(house, f"/resume {first.session}", second.session)
         assert resumed.session not in (None, first.session)
         with pytest.raises(Refused, match="there is no number 9"):
             await run(house, "/resume 9", None)
         with pytest.raises(NotFound):
-            await build(house.door).run(
+            await build(house.service).run(
                 f"/resume {second.session}", principal=BERT, channel="page", session=None, agent=None
             )
 
@@ -169,7 +169,7 @@ async def test_conversations_are_listed_titled_found_and_resumed(home: Path, mod
 async def test_help_is_made_from_the_registry(home: Path, model: ScriptedModel) -> None:
     """P18: every command is there, with its cost where it has one."""
     async with core(home, model=model) as house:
-        commands = build(house.door)
+        commands = build(house.service)
         names = {info.name for info in commands.catalogue()}
         expected = {"new", "stop", "retry", "undo", "model", "reasoning", "reload", "status", "sessions", "resume"}
         assert names == expected | {
@@ -206,13 +206,13 @@ async def test_an_unknown_command_is_answered_with_the_nearest_one(home: Path, m
 async def test_names_are_unique_and_the_owners_commands_are_his(home: Path, model: ScriptedModel) -> None:
     """C3, X06: two commands of one name are refused when they are registered."""
 
-    async def hello(context: Context, words: str) -> Reply:
-        return Reply(text=f"hello {words}")
+    async def hello(context: CommandContext, words: str) -> CommandReply:
+        return CommandReply(text=f"hello {words}")
 
     async with core(home, model=model) as house:
         with pytest.raises(Misconfigured, match="/help"):
-            Commands(house.door, [Command(name="help", help="Mine.", handler=hello)])
-        commands = Commands(house.door, [Command(name="hi", help="Hi.", handler=hello, owner_only=True)])
+            Commands(house.service, [SlashCommand(name="help", help="Mine.", handler=hello)])
+        commands = Commands(house.service, [SlashCommand(name="hi", help="Hi.", handler=hello, owner_only=True)])
         with pytest.raises(NotAllowed):
             await commands.run("/hi", principal=ANNA, channel="page", session=None, agent=None)
         reply = await commands.run("/HI there", principal=OWNER, channel="page", session=None, agent=None)

@@ -6,7 +6,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, OWNER, Core, core, settings
-from tidegate.commands import Reply, build
+from tidegate.commands import CommandReply, build
 from tidegate.errors import Refused
 from tidegate.sessions import operations
 
@@ -25,8 +25,8 @@ class Clock:
         return self.now
 
 
-async def run(house: Core, line: str, session: str | None) -> Reply:
-    return await build(house.door).run(line, principal=ANNA, channel="page", session=session, agent="main")
+async def run(house: Core, line: str, session: str | None) -> CommandReply:
+    return await build(house.service).run(line, principal=ANNA, channel="page", session=session, agent="main")
 
 
 async def asked(house: Core) -> str:
@@ -64,7 +64,7 @@ async def test_reasoning_chosen_for_a_time_ends_too(home: Path, model: ScriptedM
         clock.now += 1800
         await house.say("three")
         assert "reasoning_effort" not in house.requests()[-1]
-        assert house.door.presence.stats().unloads == {}
+        assert house.service.presence.stats().unloads == {}
 
 
 async def test_status_says_where_each_setting_comes_from_what_it_outranks_and_when_it_ends(
@@ -124,7 +124,7 @@ async def test_a_choice_for_a_time_can_be_cleared_before_it_by_its_user_and_by_t
         await run(house, "/model default", first.session)
         assert await asked(house) == "scripted"
         await run(house, "/model other for 1h", first.session)
-        assert await operations.clear_setting(house.door, first.session, OWNER, "model")
+        assert await operations.clear_setting(house.service, first.session, OWNER, "model")
         assert await asked(house) == "scripted"
         await run(house, "/model other for 1h", first.session)
         await run(house, "/model other", first.session)
@@ -158,7 +158,7 @@ async def test_a_time_that_cannot_be_read_changes_nothing(
         with pytest.raises(Refused) as refused:
             await run(house, line, first.session)
         assert sentence in refused.value.message
-        assert (await house.door.session(first.session, ANNA)).settings == {}
+        assert (await house.service.session(first.session, ANNA)).settings == {}
 
 
 async def test_times_are_read_with_a_space_and_in_every_unit(home: Path, model: ScriptedModel) -> None:
@@ -168,5 +168,5 @@ async def test_times_are_read_with_a_space_and_in_every_unit(home: Path, model: 
         first = await house.say("one")
         for said, seconds in (("45s", 45), ("30m", 1800), ("2 h", 7200), ("7d", 604800), ("2w", 1209600)):
             await run(house, f"/reasoning high for {said}", first.session)
-            view = await house.door.session(first.session, ANNA)
+            view = await house.service.session(first.session, ANNA)
             assert view.settings["reasoning"].expires == clock.now + seconds

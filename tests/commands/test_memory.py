@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def run(house: Core, line: str, session: str | None = None, who: Principal = ANNA) -> str:
-    reply = await build(house.door).run(line, principal=who, channel="page", session=session, agent="main")
+    reply = await build(house.service).run(line, principal=who, channel="page", session=session, agent="main")
     assert reply.session == session
     return reply.text
 
@@ -66,7 +66,7 @@ async def test_where_no_agent_has_a_memory_it_is_said(home: Path, model: Scripte
         with pytest.raises(NotFound, match="toolset 'memory'"):
             await run(house, "/memory")
         session = (await house.say("hello")).session
-        reply = await build(house.door).run("/new", principal=ANNA, channel="page", session=session, agent="main")
+        reply = await build(house.service).run("/new", principal=ANNA, channel="page", session=session, agent="main")
         assert reply.text == "A new conversation begins with your next message."
 
 
@@ -75,5 +75,5 @@ async def test_new_says_that_what_was_learnt_is_kept(home: Path, model: Scripted
     """S04: where that is so."""
     async with core(home, f"[memory]\nat_end = {at_end}", model=model, tools='"memory"') as house:
         session = (await house.say("hello")).session
-        reply = await build(house.door).run("/new", principal=ANNA, channel="page", session=session, agent="main")
+        reply = await build(house.service).run("/new", principal=ANNA, channel="page", session=session, agent="main")
         assert ("/memory shows it" in reply.text) == says

@@ -32,7 +32,7 @@ async def test_a_switch_is_told_once_with_the_next_message_over_a_restart(home: 
         assert TO_OTHER in str(house.requests()[-1]["messages"][-1]["content"])
         await house.say("three")
         assert told(house) == [TO_OTHER]
-        assert house.door.presence.unload(first.session, reason="test")
+        assert house.service.presence.unload(first.session, reason="test")
     async with core(home, model=model) as house:
         await house.say("four")
         assert told(house) == [TO_OTHER]
@@ -66,7 +66,7 @@ async def test_only_what_was_changed_in_the_end_is_told(
             await run(house, line, first.session)
         await house.say("two")
         assert told(house) == expected
-        view = await house.door.session(first.session, ANNA)
+        view = await house.service.session(first.session, ANNA)
         assert set(view.settings) <= {"model", "reasoning"}
 
 
@@ -96,7 +96,7 @@ async def test_a_choice_for_a_time_is_told_when_it_begins_and_when_it_is_over(ho
         await house.say("four")
         assert told(house) == [TO_OTHER, TO_MAIN]
         await run(house, "/model other", first.session)
-        await operations.clear_setting(house.door, first.session, OWNER, "model")
+        await operations.clear_setting(house.service, first.session, OWNER, "model")
         await house.say("five")
         assert told(house) == [TO_OTHER, TO_MAIN]
 

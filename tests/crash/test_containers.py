@@ -13,7 +13,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.crash.visitors import Visitors
-from tests.in_process import WAIT, House, house
+from tests.in_process import WAIT, InProcessGateway, in_process_gateway
 
 pytestmark = pytest.mark.anyio
 
@@ -68,7 +68,7 @@ async def settled(wanted: Counter[str] | None = None) -> Counter[str]:
     return now
 
 
-async def come_and_go(h: House, number: int) -> None:
+async def come_and_go(h: InProcessGateway, number: int) -> None:
     """Sessions by every door, ended in every way, and the chores that clean up behind them."""
     headers = {"Authorization": f"Bearer {h.key}"}
     await Visitors(h.url, headers, f"visit-{number}").come(SESSIONS)
@@ -83,7 +83,7 @@ async def come_and_go(h: House, number: int) -> None:
                 request = client.delete(path) if place % 2 else client.post(f"{path}/end")
                 async with request as answer:
                     assert answer.status in (200, 204)
-    for chore in h.door.chores():
+    for chore in h.service.maintenance_tasks():
         await chore.run()
 
 
@@ -92,14 +92,14 @@ async def test_no_container_of_the_program_grows_with_sessions_that_have_gone(tm
     """F5, L02, L04, L07, L31, B5, B7: whatever is kept, in whichever object of whichever room, known or not."""
     async with (
         ScriptedModel() as model,
-        house(tmp_path / "home", "[limits]\nresidents = 16\nconnection_idle = 0.1", model=model) as h,
+        in_process_gateway(tmp_path / "home", "[limits]\nresidents = 16\nconnection_idle = 0.1", model=model) as h,
     ):
         await come_and_go(h, 1)
         before = await settled()
         assert before["lifetimes.present.Presence"] == 1 and before["sessions.door.Sessions"] == 1
         await come_and_go(h, 2)
         after = await settled(before)
-        assert h.door.status()["sessions"]["unloads"]["count"] > 0
+        assert h.service.status()["sessions"]["unloads"]["count"] > 0
         assert model.stats()["refusals"] == []
     grown = {name: (before[name], after[name]) for name in before | after if before[name] != after[name]}
     assert grown == {}, "before and after"

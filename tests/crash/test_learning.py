@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.subjects import ScriptedModel
-from tests.gateway.process import WAIT, Gateway, gateway
+from tests.gateway.process import WAIT, GatewayProcess, gateway
 from tidegate.models import NOTES_TASK
 
 HELD = """
@@ -21,7 +21,7 @@ tools = ["memory"]
 DEMO = '[models.main]\napi = "demo"\n[agents.main]\nmodel = "main"\ntools = ["memory"]\n'
 
 
-def notes(running: Gateway) -> list[Any]:
+def notes(running: GatewayProcess) -> list[Any]:
     found: list[Any] = running.call("GET", "/api/memory")["notes"]
     return found
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.process import WAIT, Gateway, gateway
+from tests.gateway.process import WAIT, GatewayProcess, gateway
 
 SETTINGS = """
 [models.main]
@@ -70,9 +70,9 @@ POINTS = {
     "before the task is given": f"'tidegate.sessions.delegation.Delegation', '_give', 'before', {HELPER}",
     "when it is given": f"'tidegate.sessions.delegation.Delegation', '_give', 'after', {HELPER}",
     "when it gives one itself": f"'tidegate.sessions.delegation.Delegation', '_give', 'after', {WORKER}",
-    "when the innermost is about to act": "'tidegate.agent.hands.Hands', '_run', 'before',"
+    "when the innermost is about to act": "'tidegate.agent.tool_runner.ToolRunner', '_run', 'before',"
     " lambda self, step, tool, *a, **k: tool.name != 'write_file'",
-    "when the innermost has acted": "'tidegate.agent.hands.Hands', '_run', 'after',"
+    "when the innermost has acted": "'tidegate.agent.tool_runner.ToolRunner', '_run', 'after',"
     " lambda self, step, tool, *a, **k: tool.name != 'write_file'",
     "when the innermost has answered": f"'tidegate.sessions.delegation.Delegation', '_outcome', 'after', {WORKER}",
     "when that answer is written down": "'tidegate.engine.journal.Journal', '_commit', 'after',"
@@ -100,13 +100,13 @@ def faulty(tmp_path: Path, point: str) -> dict[str, str]:
     return {"PYTHONPATH": path, "DIES_ONCE": str(tmp_path / "died")}
 
 
-def say(running: Gateway) -> str:
+def say(running: GatewayProcess) -> str:
     """The turn of the one message, however often it is sent."""
     said = {"text": SAID}
     return str(running.call("POST", "/api/messages", said, **{"Idempotency-Key": "once"})["turn"])
 
 
-def over(running: Gateway, turn: str) -> dict[str, Any]:
+def over(running: GatewayProcess, turn: str) -> dict[str, Any]:
     deadline = time.monotonic() + WAIT
     while (found := running.call("GET", f"/api/turns/{turn}"))["state"] in ("queued", "running"):
         assert time.monotonic() < deadline, found

@@ -10,10 +10,10 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import WAIT, core
 from tests.store.rows import new_session, new_turn
-from tidegate.engine.attempt import Work, bill_to, ending_of
+from tidegate.engine.attempt import Attempt, bill_to, ending_of
 from tidegate.engine.journal import Journal
-from tidegate.engine.live import Live
-from tidegate.engine.turn_start import Taken
+from tidegate.engine.live import LiveTurn
+from tidegate.engine.turn_start import TakenTurn
 from tidegate.store import Db, Store, intents, sessions, turns
 from tidegate.tools import ToolContext, Toolset, tool
 from tidegate.values import Message
@@ -21,12 +21,12 @@ from tidegate.values import Message
 pytestmark = pytest.mark.anyio
 
 
-def taken(db: Db) -> Taken:
+def taken(db: Db) -> TakenTurn:
     new_session(db, "s_1")
     new_turn(db, "s_1", "t_1", "hello")
     turn, session = turns.take(db, "t_1", 1.0), sessions.get(db, "s_1")
     assert session is not None
-    return Taken(turn=turn, session=session, settings=())
+    return TakenTurn(turn=turn, session=session, settings=())
 
 
 @pytest.mark.parametrize("answered", [True, False])
@@ -35,7 +35,7 @@ async def test_an_answer_that_was_complete_is_kept_though_a_stop_comes_in_the_sa
 ) -> None:
     """B7, S14, S16: one that was not complete ends as stopped."""
     async with Store.open(tmp_path / "tidegate.db") as store:
-        live, work = Live("t_1", "s_1"), Work()
+        live, work = LiveTurn("t_1", "s_1"), Attempt()
         work.taken = begun = await store.write(taken)
         work.journal = journal = Journal(
             live,

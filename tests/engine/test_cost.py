@@ -16,13 +16,13 @@ pytestmark = pytest.mark.anyio
 async def stopped(house: Core, script: str, **fields: object) -> Outcome:
     """A turn that is stopped when it has shown something."""
     accepted = await house.accept(script, **fields)
-    log = house.door.live(accepted.turn)
+    log = house.service.live(accepted.turn)
     assert log is not None
     with anyio.fail_after(WAIT):
         async for batch in log.read():
             if any(isinstance(event, TextDelta) for event in batch):
                 break
-        await house.door.stop(accepted.session, ANNA)
+        await house.service.stop(accepted.session, ANNA)
     return await house.answered(accepted.turn)
 
 
@@ -39,7 +39,7 @@ async def test_a_stopped_turn_reports_what_it_cost_by_an_estimate(home: Path, mo
         assert outcome.state == "stopped" and outcome.usage.estimated
         assert outcome.usage.input > 0
         assert len(outcome.text) // 8 <= outcome.usage.output <= len(outcome.text)
-        assert await house.door.outcome(outcome.turn, ANNA) == outcome
+        assert await house.service.outcome(outcome.turn, ANNA) == outcome
         assert await written_down(house) == (outcome.usage.input, outcome.usage.output)
 
 
@@ -48,12 +48,12 @@ async def test_what_the_provider_counted_before_a_stop_is_part_of_it(home: Path,
     async with core(home, model=model) as house:
         whole = await house.say("[tool clock {}] [words 50]", name="whole")
         outcome = await stopped(house, "[tool clock {}] [words 50] [hang after=20 step=1]")
-        rows = (await house.door.transcript(outcome.session, ANNA)).rows
+        rows = (await house.service.transcript(outcome.session, ANNA)).rows
         told = [row.message.usage for row in rows if row.message.usage is not None]
         assert len(told) == 1 and not told[0].estimated
         assert told[0].input < outcome.usage.input and outcome.usage.estimated and outcome.steps == 1
         assert not whole.usage.estimated
-        assert await house.door.outcome(outcome.turn, ANNA) == outcome
+        assert await house.service.outcome(outcome.turn, ANNA) == outcome
 
 
 async def test_a_turn_that_is_stopped_between_its_calls_has_no_estimate(home: Path, model: ScriptedModel) -> None:
@@ -63,7 +63,7 @@ async def test_a_turn_that_is_stopped_between_its_calls_has_no_estimate(home: Pa
         with anyio.fail_after(WAIT):
             await model.held("gate")
         waiting = await house.accept("two")
-        house.door.engine.interrupt(waiting.turn, "by its user")
+        house.service.engine.interrupt(waiting.turn, "by its user")
         outcome = await house.answered(waiting.turn)
         assert (outcome.usage.tokens, outcome.usage.estimated) == (0, False)
         model.release("gate")
@@ -77,7 +77,7 @@ async def test_an_answer_that_breaks_off_is_estimated_and_one_that_never_began_i
     async with core(home, model=model) as house:
         broken = await house.say("[words 50] [cut after=20]", name="broken")
         assert broken.state == "failed" and broken.usage.estimated and broken.usage.output > 0
-        assert await house.door.outcome(broken.turn, ANNA) == broken
+        assert await house.service.outcome(broken.turn, ANNA) == broken
         refused = await house.say("[status 500]", name="refused")
         assert refused.state == "failed" and refused.usage.tokens == 0 and not refused.usage.estimated
 
@@ -96,12 +96,12 @@ async def test_a_turn_that_a_crash_ends_reports_the_steps_that_it_made(
             await model.held("gate")
     async with core(home, extra, model=model) as house:
         if "turns" in extra:
-            first, second = (other, accepted) if house.door.engine.running(other.session) else (accepted, other)
-            assert house.door.engine.waiting(second.session) == 1
-            house.door.engine.interrupt(second.turn, "by its user")
+            first, second = (other, accepted) if house.service.engine.running(other.session) else (accepted, other)
+            assert house.service.engine.waiting(second.session) == 1
+            house.service.engine.interrupt(second.turn, "by its user")
             outcome = await house.answered(second.turn)
             assert outcome.steps == (second is accepted)
-            await house.door.stop(first.session, ANNA)
+            await house.service.stop(first.session, ANNA)
             await house.answered(first.turn)
         else:
             outcome = await house.answered(accepted.turn)

@@ -102,7 +102,7 @@ async def test_a_turn_that_keeps_killing_the_gateway_is_given_up(home: Path, mod
     extra = "[limits]\nresumes = 1"
     async with core(home, extra, model=model, drain=None) as house:
         accepted = await house.accept("[tool clock {}] [hang step=1]")
-        log = house.door.live(accepted.turn)
+        log = house.service.live(accepted.turn)
         assert log is not None
         with anyio.fail_after(WAIT):
             while model.counts["requests"] < 2:
@@ -116,7 +116,7 @@ async def test_a_turn_that_keeps_killing_the_gateway_is_given_up(home: Path, mod
                     while model.counts["requests"] <= asked:
                         await anyio.sleep(0.001)
     async with core(home, extra, model=model) as house:
-        outcome = await house.door.outcome(accepted.turn, ANNA)
+        outcome = await house.service.outcome(accepted.turn, ANNA)
         assert outcome.state == "failed"
         assert outcome.error is not None and outcome.error.code == "resume_budget"
         history = await house.store.read(lambda db: messages.history(db, accepted.session))
@@ -154,7 +154,7 @@ async def test_what_was_steered_before_a_crash_is_read_after_it(home: Path, mode
     async with core(home, model=model) as house:
         with anyio.fail_after(WAIT):
             assert (await house.answered(accepted.turn)).state == "answered"
-            await house.door.engine.idle(accepted.session)
+            await house.service.engine.idle(accepted.session)
         rows = await house.store.read(lambda db: messages.page(db, accepted.session, after=0, limit=50))
         texts = [row.message.text for row in rows if row.message.role == "user"]
         assert texts.count("drained before [hold b]") == 1 and texts.count("not drained yet") == 1
@@ -171,15 +171,15 @@ async def test_a_one_shot_call_without_a_key_ends_with_its_connection(home: Path
     async with core(home, model=model) as house:
         rows = await house.store.read(lambda db: db.execute("SELECT count(*) FROM sessions").get)
         assert rows == 0
-        assert house.door.live(accepted.turn) is None
+        assert house.service.live(accepted.turn) is None
 
 
 async def test_a_stop_lets_turns_finish_within_its_budget(home: Path, model: ScriptedModel) -> None:
     """F1, V01: intake is closed, the running turn is answered, nothing is parked."""
     async with core(home, model=model) as house:
         accepted = await house.accept("[slow ms=5] [words 5]")
-        await house.door.drain(WAIT)
-        assert (await house.door.outcome(accepted.turn, ANNA)).state == "answered"
+        await house.service.drain(WAIT)
+        assert (await house.service.outcome(accepted.turn, ANNA)).state == "answered"
 
 
 async def test_a_stop_parks_what_cannot_finish_and_the_next_start_goes_on(home: Path, model: ScriptedModel) -> None:
@@ -189,8 +189,8 @@ async def test_a_stop_parks_what_cannot_finish_and_the_next_start_goes_on(home: 
         with anyio.fail_after(WAIT):
             await model.held("gate")
         async with asyncio.TaskGroup() as group:
-            group.create_task(house.door.drain(0.05))
-            while not house.door.engine.parking:
+            group.create_task(house.service.drain(0.05))
+            while not house.service.engine.parking:
                 await anyio.sleep(0.001)
             model.release("gate")
         row = await house.store.read(turns.get, accepted.turn)

@@ -49,21 +49,21 @@ async def test_a_write_that_fails_anywhere_in_a_turn_leaves_the_session_usable(
         with anyio.fail_after(WAIT):
             try:
                 accepted = await house.accept('[tool push {"what": "it"}] second')
-                await house.door.wait(accepted.turn)
+                await house.service.wait(accepted.turn)
             except TidegateError:
                 accepted = None
             fault.armed = False
             assert fault.left <= 0 or number > 5
-            await house.door.recover()
+            await house.service.recover()
             if accepted is not None:
-                await house.door.engine.idle(accepted.session)
+                await house.service.engine.idle(accepted.session)
         outcome = await house.say("[say third] third")
         assert outcome.text == "third"
         history = await house.store.read(lambda db: messages.history(db, outcome.session))
         assert is_balanced(history)
         check_deed(deeds, history)
         assert model.stats()["refusals"] == []
-        assert house.door.census()["turns_running"] == 0
+        assert house.service.census()["turns_running"] == 0
 
 
 def check_deed(deeds: Deeds, history: list[Message]) -> None:
@@ -99,7 +99,7 @@ async def test_a_stop_at_any_moment_leaves_the_session_usable(home: Path, model:
         accepted = await house.accept('[tool push {"what": "it"}] second')
         for _ in range(after):
             await asyncio.sleep(0)
-        await house.door.stop(first.session, ANNA)
+        await house.service.stop(first.session, ANNA)
         outcome = await house.answered(accepted.turn)
         assert outcome.state in ("stopped", "answered")
         third = await house.say("[say third] third")

@@ -139,7 +139,7 @@ def check(found: Mapping[str, Message], expected: Mapping[str, str], why: str) -
 
 
 async def _stop(house: Core, session: str, turn: str) -> None:
-    assert await house.door.stop(session, ANNA) == turn
+    assert await house.service.stop(session, ANNA) == turn
 
 
 async def _interrupt(house: Core, session: str, turn: str) -> None:
@@ -147,19 +147,19 @@ async def _interrupt(house: Core, session: str, turn: str) -> None:
 
 
 async def _new(house: Core, session: str, turn: str) -> None:
-    await build(house.door).run("/new", principal=ANNA, channel="page", session=session, agent="main")
+    await build(house.service).run("/new", principal=ANNA, channel="page", session=session, agent="main")
 
 
 async def _end(house: Core, session: str, turn: str) -> None:
-    assert await house.door.end(session, ANNA, "api")
+    assert await house.service.end(session, ANNA, "api")
 
 
 async def _delete(house: Core, session: str, turn: str) -> None:
-    assert not await house.door.delete(session, ANNA), "a hook keeps the rows"
+    assert not await house.service.delete(session, ANNA), "a hook keeps the rows"
 
 
 async def _caller_gone(house: Core, session: str, turn: str) -> None:
-    assert house.door.engine.interrupt(turn, "because its caller went away", abandoned=True)
+    assert house.service.engine.interrupt(turn, "because its caller went away", abandoned=True)
 
 
 WAYS: dict[str, tuple[Callable[[Core, str, str], Awaitable[None]], str]] = {
@@ -186,7 +186,7 @@ async def test_whichever_way_a_turn_is_stopped_a_call_that_began_is_never_called
     world, expected = World(tmp_path / "world"), EXPECTED | ASKING
     async with core(tmp_path / "home", hooks={"unready": unready}, **world.options(model)) as house:
         turn = await under_way(house, world, expected)
-        log = house.door.live(turn)
+        log = house.service.live(turn)
         assert log is not None
         await go(house, log.session, turn)
         assert (await house.answered(turn)).state == "stopped"
@@ -209,10 +209,10 @@ async def test_whoever_follows_a_one_shot_call_that_is_stopped_is_told_what_was_
     world = World(tmp_path / "world")
     async with core(tmp_path / "home", **world.options(model)) as house:
         accepted = await house.accept(script(EXPECTED), name=None)
-        log = house.door.live(accepted.turn)
+        log = house.service.live(accepted.turn)
         assert log is not None
         await until(lambda: world.effects == set(EXPECTED) - {"later"})
-        await house.door.abandon(accepted.turn)
+        await house.service.abandon(accepted.turn)
         with anyio.fail_after(WAIT):
             await log.ended()
         told = {event.name: event.excerpt for event in log.events if isinstance(event, ToolEnded)}
@@ -227,7 +227,7 @@ async def test_when_a_turns_time_is_over_a_call_that_began_is_never_called_not_r
     world = World(tmp_path / "world")
     async with core(tmp_path / "home", **world.options(model)) as house:
         turn = await under_way(house, world, EXPECTED)
-        live = house.door.engine.running((await house.door.outcome(turn)).session)
+        live = house.service.engine.running((await house.service.outcome(turn)).session)
         assert live is not None
         live.expire()
         assert (await house.answered(turn)).state == "failed"
@@ -245,11 +245,11 @@ async def test_a_turn_that_is_given_up_after_a_crash_does_not_call_what_began_no
     async with core(tmp_path / "home", drain=None, **options) as house:
         turn = await under_way(house, world, expected)
         if ended:
-            session = (await house.door.outcome(turn)).session
-            await house.store.write(sessions.end, session, reason="new", hooks=(), now=house.door.clock())
+            session = (await house.service.outcome(turn)).session
+            await house.store.write(sessions.end, session, reason="new", hooks=(), now=house.service.clock())
     options["toml"] = settings(model, "[limits]\nresumes = 0", tools='"clock"')
     async with core(tmp_path / "home", **options) as house:
-        outcome = await house.door.outcome(turn, ANNA)
+        outcome = await house.service.outcome(turn, ANNA)
         assert outcome.state == ("stopped" if ended else "failed")
         check(await recorded(house, turn), expected, "its session ended" if ended else "was given up")
         assert is_balanced(await house.store.read(messages.history, outcome.session))
@@ -333,7 +333,7 @@ async def test_a_result_that_the_store_refused_leaves_the_effect_unknown(
         world.may_finish.set()
         assert (await house.answered(accepted.turn)).state == "failed"
         refusing = False
-        await house.door.engine.idle(accepted.session)
+        await house.service.engine.idle(accepted.session)
         check(await recorded(house, accepted.turn), {kind: EXPECTED[kind]}, "disk is full")
         assert (await house.say("[say free]")).text == "free"
 
@@ -383,7 +383,7 @@ async def test_a_question_in_mid_run_that_nobody_answers_does_not_claim_that_not
             accepted = await house.accept("[tool wonder {}] [say well]", channel="page")
             await asked(house, accepted.turn)
             await house.store.write(lambda db: db.execute("UPDATE approvals SET expires = 1"))
-            await house.door.questions.expire()
+            await house.service.questions.expire()
             outcome = await house.answered(accepted.turn)
             text = (await recorded(house, accepted.turn))["wonder"].text
             if unanswered == "end":
@@ -400,15 +400,15 @@ async def test_the_model_is_told_next_time_and_undo_and_retry_work_on_such_a_tur
     world = World(tmp_path / "world")
     async with core(tmp_path / "home", **world.options(model)) as house:
         turn = await under_way(house, world, EXPECTED)
-        session = (await house.door.outcome(turn)).session
-        await house.door.stop(session, ANNA)
+        session = (await house.service.outcome(turn)).session
+        await house.service.stop(session, ANNA)
         await house.answered(turn)
         await house.say("[say go on]")
         shown = [said["content"] for said in house.requests()[-1]["messages"] if said["role"] == "tool"]
         assert sum(text.startswith(UNKNOWN) for text in shown) == list(EXPECTED.values()).count(UNKNOWN)
-        await operations.undo(house.door, session, ANNA)
+        await operations.undo(house.service, session, ANNA)
         world.may_finish.set()
-        again = await operations.retry(house.door, session, ANNA)
+        again = await operations.retry(house.service, session, ANNA)
         assert (await house.answered(again.turn)).text == "well"
         assert all(text.endswith(" is done") for text in map(str, await texts(house, again.turn)))
         assert is_balanced(await house.store.read(messages.history, session))

@@ -17,7 +17,7 @@ from tidegate.sessions import operations
 from tidegate.sessions.lifecycle import NotYet, Write
 from tidegate.store import SessionRow, messages, search, sessions
 from tidegate.tools import ToolContext, Toolset, tool
-from tidegate.values import Accepted, Event, MessageAdded, Notice, TurnEnded
+from tidegate.values import Acceptance, Event, MessageAdded, Notice, TurnEnded
 
 pytestmark = pytest.mark.anyio
 
@@ -41,7 +41,7 @@ class Held:
 
         return {"model": model, "tools": '"wait"', "toolsets": {"wait": Toolset((wait,))}}
 
-    async def begin(self, house: Core) -> tuple[Accepted, list[Accepted]]:
+    async def begin(self, house: Core) -> tuple[Acceptance, list[Acceptance]]:
         """The turn that runs, and the two that wait."""
         running = await house.accept("[tool wait {}] [say done]")
         with anyio.fail_after(WAIT):
@@ -58,36 +58,36 @@ LATE = ["steered 1", "queued 1", "steered 2", "queued 2"]
 
 
 async def _new(house: Core, session: str) -> None:
-    await build(house.door).run("/new", principal=ANNA, channel="page", session=session, agent="main")
+    await build(house.service).run("/new", principal=ANNA, channel="page", session=session, agent="main")
 
 
 async def _end(house: Core, session: str) -> None:
-    await house.door.end(session, ANNA, "api")
+    await house.service.end(session, ANNA, "api")
 
 
 async def _delete(house: Core, session: str) -> None:
-    assert not await house.door.delete(session, ANNA), "a hook keeps the rows"
+    assert not await house.service.delete(session, ANNA), "a hook keeps the rows"
 
 
 async def unready(session: SessionRow) -> Write | None:
     raise NotYet
 
 
-async def check(house: Core, running: Accepted, queued: list[Accepted]) -> None:
+async def check(house: Core, running: Acceptance, queued: list[Acceptance]) -> None:
     """Wherever the senders look."""
-    outcome = await house.door.outcome(running.turn, ANNA)
+    outcome = await house.service.outcome(running.turn, ANNA)
     assert outcome.notices == (TOLD,)
     for accepted in queued:
-        refused = await house.door.outcome(accepted.turn, ANNA)
+        refused = await house.service.outcome(accepted.turn, ANNA)
         assert refused.state == "refused" and refused.error is not None
         assert refused.error.code == "session_ended" and "send it again" in refused.error.message
-    rows = (await house.door.transcript(running.session, ANNA)).rows
+    rows = (await house.service.transcript(running.session, ANNA)).rows
     late = [row for row in rows if row.message.unanswered]
     assert [row.message.text for row in late] == LATE
     assert list(rows[-4:]) == late and all("not answered" in row.message.aside for row in late)
     assert [row.turn for row in late] == [running.turn, queued[0].turn, running.turn, queued[1].turn]
     assert is_balanced([row.message for row in rows])
-    exported = [json.loads(line) async for line in house.door.export(running.session, ANNA)]
+    exported = [json.loads(line) async for line in house.service.export(running.session, ANNA)]
     told = [row["message"]["text"] for row in exported[1:] if row["message"].get("unanswered")]
     assert told == LATE
     assert await search.search(house.store, "steered 2", principal=ANNA.id, ended=True) == [running.session]
@@ -103,11 +103,11 @@ async def test_what_an_end_leaves_unanswered_is_shown_wherever_its_sender_looks(
     told: list[Event] = []
     async with core(home, hooks={"unready": unready}, **held.options(model)) as house:
         running, queued = await held.begin(house)
-        log = house.door.live(running.turn)
+        log = house.service.live(running.turn)
         assert log is not None
 
         async def watch() -> None:
-            async for _, event in house.door.watch(running.session, ANNA):
+            async for _, event in house.service.watch(running.session, ANNA):
                 told.append(event)
 
         async with anyio.create_task_group() as group:
@@ -119,7 +119,7 @@ async def test_what_an_end_leaves_unanswered_is_shown_wherever_its_sender_looks(
         assert [event.message.text for event in added if event.message.unanswered] == LATE
         assert Notice(text=TOLD) in told and Notice(text=TOLD) in log.events
         last = log.events[-1]
-        assert isinstance(last, TurnEnded) and last.outcome == await house.door.outcome(running.turn, ANNA)
+        assert isinstance(last, TurnEnded) and last.outcome == await house.service.outcome(running.turn, ANNA)
         await check(house, running, queued)
     async with core(home, hooks={"unready": unready}, **held.options(model)) as house:
         if way is not _delete:
@@ -133,9 +133,9 @@ async def test_what_waited_without_a_running_turn_is_shown_too(home: Path, model
         with anyio.fail_after(WAIT):
             await model.held("gate")
         waiting = await house.accept("hello")
-        await house.door.end(waiting.session, ANNA, "new")
+        await house.service.end(waiting.session, ANNA, "new")
         assert (await house.answered(waiting.turn)).state == "refused"
-        [row] = (await house.door.transcript(waiting.session, ANNA)).rows
+        [row] = (await house.service.transcript(waiting.session, ANNA)).rows
         assert (row.message.text, row.message.unanswered, row.turn) == ("hello", True, waiting.turn)
         model.release("gate")
         await house.answered(running.turn)
@@ -146,8 +146,8 @@ async def test_a_crash_between_the_end_and_its_turn_keeps_what_was_said(home: Pa
     held = Held()
     async with core(home, drain=None, **held.options(model)) as house:
         running, queued = await held.begin(house)
-        await house.store.write(sessions.end, running.session, reason="new", hooks=(), now=house.door.clock())
-        rows = (await house.door.transcript(running.session, ANNA)).rows
+        await house.store.write(sessions.end, running.session, reason="new", hooks=(), now=house.service.clock())
+        rows = (await house.service.transcript(running.session, ANNA)).rows
         assert not any(row.message.unanswered for row in rows), "the rows of the turn come first"
     async with core(home, **held.options(model)) as house:
         await check(house, running, queued)
@@ -162,18 +162,18 @@ async def test_a_turn_that_answers_although_its_session_ended_leaves_what_it_did
         with anyio.fail_after(WAIT):
             await model.held("gate")
         await house.accept("steered", busy="steer")
-        await house.store.write(sessions.end, accepted.session, reason="new", hooks=(), now=house.door.clock())
+        await house.store.write(sessions.end, accepted.session, reason="new", hooks=(), now=house.service.clock())
         model.release("gate")
         outcome = await house.answered(accepted.turn)
         assert outcome.state == "answered"
         assert outcome.notices == (TOLD.replace("2 messages are", "1 message is").replace("them", "it"),)
-        rows = (await house.door.transcript(accepted.session, ANNA)).rows
+        rows = (await house.service.transcript(accepted.session, ANNA)).rows
         assert [(row.message.role, row.message.unanswered) for row in rows] == [
             ("user", False),
             ("assistant", False),
             ("user", True),
         ]
-        assert house.door.census()["turns_running"] == 0
+        assert house.service.census()["turns_running"] == 0
 
 
 async def test_a_conversation_that_begins_with_such_a_transcript_is_legal_and_its_model_knows(
@@ -184,8 +184,8 @@ async def test_a_conversation_that_begins_with_such_a_transcript_is_legal_and_it
     held = Held()
     async with core(home, **held.options(model)) as house:
         running, _ = await held.begin(house)
-        await house.door.end(running.session, ANNA, "new")
-        again, is_new = await operations.resume(house.door, running.session, ANNA)
+        await house.service.end(running.session, ANNA, "new")
+        again, is_new = await operations.resume(house.service, running.session, ANNA)
         assert is_new
         outcome = await house.say("[say welcome back]", name=None, session=again)
         assert outcome.text == "welcome back"
@@ -194,23 +194,23 @@ async def test_a_conversation_that_begins_with_such_a_transcript_is_legal_and_it
         assert model.stats()["refusals"] == []
 
 
-async def _stop(house: Core, accepted: Accepted, held: Held) -> None:
-    await house.door.stop(accepted.session, ANNA)
+async def _stop(house: Core, accepted: Acceptance, held: Held) -> None:
+    await house.service.stop(accepted.session, ANNA)
 
 
-async def _interrupt(house: Core, accepted: Accepted, held: Held) -> None:
+async def _interrupt(house: Core, accepted: Acceptance, held: Held) -> None:
     await house.accept("[say newer]", busy="interrupt")
 
 
-async def _time_over(house: Core, accepted: Accepted, held: Held) -> None:
-    live = house.door.engine.running(accepted.session)
+async def _time_over(house: Core, accepted: Acceptance, held: Held) -> None:
+    live = house.service.engine.running(accepted.session)
     assert live is not None
     live.expire()
 
 
 @pytest.mark.parametrize("way", [_stop, _interrupt, _time_over])
 async def test_in_a_session_that_goes_on_the_next_turn_answers_and_the_first_says_which(
-    home: Path, model: ScriptedModel, way: Callable[[Core, Accepted, Held], Awaitable[None]]
+    home: Path, model: ScriptedModel, way: Callable[[Core, Acceptance, Held], Awaitable[None]]
 ) -> None:
     """S14, S13, B7: whoever asks for the turn that it was steered into learns where its answer is."""
     held = Held()
@@ -224,13 +224,13 @@ async def test_in_a_session_that_goes_on_the_next_turn_answers_and_the_first_say
         await check_spilled(house, accepted, outcome.notices)
 
 
-async def check_spilled(house: Core, accepted: Accepted, notices: tuple[str, ...]) -> None:
+async def check_spilled(house: Core, accepted: Acceptance, notices: tuple[str, ...]) -> None:
     [notice] = notices
     turn = notice.removesuffix(".").split()[-1]
     assert notice == f"1 message came too late for this turn and is answered next, by turn {turn}."
-    assert (await house.door.outcome(accepted.turn, ANNA)).notices == notices
+    assert (await house.service.outcome(accepted.turn, ANNA)).notices == notices
     assert (await house.answered(turn)).text == "to you too"
-    rows = (await house.door.transcript(accepted.session, ANNA)).rows
+    rows = (await house.service.transcript(accepted.session, ANNA)).rows
     said = [row for row in rows if row.message.text.endswith("steered")]
     assert [row.turn for row in said] == [turn] and not any(row.message.unanswered for row in rows)
 
@@ -247,7 +247,7 @@ async def test_what_was_steered_into_a_turn_that_is_given_up_is_answered_at_once
             await held.runs.wait()
         await house.accept("[say to you too] steered", busy="steer")
     async with core(home, "[limits]\nresumes = 0", **options) as house:
-        outcome = await house.door.outcome(accepted.turn, ANNA)
+        outcome = await house.service.outcome(accepted.turn, ANNA)
         assert outcome.state == "failed"
         await check_spilled(house, accepted, outcome.notices)
 
@@ -276,10 +276,10 @@ async def test_a_message_that_its_sender_withdrew_stays_out_of_the_transcript(ho
         with anyio.fail_after(WAIT):
             await model.held("gate")
         gone = await house.accept("two")
-        house.door.engine.interrupt(gone.turn, "because its caller went away", abandoned=True)
+        house.service.engine.interrupt(gone.turn, "because its caller went away", abandoned=True)
         assert (await house.answered(gone.turn)).state == "stopped"
         model.release("gate")
         await house.answered(running.turn)
-        await house.door.end(running.session, ANNA, "new")
-        rows = (await house.door.transcript(running.session, ANNA)).rows
+        await house.service.end(running.session, ANNA, "new")
+        rows = (await house.service.transcript(running.session, ANNA)).rows
         assert [row.message.text for row in rows if row.message.role == "user"] == ["[hold gate] one"]

@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tidegate.engine.live import Live
-from tidegate.engine.slots import Places
+from tidegate.engine.live import LiveTurn
+from tidegate.engine.slots import Slots
 
 CAP = 2
 DEPTH = 2
@@ -19,25 +19,25 @@ class Forest(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.places = Places(CAP)
-        self.turns: list[Live] = []
-        self.waits: dict[Live, list[tuple[str, AbstractContextManager[None]]]] = {}
+        self.places = Slots(CAP)
+        self.turns: list[LiveTurn] = []
+        self.waits: dict[LiveTurn, list[tuple[str, AbstractContextManager[None]]]] = {}
         self.numbers = 0
         self.asked = False
 
-    def _new(self, parent: Live | None) -> Live:
+    def _new(self, parent: LiveTurn | None) -> LiveTurn:
         self.numbers += 1
-        live = Live(f"t_{self.numbers}", f"s_{self.numbers}", parent=parent)
+        live = LiveTurn(f"t_{self.numbers}", f"s_{self.numbers}", parent=parent)
         if parent is not None:
             parent.children[live.turn] = live
         self.turns.append(live)
         self.waits[live] = []
         return live
 
-    def _pick(self, data: Any, turns: list[Live]) -> Live | None:
+    def _pick(self, data: Any, turns: list[LiveTurn]) -> LiveTurn | None:
         return data.draw(st.sampled_from(turns)) if turns else None
 
-    def _depth(self, live: Live) -> int:
+    def _depth(self, live: LiveTurn) -> int:
         return 0 if live.parent is None else 1 + self._depth(live.parent)
 
     @rule()
@@ -139,7 +139,7 @@ class Forest(RuleBasedStateMachine):
         assert (self.places.taken, self.places.started, self.places.asking, self.places.delegating) == (0, 0, 0, 0)
 
 
-def _gets_on(live: Live) -> bool:
+def _gets_on(live: LiveTurn) -> bool:
     return live.placed or bool(live.away) or any(map(_gets_on, live.children.values()))
 
 
@@ -149,12 +149,12 @@ TestForest.settings = settings(max_examples=60, stateful_step_count=40)
 
 def test_a_place_goes_from_a_turn_to_its_task_and_back() -> None:
     """L21: with one place: the task begins in it, nobody else can, and the turn has it again."""
-    places = Places(1)
-    parent, other = Live("t_1", "s_1"), Live("t_2", "s_2")
+    places = Slots(1)
+    parent, other = LiveTurn("t_1", "s_1"), LiveTurn("t_2", "s_2")
     parent.started = 1.0
     places.begin(parent)
     with places.delegates(parent):
-        child = Live("t_3", "s_3", parent=parent)
+        child = LiveTurn("t_3", "s_3", parent=parent)
         parent.children[child.turn] = child
         assert parent.placed and places.open_to(parent) and not places.open_to(other.parent)
         child.started = 1.0
@@ -168,8 +168,8 @@ def test_a_place_goes_from_a_turn_to_its_task_and_back() -> None:
 
 def test_who_comes_back_from_a_person_has_a_place_at_once() -> None:
     """S29: it has waited enough."""
-    places = Places(1)
-    first, second = Live("t_1", "s_1"), Live("t_2", "s_2")
+    places = Slots(1)
+    first, second = LiveTurn("t_1", "s_1"), LiveTurn("t_2", "s_2")
     first.started = second.started = 1.0
     places.begin(first)
     with places.asks(first):

@@ -10,14 +10,14 @@ from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core
 from tests.effects import Deeds, asked, until
 from tests.tasks import delegating, task
-from tidegate.values import Accepted
+from tidegate.values import Acceptance
 
 pytestmark = pytest.mark.anyio
 
 ONE_SLOT = "[limits]\nturns = 1"
 
 
-async def _waiting(house: Core, deeds: Deeds) -> Accepted:
+async def _waiting(house: Core, deeds: Deeds) -> Acceptance:
     """For a slot, behind a turn of another session."""
     await house.accept("[hold gate] in the way", name="in the way")
     with anyio.fail_after(WAIT):
@@ -25,29 +25,29 @@ async def _waiting(house: Core, deeds: Deeds) -> Accepted:
     return await house.accept("[say never]")
 
 
-async def _asking_a_model(house: Core, deeds: Deeds) -> Accepted:
+async def _asking_a_model(house: Core, deeds: Deeds) -> Acceptance:
     accepted = await house.accept("[hold model]")
     with anyio.fail_after(WAIT):
         await house.model.held("model")
     return accepted
 
 
-async def _running_a_tool(house: Core, deeds: Deeds) -> Accepted:
+async def _running_a_tool(house: Core, deeds: Deeds) -> Acceptance:
     accepted = await house.accept('[tool linger {"what": "x"}]', channel="page")
     with anyio.fail_after(WAIT):
         (question,) = await asked(house, accepted.turn)
-        await house.door.questions.answer(question.id, ANNA, "approved")
+        await house.service.questions.answer(question.id, ANNA, "approved")
         await deeds.started.wait()
     return accepted
 
 
-async def _asking_a_person(house: Core, deeds: Deeds) -> Accepted:
+async def _asking_a_person(house: Core, deeds: Deeds) -> Acceptance:
     accepted = await house.accept('[tool push {"what": "x"}]', channel="page")
     await asked(house, accepted.turn)
     return accepted
 
 
-async def _delegating(house: Core, deeds: Deeds) -> Accepted:
+async def _delegating(house: Core, deeds: Deeds) -> Acceptance:
     """The task asks a model, in the slot of the turn that gave it."""
     accepted = await house.accept(task("second", "[hold task]"))
     with anyio.fail_after(WAIT):
@@ -55,27 +55,27 @@ async def _delegating(house: Core, deeds: Deeds) -> Accepted:
     return accepted
 
 
-async def _delegating_a_question(house: Core, deeds: Deeds) -> Accepted:
+async def _delegating_a_question(house: Core, deeds: Deeds) -> Acceptance:
     """The task waits for a person: neither of the two turns has a slot."""
     said = task("helper", task("second", '[tool push {"what": "x"}]'))
     accepted = await house.accept(said, channel="page")
-    await until(lambda: house.door.engine.away == 1)
+    await until(lambda: house.service.engine.away == 1)
     return accepted
 
 
 PHASES = (_waiting, _asking_a_model, _running_a_tool, _asking_a_person, _delegating, _delegating_a_question)
 
 
-async def _stop(house: Core, accepted: Accepted) -> None:
-    assert house.door.engine.interrupt(accepted.turn, "by its user")
+async def _stop(house: Core, accepted: Acceptance) -> None:
+    assert house.service.engine.interrupt(accepted.turn, "by its user")
 
 
-async def _end(house: Core, accepted: Accepted) -> None:
-    assert await house.door.end(accepted.session, ANNA, "new")
+async def _end(house: Core, accepted: Acceptance) -> None:
+    assert await house.service.end(accepted.session, ANNA, "new")
 
 
-async def _expire(house: Core, accepted: Accepted) -> None:
-    live = house.door.engine.running(accepted.session)
+async def _expire(house: Core, accepted: Acceptance) -> None:
+    live = house.service.engine.running(accepted.session)
     assert live is not None
     live.expire()  # what the timer of limits.turn_seconds calls
 
@@ -89,8 +89,8 @@ CASES = [(phase, way) for way in WAYS for phase in PHASES if (phase, way) != (_w
 async def test_a_turn_that_is_stopped_frees_its_slot(
     home: Path,
     model: ScriptedModel,
-    phase: Callable[[Core, Deeds], Awaitable[Accepted]],
-    way: Callable[[Core, Accepted], Awaitable[None]],
+    phase: Callable[[Core, Deeds], Awaitable[Acceptance]],
+    way: Callable[[Core, Acceptance], Awaitable[None]],
 ) -> None:
     """B7, L21, L23, P15, V01: at once; of the next two messages of other sessions one runs and one waits."""
     deeds = Deeds()
@@ -101,15 +101,15 @@ async def test_a_turn_that_is_stopped_frees_its_slot(
         outcome = await house.answered(accepted.turn)
         assert outcome.state in ("stopped", "refused", "failed")
         model.release("gate")
-        for turn in house.door.engine.turns:  # what was in the way
+        for turn in house.service.engine.turns:  # what was in the way
             await house.answered(turn)
-        stats = house.door.engine.stats()
+        stats = house.service.engine.stats()
         assert (stats.running, stats.waiting, stats.asking, stats.delegating) == (0, 0, 0, 0)
-        assert house.door.engine.has_room()
+        assert house.service.engine.has_room()
         both = [await house.accept(f"[hold {name}]", name=name) for name in ("one", "two")]
         with anyio.fail_after(WAIT):
             await model.held("one")
-        stats = house.door.engine.stats()
+        stats = house.service.engine.stats()
         assert (stats.running, stats.waiting) == (1, 1), "one slot, not two"
         for name in ("one", "two"):
             model.release(name)

@@ -46,7 +46,7 @@ async def test_a_turn_whose_end_finds_no_room_is_told_at_once_and_stored_before_
         second = await house.accept("[say second]")
         fault.full = False
         assert (await house.answered(second.turn)).text == "second"
-        first = await house.door.outcome(refused.turn, ANNA)
+        first = await house.service.outcome(refused.turn, ANNA)
         assert (first.state, first.text) == ("answered", "first")
         rows = await house.store.read(lambda db: messages.page(db, refused.session, after=2))
         assert [row.turn for row in rows] == [refused.turn] * 2 + [second.turn] * 2
@@ -63,7 +63,7 @@ async def test_no_turn_fails_because_its_reads_are_in_the_way_of_the_log(home: P
         async with anyio.create_task_group() as group:
             group.start_soon(write_on, house)
             for _ in range(10):
-                house.door.presence.unload(session, reason="test")
+                house.service.presence.unload(session, reason="test")
                 states.append((await house.say("on")).state)
             group.cancel_scope.cancel()
         assert states == ["answered"] * 10
@@ -100,8 +100,8 @@ async def test_a_conversation_without_its_prompt_says_how_to_mend_it(home: Path,
     """P02, P19: /reload gives it a new one."""
     async with core(home, model=model) as house:
         session = (await house.say("hello")).session
-        house.door.presence.unload(session, reason="test")
-        house.door.runner.prefixes.clear()
+        house.service.presence.unload(session, reason="test")
+        house.service.runner.prefixes.clear()
         await house.store.write(lambda db: db.execute("UPDATE sessions SET prefix = NULL"))
         refused = await house.say("on")
         assert refused.error is not None and "/reload" in refused.error.message
@@ -112,7 +112,7 @@ async def read_too_long(home: Path, model: ScriptedModel) -> Outcome:
     async with core(home, model=model, snapshot_seconds=0.0) as house:
         session = (await house.say("hello")).session
         await house.store.write(lengthen, session, 4000)
-        house.door.presence.unload(session, reason="test")
+        house.service.presence.unload(session, reason="test")
         return await house.say("on")
 
 
@@ -173,6 +173,6 @@ async def test_who_waits_for_an_end_that_cannot_be_stored_does_not_spin(home: Pa
         refused = await house.say("[say first]")
         assert refused.error is not None and refused.error.status == 507
         wall, work = time.monotonic(), time.process_time()
-        await house.door.drain(0.5)
+        await house.service.drain(0.5)
         assert time.process_time() - work < (time.monotonic() - wall) / 2
         fault.full = False

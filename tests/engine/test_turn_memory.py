@@ -28,7 +28,7 @@ async def until(true: Callable[[], bool]) -> None:
 async def test_a_running_turn_is_on_the_books_of_its_session(home: Path, model: ScriptedModel) -> None:
     """L99: with its log, its request and, in a one-shot call, its conversation; nothing is left of it afterwards."""
     async with core(home, model=model) as c:
-        ledger = c.door.ledger
+        ledger = c.service.ledger
         named = await c.accept(f"[hold a] {LONG}", "talk")
         once = await c.accept(f"[hold b] {LONG}", None)
         queued = await c.accept("next", "talk")
@@ -58,7 +58,7 @@ async def test_a_log_stays_on_the_books_while_a_slow_reader_follows_it(home: Pat
     """L99, L21: the turn has ended; what its reader has not taken yet is still held, and named."""
     async with core(home, model=model) as c:
         accepted = await c.accept(f"[hold a] {LONG}")
-        log = c.door.live(accepted.turn)
+        log = c.service.live(accepted.turn)
         assert log is not None
         async with aclosing(log.read()) as batches:
             with anyio.fail_after(WAIT):
@@ -66,11 +66,11 @@ async def test_a_log_stays_on_the_books_while_a_slow_reader_follows_it(home: Pat
             del log
             model.release("a")
             await c.answered(accepted.turn)
-            held = c.door.ledger.read().owners[f"session {accepted.session}"]
+            held = c.service.ledger.read().owners[f"session {accepted.session}"]
             assert held["turn log"].bytes > len(LONG)
             assert "turn" not in held
         del batches
-        await until(lambda: c.door.ledger.totals()["turn log"] == Holding())
+        await until(lambda: c.service.ledger.totals()["turn log"] == Holding())
 
 
 def test_a_log_weighs_what_it_says() -> None:

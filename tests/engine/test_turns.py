@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def rows_of(house: Core, session: str) -> list[Message]:
-    return [row.message for row in (await house.door.transcript(session, ANNA)).rows]
+    return [row.message for row in (await house.service.transcript(session, ANNA)).rows]
 
 
 async def test_one_session_answers_in_the_order_of_its_messages(home: Path, model: ScriptedModel) -> None:
@@ -42,13 +42,13 @@ async def test_no_more_turns_run_at_once_than_the_limit_says(home: Path, model: 
         with anyio.fail_after(WAIT):
             await model.held("gate0")
             await model.held("gate1")
-        stats = house.door.engine.stats()
+        stats = house.service.engine.stats()
         assert (stats.running, stats.waiting) == (2, 2)
         for n in range(4):
             model.release(f"gate{n}")
         for accepted in turns:
             assert (await house.answered(accepted.turn)).state == "answered"
-        assert house.door.engine.stats().waiting == 0
+        assert house.service.engine.stats().waiting == 0
 
 
 async def test_a_long_queue_in_one_session_does_not_starve_the_others(home: Path, model: ScriptedModel) -> None:
@@ -70,13 +70,13 @@ async def test_stopping_keeps_what_was_shown_and_the_session_goes_on(home: Path,
     """B7, L23, S16: a stopped turn ends as stopped, with the text that its user had seen."""
     async with core(home, model=model) as house:
         accepted = await house.accept("[words 50] [hang after=5]")
-        log = house.door.live(accepted.turn)
+        log = house.service.live(accepted.turn)
         assert log is not None
         with anyio.fail_after(WAIT):
             async for batch in log.read():
                 if any(isinstance(event, TextDelta) for event in batch):
                     break
-            assert await house.door.stop(accepted.session, ANNA) == accepted.turn
+            assert await house.service.stop(accepted.session, ANNA) == accepted.turn
         outcome = await house.answered(accepted.turn)
         assert outcome.state == "stopped"
         assert outcome.text and outcome.finish == "stopped"
@@ -101,7 +101,7 @@ async def test_stopping_in_mid_tool_leaves_no_call_without_a_result(home: Path, 
         accepted = await house.accept("[together clock {} wait_for_ever {}]")
         with anyio.fail_after(WAIT):
             await started.wait()
-        await house.door.stop(accepted.session, ANNA)
+        await house.service.stop(accepted.session, ANNA)
         assert (await house.answered(accepted.turn)).state == "stopped"
         results = [row for row in await rows_of(house, accepted.session) if row.role == "tool"]
         assert len(results) == 2
@@ -123,7 +123,7 @@ async def test_a_turn_that_fails_says_why_and_frees_its_session(
         assert outcome.state == "failed"
         assert outcome.error is not None and outcome.error.code == code
         assert (await house.say("[say ok] again")).text == "ok"
-        assert house.door.census()["turns_running"] == 0
+        assert house.service.census()["turns_running"] == 0
 
 
 async def test_a_model_that_goes_round_in_circles_is_told_and_then_stopped(home: Path, model: ScriptedModel) -> None:
@@ -193,7 +193,7 @@ async def test_events_of_a_turn_pair_up(home: Path, model: ScriptedModel) -> Non
     """B7: a turn's log starts with its start, ends with its end, and every tool that started has ended."""
     async with core(home, model=model) as house:
         accepted = await house.accept("[tool clock {}] [say done]")
-        log = house.door.live(accepted.turn)
+        log = house.service.live(accepted.turn)
         assert log is not None
         await house.answered(accepted.turn)
         events = [event async for batch in log.read() for event in batch]
@@ -228,7 +228,7 @@ async def test_what_is_steered_too_late_becomes_a_turn_of_its_own(home: Path, mo
         model.release("gate")
         await house.answered(accepted.turn)
         with anyio.fail_after(WAIT):
-            await house.door.engine.idle(accepted.session)
+            await house.service.engine.idle(accepted.session)
         rows = await house.store.read(lambda db: messages.page(db, accepted.session, after=0, limit=50))
         late = [row for row in rows if row.message.text == "too late"]
         assert len(late) == 1 and late[0].turn != accepted.turn
@@ -270,7 +270,7 @@ async def test_an_outcome_is_the_same_live_and_from_the_store(
     async with core(home, model=model) as house:
         live = await house.say(script)
         assert live.state == state
-        assert await house.door.outcome(live.turn, ANNA) == live
+        assert await house.service.outcome(live.turn, ANNA) == live
 
 
 @pytest.mark.parametrize("script", ["[words 50] [hang after=5]", "[tool clock {}] [hang step=1]"])
@@ -280,13 +280,13 @@ async def test_a_stopped_turns_outcome_is_the_same_live_and_from_the_store(
     """H18, S19: with what was shown, and never with what a step before it had said to a tool."""
     async with core(home, model=model) as house:
         accepted = await house.accept(script)
-        log = house.door.live(accepted.turn)
+        log = house.service.live(accepted.turn)
         assert log is not None
         with anyio.fail_after(WAIT):
             async for batch in log.read():
                 if any(isinstance(event, TextDelta | ToolEnded) for event in batch):
                     break
-        await house.door.stop(accepted.session, ANNA)
+        await house.service.stop(accepted.session, ANNA)
         live = await house.answered(accepted.turn)
         assert live.state == "stopped"
-        assert await house.door.outcome(live.turn, ANNA) == live
+        assert await house.service.outcome(live.turn, ANNA) == live

@@ -22,19 +22,19 @@ async def test_a_waiting_turn_that_is_stopped_ends_at_once_and_frees_its_place(
         with anyio.fail_after(WAIT):
             await model.held("gate")
         gone, kept = await house.accept("two"), await house.accept("three")
-        assert house.door.engine.interrupt(gone.turn, "by its user")
+        assert house.service.engine.interrupt(gone.turn, "by its user")
         outcome = await house.answered(gone.turn)
         assert outcome.state == "stopped" and outcome.error is not None and "by its user" in outcome.error.message
-        assert await house.door.outcome(gone.turn, ANNA) == outcome
-        assert house.door.engine.waiting(running.session) == 1
+        assert await house.service.outcome(gone.turn, ANNA) == outcome
+        assert house.service.engine.waiting(running.session) == 1
         later = await house.accept("four")
         assert later.ahead == 2
         model.release("gate")
         for accepted in (running, kept, later):
             assert (await house.answered(accepted.turn)).state == "answered"
-        rows = (await house.door.transcript(running.session, ANNA)).rows
+        rows = (await house.service.transcript(running.session, ANNA)).rows
         assert [row.message.text for row in rows if row.message.role == "user"] == ["[hold gate] one", "three", "four"]
-        assert house.door.engine.stats().waiting == 0
+        assert house.service.engine.stats().waiting == 0
 
 
 async def test_a_one_shot_call_whose_caller_left_while_it_waited_is_never_worked(
@@ -46,16 +46,16 @@ async def test_a_one_shot_call_whose_caller_left_while_it_waited_is_never_worked
         with anyio.fail_after(WAIT):
             await model.held("gate")
         waiting = await house.accept("two", name=None)
-        await house.door.abandon(waiting.turn)
+        await house.service.abandon(waiting.turn)
         with anyio.fail_after(WAIT):
-            while house.door.live(waiting.turn) is not None:
+            while house.service.live(waiting.turn) is not None:
                 await anyio.lowlevel.checkpoint()
         assert await house.store.read(sessions.get, waiting.session) is None
         model.release("gate")
         await house.answered(running.turn)
         assert (await house.say("three", name="other")).state == "answered"
         assert [request["messages"][-1]["content"] for request in house.requests()] == ["[hold gate] one", "three"]
-        assert house.door.census()["present"] == 2
+        assert house.service.census()["present"] == 2
 
 
 async def test_a_one_shot_call_that_only_waited_when_the_gateway_died_is_never_worked(
@@ -82,10 +82,10 @@ async def test_the_last_waiting_turn_that_is_stopped_leaves_no_trace_in_memory(
         with anyio.fail_after(WAIT):
             await model.held("gate")
         waiting = await house.accept("two", name="other")
-        assert house.door.presence.get(waiting.session) is not None
-        house.door.engine.interrupt(waiting.turn, "by its user")
+        assert house.service.presence.get(waiting.session) is not None
+        house.service.engine.interrupt(waiting.turn, "by its user")
         with anyio.fail_after(WAIT):
-            while house.door.presence.get(waiting.session) is not None:
+            while house.service.presence.get(waiting.session) is not None:
                 await anyio.lowlevel.checkpoint()
         model.release("gate")
         await house.answered(running.turn)
@@ -100,12 +100,12 @@ async def test_whoever_is_told_that_a_waiting_turn_was_stopped_finds_its_session
         await house.accept("[hold gate] one")
         with anyio.fail_after(WAIT):
             await model.held("gate")
-        present = house.door.census()["present"]
+        present = house.service.census()["present"]
         told: list[int] = []
         for number in range(20):
             waiting = await house.accept("two", name=f"other {number}")
-            assert house.door.engine.interrupt(waiting.turn, "by its user")
+            assert house.service.engine.interrupt(waiting.turn, "by its user")
             await house.answered(waiting.turn)
-            told.append(house.door.census()["present"])
+            told.append(house.service.census()["present"])
         assert told == [present] * 20
         model.release("gate")

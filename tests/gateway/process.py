@@ -27,7 +27,7 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "PROMPT_TOOLKIT_NO_CPR": "1", "TERM": "dumb", **more}
 
 
-class Gateway:
+class GatewayProcess:
     """A started process and what it said on standard output."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Gateway:
                 raise AssertionError(f"it did not say {pattern!r} but: {self.said}\n{self.log.read_text()}")
             self._rest += data
 
-    def wait_ready(self) -> "Gateway":
+    def wait_ready(self) -> "GatewayProcess":
         self.until("^chat ")
         return self
 
@@ -128,9 +128,9 @@ def gateway(
     descriptors: int | None = None,
     program: tuple[str, ...] = TIDEGATE,
     **env: str,
-) -> Iterator[Gateway]:
+) -> Iterator[GatewayProcess]:
     """A gateway that is ready, with at most so many descriptors; whatever happens, it is gone afterwards."""
-    running = Gateway(home, *arguments, descriptors=descriptors, program=program, **env)
+    running = GatewayProcess(home, *arguments, descriptors=descriptors, program=program, **env)
     try:
         yield running.wait_ready()
     finally:

@@ -13,7 +13,7 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests import core
 from tests.fixtures import home, model  # noqa: F401
-from tests.gateway.process import WAIT, Gateway, gateway
+from tests.gateway.process import WAIT, GatewayProcess, gateway
 from tidegate.gateway import ask
 
 pytestmark = pytest.mark.anyio
@@ -28,7 +28,7 @@ WORDS = 3000
 class Loaded:
     """A gateway in a process of its own, and a client for it."""
 
-    def __init__(self, running: Gateway, client: aiohttp.ClientSession) -> None:
+    def __init__(self, running: GatewayProcess, client: aiohttp.ClientSession) -> None:
         self.running = running
         self.client = client
 
@@ -86,7 +86,7 @@ async def loaded(home: Path, model: ScriptedModel, limits: str) -> AsyncIterator
             yield Loaded(running, client)
 
 
-def _metrics(running: Gateway) -> dict[str, float]:
+def _metrics(running: GatewayProcess) -> dict[str, float]:
     key = (running.home / "api-key").read_text().strip()
     request = Request(f"{running.address}/metrics", headers={"Authorization": f"Bearer {key}"})
     with urlopen(request, timeout=WAIT) as response:

@@ -15,7 +15,7 @@ from urllib.request import Request, urlopen
 import apsw
 import pytest
 
-from tests.gateway.process import WAIT, Gateway, gateway, tidegate
+from tests.gateway.process import WAIT, GatewayProcess, gateway, tidegate
 from tests.gateway.test_interrupted import OWN, begin, ended
 
 SETTINGS = """
@@ -75,7 +75,7 @@ def site() -> Iterator[int]:
         server.server_close()
 
 
-def events(running: Gateway, **query: str) -> list[dict[str, Any]]:
+def events(running: GatewayProcess, **query: str) -> list[dict[str, Any]]:
     """What the log tells, the oldest first."""
     asked = "&".join(f"{name}={value}" for name, value in query.items())
     return list(reversed(running.call("GET", f"/api/audit?{asked}")["events"]))
@@ -85,7 +85,7 @@ def told(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return [(event["kind"], event["outcome"]) for event in found]
 
 
-def log_in(running: Gateway, code: str) -> dict[str, str]:
+def log_in(running: GatewayProcess, code: str) -> dict[str, str]:
     """The headers of a browser that signs in: its cookie and its page token."""
     request = Request(f"{running.address}/api/login", json.dumps({"code": code}).encode(), method="POST")
     request.add_header("Content-Type", "application/json")
@@ -95,14 +95,14 @@ def log_in(running: Gateway, code: str) -> dict[str, str]:
         return {"Cookie": str(response.headers["Set-Cookie"]).split(";")[0], "X-Page-Token": token}
 
 
-def refuse_login(running: Gateway) -> None:
+def refuse_login(running: GatewayProcess) -> None:
     with pytest.raises(urllib.error.HTTPError) as refused:
         log_in(running, CANARY)
     refused.value.close()
     assert refused.value.code == 401
 
 
-def log_out(running: Gateway, browser: dict[str, str]) -> None:
+def log_out(running: GatewayProcess, browser: dict[str, str]) -> None:
     headers = {**browser, "Origin": running.address, "Content-Type": "application/json"}
     urlopen(Request(f"{running.address}/api/logout", b"{}", headers, method="POST"), timeout=WAIT).close()
 
@@ -113,7 +113,7 @@ def stored(home: Path) -> list[tuple[Any, ...]]:
         return db.execute("SELECT * FROM audit ORDER BY id").fetchall()
 
 
-def approve(running: Gateway, decision: str) -> str:
+def approve(running: GatewayProcess, decision: str) -> str:
     """Answers the one thing that is asked, once it is; its id."""
     deadline = time.monotonic() + WAIT
     while not (open_ := running.call("GET", "/api/approvals")["approvals"]):
@@ -202,7 +202,7 @@ def test_each_event_leaves_a_row_and_none_holds_content(home: Path) -> None:
             assert CANARY.encode() not in raw and b"localhost" not in raw and b"127.0.0.1" not in raw, row
 
 
-def named(running: Gateway, name: str) -> str:
+def named(running: GatewayProcess, name: str) -> str:
     views = running.call("GET", "/api/sessions?limit=200")["sessions"]
     return str(next(view["id"] for view in views if view["name"] == name))
 

@@ -13,7 +13,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from bench.subjects import ScriptedModel
-from tests.gateway.process import WAIT, Gateway, gateway, tidegate
+from tests.gateway.process import WAIT, GatewayProcess, gateway, tidegate
 
 PRICE = "price_input = 1000\nprice_output = 1000\n"
 
@@ -35,7 +35,7 @@ def home_with(tmp_path: Path, model: str, more: str) -> Path:
     return home
 
 
-def refusal(running: Gateway, text: str) -> Any:
+def refusal(running: GatewayProcess, text: str) -> Any:
     with pytest.raises(HTTPError) as caught:
         running.say(text)
     with caught.value as answer:
@@ -43,7 +43,7 @@ def refusal(running: Gateway, text: str) -> Any:
         return {**json.loads(answer.read())["error"], "retry_after": answer.headers["Retry-After"]}
 
 
-def notices(running: Gateway, text: str) -> list[str]:
+def notices(running: GatewayProcess, text: str) -> list[str]:
     """What is told beside the answer, as whoever asks for events hears it."""
     key = (running.home / "api-key").read_text().strip()
     body = {"model": "main", "stream": True, "messages": [{"role": "user", "content": text}]}
@@ -56,7 +56,7 @@ def notices(running: Gateway, text: str) -> list[str]:
     return [json.loads(each["data"])["text"] for each in fields if each.get("event") == "notice"]
 
 
-def spent(running: Gateway) -> int:
+def spent(running: GatewayProcess) -> int:
     (budget,) = (each for each in running.call("GET", "/api/budgets")["budgets"] if each["setting"] == "budgets.owner")
     return int(budget["tokens"])
 
@@ -120,7 +120,7 @@ def test_a_kill_in_the_middle_of_a_turn_gives_back_no_step_that_was_made(tmp_pat
         assert spent(running) == used["input"] + used["output"] > before
 
 
-def _say(running: Gateway, text: str, session: str) -> None:
+def _say(running: GatewayProcess, text: str, session: str) -> None:
     try:
         running.say(text, session)
     except OSError:

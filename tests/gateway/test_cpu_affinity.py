@@ -6,21 +6,21 @@ from collections.abc import Iterator
 import pytest
 
 from tidegate.gateway import cpu_affinity
-from tidegate.gateway.cpu_affinity import OneCore
+from tidegate.gateway.cpu_affinity import CpuAffinity
 
 ALL = os.sched_getaffinity(0)
 needs_two = pytest.mark.skipif(len(ALL) < 2, reason="there is only one core to choose from")
 
 
 @pytest.fixture
-def core() -> Iterator[OneCore]:
-    made = OneCore()
+def core() -> Iterator[CpuAffinity]:
+    made = CpuAffinity()
     yield made
     made.everywhere()
 
 
 @needs_two
-def test_it_settles_on_one_core_and_gives_all_back(core: OneCore) -> None:
+def test_it_settles_on_one_core_and_gives_all_back(core: CpuAffinity) -> None:
     """P15: every thread of the process, and all of them again at the end."""
     core.look()
     assert len(os.sched_getaffinity(0)) == 1
@@ -31,7 +31,7 @@ def test_it_settles_on_one_core_and_gives_all_back(core: OneCore) -> None:
 @needs_two
 @pytest.mark.parametrize(("idle", "left"), [(90, True), (10, False)])
 def test_a_crowded_core_is_left_only_while_another_is_free(
-    core: OneCore, monkeypatch: pytest.MonkeyPatch, idle: int, left: bool
+    core: CpuAffinity, monkeypatch: pytest.MonkeyPatch, idle: int, left: bool
 ) -> None:
     """P15: waiting for more than its share lets the scheduler in, where there is somewhere to go; calm is kept."""
     times = iter([(0, 0), (100, 10), (200, 90), (300, 95)])

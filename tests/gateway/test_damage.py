@@ -23,7 +23,7 @@ from urllib.error import HTTPError
 import apsw
 import pytest
 
-from tests.gateway.process import WAIT, Gateway, environment, gateway, tidegate
+from tests.gateway.process import WAIT, GatewayProcess, environment, gateway, tidegate
 from tidegate.gateway import ask, holder_of
 
 PAGE = 4096
@@ -33,7 +33,9 @@ def _parts(home: Path) -> list[Path]:
     return [home / f"tidegate.db{suffix}" for suffix in ("", "-wal", "-shm")]
 
 
-def _refused(running: Gateway, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, Any]]:
+def _refused(
+    running: GatewayProcess, method: str, path: str, body: Any = None, **headers: str
+) -> tuple[int, dict[str, Any]]:
     with pytest.raises(HTTPError) as caught:
         running.call(method, path, body, **headers)
     with caught.value as answer:
@@ -41,20 +43,22 @@ def _refused(running: Gateway, method: str, path: str, body: Any = None, **heade
         return answer.code, found
 
 
-def _refused_message(running: Gateway, text: str = "say more", session: str = "talk") -> tuple[int, dict[str, Any]]:
+def _refused_message(
+    running: GatewayProcess, text: str = "say more", session: str = "talk"
+) -> tuple[int, dict[str, Any]]:
     body = {"model": "main", "messages": [{"role": "user", "content": text}]}
     status, found = _refused(running, "POST", "/v1/chat/completions", body, **{"X-Session-Id": session})
     return status, found["error"]
 
 
-def _problem_metrics(running: Gateway) -> dict[str, float]:
+def _problem_metrics(running: GatewayProcess) -> dict[str, float]:
     """Of each kind of problem, whether it stands."""
     lines = running.read("GET", "/metrics").decode().splitlines()
     found = (line.partition("tidegate_store_problem{kind=")[2] for line in lines)
     return {kind.strip('"'): float(value) for kind, _, value in (text.partition("} ") for text in found) if value}
 
 
-def _until(running: Gateway, done: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+def _until(running: GatewayProcess, done: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
     """The first status of which `done` holds; each look is a round trip, so this does not spin."""
     deadline = time.monotonic() + WAIT
     while time.monotonic() < deadline:
@@ -64,7 +68,7 @@ def _until(running: Gateway, done: Callable[[dict[str, Any]], Any]) -> dict[str,
     raise AssertionError(f"it did not come to that:\n{running.log.read_text()}")
 
 
-def _stop(running: Gateway) -> None:
+def _stop(running: GatewayProcess) -> None:
     running.signal(signal.SIGTERM)
     assert running.wait() == 0, running.log.read_text()
 
@@ -320,7 +324,7 @@ def _repair(home: Path, page: int, before: bytes) -> None:
         file.write(before)
 
 
-def _id(running: Gateway, name: str) -> str:
+def _id(running: GatewayProcess, name: str) -> str:
     return next(str(view["id"]) for view in running.call("GET", "/api/sessions")["sessions"] if view["name"] == name)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.gateway.process import WAIT, Gateway, gateway, tidegate
+from tests.gateway.process import WAIT, GatewayProcess, gateway, tidegate
 from tidegate.gateway import ask
 
 DESCRIPTORS = 96
@@ -22,7 +22,7 @@ LOG_BYTES = 30_000
 class Line:
     """One connection to a gateway."""
 
-    def __init__(self, running: Gateway) -> None:
+    def __init__(self, running: GatewayProcess) -> None:
         self._key = (running.home / "api-key").read_text().strip()
         self._line = http.client.HTTPConnection(running.address.removeprefix("http://"), timeout=WAIT)
         self._line.connect()
@@ -50,7 +50,7 @@ class Line:
 
 
 @contextlib.contextmanager
-def line(running: Gateway) -> Iterator[Line]:
+def line(running: GatewayProcess) -> Iterator[Line]:
     made = Line(running)
     try:
         yield made
@@ -58,7 +58,7 @@ def line(running: Gateway) -> Iterator[Line]:
         made.close()
 
 
-def until_ready(running: Gateway) -> None:
+def until_ready(running: GatewayProcess) -> None:
     """Each look is a round trip on a new connection, so this does not spin."""
     for _ in range(20_000):
         with line(running) as look:

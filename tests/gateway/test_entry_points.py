@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from bench.subjects import ScriptedModel
-from tests.gateway.process import WAIT, Gateway, gateway, tidegate
+from tests.gateway.process import WAIT, GatewayProcess, gateway, tidegate
 from tests.page import browser as chromium
 from tidegate.gateway import ask
 
@@ -34,15 +34,17 @@ Told = Callable[[], str]
 class Doors:
     """Sends a text by each door, and does not wait for what comes of it."""
 
-    def __init__(self, running: Gateway, browser: Browser, workers: ThreadPoolExecutor) -> None:
+    def __init__(self, running: GatewayProcess, browser: Browser, workers: ThreadPoolExecutor) -> None:
         self._running = running
         self._browser = browser
         self._workers = workers
 
-    def send(self, door: str, text: str) -> Told:
-        if door == "page":
+    def send(self, entry_point: str, text: str) -> Told:
+        if entry_point == "page":
             return self._type(text)
-        sent = self._workers.submit(self._pipe if door == "terminal" else self._post, text, named=door == "named")
+        sent = self._workers.submit(
+            self._pipe if entry_point == "terminal" else self._post, text, named=entry_point == "named"
+        )
         return lambda: sent.result(2 * WAIT)
 
     def _post(self, text: str, *, named: bool) -> str:
@@ -74,7 +76,7 @@ class Doors:
 class Books:
     """Rows of the gateway's store, looked at from outside."""
 
-    def __init__(self, running: Gateway) -> None:
+    def __init__(self, running: GatewayProcess) -> None:
         self._file = running.home / "tidegate.db"
 
     def at_work(self) -> dict[str, Any]:
@@ -127,11 +129,11 @@ def _until_held(model: ScriptedModel) -> None:
         assert time.monotonic() < deadline, model.call("GET", "/stats")
 
 
-def _through(door: str, doors: Doors, books: Books, model: ScriptedModel) -> Seen:
+def _through(entry_point: str, doors: Doors, books: Books, model: ScriptedModel) -> Seen:
     """The text by one door, with a model that has seen nothing before."""
     model.call("POST", "/reset")
     before = len(books.usage())
-    told = doors.send(door, TEXT)
+    told = doors.send(entry_point, TEXT)
     _until_held(model)
     session = books.at_work()
     id = session["id"]
@@ -156,8 +158,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedModel]:
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory, model: ScriptedModel) -> Iterator[Gateway]:
-    home = tmp_path_factory.mktemp("door") / "home"
+def running(tmp_path_factory: pytest.TempPathFactory, model: ScriptedModel) -> Iterator[GatewayProcess]:
+    home = tmp_path_factory.mktemp("entry_point") / "home"
     (home / "papers").mkdir(parents=True)
     (home / "papers" / "tide.txt").write_text("It is ebbing.\n")
     model_settings = f'[models.main]\napi = "openai-chat"\nbase_url = "{model.url}/v1"\nmodel = "scripted"\n'
@@ -168,7 +170,7 @@ def running(tmp_path_factory: pytest.TempPathFactory, model: ScriptedModel) -> I
 
 
 @pytest.fixture(scope="module")
-def doors(tmp_path_factory: pytest.TempPathFactory, running: Gateway) -> Iterator[Doors]:
+def doors(tmp_path_factory: pytest.TempPathFactory, running: GatewayProcess) -> Iterator[Doors]:
     executable = chromium.installed()
     if executable is None:
         pytest.fail("The page is one of the doors, and needs Chromium: apt install chromium")
@@ -180,24 +182,24 @@ def doors(tmp_path_factory: pytest.TempPathFactory, running: Gateway) -> Iterato
 
 
 @pytest.fixture(scope="module")
-def seen(doors: Doors, running: Gateway, model: ScriptedModel) -> dict[str, Seen]:
-    return {door: _through(door, doors, Books(running), model) for door in CHANNELS}
+def seen(doors: Doors, running: GatewayProcess, model: ScriptedModel) -> dict[str, Seen]:
+    return {entry_point: _through(entry_point, doors, Books(running), model) for entry_point in CHANNELS}
 
 
 def _same(found: dict[str, list[dict[str, Any]]], *but: str) -> None:
     """The rows that each door left are those that the first left, less identities, times and the names given."""
     dropped = {"id", "session", "turn", "created", "active", "accepted", "started", "finished", "at", *but}
     bare = {
-        door: [{name: value for name, value in row.items() if name not in dropped} for row in rows]
-        for door, rows in found.items()
+        entry_point: [{name: value for name, value in row.items() if name not in dropped} for row in rows]
+        for entry_point, rows in found.items()
     }
     assert bare == dict.fromkeys(bare, next(iter(bare.values())))
 
 
 def test_the_model_is_asked_the_same_bytes_whichever_door_a_message_came_by(seen: dict[str, Seen]) -> None:
     """V18, S33: prompt, tools, messages and parameters of both steps of the turn; and everybody gets the answer."""
-    assert {door: one.answer for door, one in seen.items()} == dict.fromkeys(CHANNELS, "The ebb.")
-    asked = {door: one.asked for door, one in seen.items()}
+    assert {entry_point: one.answer for entry_point, one in seen.items()} == dict.fromkeys(CHANNELS, "The ebb.")
+    asked = {entry_point: one.asked for entry_point, one in seen.items()}
     assert len(asked["page"]) == 2
     assert asked == dict.fromkeys(CHANNELS, asked["page"])
 
@@ -205,40 +207,40 @@ def test_the_model_is_asked_the_same_bytes_whichever_door_a_message_came_by(seen
 def test_the_store_keeps_the_same_rows_whichever_door_a_message_came_by(seen: dict[str, Seen]) -> None:
     """V18, P01, S19: roles, steps, bodies, tokens and states, in the middle of the turn and after it. Only the channel
     differs, and that a one-shot call is gone with its answer."""
-    kinds = {door: "ephemeral" if door == "once" else "named" for door in CHANNELS}
-    assert {door: one.session["kind"] for door, one in seen.items()} == kinds
-    assert {door: one.running[0]["channel"] for door, one in seen.items()} == CHANNELS
-    _same({door: [one.session] for door, one in seen.items()}, "kind", "channel", "name", "title")
-    _same({door: one.running for door, one in seen.items()}, "channel", "on_disconnect")
-    _same({door: one.journal for door, one in seen.items()})
+    kinds = {entry_point: "ephemeral" if entry_point == "once" else "named" for entry_point in CHANNELS}
+    assert {entry_point: one.session["kind"] for entry_point, one in seen.items()} == kinds
+    assert {entry_point: one.running[0]["channel"] for entry_point, one in seen.items()} == CHANNELS
+    _same({entry_point: [one.session] for entry_point, one in seen.items()}, "kind", "channel", "name", "title")
+    _same({entry_point: one.running for entry_point, one in seen.items()}, "channel", "on_disconnect")
+    _same({entry_point: one.journal for entry_point, one in seen.items()})
     steps = [(row["role"], row["step"]) for row in seen["page"].journal]
     assert steps == [("user", "in-0"), ("assistant", "model-0"), ("tool", "tool-0-0")]
 
     once = seen["once"]
     assert (once.ended, once.transcript) == ([], [])
-    kept = {door: one for door, one in seen.items() if door != "once"}
-    _same({door: one.ended for door, one in kept.items()}, "channel")
-    _same({door: one.transcript for door, one in kept.items()})
+    kept = {entry_point: one for entry_point, one in seen.items() if entry_point != "once"}
+    _same({entry_point: one.ended for entry_point, one in kept.items()}, "channel")
+    _same({entry_point: one.transcript for entry_point, one in kept.items()})
     assert [turn["state"] for turn in seen["page"].ended] == ["answered"]
     assert [row["step"] for row in seen["page"].transcript] == ["in-0", "model-0", "tool-0-0", "model-1"]
 
 
 def test_the_same_tokens_are_accounted_for_whichever_door_a_message_came_by(seen: dict[str, Seen]) -> None:
     """V18, V15: a row for each answer of the model, with its door; also of the call that left nothing else."""
-    for door, one in seen.items():
-        assert [row["channel"] for row in one.usage] == [CHANNELS[door]] * 2
+    for entry_point, one in seen.items():
+        assert [row["channel"] for row in one.usage] == [CHANNELS[entry_point]] * 2
         assert all(row["input"] and row["output"] for row in one.usage)
-    _same({door: one.usage for door, one in seen.items()}, "channel")
+    _same({entry_point: one.usage for entry_point, one in seen.items()}, "channel")
 
 
-@pytest.mark.parametrize("door", CHANNELS)
+@pytest.mark.parametrize("entry_point", CHANNELS)
 def test_a_message_that_is_too_long_is_refused_at_every_door_with_the_limits_name(
-    doors: Doors, running: Gateway, model: ScriptedModel, door: str
+    doors: Doors, running: GatewayProcess, model: ScriptedModel, entry_point: str
 ) -> None:
     """H20, V18: nothing is cut short, nothing is kept, no model is asked, and the sender reads which bound it was."""
     model.call("POST", "/reset")
     books = Books(running)
     before = books.sizes()
-    assert LIMIT in doors.send(door, TOO_LONG)()
+    assert LIMIT in doors.send(entry_point, TOO_LONG)()
     assert books.sizes() == before
     assert model.call("GET", "/requests") == []

@@ -12,7 +12,7 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from tests.gateway.process import WAIT, Gateway, tidegate
+from tests.gateway.process import WAIT, GatewayProcess, tidegate
 from tests.random_model import FORMATS, KEY, Moody, toml
 
 pytestmark = pytest.mark.anyio
@@ -34,10 +34,10 @@ async def away(do: Callable[..., T], *given: Any, **named: Any) -> T:
 
 
 @asynccontextmanager
-async def running(home: Path, text: str, **env: str) -> AsyncIterator[Gateway]:
+async def running(home: Path, text: str, **env: str) -> AsyncIterator[GatewayProcess]:
     home.mkdir(mode=0o700, exist_ok=True)
     (home / "tidegate.toml").write_text(text)
-    gateway = Gateway(home, **{KEY: "sesame", **env})
+    gateway = GatewayProcess(home, **{KEY: "sesame", **env})
     try:
         await away(gateway.wait_ready)
         yield gateway
@@ -45,12 +45,12 @@ async def running(home: Path, text: str, **env: str) -> AsyncIterator[Gateway]:
         await away(gateway.end)
 
 
-async def status(gateway: Gateway, session: str) -> str:
+async def status(gateway: GatewayProcess, session: str) -> str:
     reply = await away(gateway.call, "POST", "/api/messages", {"text": "/status", "session": session})
     return str(reply["reply"]["text"])
 
 
-async def the_session(gateway: Gateway) -> dict[str, Any]:
+async def the_session(gateway: GatewayProcess) -> dict[str, Any]:
     listed = await away(gateway.call, "GET", "/api/sessions")
     found: dict[str, Any] = await away(gateway.call, "GET", f"/api/sessions/{listed['sessions'][0]['id']}")
     return found
@@ -140,7 +140,7 @@ async def test_the_status_of_the_process_tells_of_its_models(tmp_path: Path, ser
     assert [request.authorization for request in server.recorded][:2] == [f"Bearer {key}" for key in keys.values()]
 
 
-def _read(gateway: Gateway, path: str) -> str:
+def _read(gateway: GatewayProcess, path: str) -> str:
     try:
         return json.dumps(gateway.call("GET", path))
     except json.JSONDecodeError as plain:

@@ -13,7 +13,7 @@ from urllib.error import HTTPError
 
 import pytest
 
-from tests.gateway.process import Gateway, gateway
+from tests.gateway.process import GatewayProcess, gateway
 
 ALLOWED = "127.0.0.2"
 SETTINGS = f"""
@@ -71,13 +71,13 @@ def site(content_type: str, page: bytes) -> Iterator[str]:
             serving.join()
 
 
-def turn(running: Gateway) -> float:
+def turn(running: GatewayProcess) -> float:
     began = time.monotonic()
     assert running.say("say here") == "here"
     return time.monotonic() - began
 
 
-def longest_while(running: Gateway, attack: Callable[[], None]) -> float:
+def longest_while(running: GatewayProcess, attack: Callable[[], None]) -> float:
     """The longest that another caller waits for an answer while an attack runs."""
     with ThreadPoolExecutor(1) as pool:
         attacking = pool.submit(attack)
@@ -88,13 +88,13 @@ def longest_while(running: Gateway, attack: Callable[[], None]) -> float:
     return longest
 
 
-def assert_keeps_nobody_waiting(running: Gateway, attack: Callable[[], None]) -> None:
+def assert_keeps_nobody_waiting(running: GatewayProcess, attack: Callable[[], None]) -> None:
     usual = statistics.median(turn(running) for _ in range(20))
     assert min(longest_while(running, attack) for _ in range(ATTEMPTS)) < STALL * usual
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[Gateway]:
+def running(tmp_path: Path) -> Iterator[GatewayProcess]:
     home = tmp_path / "home"
     home.mkdir()
     (home / "tidegate.toml").write_text(SETTINGS)
@@ -103,7 +103,7 @@ def running(tmp_path: Path) -> Iterator[Gateway]:
 
 
 @pytest.mark.parametrize("attack", PAGES)
-def test_no_page_keeps_another_caller_waiting(running: Gateway, attack: str) -> None:
+def test_no_page_keeps_another_caller_waiting(running: GatewayProcess, attack: str) -> None:
     """A charset that is decoded in quadratic time, or a page that is parsed in it, costs its own turn at most."""
     kind, page = PAGES[attack]
     with site(kind, page) as url:
@@ -115,7 +115,7 @@ def test_no_page_keeps_another_caller_waiting(running: Gateway, attack: str) -> 
         assert_keeps_nobody_waiting(running, fetch)
 
 
-def test_no_body_keeps_another_caller_waiting(running: Gateway) -> None:
+def test_no_body_keeps_another_caller_waiting(running: GatewayProcess) -> None:
     """Millions of empty lists in a field that nobody reads."""
     crowd: list[list[object]] = [[]] * (15 * 1024 * 1024 // 4)
     body = {"model": "main", "messages": [{"role": "user", "content": "hello"}], "unknown": crowd}

@@ -11,16 +11,16 @@ from anyio import to_thread
 
 from tidegate.errors import Misconfigured, TidegateError
 from tidegate.gateway import HomeHeld, HomeLock, holder_of
-from tidegate.gateway.gateway import House
+from tidegate.gateway.gateway import Gateway
 from tidegate.gateway.lock import LOCK_NAME
 
 pytestmark = pytest.mark.anyio
 
-STAGES = tuple(name for name, _ in House(Path("/nowhere"), say=print).stages)
+STAGES = tuple(name for name, _ in Gateway(Path("/nowhere"), say=print).stages)
 
 
-def _house(home: Path, said: list[str] | None = None, **options: object) -> House:
-    return House(home, port=0, say=(said if said is not None else []).append, **options)  # type: ignore[arg-type]
+def _house(home: Path, said: list[str] | None = None, **options: object) -> Gateway:
+    return Gateway(home, port=0, say=(said if said is not None else []).append, **options)  # type: ignore[arg-type]
 
 
 async def test_a_house_is_built_serves_and_is_closed_twice_over_one_home(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ async def test_the_port_of_another_program_is_one_sentence_and_nothing_stays_ope
         assert await first.build()
         port = int(first.address.rpartition(":")[2])
         with pytest.raises(Misconfigured, match=f"Port {port}"):
-            await House(tmp_path / "second", port=port, say=lambda line: None).build()
+            await Gateway(tmp_path / "second", port=port, say=lambda line: None).build()
         with pytest.raises(HomeHeld):
             await _house(tmp_path / "first").build()
         await first.close()

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.cli.terminal import CTRL_C, at_terminal
-from tests.gateway.process import WAIT, Gateway, gateway, tidegate
+from tests.gateway.process import WAIT, GatewayProcess, gateway, tidegate
 
 SETTINGS = """
 [models.main]
@@ -62,7 +62,7 @@ def configure(home: Path, *, resumes: int) -> None:
     (home / "tidegate.toml").write_text(SETTINGS.format(resumes=resumes))
 
 
-def begin(running: Gateway) -> list[Deed]:
+def begin(running: GatewayProcess) -> list[Deed]:
     """One command in a sandbox, and one call of a tool of one's own."""
     marks = running.home.parent / "marks"
     marks.mkdir(exist_ok=True)
@@ -79,7 +79,7 @@ def begin(running: Gateway) -> list[Deed]:
     return deeds
 
 
-def ended(running: Gateway, turn: str) -> dict[str, Any]:
+def ended(running: GatewayProcess, turn: str) -> dict[str, Any]:
     deadline = time.monotonic() + WAIT
     while (outcome := running.call("GET", f"/api/turns/{turn}"))["state"] in ("queued", "running"):
         assert time.monotonic() < deadline, outcome
@@ -87,29 +87,29 @@ def ended(running: Gateway, turn: str) -> dict[str, Any]:
     return dict(outcome)
 
 
-def check(running: Gateway, deed: Deed) -> None:
+def check(running: GatewayProcess, deed: Deed) -> None:
     rows = running.call("GET", f"/api/sessions/{deed.session}/messages?after=0")["messages"]
     [result] = [row["message"] for row in rows if row["message"]["role"] == "tool"]
     assert result["text"].startswith(UNKNOWN) and result["interrupted"] and result["failed"]
 
 
-def _stop(running: Gateway, session: str) -> None:
+def _stop(running: GatewayProcess, session: str) -> None:
     running.call("POST", f"/api/sessions/{session}/stop")
 
 
-def _interrupt(running: Gateway, session: str) -> None:
+def _interrupt(running: GatewayProcess, session: str) -> None:
     running.call("POST", "/api/messages", {"text": "say hello", "session": session, "busy": "interrupt"})
 
 
-def _new(running: Gateway, session: str) -> None:
+def _new(running: GatewayProcess, session: str) -> None:
     running.call("POST", "/api/messages", {"text": "/new", "session": session})
 
 
-def _end(running: Gateway, session: str) -> None:
+def _end(running: GatewayProcess, session: str) -> None:
     running.call("POST", f"/api/sessions/{session}/end")
 
 
-WAYS: tuple[Callable[[Gateway, str], None], ...] = (_stop, _interrupt, _new, _end)
+WAYS: tuple[Callable[[GatewayProcess, str], None], ...] = (_stop, _interrupt, _new, _end)
 
 
 def test_a_command_and_a_tool_of_ones_own_that_were_stopped_are_told_as_interrupted(home: Path) -> None:

@@ -4,16 +4,16 @@ import socket
 
 import pytest
 
-from tidegate.config import Server
+from tidegate.config import ServerSettings
 from tidegate.errors import Misconfigured
 from tidegate.gateway import listen_address
 
 
 def test_loopback_is_bound_and_needs_no_warning() -> None:
     """X01, X03: the default address is this machine's alone."""
-    with listen_address.bind(Server(), 0) as bound:
-        assert listen_address.warning(Server(), bound) is None
-        assert listen_address.address_of(Server(), bound) == f"http://127.0.0.1:{bound.getsockname()[1]}"
+    with listen_address.bind(ServerSettings(), 0) as bound:
+        assert listen_address.warning(ServerSettings(), bound) is None
+        assert listen_address.address_of(ServerSettings(), bound) == f"http://127.0.0.1:{bound.getsockname()[1]}"
         with socket.create_connection(bound.getsockname(), timeout=10):
             pass
 
@@ -21,13 +21,13 @@ def test_loopback_is_bound_and_needs_no_warning() -> None:
 def test_beyond_loopback_without_tls_is_refused() -> None:
     """X01, X03: what was bound is looked at, whatever the configuration said."""
     with pytest.raises(Misconfigured) as refused:
-        listen_address.bind(Server(host="0.0.0.0"), 0)
+        listen_address.bind(ServerSettings(host="0.0.0.0"), 0)
     assert "insecure = true" in refused.value.message
 
 
 def test_beyond_loopback_by_explicit_wish_is_told_clearly() -> None:
     """X03: an exposed gateway says so at its start."""
-    wish = Server(host="0.0.0.0", insecure=True)
+    wish = ServerSettings(host="0.0.0.0", insecure=True)
     with listen_address.bind(wish, 0) as bound:
         warning = listen_address.warning(wish, bound)
     assert warning is not None
@@ -36,13 +36,13 @@ def test_beyond_loopback_by_explicit_wish_is_told_clearly() -> None:
 
 def test_a_port_that_is_taken_is_one_sentence_that_names_it() -> None:
     """F3: the sentence says what to do."""
-    with listen_address.bind(Server(), 0) as first:
+    with listen_address.bind(ServerSettings(), 0) as first:
         port = first.getsockname()[1]
         with pytest.raises(Misconfigured, match=f"Port {port} .* --port"):
-            listen_address.bind(Server(), port)
+            listen_address.bind(ServerSettings(), port)
 
 
 def test_a_host_without_an_address_is_one_sentence() -> None:
     """F3: as above, for names that do not resolve."""
     with pytest.raises(Misconfigured, match="has no address"):
-        listen_address.bind(Server(host="no.such.host.invalid", insecure=True), 0)
+        listen_address.bind(ServerSettings(host="no.such.host.invalid", insecure=True), 0)

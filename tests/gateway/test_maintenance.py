@@ -7,7 +7,7 @@ from tests.logs import capture_logs
 from tidegate.errors import StoreFailed
 from tidegate.gateway.maintenance import Maintenance
 from tidegate.lifetimes import Scope
-from tidegate.sessions import Chore
+from tidegate.sessions import MaintenanceTask
 
 pytestmark = pytest.mark.anyio
 
@@ -30,7 +30,7 @@ async def test_a_chore_that_fails_is_run_again_and_its_failure_is_told() -> None
         beats.append(name)
         beaten.set()
 
-    maintenance = Maintenance([Chore(name="shaky", interval=SOON, run=shaky)], beat=beat)
+    maintenance = Maintenance([MaintenanceTask(name="shaky", interval=SOON, run=shaky)], beat=beat)
     async with Scope("test") as scope:
         maintenance.start(scope)
         with anyio.fail_after(20):
@@ -55,7 +55,7 @@ async def test_a_chore_that_fails_again_and_again_in_one_way_is_logged_once() ->
             changed.set()
         raise StoreFailed("gone" if runs <= 50 else "something else")
 
-    maintenance = Maintenance([Chore(name="failing", interval=SOON, run=failing)], beat=lambda name: None)
+    maintenance = Maintenance([MaintenanceTask(name="failing", interval=SOON, run=failing)], beat=lambda name: None)
     with capture_logs() as lines:
         async with Scope("test") as scope:
             maintenance.start(scope)
@@ -76,8 +76,11 @@ async def test_a_chore_that_hangs_holds_up_no_other_and_misses_its_heartbeat() -
         if beats.count("busy") >= 3:
             others.set()
 
-    chores = [Chore(name="stuck", interval=SOON, run=stuck), Chore(name="busy", interval=SOON, run=busy)]
-    maintenance = Maintenance(chores, beat=beats.append)
+    maintenance_tasks = [
+        MaintenanceTask(name="stuck", interval=SOON, run=stuck),
+        MaintenanceTask(name="busy", interval=SOON, run=busy),
+    ]
+    maintenance = Maintenance(maintenance_tasks, beat=beats.append)
     async with Scope("test") as scope:
         maintenance.start(scope)
         with anyio.fail_after(20):
@@ -93,6 +96,6 @@ async def test_two_chores_of_one_name_are_refused() -> None:
 
     async def nothing() -> None: ...
 
-    twice = [Chore(name="same", interval=1, run=nothing)] * 2
+    twice = [MaintenanceTask(name="same", interval=1, run=nothing)] * 2
     with pytest.raises(ValueError, match="one name"):
         Maintenance(twice, beat=lambda name: None)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.gateway.memory.memory_limit import SHARE, Ceiling
+from tidegate.gateway.memory.memory_limit import SHARE, MemoryLimit
 
 GIB = 1 << 30
 
@@ -48,13 +48,13 @@ def test_it_is_a_share_of_the_least_that_the_kernel_allows(
 ) -> None:
     """P15: of the machine, or of a control group of either version, wherever above the process the limit is set."""
     _write(tmp_path, **files)
-    assert Ceiling(None, root=tmp_path, machine=8 * GIB).bytes() == int(expected * SHARE)
-    assert Ceiling(12345, root=tmp_path).bytes() == 12345, "what the operator says holds"
+    assert MemoryLimit(None, root=tmp_path, machine=8 * GIB).bytes() == int(expected * SHARE)
+    assert MemoryLimit(12345, root=tmp_path).bytes() == 12345, "what the operator says holds"
 
 
 def test_a_limit_that_is_moved_is_followed(tmp_path: Path) -> None:
     """P15: no restart is needed."""
-    ceiling = Ceiling(None, root=tmp_path, machine=8 * GIB)
+    ceiling = MemoryLimit(None, root=tmp_path, machine=8 * GIB)
     _write(tmp_path, **{"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/memory.max": f"{2 * GIB}\n"})
     before = ceiling.bytes()
     _write(tmp_path, **{"sys/fs/cgroup/a/memory.max": f"{GIB}\n"})
@@ -63,7 +63,7 @@ def test_a_limit_that_is_moved_is_followed(tmp_path: Path) -> None:
 
 def test_shortage_is_told_by_the_own_group_or_by_the_machine(tmp_path: Path) -> None:
     """P15: a neighbour's shortage is not ours where the kernel can tell them apart."""
-    ceiling = Ceiling(None, root=tmp_path)
+    ceiling = MemoryLimit(None, root=tmp_path)
     assert ceiling.stalled() == 0.0
     lines = "some avg10={} avg60=0.00 avg300=0.00 total=1\nfull avg10=90.00 avg60=0.00 avg300=0.00 total=1\n"
     _write(tmp_path, **{"proc/self/cgroup": "0::/a\n", "proc/pressure/memory": lines.format("33.50")})
@@ -74,5 +74,5 @@ def test_shortage_is_told_by_the_own_group_or_by_the_machine(tmp_path: Path) -> 
 
 def test_this_machine_has_one() -> None:
     """P15: the real files can be read."""
-    assert 1 << 20 < Ceiling(None).bytes() < 1 << 60
-    assert 0.0 <= Ceiling(None).stalled() <= 100.0
+    assert 1 << 20 < MemoryLimit(None).bytes() < 1 << 60
+    assert 0.0 <= MemoryLimit(None).stalled() <= 100.0

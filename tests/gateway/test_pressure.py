@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.lifetimes.residents import Clock, Tenant, building, settled
 from tests.logs import capture_logs
-from tidegate.gateway.memory.memory_limit import Ceiling
-from tidegate.gateway.memory.pressure import GROWN, LOW, REST_SECONDS, STALLED, Pressure
+from tidegate.gateway.memory.memory_limit import MemoryLimit
+from tidegate.gateway.memory.pressure import GROWN, LOW, REST_SECONDS, STALLED, MemoryPressure
 from tidegate.lifetimes import Presence, Scope
 
 pytestmark = pytest.mark.anyio
@@ -30,8 +30,10 @@ class Memory:
         self.trims = 0
         self._root = root
         self.stalled(0.0)
-        ceiling = Ceiling(CEILING, root=root)
-        self.pressure = Pressure(presence, ceiling, private=self.private, give_back=self.give_back, clock=self.clock)
+        ceiling = MemoryLimit(CEILING, root=root)
+        self.pressure = MemoryPressure(
+            presence, ceiling, private=self.private, give_back=self.give_back, clock=self.clock
+        )
 
     def private(self) -> int:
         return self.presence.stats().resident_bytes + self.other + self.free

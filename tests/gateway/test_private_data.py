@@ -11,8 +11,8 @@ import anyio
 import pytest
 
 from bench.subjects import ScriptedModel
-from tests.gateway.process import Gateway, gateway
-from tidegate.gateway.gateway import House
+from tests.gateway.process import GatewayProcess, gateway
+from tidegate.gateway.gateway import Gateway
 from tidegate.log import Log
 
 SECRET = "lantern on the north quay"
@@ -45,7 +45,9 @@ def _home(tmp_path: Path, model: ScriptedModel, more: str) -> Path:
     return home
 
 
-def _told(running: Gateway, text: str, *, agent: str = "main", stream: bool = False, session: str | None = None) -> str:
+def _told(
+    running: GatewayProcess, text: str, *, agent: str = "main", stream: bool = False, session: str | None = None
+) -> str:
     """Everything that a caller reads, whatever became of his message."""
     body = {"model": agent, "messages": [{"role": "user", "content": text}], "stream": stream}
     headers = {} if session is None else {"X-Session-Id": session}
@@ -118,7 +120,7 @@ async def test_whoever_logs_a_models_secret_logs_it_redacted(
     settings = '[models.main]\napi = "openai-chat"\nbase_url = "http://127.0.0.1:1/v1"\nmodel = "m"\n'
     (home / "tidegate.toml").write_text(f'{settings}key = "env:{VARIABLE}"\n')
     monkeypatch.setenv(VARIABLE, SECRET)
-    house = House(home, port=0, say=lambda line: None)
+    house = Gateway(home, port=0, say=lambda line: None)
     with anyio.fail_after(30):
         assert await house.build()
         try:

@@ -14,14 +14,14 @@ import apsw
 import psutil
 import pytest
 
-from tests.gateway.process import TIDEGATE, WAIT, Gateway, environment, gateway, tidegate
+from tests.gateway.process import TIDEGATE, WAIT, GatewayProcess, environment, gateway, tidegate
 from tidegate.gateway import ask, holder_of
 
 SLOW_STOP = "[limits]\nshutdown_seconds = 60\n"
 QUICK_STOP = "[limits]\nshutdown_seconds = 1\n"
 
 
-def _long_turn(running: Gateway, session: str) -> threading.Thread:
+def _long_turn(running: GatewayProcess, session: str) -> threading.Thread:
     """A turn of a named session that takes minutes; its reader goes away with the gateway."""
 
     def send() -> None:
@@ -35,7 +35,7 @@ def _long_turn(running: Gateway, session: str) -> threading.Thread:
     return thread
 
 
-def _until_running(running: Gateway) -> None:
+def _until_running(running: GatewayProcess) -> None:
     """Until a turn runs. Each look is a round trip, so this does not spin."""
     for _ in range(2000):
         if ask(running.home, {"do": "status"})["turns"]["running"]:
@@ -210,7 +210,7 @@ def test_exposure_by_explicit_wish_is_told_at_every_start(tmp_path: Path) -> Non
 
 def test_a_signal_while_it_starts_ends_it_cleanly(tmp_path: Path) -> None:
     """F3: also before it is ready."""
-    starting = Gateway(tmp_path / "home")
+    starting = GatewayProcess(tmp_path / "home")
     try:
         while holder_of(tmp_path / "home") is None and starting.process.poll() is None:
             os.sched_yield()

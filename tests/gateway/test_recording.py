@@ -15,16 +15,16 @@ from urllib.error import HTTPError
 import pytest
 
 from bench.subjects import ScriptedModel
-from tests.gateway.process import WAIT, Gateway, environment, gateway, tidegate
+from tests.gateway.process import WAIT, GatewayProcess, environment, gateway, tidegate
 from tidegate.models.recording.recording_file import (
     BODY_BYTES,
     FILE_BYTES,
-    Answered,
-    Asked,
     End,
     Event,
     MiB,
-    Stopped,
+    RecordedAnswer,
+    RecordedRequest,
+    RecordingStopped,
     events,
 )
 from tidegate.security import Redactor, Secret
@@ -82,7 +82,7 @@ def home_of(tmp_path: Path, name: str, text: str) -> Path:
     return home
 
 
-def said(running: Gateway, text: str, stream: bool = False, session: str = "talk") -> str:
+def said(running: GatewayProcess, text: str, stream: bool = False, session: str = "talk") -> str:
     """Everything of the answer that does not change from one call to the next, or the failure."""
     body = {"model": "main", "messages": [{"role": "user", "content": text}], "stream": stream}
     try:
@@ -140,12 +140,12 @@ def test_a_recorded_conversation_is_had_again_elsewhere_without_keys_or_a_server
     assert "You are a test." in content and "High water at ten." in content
     carried = {"openai-chat": "", "openai-responses": "encrypted_content", "anthropic": "signature"}[api]
     recorded = lines_of(file)
-    last = [event for event in recorded if isinstance(event, Asked)][-1]
+    last = [event for event in recorded if isinstance(event, RecordedRequest)][-1]
     assert carried in json.dumps(last.body)
     assert shown["does"] == "records" and shown["stopped"] is None
-    assert shown["exchanges"] == len([event for event in recorded if isinstance(event, Asked)]) == 12
-    assert {event.status for event in recorded if isinstance(event, Answered)} == {200, 400, 429}
-    assert any(event.end == "broken" for event in recorded if isinstance(event, Answered))
+    assert shown["exchanges"] == len([event for event in recorded if isinstance(event, RecordedRequest)]) == 12
+    assert {event.status for event in recorded if isinstance(event, RecordedAnswer)} == {200, 400, 429}
+    assert any(event.end == "broken" for event in recorded if isinstance(event, RecordedAnswer))
 
     with gateway(home_of(tmp_path, "second", text), "--replay", str(file)) as running:
         now = [said(running, stripped(text), stream) for text, stream in TALK]
@@ -174,7 +174,7 @@ def test_a_recording_that_was_killed_is_readable_up_to_its_last_line(
         running.signal(signal.SIGKILL)
         running.wait()
     recorded = lines_of(file)
-    assert [type(event) for event in recorded] == [Asked, Answered, Asked]
+    assert [type(event) for event in recorded] == [RecordedRequest, RecordedAnswer, RecordedRequest]
     with gateway(home_of(tmp_path, "second", text), "--replay", str(file)) as running:
         assert said(running, "[say before]") == then
         failed = said(running, "[hold it after=2] [words 9]", session="other")
@@ -281,7 +281,9 @@ def test_the_documented_recording_is_one(tmp_path: Path) -> None:
 
 def test_the_page_names_every_field_every_end_and_both_limits() -> None:
     """And the limits as they are."""
-    fields = {name for kind in (Asked, Answered, Stopped) for name in kind.__struct_fields__} - {"id"}
+    fields = {
+        name for kind in (RecordedRequest, RecordedAnswer, RecordingStopped) for name in kind.__struct_fields__
+    } - {"id"}
     ends = {name for part in get_args(End) for name in get_args(part) or (part,)}
     assert {name for name in fields | ends if f"`{name}`" not in PAGE} == set()
     assert f"more than {BODY_BYTES // MiB} MiB is left out" in PAGE and f"ends at {FILE_BYTES // MiB} MiB" in PAGE

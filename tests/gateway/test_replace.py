@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from tests.gateway.process import WAIT, Gateway, gateway, tidegate
+from tests.gateway.process import WAIT, GatewayProcess, gateway, tidegate
 from tests.gateway.test_lock import HOLD, Holding
 from tidegate.gateway import ask, holder_of
 from tidegate.gateway.lock import TAKEOVER_NAME
@@ -65,9 +65,9 @@ def called(home: Path, address: str, path: str, body: Any = None) -> Any:
 
 
 @contextlib.contextmanager
-def starting(home: Path, *arguments: str, number: int = 1) -> Iterator[list[Gateway]]:
+def starting(home: Path, *arguments: str, number: int = 1) -> Iterator[list[GatewayProcess]]:
     """So many gateways that start at once; whatever happens, they are gone afterwards."""
-    started = [Gateway(home, *arguments) for _ in range(number)]
+    started = [GatewayProcess(home, *arguments) for _ in range(number)]
     try:
         yield started
     finally:
@@ -82,7 +82,7 @@ def home_of(tmp_path: Path, settings: str = QUICK_STOP) -> Path:
     return home
 
 
-def rest_of(ended: Gateway) -> str:
+def rest_of(ended: GatewayProcess) -> str:
     """All that an ended gateway said on standard output."""
     assert ended.process.stdout is not None
     return "\n".join(ended.said) + ended.process.stdout.read().decode()
@@ -115,7 +115,7 @@ def test_of_several_that_replace_at_once_one_serves_and_the_others_say_why_not(t
             assert finished(serving, turn)["state"] == "answered"
 
 
-def winner(rivals: list[Gateway]) -> Gateway:
+def winner(rivals: list[GatewayProcess]) -> GatewayProcess:
     """The one that serves when all others have ended."""
     deadline = time.monotonic() + WAIT
     while len(running := [each for each in rivals if each.process.poll() is None]) > 1:
@@ -125,7 +125,7 @@ def winner(rivals: list[Gateway]) -> Gateway:
     return left.wait_ready()
 
 
-def finished(running: Gateway, turn: str) -> Any:
+def finished(running: GatewayProcess, turn: str) -> Any:
     """The turn's outcome, once it has ended."""
     for _ in range(2000):
         found = running.call("GET", f"/api/turns/{turn}")
@@ -214,7 +214,7 @@ def test_stopping_the_one_that_waits_to_take_over_frees_the_claim(tmp_path: Path
         caller.join(WAIT)
 
 
-def _given_up(running: Gateway) -> None:
+def _given_up(running: GatewayProcess) -> None:
     """A turn of minutes whose reader goes away with the gateway."""
     with contextlib.suppress(OSError):
         running.say("slow " + "tide " * 5000, "talk")

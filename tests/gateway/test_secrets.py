@@ -8,7 +8,7 @@ from urllib.error import HTTPError
 import anyio
 import pytest
 
-from tests.gateway.process import Gateway, tidegate
+from tests.gateway.process import GatewayProcess, tidegate
 from tests.gateway.test_fallback import away, running
 from tests.random_model import FORMATS, KEY, NAMES, Moody, toml
 
@@ -53,7 +53,7 @@ def configured(server: Moody) -> str:
     return text + '[log]\nlevel = "debug"\n[workspaces]\nbackend = "local"\n'
 
 
-def read(gateway: Gateway, path: str, body: object = None) -> str:
+def read(gateway: GatewayProcess, path: str, body: object = None) -> str:
     """Whatever is answered there, as text, with all that a stream tells."""
     try:
         return json.dumps(gateway.call("POST" if body is not None else "GET", path, body, **{"X-Events": "full"}))

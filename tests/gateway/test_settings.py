@@ -15,7 +15,7 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tidegate.errors import StoreFailed
 from tidegate.gateway import examine
-from tidegate.gateway.gateway import House
+from tidegate.gateway.gateway import Gateway
 from tidegate.store import Db
 
 pytestmark = pytest.mark.anyio
@@ -26,14 +26,14 @@ ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n) SELEC
 
 
 @asynccontextmanager
-async def built(home: Path, settings: str, model: ScriptedModel | None = None) -> AsyncIterator[House]:
+async def built(home: Path, settings: str, model: ScriptedModel | None = None) -> AsyncIterator[Gateway]:
     """A house with these settings, closed afterwards."""
     home.mkdir(mode=0o700)
     text = settings
     if model is not None:
         text += f'\n[models.main]\napi = "openai-chat"\nbase_url = "{model.base_url}"\nmodel = "m"\nretries = 0\n'
     (home / "tidegate.toml").write_text(text)
-    house = House(home, port=0, say=lambda line: None)
+    house = Gateway(home, port=0, say=lambda line: None)
     with anyio.fail_after(3 * WAIT):
         assert await house.build()
         try:
@@ -42,7 +42,7 @@ async def built(home: Path, settings: str, model: ScriptedModel | None = None) -
             await house.close()
 
 
-async def say(house: House, text: str, session: str) -> dict[str, Any]:
+async def say(house: Gateway, text: str, session: str) -> dict[str, Any]:
     """One message over HTTP, and the whole answer."""
     key = (house.home / "api-key").read_text().strip()
     headers = {"Authorization": f"Bearer {key}", "X-Session-Id": session}
@@ -63,7 +63,7 @@ async def until(true: Callable[[], bool]) -> None:
             await anyio.sleep(0.005)
 
 
-async def read_without_end(house: House, begun: threading.Event) -> str:
+async def read_without_end(house: Gateway, begun: threading.Event) -> str:
     """Holds a snapshot until somebody ends it; why it was ended."""
 
     def read(db: Db) -> None:

@@ -14,7 +14,7 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.cli.terminal import at_terminal
 from tests.core import settings
-from tests.gateway.process import WAIT, Gateway, tidegate
+from tests.gateway.process import WAIT, GatewayProcess, tidegate
 from tests.gateway.test_skills import away, bodies, running
 from tests.skills.skill_folders import skill
 from tests.workspaces.test_protection import git, give
@@ -38,11 +38,11 @@ def configuration(model: ScriptedModel, project: Path, more: str = "") -> str:
     return settings(model, f'workspace = "{project}"\n', tools='"skills", "terminal", "files"') + more
 
 
-def key_of(gateway: Gateway, name: str) -> str:
+def key_of(gateway: GatewayProcess, name: str) -> str:
     return str(gateway.call("POST", "/api/keys", {"name": name})["key"])
 
 
-def say(gateway: Gateway, text: str, session: str, key: str | None = None) -> str:
+def say(gateway: GatewayProcess, text: str, session: str, key: str | None = None) -> str:
     headers = {"X-Session-Id": session, **({} if key is None else {"Authorization": f"Bearer {key}"})}
     body = {"model": "main", "messages": [{"role": "user", "content": text}]}
     answer = gateway.call("POST", "/v1/chat/completions", body, **headers)
@@ -57,14 +57,14 @@ def terminal(command: str) -> str:
     return call("terminal", command=command)
 
 
-async def beginning(model: ScriptedModel, gateway: Gateway, key: str | None = None) -> bytes:
+async def beginning(model: ScriptedModel, gateway: GatewayProcess, key: str | None = None) -> bytes:
     """The first request of a new conversation."""
     words = f"begin {next(COUNT)} now"
     await away(say, gateway, words, words, key)
     return bodies(model, words)[0]
 
 
-async def none_obeys(model: ScriptedModel, gateway: Gateway, *, after: bytes) -> None:
+async def none_obeys(model: ScriptedModel, gateway: GatewayProcess, *, after: bytes) -> None:
     """No new conversation of the owner's begins with it, until folders were looked at again: they begin without what
     was there before."""
     with anyio.fail_after(WAIT):

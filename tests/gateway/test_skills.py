@@ -16,7 +16,7 @@ from anyio import to_thread
 
 from bench.scripted_model import ScriptedModel
 from tests.core import settings
-from tests.gateway.process import WAIT, Gateway, environment, tidegate
+from tests.gateway.process import WAIT, GatewayProcess, environment, tidegate
 from tests.skills.skill_folders import skill
 from tidegate.gateway import Unready, examine
 
@@ -30,10 +30,10 @@ async def away(do: Callable[..., T], *given: Any) -> T:
 
 
 @asynccontextmanager
-async def running(home: Path, text: str) -> AsyncIterator[Gateway]:
+async def running(home: Path, text: str) -> AsyncIterator[GatewayProcess]:
     home.mkdir(mode=0o700, exist_ok=True)
     (home / "tidegate.toml").write_text(text)
-    gateway = Gateway(home)
+    gateway = GatewayProcess(home)
     try:
         await away(gateway.wait_ready)
         yield gateway

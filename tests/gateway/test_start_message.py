@@ -11,11 +11,11 @@ import apsw
 import pytest
 from anyio import to_thread
 
-from tests.gateway.process import WAIT, Gateway, gateway, tidegate
+from tests.gateway.process import WAIT, GatewayProcess, gateway, tidegate
 from tidegate.config import load
 from tidegate.errors import TidegateError
 from tidegate.gateway import holder_of
-from tidegate.gateway.gateway import House
+from tidegate.gateway.gateway import Gateway
 from tidegate.store import migrations
 from tidegate.store.migrations import CURRENT
 
@@ -62,7 +62,7 @@ def _refused(home: Path) -> str:
     return run.stderr
 
 
-def _names(running: Gateway) -> list[str]:
+def _names(running: GatewayProcess) -> list[str]:
     return [session["name"] for session in running.call("GET", "/api/sessions")["sessions"]]
 
 
@@ -129,18 +129,18 @@ async def test_a_step_to_a_new_format_that_fails_changes_nothing_and_is_one_sent
 
     home = tmp_path / "home"
     with anyio.fail_after(3 * WAIT):
-        first = House(home, port=0, say=lambda line: None)
+        first = Gateway(home, port=0, say=lambda line: None)
         assert await first.build()
         await first.close()
         before = await to_thread.run_sync(_contents, home / "tidegate.db")
         with monkeypatch.context() as patched:
             patched.setattr(migrations, "MIGRATIONS", (*migrations.MIGRATIONS, broken))
             with pytest.raises(TidegateError) as failed:
-                await House(home, port=0, say=lambda line: None).build()
+                await Gateway(home, port=0, say=lambda line: None).build()
         assert ("did not expect" if fault == "code" else "nowhere") in failed.value.message
         assert "\n" not in failed.value.message
         assert await to_thread.run_sync(holder_of, home) is None
         assert await to_thread.run_sync(_contents, home / "tidegate.db") == before
-        again = House(home, port=0, say=lambda line: None)
+        again = Gateway(home, port=0, say=lambda line: None)
         assert await again.build()
         await again.close()

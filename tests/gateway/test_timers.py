@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from tests.gateway.process import WAIT, gateway
-from tidegate.gateway.gateway import House
+from tidegate.gateway.gateway import Gateway
 from tidegate.web.app.health import LAG_ALLOWED, LAG_EVERY
 
 CHORES = {
@@ -34,17 +34,17 @@ def test_every_chore_is_watched_and_an_idle_resident_leaves_by_itself(tmp_path: 
         while (status := running.call("GET", "/api/status"))["sessions"]["unloads"] != {"idle": 1}:
             assert time.monotonic() < deadline, status["sessions"]
         assert (status["sessions"]["residents"], status["sessions"]["present"]) == (0, 0)
-        chores = {chore["name"]: chore for chore in status["chores"]}
-        assert set(chores) == CHORES
-        assert {f"timer {name}" for name in chores} == {name for name in checks if name.startswith("timer ")}
-        assert chores["sweep"]["runs"] > 0 and chores["sweep"]["last"] is not None
+        maintenance_tasks = {chore["name"]: chore for chore in status["chores"]}
+        assert set(maintenance_tasks) == CHORES
+        assert {f"timer {name}" for name in maintenance_tasks} == {name for name in checks if name.startswith("timer ")}
+        assert maintenance_tasks["sweep"]["runs"] > 0 and maintenance_tasks["sweep"]["last"] is not None
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("late", [False, True])
 async def test_a_loop_that_stands_still_is_seen_by_who_asks_whether_it_works(tmp_path: Path, late: bool) -> None:
     """L30: the loop is measured from the moment the server runs; seen here by a clock that jumps between two ticks."""
-    house = House(tmp_path / "home", port=0, say=lambda line: None)
+    house = Gateway(tmp_path / "home", port=0, say=lambda line: None)
     with anyio.fail_after(3 * WAIT):
         assert await house.build()
         try:

@@ -11,7 +11,7 @@ from typing import get_args
 
 import pytest
 
-from tests.gateway.process import WAIT, Gateway, gateway
+from tests.gateway.process import WAIT, GatewayProcess, gateway
 from tests.workspaces.sshd import SSHD, sshd
 from tidegate.workspaces.backends.interface import Enforcement
 
@@ -33,7 +33,7 @@ residents = 1
 class Person:
     """Somebody who works in one session."""
 
-    def __init__(self, running: Gateway, name: str) -> None:
+    def __init__(self, running: GatewayProcess, name: str) -> None:
         self.running = running
         self.name = name
 
@@ -181,12 +181,12 @@ def test_what_runs_on_another_machine_dies_with_a_killed_gateway_and_the_agent_i
 
 DIES_BEFORE_IT_TELLS = """
 import os
-from tidegate.workspaces.processes.background import Processes
+from tidegate.workspaces.processes.background import BackgroundProcesses
 
 async def die(self, row, text):
     os.kill(os.getpid(), 9)
 
-Processes._begin_turn = die
+BackgroundProcesses._begin_turn = die
 """
 
 
@@ -257,7 +257,7 @@ def test_it_may_hold_as_many_descriptors_as_the_system_allows(home: Path) -> Non
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     try:
-        running = Gateway(home)
+        running = GatewayProcess(home)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     try:

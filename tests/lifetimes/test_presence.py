@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from tests.lifetimes.residents import Clock, Tenant, building, settled
-from tidegate.lifetimes import Dropped, Holding, Ledger, Presence, Scope, ScopeClosed
+from tidegate.lifetimes import Holding, Ledger, Presence, Scope, ScopeClosed, SessionEnded
 
 pytestmark = pytest.mark.anyio
 
@@ -395,7 +395,7 @@ async def test_a_session_that_ends_during_construction_keeps_nothing(presence: P
         asked = asyncio.ensure_future(presence.resident("s", b"one", building(tenant)))
         await asyncio.sleep(0)
         assert presence.drop("s")
-        with pytest.raises(Dropped):
+        with pytest.raises(SessionEnded):
             await asked
         await settled()
     assert tenant.released == 1 and len(presence) == 0 and ledger.totals()["resident"].count == 0
@@ -578,7 +578,7 @@ async def test_what_was_built_after_the_end_is_released_by_its_builder() -> None
         await settled()
         await scope.close()
         go.set()
-        with pytest.raises((Dropped, ScopeClosed)):
+        with pytest.raises((SessionEnded, ScopeClosed)):
             await asked
     assert late.released == 1 and scope.account.ledger.owners() == []
 

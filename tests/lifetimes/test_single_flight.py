@@ -5,14 +5,14 @@ import asyncio
 import anyio
 import pytest
 
-from tidegate.lifetimes import Flight, gather
+from tidegate.lifetimes import SingleFlight, gather
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_joining_a_flight_gives_the_leaders_value() -> None:
     """L25: the very same object."""
-    flight: Flight[list[str]] = Flight()
+    flight: SingleFlight[list[str]] = SingleFlight()
     value = ["made"]
 
     async def make() -> list[str]:
@@ -26,7 +26,7 @@ async def test_joining_a_flight_gives_the_leaders_value() -> None:
 
 async def test_joining_a_flight_that_fails_raises_the_leaders_failure() -> None:
     """L25: whoever joined does not try again."""
-    flight: Flight[None] = Flight()
+    flight: SingleFlight[None] = SingleFlight()
 
     async def fail() -> None:
         await asyncio.sleep(0)
@@ -39,7 +39,7 @@ async def test_joining_a_flight_that_fails_raises_the_leaders_failure() -> None:
 
 async def test_a_failure_without_followers_is_not_an_orphan() -> None:
     """L25: what the leader raised is not reported a second time as never retrieved."""
-    flight: Flight[None] = Flight()
+    flight: SingleFlight[None] = SingleFlight()
 
     async def fail() -> None:
         raise ValueError("no")

@@ -35,8 +35,8 @@ async def people(house: Core) -> None:
 
 
 def memory_of(house: Core) -> Memory:
-    assert house.door.memory is not None
-    return house.door.memory
+    assert house.service.memory is not None
+    return house.service.memory
 
 
 async def add(house: Core, caller: Principal, text: str, **whose: Any) -> int:
@@ -82,7 +82,7 @@ async def test_a_conversation_begins_with_what_is_remembered_of_its_person_and_a
 async def test_an_agent_without_the_toolset_is_told_nothing_and_costs_nothing(home: Path, model: ScriptedModel) -> None:
     """Where no agent has it, nothing of it is there."""
     async with core(home, model=model) as house:
-        assert house.door.memory is None and house.door.learner is None
+        assert house.service.memory is None and house.service.extractor is None
         await house.say("hello")
         row = await house.store.read(sessions.live_by_name, ANNA.id, "talk")
         assert row is not None and row.memory_seen == 0
@@ -155,11 +155,11 @@ async def test_a_reload_freezes_what_is_remembered_now(home: Path, model: Script
     async with core(home, model=model, tools=TOOLS) as house:
         outcome = await house.say("one")
         await add(house, ANNA, "likes tea")
-        assert await operations.reload(house.door, outcome.session, ANNA)
+        assert await operations.reload(house.service, outcome.session, ANNA)
         await house.say("two")
         request = house.requests()[-1]
         assert "likes tea" in system(request) and notes.HEADING not in said(request)
-        assert not await operations.reload(house.door, outcome.session, ANNA)
+        assert not await operations.reload(house.service, outcome.session, ANNA)
 
 
 async def test_a_change_that_waits_in_the_queue_is_told_after_a_restart(home: Path, model: ScriptedModel) -> None:
@@ -176,9 +176,9 @@ async def test_notes_survive_the_end_and_the_deletion_of_their_conversation(home
     """V14: memory belongs to the person, not to a session."""
     async with core(home, model=model, tools=TOOLS) as house:
         outcome = await house.say('[tool remember {"text": "likes cake"}]')
-        await house.door.end(outcome.session, ANNA, "new")
+        await house.service.end(outcome.session, ANNA, "new")
         assert [note.text for note in await memory_of(house).keeper.listing("person", ANNA.id)] == ["likes cake"]
-        assert await house.door.delete(outcome.session, ANNA)
+        assert await house.service.delete(outcome.session, ANNA)
         assert [note.text for note in await memory_of(house).keeper.listing("person", ANNA.id)] == ["likes cake"]
 
 
@@ -274,7 +274,7 @@ async def test_changed_notes_are_told_again_when_a_compaction_covers_them(home: 
     """S36: what the model is shown says how the notes stand now, though the prompt says how they stood."""
     toml = '[models.main]\napi = "demo"\ncontext_window = 4096\n[agents.main]\ntools = ["memory"]\n'
     async with ScriptedModel() as model, core(home, model=model, toml=toml) as house:
-        memory = house.door.memory
+        memory = house.service.memory
         assert memory is not None
         mine = await memory.subject(ANNA)
         note = await memory.put(ANNA, mine, "likes TEA")
@@ -290,13 +290,13 @@ async def test_changed_notes_are_told_again_when_a_compaction_covers_them(home: 
 async def test_changed_notes_are_told_again_when_the_turn_that_told_them_is_undone(home: Path) -> None:
     toml = '[models.main]\napi = "demo"\n[agents.main]\ntools = ["memory"]\n'
     async with ScriptedModel() as model, core(home, model=model, toml=toml) as house:
-        memory = house.door.memory
+        memory = house.service.memory
         assert memory is not None
         mine = await memory.subject(ANNA)
         session = (await house.say("say hello")).session
         await memory.put(ANNA, mine, "likes COFFEE")
         await house.say("say one")
-        await operations.undo(house.door, session, ANNA)
+        await operations.undo(house.service, session, ANNA)
         await house.say("say two")
         rows = await house.store.read(messages.history, session)
         assert sum("likes COFFEE" in row.aside for row in rows) == 1

@@ -121,7 +121,7 @@ async def test_a_provider_keeps_the_notes_and_is_closed_with_the_process(home: P
     """X20: the gateway decides who may write, and tells running conversations; nothing is in its own store."""
     async with remote(home) as there:
         async with core(home, FAR, model=model, tools='"memory"') as house:
-            memory = house.door.memory
+            memory = house.service.memory
             assert memory is not None and there.open == 0
             await house.say('[tool remember {"text": "likes tea"}]')
             assert [(note["text"], note["author"], note["source"]) for note in there.notes] == [
@@ -157,13 +157,13 @@ async def test_what_an_end_leaves_is_kept_once_under_its_key(home: Path, model: 
     async with remote(home) as there, core(home, model=model, toml=toml) as house:
         for text in ("one", "two", "note: likes tea"):
             session = (await house.say(text)).session
-        await house.door.end(session, ANNA, "new")
+        await house.service.end(session, ANNA, "new")
         with anyio.fail_after(WAIT):
             while await house.store.read(endings.pending):
                 await anyio.lowlevel.checkpoint()
-        row = await house.door.row(session, ANNA)
-        assert house.door.learner is not None and house.door.memory is not None
-        await house.door.memory.keeper.learn(row, "anna", ["likes tea"])
+        row = await house.service.row(session, ANNA)
+        assert house.service.extractor is not None and house.service.memory is not None
+        await house.service.memory.keeper.learn(row, "anna", ["likes tea"])
         assert [(note["text"], note["source"], note["key"]) for note in there.notes] == [
             ("likes tea", "end", f"{session}/0")
         ]
@@ -182,7 +182,7 @@ async def test_a_provider_that_hangs_or_is_gone_keeps_no_conversation_from_begin
                 assert (await house.say("hello", name=name)).state == "answered"
                 assert "The memory 'far' does not answer" in system(house) and "begins without them" in system(house)
             assert there.calls == 1, "it rests"
-            memory = house.door.memory
+            memory = house.service.memory
             assert memory is not None
             with pytest.raises(Refused, match="does not answer") as refused:
                 await memory.notebook(await memory.subject(ANNA))

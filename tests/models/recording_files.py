@@ -13,10 +13,10 @@ from tests.models.support import CANARY, Listener, ask, configured
 from tidegate.errors import ModelFailed
 from tidegate.models import Clients, Model
 from tidegate.models.http.clients import Origin
-from tidegate.models.http.connection import Waits
-from tidegate.models.recording.recorder import Recorder
-from tidegate.models.recording.recording_file import Asked, Event, Opening, events, line
-from tidegate.models.recording.replayer import Replayer
+from tidegate.models.http.connection import Timeouts
+from tidegate.models.recording.recorder import TransportRecorder
+from tidegate.models.recording.recording_file import Event, RecordedRequest, RecordingHead, events, line
+from tidegate.models.recording.replayer import TransportReplayer
 from tidegate.security import Redactor, Secret
 from tidegate.values import Message
 
@@ -32,14 +32,16 @@ async def recording(
     """A model whose traffic is recorded; the file is complete when this is left."""
     async with (
         Clients() as clients,
-        Recorder(clients, path, REDACTOR, referred={"x-house"}, **bounds) as recorder,
+        TransportRecorder(clients, path, REDACTOR, referred={"x-house"}, **bounds) as recorder,
         configured(server.base_url, clients=recorder, key="env:CANARY", **(given or {})) as model,
     ):
         yield model
 
 
 @asynccontextmanager
-async def replaying(path: Path, base_url: str = NOWHERE, **given: Any) -> AsyncIterator[tuple[Model, Replayer]]:
+async def replaying(
+    path: Path, base_url: str = NOWHERE, **given: Any
+) -> AsyncIterator[tuple[Model, TransportReplayer]]:
     replayer = await opened(path)
     async with configured(base_url, clients=replayer, **given) as model:
         yield model, replayer
@@ -64,20 +66,22 @@ async def read(path: Path) -> list[Event]:
     return await anyio.to_thread.run_sync(lines_of, path)
 
 
-def asked(number: int, body: Any, path: str = "/v1/chat/completions") -> Asked:
-    return Asked(id=number, time="2026-01-01T00:00:00.000Z", origin=NOWHERE, method="POST", path=path, body=body)
+def asked(number: int, body: Any, path: str = "/v1/chat/completions") -> RecordedRequest:
+    return RecordedRequest(
+        id=number, time="2026-01-01T00:00:00.000Z", origin=NOWHERE, method="POST", path=path, body=body
+    )
 
 
 def written(path: Path, *lines: Event, version: int = 1) -> Path:
-    opening = Opening("recording", version, "tidegate test", "2026-01-01T00:00:00.000Z")
+    opening = RecordingHead("recording", version, "tidegate test", "2026-01-01T00:00:00.000Z")
     path.write_bytes(line(opening) + b"".join(map(line, lines)))
     return path
 
 
-async def send(traffic: Replayer, body: Any, path: str = "/v1/chat/completions") -> str:
+async def send(traffic: TransportReplayer, body: Any, path: str = "/v1/chat/completions") -> str:
     """A bare request, and what all of its answer is."""
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {CANARY}\r\nContent-Length: 1\r\n\r\n".encode()
-    waits = Waits(connect=1, first_byte=1, idle=1)
+    waits = Timeouts(connect=1, first_byte=1, idle=1)
     response = await traffic.request(Origin(False, "127.0.0.1", 1), head, [json.dumps(body).encode()], waits)
     parts = []
     while data := await response.read():
@@ -87,7 +91,7 @@ async def send(traffic: Replayer, body: Any, path: str = "/v1/chat/completions")
     return b"".join(parts).decode()
 
 
-async def opened(path: Path) -> Replayer:
-    replayer = Replayer(path, Redactor())
+async def opened(path: Path) -> TransportReplayer:
+    replayer = TransportReplayer(path, Redactor())
     await anyio.to_thread.run_sync(replayer.open)
     return replayer

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from tidegate.models.formats.answer import Answer, AnswerBroken, AnswerError
+from tidegate.models.formats.answer import AnswerError, BrokenAnswer, IncomingAnswer
 from tidegate.values import Message
 
-New = Callable[[list[str]], Answer]
+New = Callable[[list[str]], IncomingAnswer]
 
 
 def cut_everywhere(new: New, stream: bytes) -> list[Message]:
@@ -29,14 +29,14 @@ def cut_everywhere(new: New, stream: bytes) -> list[Message]:
     return messages
 
 
-def outcome(new: New, stream: bytes) -> Message | AnswerBroken | AnswerError | None:
+def outcome(new: New, stream: bytes) -> Message | BrokenAnswer | AnswerError | None:
     """None when the stream ended before its end."""
     shown: list[str] = []
     answer = new(shown)
     try:
         answer.feed(stream)
         answer.end()
-    except (AnswerBroken, AnswerError) as error:
+    except (BrokenAnswer, AnswerError) as error:
         return error
     return answer.message("m") if answer.complete else None
 

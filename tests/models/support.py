@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.scripted_model import ScriptedModel
 from tidegate.config import ModelSettings
-from tidegate.models import Clients, Model, Models, Patience, Traffic, Wire
+from tidegate.models import Clients, Model, Models, RetryPolicy, Transport, Wire
 from tidegate.security import Secret
 from tidegate.values import Call, Message, Prefix, ToolDefinition
 
@@ -61,10 +61,10 @@ async def configured(
     sleep: Slept | None = None,
     chance: Callable[[], float] = lambda: 1.0,
     answer_bytes: int = ANSWER_BYTES,
-    clients: Traffic | None = None,
+    clients: Transport | None = None,
     **given: Any,
 ) -> AsyncIterator[Model]:
-    patience = Patience(sleep=sleep or Slept(), chance=chance, clock=lambda: 1_700_000_000.0)
+    patience = RetryPolicy(sleep=sleep or Slept(), chance=chance, clock=lambda: 1_700_000_000.0)
     own = Clients()
     async with (
         own,

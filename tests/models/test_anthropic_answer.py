@@ -24,7 +24,7 @@ from tests.models.anthropic_streams import (
     tool,
 )
 from tidegate.models.catalog.facts import Facts
-from tidegate.models.formats.answer import AnswerBroken, AnswerError
+from tidegate.models.formats.answer import AnswerError, BrokenAnswer
 from tidegate.models.formats.anthropic.messages_answer import AnthropicAnswer
 from tidegate.models.formats.anthropic.messages_wire import AnthropicWire
 from tidegate.values import Message, Usage
@@ -238,7 +238,7 @@ def test_an_error_of_any_shape_is_one(data: bytes) -> None:
     ],
 )
 def test_a_stream_out_of_order_or_shape_is_no_answer(events: list[dict[str, Any]]) -> None:
-    with pytest.raises(AnswerBroken):
+    with pytest.raises(BrokenAnswer):
         reading(sse(*events))
 
 
@@ -256,13 +256,13 @@ def test_a_stream_out_of_order_or_shape_is_no_answer(events: list[dict[str, Any]
 )
 def test_an_answer_beyond_its_bound_is_refused(events: list[dict[str, Any]]) -> None:
     """What nobody is shown counts too."""
-    with pytest.raises(AnswerBroken) as caught:
+    with pytest.raises(BrokenAnswer) as caught:
         reading(sse(start(), *events, *end("end_turn", 1)), limit=1000)
     assert caught.value.limit == "answer_bytes"
 
 
 def test_more_calls_than_make_sense_are_refused() -> None:
-    with pytest.raises(AnswerBroken) as caught:
+    with pytest.raises(BrokenAnswer) as caught:
         reading(sse(start(), *(event for index in range(129) for event in tool(index, f"t{index}", "f"))))
     assert caught.value.limit == "tool calls"
 
@@ -280,7 +280,7 @@ def test_a_damaged_stream_ends_in_a_message_or_in_a_foreseen_error(stream: bytes
         damaged = damaged or bytearray(b"x")
     try:
         answer, heard = reading(bytes(damaged))
-    except (AnswerBroken, AnswerError):
+    except (BrokenAnswer, AnswerError):
         return
     message = answer.message(MODEL)
     assert "".join(heard) == message.text
@@ -296,7 +296,7 @@ def test_a_damaged_stream_ends_in_a_message_or_in_a_foreseen_error(stream: bytes
 def test_garbage_is_never_an_answer(garbage: bytes) -> None:
     try:
         answer, _ = reading(garbage)
-    except (AnswerBroken, AnswerError):
+    except (BrokenAnswer, AnswerError):
         return
     assert not answer.complete
 
@@ -341,14 +341,14 @@ def test_a_message_in_one_piece_is_read_like_a_stream() -> None:
     "body", [b"", b"[]", b"{}", b'{"type":"message"}', b'{"type":"message","content":5}', b"\xff", b"[" * 9999]
 )
 def test_a_body_that_is_no_message_is_no_answer(body: bytes) -> None:
-    with pytest.raises(AnswerBroken):
+    with pytest.raises(BrokenAnswer):
         whole(body)
 
 
 def test_a_block_of_the_wrong_shape_in_a_whole_message_is_no_answer() -> None:
-    with pytest.raises(AnswerBroken):
+    with pytest.raises(BrokenAnswer):
         whole(msgspec.json.encode({**WHOLE, "content": [{"type": "text", "text": 5}]}))
-    with pytest.raises(AnswerBroken):
+    with pytest.raises(BrokenAnswer):
         whole(msgspec.json.encode({**WHOLE, "content": [5]}))
 
 

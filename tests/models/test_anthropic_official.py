@@ -31,7 +31,7 @@ from tests.models.test_anthropic_wire import (
 )
 from tidegate.errors import ModelFailed
 from tidegate.models.formats.answer import AnswerError
-from tidegate.models.formats.anthropic.messages import Anthropic
+from tidegate.models.formats.anthropic.messages import AnthropicMessages
 from tidegate.models.formats.anthropic.messages_answer import AnthropicAnswer
 from tidegate.models.formats.anthropic.messages_wire import AnthropicWire
 from tidegate.values import Call, Message, Prefix, ToolDefinition
@@ -197,7 +197,7 @@ async def official(base_url: str, **request: Any) -> types.Message:
             return await stream.get_final_message()
 
 
-async def ours(base_url: str, form: Anthropic) -> AnthropicAnswer:
+async def ours(base_url: str, form: AnthropicMessages) -> AnthropicAnswer:
     """The bytes as they come from the socket, without the rest of the gateway."""
     host, port = base_url.removeprefix("http://").split(":")
     with anyio.fail_after(SECONDS):
@@ -256,7 +256,7 @@ async def test_the_official_client_and_ours_read_the_same_message(name: str) -> 
     """Text, calls, thoughts with their signatures, why it stopped and what it cost."""
     async with serving(STREAMS[name]) as (base_url, _):
         theirs = await official(base_url)
-        answer = await ours(base_url, Anthropic(MODEL, ADAPTIVE))
+        answer = await ours(base_url, AnthropicMessages(MODEL, ADAPTIVE))
     assert answer.complete
     same(theirs, answer.message(MODEL))
 
@@ -267,7 +267,7 @@ async def test_the_official_client_and_ours_are_told_of_the_same_error() -> None
         with pytest.raises(anthropic.APIStatusError) as theirs:
             await official(base_url)
         with pytest.raises(AnswerError) as caught:
-            await ours(base_url, Anthropic(MODEL, ADAPTIVE))
+            await ours(base_url, AnthropicMessages(MODEL, ADAPTIVE))
     assert theirs.value.body == OVERLOADED
     assert msgspec.json.decode(caught.value.complaint) == OVERLOADED["error"]
 
@@ -283,8 +283,8 @@ async def test_a_request_of_ours_sent_by_the_official_client_is_the_same_request
         await official(base_url, **{name: value for name, value in request.items() if name != "stream"})
     head, sent = asked
     assert msgspec.json.decode(sent) == request
-    assert head.startswith(b"POST /v1" + Anthropic.path.encode() + b" ")
-    version = Anthropic(MODEL, ADAPTIVE).headers("k")["anthropic-version"]
+    assert head.startswith(b"POST /v1" + AnthropicMessages.path.encode() + b" ")
+    version = AnthropicMessages(MODEL, ADAPTIVE).headers("k")["anthropic-version"]
     assert f"anthropic-version: {version}".encode() in head.lower()
 
 

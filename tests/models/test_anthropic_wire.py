@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tidegate.errors import ModelFailed
 from tidegate.models.catalog.facts import Facts
-from tidegate.models.formats.anthropic.messages import SAMPLED_VERSION, VERSION, Anthropic
+from tidegate.models.formats.anthropic.messages import SAMPLED_VERSION, VERSION, AnthropicMessages
 from tidegate.models.formats.anthropic.messages_parameters import BUDGETS, LEAST_BUDGET
 from tidegate.models.formats.anthropic.messages_wire import (
     NO_BEGINNING,
@@ -21,7 +21,7 @@ from tidegate.models.formats.anthropic.messages_wire import (
     AnthropicWire,
 )
 from tidegate.models.formats.request_text import aside
-from tidegate.values import Call, Carried, Media, Message, Prefix, ToolCall, ToolDefinition
+from tidegate.values import Call, Media, Message, OpaqueItem, Prefix, ToolCall, ToolDefinition
 
 MODEL = "claude-opus-5-5"
 ADAPTIVE = Facts(
@@ -119,7 +119,7 @@ def answers(draw: st.DrawFn, *, calling: bool) -> Message:
     chosen = draw(st.lists(st.tuples(items, st.integers(0, len(text)), st.integers(0, count)), max_size=3))
     ats, dones = sorted(at for _, at, _ in chosen), sorted(done for _, _, done in chosen)
     carried = [
-        Carried(item=item, text=at, calls=done) for (item, _, _), at, done in zip(chosen, ats, dones, strict=True)
+        OpaqueItem(item=item, text=at, calls=done) for (item, _, _), at, done in zip(chosen, ats, dones, strict=True)
     ]
     return Message(
         role="assistant",
@@ -398,9 +398,9 @@ def thinking_message(**changed: Any) -> Message:
         "model": MODEL,
         "carrier": "anthropic",
         "carried": (
-            Carried(item=thought("first", "s1=="), text=0, calls=0),
-            Carried(item=REDACTED, text=6, calls=0),
-            Carried(item=thought("second"), text=6, calls=1),
+            OpaqueItem(item=thought("first", "s1=="), text=0, calls=0),
+            OpaqueItem(item=REDACTED, text=6, calls=0),
+            OpaqueItem(item=thought("second"), text=6, calls=1),
         ),
     }
     return Message(**{**given, **changed})
@@ -425,9 +425,9 @@ def test_thoughts_are_not_sent_to_another_model_or_in_another_format(changed: di
 
 
 def test_an_answer_that_was_cut_short_in_thought_ends_with_its_last_words() -> None:
-    cut = thinking_message(calls=(), text="Well", carried=(Carried(item=thought("hm"), text=4, calls=0),))
+    cut = thinking_message(calls=(), text="Well", carried=(OpaqueItem(item=thought("hm"), text=4, calls=0),))
     assert content(cut) == [{"text": "Well", "type": "text"}]
-    assert WIRE.encode(thinking_message(calls=(), text="", carried=(Carried(item=thought("hm")),))) == b""
+    assert WIRE.encode(thinking_message(calls=(), text="", carried=(OpaqueItem(item=thought("hm")),))) == b""
 
 
 # -- parameters ------------------------------------------------------------------------------------
@@ -522,7 +522,7 @@ def test_a_step_that_was_begun_without_thinking_is_ended_without_it() -> None:
     results = wire.encode_results([Message(role="tool", call_id="a", text="x")])
     asked = Call(reasoning="high")
     thought_of = msgspec.structs.replace(
-        calling, model=MODEL, carrier="anthropic", carried=(Carried(item=thought("x")),)
+        calling, model=MODEL, carrier="anthropic", carried=(OpaqueItem(item=thought("x")),)
     )
     assert "thinking" not in body([user, wire.encode(calling), results], asked, wire=wire)
     assert "thinking" in body([user, wire.encode(thought_of), results], asked, wire=wire)
@@ -559,7 +559,7 @@ def test_chance_is_set_only_where_the_model_takes_it(
 ) -> None:
     request = body([], call, wire=AnthropicWire(model, facts))
     assert {name: request[name] for name in ("temperature", "top_p") if name in request} == sent
-    version = Anthropic(model, facts).headers(None)["anthropic-version"]
+    version = AnthropicMessages(model, facts).headers(None)["anthropic-version"]
     assert version == SAMPLED_VERSION if sent else version in (VERSION, SAMPLED_VERSION)
 
 
@@ -587,7 +587,7 @@ def test_sampling_that_the_model_does_not_take_is_refused_by_name(
 
 
 def test_the_key_goes_in_the_header_that_the_api_reads() -> None:
-    form = Anthropic(MODEL, ADAPTIVE)
+    form = AnthropicMessages(MODEL, ADAPTIVE)
     assert (form.api, form.path) == ("anthropic", "/messages")
     assert form.headers("k") == {"anthropic-version": "2026-10-21", "x-api-key": "k"}
     assert form.headers(None) == {"anthropic-version": "2026-10-21"}

@@ -10,7 +10,7 @@ import pytest
 from tests.models.support import PREFIX, Listener, ScriptedModel, ask, configured
 from tidegate.models import Clients
 from tidegate.models.http.clients import Origin
-from tidegate.models.http.connection import Waits
+from tidegate.models.http.connection import Timeouts
 from tidegate.values import Call, Message
 
 pytestmark = pytest.mark.anyio
@@ -149,5 +149,5 @@ async def test_leases_are_counted_by_endpoint_and_released_once(server: Scripted
 async def test_clients_that_are_not_open_say_so() -> None:
     clients = Clients()
     with pytest.raises(RuntimeError, match="async with"):
-        await clients.request(Origin(secure=False, host="127.0.0.1", port=9), b"", [b""], Waits(1.0, 1.0, 1.0))
+        await clients.request(Origin(secure=False, host="127.0.0.1", port=9), b"", [b""], Timeouts(1.0, 1.0, 1.0))
     assert clients.stats().open == 0

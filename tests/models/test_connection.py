@@ -12,14 +12,21 @@ from hypothesis import strategies as st
 
 from tests.models.support import ask as said
 from tests.models.support import configured
-from tidegate.models.http.address import Address
+from tidegate.models.http.address import EndpointAddress
 from tidegate.models.http.clients import Clients, Origin
-from tidegate.models.http.connection import FRAME_BYTES, READ_AHEAD_BYTES, WHOLE_BYTES, LinkFailed, Response, Waits
+from tidegate.models.http.connection import (
+    FRAME_BYTES,
+    READ_AHEAD_BYTES,
+    WHOLE_BYTES,
+    ConnectionFailed,
+    Response,
+    Timeouts,
+)
 
 pytestmark = pytest.mark.anyio
 
 WAIT = 20.0
-WAITS = Waits(connect=WAIT, first_byte=WAIT, idle=WAIT)
+WAITS = Timeouts(connect=WAIT, first_byte=WAIT, idle=WAIT)
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 
@@ -87,8 +94,8 @@ def pieces(body: bytes) -> list[bytes]:
     return [body[:third], b"", body[third:]]
 
 
-async def ask(clients: Clients, origin: Origin, body: bytes = b"{}", waits: Waits = WAITS) -> Response:
-    head = Address(f"http://{origin.host}:{origin.port}/v1").head("POST", {}) + b"%d\r\n\r\n" % len(body)
+async def ask(clients: Clients, origin: Origin, body: bytes = b"{}", waits: Timeouts = WAITS) -> Response:
+    head = EndpointAddress(f"http://{origin.host}:{origin.port}/v1").head("POST", {}) + b"%d\r\n\r\n" % len(body)
     with anyio.fail_after(WAIT):
         return await clients.request(origin, head, pieces(body), waits)
 
@@ -102,10 +109,10 @@ async def whole(response: Response) -> bytes:
     return b"".join(parts)
 
 
-async def trouble(wire: Wire, waits: Waits = WAITS, then: Callable[[Clients], None] = lambda _: None) -> str:
+async def trouble(wire: Wire, waits: Timeouts = WAITS, then: Callable[[Clients], None] = lambda _: None) -> str:
     """What goes wrong with a request to this server, to the end of its body."""
     async with wire.serve() as origin, Clients() as clients:
-        with pytest.raises(LinkFailed) as caught:
+        with pytest.raises(ConnectionFailed) as caught:
             await whole(await ask(clients, origin, waits=waits))
         assert clients.stats().open == 0
         then(clients)
@@ -215,7 +222,7 @@ async def test_a_connection_that_breaks_as_it_is_used_again_is_replaced_unseen()
         assert await whole(await ask(clients, origin)) == b"abc"
         assert await whole(await ask(clients, origin)) == b"abc"
         assert wire.accepted == 2
-        with pytest.raises(LinkFailed) as caught:
+        with pytest.raises(ConnectionFailed) as caught:
             await ask(clients, origin)
         assert (caught.value.trouble, wire.accepted) == ("broken", 3)
 
@@ -226,7 +233,7 @@ async def test_an_answer_that_breaks_off_is_not_asked_for_again() -> None:
     wire = Wire(one, b"HTTP/1.1 200 OK\r\n")
     async with wire.serve() as origin, Clients() as clients:
         assert await whole(await ask(clients, origin)) == b"abc"
-        with pytest.raises(LinkFailed):
+        with pytest.raises(ConnectionFailed):
             await ask(clients, origin)
         assert wire.accepted == 1
 
@@ -245,8 +252,8 @@ async def test_bytes_that_nobody_asked_for_close_an_idle_connection() -> None:
 async def test_silence_is_counted_from_the_last_byte_and_by_the_patience_that_holds_there() -> None:
     """L11: a long patience before the first byte does not hold for the pause after it."""
     begun = CHUNKED + b"3\r\nabc\r\n"
-    assert await trouble(Wire(b"", None), Waits(WAIT, 0.05, WAIT)) == "silent"
-    assert await trouble(Wire(begun, None), Waits(WAIT, WAIT, 0.05)) == "silent"
+    assert await trouble(Wire(b"", None), Timeouts(WAIT, 0.05, WAIT)) == "silent"
+    assert await trouble(Wire(begun, None), Timeouts(WAIT, WAIT, 0.05)) == "silent"
 
 
 async def test_headers_that_drip_do_not_count_as_an_answer() -> None:
@@ -268,8 +275,8 @@ async def test_headers_that_drip_do_not_count_as_an_answer() -> None:
     server = await asyncio.start_server(connected, "127.0.0.1", 0)
     async with server, Clients() as clients:
         origin = Origin(secure=False, host="127.0.0.1", port=server.sockets[0].getsockname()[1])
-        with pytest.raises(LinkFailed) as caught:
-            await ask(clients, origin, waits=Waits(connect=WAIT, first_byte=0.2, idle=WAIT))
+        with pytest.raises(ConnectionFailed) as caught:
+            await ask(clients, origin, waits=Timeouts(connect=WAIT, first_byte=0.2, idle=WAIT))
         stopped.set()
     assert caught.value.trouble == "silent"
 
@@ -279,7 +286,7 @@ async def test_what_is_not_read_waits_in_the_socket_and_is_no_silence() -> None:
     size = 64 * READ_AHEAD_BYTES
     wire = Wire(OK + b"Content-Length: %d\r\n\r\n" % size + b"x" * size)
     async with wire.serve() as origin, Clients() as clients:
-        response = await ask(clients, origin, waits=Waits(WAIT, 0.2, 0.2))
+        response = await ask(clients, origin, waits=Timeouts(WAIT, 0.2, 0.2))
         with anyio.fail_after(WAIT):
             while response.held <= READ_AHEAD_BYTES:
                 await anyio.lowlevel.checkpoint()
@@ -338,8 +345,8 @@ async def test_who_finds_the_pool_full_waits_for_a_place_and_not_for_ever() -> N
             with anyio.fail_after(WAIT):
                 while wire.accepted < 2:
                     await anyio.lowlevel.checkpoint()
-            with pytest.raises(LinkFailed) as caught:
-                await ask(clients, origin, waits=Waits(connect=WAIT, first_byte=0.02, idle=WAIT))
+            with pytest.raises(ConnectionFailed) as caught:
+                await ask(clients, origin, waits=Timeouts(connect=WAIT, first_byte=0.02, idle=WAIT))
             assert caught.value.trouble == "crowded"
             assert clients.stats().open == 2
             wire.hold.set()
@@ -364,7 +371,7 @@ async def test_a_place_that_a_failed_connection_had_is_free_again() -> None:
         async with Wire().serve() as nobody:
             pass
         for _ in range(3):
-            with pytest.raises(LinkFailed) as caught:
+            with pytest.raises(ConnectionFailed) as caught:
                 await ask(clients, nobody)
             assert caught.value.trouble == "unconnected"
         assert await whole(await ask(clients, origin)) == b"abc"
@@ -444,7 +451,7 @@ async def test_a_header_that_is_configured_stands_for_our_own() -> None:
     ],
 )
 def test_an_address_is_sent_as_http_wants_it(url: str, host: bytes, target: bytes) -> None:
-    head = Address(url).head("POST", {"X-Title": "tide"})
+    head = EndpointAddress(url).head("POST", {"X-Title": "tide"})
     assert head == b"POST %b HTTP/1.1\r\nHost: %b\r\nX-Title: tide\r\nContent-Length: " % (target, host)
 
 
@@ -476,6 +483,6 @@ async def test_a_host_with_several_addresses_is_reached_at_one_that_answers() ->
 
 async def test_a_host_that_is_not_known_is_told() -> None:
     async with Clients() as clients:
-        with pytest.raises(LinkFailed) as caught:
+        with pytest.raises(ConnectionFailed) as caught:
             await ask(clients, Origin(secure=False, host="nowhere.invalid", port=80))
     assert caught.value.trouble == "unconnected"

@@ -3,7 +3,7 @@
 import pytest
 
 from tidegate.errors import ModelFailed, ModelKind
-from tidegate.models.http.cooldown import LONGEST_REST, REST_SECONDS, SHORTEST_REST, Rests
+from tidegate.models.http.cooldown import LONGEST_REST, REST_SECONDS, SHORTEST_REST, Cooldowns
 
 
 class Clock:
@@ -21,46 +21,46 @@ def failure(kind: ModelKind = "overloaded", after: float | None = None) -> Model
 @pytest.mark.parametrize("kind", sorted(REST_SECONDS))
 def test_what_failed_by_itself_rests_until_its_time_to_the_moment(kind: ModelKind) -> None:
     clock = Clock()
-    rests = Rests(clock)
-    seconds = rests.begin("main", failure(kind))
+    cooldowns = Cooldowns(clock)
+    seconds = cooldowns.begin("main", failure(kind))
     assert seconds == REST_SECONDS[kind]
     clock.now += seconds - 0.5
-    rest = rests.of("main")
+    rest = cooldowns.of("main")
     assert rest is not None and rest.why == kind
-    assert rests.wait("main") == 0.5
-    assert rests.of("other") is None
+    assert cooldowns.wait("main") == 0.5
+    assert cooldowns.of("other") is None
     clock.now += 0.5
-    assert rests.of("main") is None
-    assert rests.wait("main") == 0
+    assert cooldowns.of("main") is None
+    assert cooldowns.wait("main") == 0
 
 
 @pytest.mark.parametrize("kind", ["context", "content", "invalid", "protocol"])
 def test_what_the_conversation_or_the_settings_did_wrong_is_no_reason_to_rest(kind: ModelKind) -> None:
-    rests = Rests(Clock())
-    assert rests.begin("main", failure(kind, 30.0)) is None
-    assert rests.of("main") is None
+    cooldowns = Cooldowns(Clock())
+    assert cooldowns.begin("main", failure(kind, 30.0)) is None
+    assert cooldowns.of("main") is None
 
 
 @pytest.mark.parametrize(
     ("asked", "seconds"), [(7.0, 7.0), (0.0, SHORTEST_REST), (1e12, LONGEST_REST), (float("inf"), LONGEST_REST)]
 )
 def test_the_endpoints_own_time_is_kept_within_bounds(asked: float, seconds: float) -> None:
-    rests = Rests(Clock())
-    assert rests.begin("main", failure("quota", asked)) == seconds
-    assert rests.wait("main") == seconds
+    cooldowns = Cooldowns(Clock())
+    assert cooldowns.begin("main", failure("quota", asked)) == seconds
+    assert cooldowns.wait("main") == seconds
 
 
 def test_a_clock_that_is_set_back_does_not_keep_it_resting() -> None:
     clock = Clock()
-    rests = Rests(clock)
-    rests.begin("main", failure())
+    cooldowns = Cooldowns(clock)
+    cooldowns.begin("main", failure())
     clock.now -= 2 * LONGEST_REST
-    assert rests.of("main") is None
+    assert cooldowns.of("main") is None
 
 
 def test_what_works_all_the_same_rests_no_longer() -> None:
-    rests = Rests(Clock())
-    rests.begin("main", failure())
-    rests.end("main")
-    rests.end("main")
-    assert rests.of("main") is None
+    cooldowns = Cooldowns(Clock())
+    cooldowns.begin("main", failure())
+    cooldowns.end("main")
+    cooldowns.end("main")
+    assert cooldowns.of("main") is None

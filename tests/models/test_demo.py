@@ -15,7 +15,7 @@ from tidegate.errors import ModelFailed
 from tidegate.models import Clients, Model, Models
 from tidegate.models.demo.model import FACTS
 from tidegate.models.demo.script import CONFIGURE, GREETING, HELP, HIGHEST_COUNT, read_request, reply
-from tidegate.models.formats.openai.chat_wire import OpenAIWire
+from tidegate.models.formats.openai.chat_wire import ChatWire
 from tidegate.security import Secret
 from tidegate.values import Call, Message, Prefix, ToolCall, ToolDefinition
 
@@ -180,7 +180,7 @@ async def test_its_lease_is_counted(demo: Model) -> None:
 @given(st.lists(st.tuples(st.sampled_from(["user", "assistant", "tool"]), st.text(max_size=40)), max_size=6))
 def test_the_same_request_has_the_same_reply(said: list[tuple[str, str]]) -> None:
     """S32: whatever was said, it answers, and always the same."""
-    wire = OpenAIWire("demo", FACTS)
+    wire = ChatWire("demo", FACTS)
     history = [encoded_by(wire, Message(role=role, text=text, call_id="c")) for role, text in said]  # type: ignore[arg-type]
     body = b"".join(wire.body(wire.encode_prefix(PREFIX), history, Call()))
     assert reply(read_request(body)) == reply(read_request(body))

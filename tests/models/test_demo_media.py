@@ -8,10 +8,10 @@ import pytest
 from tests.spool.sounds import wav
 from tidegate.models.demo.model import FACTS
 from tidegate.models.demo.script import read_request, reply
-from tidegate.models.formats.openai.chat_wire import OpenAIWire
+from tidegate.models.formats.openai.chat_wire import ChatWire
 from tidegate.values import Media, Message, ToolCall
 
-WIRE = OpenAIWire("demo", FACTS)
+WIRE = ChatWire("demo", FACTS)
 SOUND = Media(media_type="audio/wav", data=wav(0.5), seconds=0.5)
 SONG = Media(media_type="audio/mpeg", data=bytes(1000))
 PAPER = Media(media_type="application/pdf", data=bytes(55), name="a.pdf", size=55)

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from tidegate.models import NOTES_TASK
-from tidegate.models.demo.script import Reply, read_request, reply
+from tidegate.models.demo.script import DemoReply, read_request, reply
 
 PAGE = (Path(__file__).parents[2] / "docs" / "demo-model.md").read_text()
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("remember", "forget")]
 
 
-def answer(said: str, *, system: str = "You are a test.", tools: bool = True) -> Reply:
+def answer(said: str, *, system: str = "You are a test.", tools: bool = True) -> DemoReply:
     messages = [{"role": "system", "content": system}, {"role": "user", "content": said}]
     return reply(read_request(json.dumps({"messages": messages, "tools": TOOLS if tools else []}).encode()))
 

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.models.http.connection import LinkFailed, Trouble
-from tidegate.models.http.endpoint_failures import QUOTE_CHARACTERS, Complainer
+from tidegate.models.http.connection import ConnectionFailed, Trouble
+from tidegate.models.http.endpoint_failures import QUOTE_CHARACTERS, FailureMapper
 from tidegate.models.http.error_body import LONGEST_WAIT, wait_of
 from tidegate.security import Redactor, Secret
 
 NOW = 1_700_000_000.0
 SECRET = "canary-4f9d1c77-key"
-COMPLAIN = Complainer("main", "http://127.0.0.1:1/v1/chat/completions", Redactor([Secret(SECRET)]).text)
+COMPLAIN = FailureMapper("main", "http://127.0.0.1:1/v1/chat/completions", Redactor([Secret(SECRET)]).text)
 
 
 def _openai(message: str, code: str | None = None, type: str = "invalid_request_error") -> str:
@@ -354,6 +354,6 @@ def test_an_error_inside_a_stream_has_its_kind(complaint: bytes, kind: str, retr
 def test_troubles_of_a_connection_have_their_kind_and_their_advice(
     trouble: Trouble, begun: bool, kind: str, retryable: bool, word: str
 ) -> None:
-    failure = COMPLAIN.of_link(LinkFailed(trouble, "some reason"), begun=begun)
+    failure = COMPLAIN.of_link(ConnectionFailed(trouble, "some reason"), begun=begun)
     assert (failure.kind, failure.retryable) == (kind, retryable)
     assert word in failure.message

@@ -20,7 +20,7 @@ from tidegate.models.formats.anthropic.messages_answer import AnthropicAnswer
 from tidegate.models.formats.anthropic.messages_wire import AnthropicWire
 from tidegate.models.formats.json_repair import repaired
 from tidegate.models.formats.openai.chat_answer import ChatAnswer
-from tidegate.models.formats.openai.chat_wire import OpenAIWire
+from tidegate.models.formats.openai.chat_wire import ChatWire
 from tidegate.models.formats.openai.responses_answer import ResponsesAnswer
 from tidegate.models.formats.openai.responses_wire import ResponsesWire
 from tidegate.values import Message
@@ -89,7 +89,7 @@ def is_sound(message: Message) -> None:
     kept = db.execute("SELECT ?, ?, ?, ?", (message.text, call.id, call.name, call.arguments)).fetchone()
     assert kept == (message.text, call.id, call.name, call.arguments)
     db.close()
-    for wire in (OpenAIWire("m", FACTS), ResponsesWire("m", FACTS), AnthropicWire("m", FACTS)):
+    for wire in (ChatWire("m", FACTS), ResponsesWire("m", FACTS), AnthropicWire("m", FACTS)):
         json.loads(b"[" + wire.encode(stored) + b"]")
     json.loads(call.arguments)
 

@@ -12,8 +12,8 @@ from tests.logs import capture_logs
 from tests.models.support import ANSWER_BYTES, Listener, ScriptedModel, Slept, ask, settings
 from tests.models.test_cooldown import Clock, failure
 from tidegate.errors import ModelFailed, ModelKind
-from tidegate.models import Clients, Model, Models, Patience
-from tidegate.models.http.cooldown import REST_SECONDS, Rests
+from tidegate.models import Clients, Model, Models, RetryPolicy
+from tidegate.models.http.cooldown import REST_SECONDS, Cooldowns
 from tidegate.models.http.keyring import ROTATED, Key, KeyRing
 from tidegate.security import Secret
 
@@ -34,7 +34,7 @@ async def pooled(
     **given: object,
 ) -> AsyncIterator[Models]:
     """`main` and `twin` of one endpoint, and `far` of another (the same server by another name)."""
-    patience = Patience(sleep=sleep or Slept(), chance=lambda: 0.0, clock=clock)
+    patience = RetryPolicy(sleep=sleep or Slept(), chance=lambda: 0.0, clock=clock)
     configured = {
         "main": settings(base_url, keys=keys, **given),
         "twin": settings(base_url, keys=keys, **given),
@@ -198,7 +198,7 @@ def test_the_key_in_use_is_never_one_that_rests_while_another_does_not(
     steps: list[tuple[ModelKind, float | None, float]], count: int
 ) -> None:
     clock = Clock()
-    ring = KeyRing([Key(f"env:K{n}", str(n)) for n in range(count)], Rests(clock), "http://x")
+    ring = KeyRing([Key(f"env:K{n}", str(n)) for n in range(count)], Cooldowns(clock), "http://x")
     until = dict.fromkeys(ring.keys, 0.0)
     for kind, after, pause in steps:
         key = ring.key()

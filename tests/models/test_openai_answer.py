@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from tests.models.streams import broken_in_any_way, cut_everywhere, outcome
 from tidegate.models.catalog.facts import Facts
-from tidegate.models.formats.answer import DEPTH, AnswerBroken, AnswerError
+from tidegate.models.formats.answer import DEPTH, AnswerError, BrokenAnswer
 from tidegate.models.formats.openai.chat_answer import ChatAnswer
-from tidegate.models.formats.openai.chat_wire import API, OpenAIWire
+from tidegate.models.formats.openai.chat_wire import API, ChatWire
 from tidegate.models.formats.stream_answer import CALLS
 from tidegate.models.formats.token_counts import TOKENS
 from tidegate.values import Message, ToolCall, Usage
 
-WIRE = OpenAIWire("m", Facts(thinking="effort"))
+WIRE = ChatWire("m", Facts(thinking="effort"))
 
 
 def event(**chunk: Any) -> bytes:
@@ -90,7 +90,7 @@ def test_calls_that_share_an_index_are_told_apart_by_their_ids_and_names() -> No
 @pytest.mark.parametrize("long", [{"id": "i" * 2000}, {"function": {"name": "n" * 2000}}])
 def test_names_and_ids_of_calls_count_towards_the_bound(long: dict[str, Any]) -> None:
     """L03: nothing that is kept of an answer is without one."""
-    with pytest.raises(AnswerBroken, match="longer than 1000 bytes"):
+    with pytest.raises(BrokenAnswer, match="longer than 1000 bytes"):
         read(delta("tool_calls", tool_calls=[{"index": 0, **long}]), limit=1000)
 
 
@@ -107,7 +107,7 @@ def test_what_an_endpoint_wants_back_is_not_nested_without_end(field: str) -> No
         return delta("stop", content="hi", **{field: [nested] if field == "reasoning_details" else nested})
 
     assert read(answer(DEPTH))[0].carried
-    with pytest.raises(AnswerBroken, match="nested"):
+    with pytest.raises(BrokenAnswer, match="nested"):
         read(answer(DEPTH + 1))
 
 
@@ -154,13 +154,13 @@ def test_an_answer_over_its_limit_is_broken_off_and_one_at_the_limit_is_not(limi
     if limit == 5:
         assert read(delta("stop", content="a€b"), limit=limit)[0].text == "a€b"
     else:
-        with pytest.raises(AnswerBroken) as caught:
+        with pytest.raises(BrokenAnswer) as caught:
             read(delta("stop", content="a€b"), limit=limit)
         assert caught.value.limit == "answer_bytes"
 
 
 def test_tool_arguments_count_towards_the_limit() -> None:
-    with pytest.raises(AnswerBroken):
+    with pytest.raises(BrokenAnswer):
         read(
             delta("stop", tool_calls=[{"index": 0, "id": "a", "function": {"name": "x", "arguments": "y" * 9}}]),
             limit=8,
@@ -169,20 +169,20 @@ def test_tool_arguments_count_towards_the_limit() -> None:
 
 def test_a_stream_of_nothing_is_not_read_for_ever() -> None:
     answer = ChatAnswer(1024, lambda text: None)
-    with pytest.raises(AnswerBroken):
+    with pytest.raises(BrokenAnswer):
         for _ in range(1000):
             answer.feed(b": keep alive\n" * 200)
 
 
 def test_too_many_calls_are_refused() -> None:
-    with pytest.raises(AnswerBroken):
+    with pytest.raises(BrokenAnswer):
         read(delta(tool_calls=[{"index": n, "id": str(n), "function": {"name": "x"}} for n in range(CALLS + 1)]))
 
 
 def test_text_before_a_broken_piece_was_shown() -> None:
     shown: list[str] = []
     answer = ChatAnswer(1024, shown.append)
-    with pytest.raises(AnswerBroken):
+    with pytest.raises(BrokenAnswer):
         answer.feed(delta(content="a") + b"data: {oops\n\n")
     assert shown == ["a"]
     assert answer.shown
@@ -206,7 +206,7 @@ def test_a_completion_in_one_piece_is_read_too() -> None:
 def test_a_whole_answer_without_an_answer_in_it_is_none(body: bytes) -> None:
     """Another service at that address would otherwise pass for a model that has nothing to say."""
     answer = ChatAnswer(1000, lambda _: None)
-    with pytest.raises(AnswerBroken):
+    with pytest.raises(BrokenAnswer):
         answer.whole(body)
     assert not answer.done
 
@@ -348,7 +348,7 @@ def test_whatever_stands_in_those_places_breaks_no_answer(odd: object) -> None:
 def test_thoughts_count_towards_the_limit() -> None:
     """L03: what nobody is shown is held too."""
     for given_ in ({"reasoning": "y" * 9}, {"reasoning_details": [{"type": "x", "data": "y" * 9}]}):
-        with pytest.raises(AnswerBroken) as caught:
+        with pytest.raises(BrokenAnswer) as caught:
             read(delta(**given_), limit=8)
         assert caught.value.limit == "answer_bytes"
 
@@ -356,7 +356,7 @@ def test_thoughts_count_towards_the_limit() -> None:
 def test_a_mark_that_is_no_json_is_not_kept() -> None:
     """S32: it would stand in every later request."""
     for mark in (b'{"a":"\\q"}', b'{"a":' + b"[" * 5000 + b"]" * 5000 + b"}"):
-        with pytest.raises(AnswerBroken):
+        with pytest.raises(BrokenAnswer):
             read(b'data: {"choices":[{"delta":{"extra_content":' + mark + b"}}]}\n\n", limit=100_000)
 
 
@@ -444,5 +444,5 @@ def test_log_probabilities_are_kept_as_they_came_and_weighed() -> None:
     assert message.logprobs is not None
     assert (message.text, msgspec.json.decode(message.logprobs)) == ("abc", said)
     huge = event(choices=[{"index": 0, "delta": {}, "logprobs": {"content": [{"token": "x" * 5000}]}}])
-    with pytest.raises(AnswerBroken):
+    with pytest.raises(BrokenAnswer):
         read(huge)

@@ -19,9 +19,9 @@ from tests.models import recordings as recorded
 from tests.models.streams import outcome
 from tests.models.transcripts import groups, prefixes, users
 from tidegate.models.catalog.facts import Facts
-from tidegate.models.formats.answer import Answer, AnswerError
+from tidegate.models.formats.answer import AnswerError, IncomingAnswer
 from tidegate.models.formats.openai.chat_answer import ChatAnswer
-from tidegate.models.formats.openai.chat_wire import OpenAIWire
+from tidegate.models.formats.openai.chat_wire import ChatWire
 from tidegate.models.formats.openai.responses_answer import BETWEEN_MESSAGES, ResponsesAnswer
 from tidegate.models.formats.openai.responses_wire import ResponsesWire
 from tidegate.values import Call, Media, Message, Prefix, ToolDefinition
@@ -89,7 +89,7 @@ def test_the_check_itself_finds_what_is_wrong() -> None:
             check_responses(wrong)
 
 
-def history(wire: OpenAIWire | ResponsesWire, answers: list[Message]) -> list[bytes]:
+def history(wire: ChatWire | ResponsesWire, answers: list[Message]) -> list[bytes]:
     """A conversation with everything in it: each answer's calls get their results, with pictures, sounds and
     documents."""
     shown = (PICTURE, DOCUMENT, SOUND)
@@ -107,7 +107,7 @@ def history(wire: OpenAIWire | ResponsesWire, answers: list[Message]) -> list[by
 @pytest.mark.parametrize("call", CALLS, ids=range(len(CALLS)))
 def test_a_chat_request_is_what_the_official_package_would_send(call: Call) -> None:
     """S32, A2: no field that it does not know, and none missing."""
-    wire = OpenAIWire("m", FACTS, completion_tokens=True)
+    wire = ChatWire("m", FACTS, completion_tokens=True)
     answers = [answered(ChatAnswer, stream) for stream in recorded.CHAT.values()]
     body = b"".join(wire.body(wire.encode_prefix(PREFIX), history(wire, answers), call))
     assert check_chat(body) == msgspec.json.decode(body)
@@ -130,7 +130,7 @@ def test_any_conversation_is_one_that_the_official_package_could_send(
 ) -> None:
     """S32"""
     wires: list[tuple[Any, Callable[[bytes], Any]]] = [
-        (OpenAIWire("m", FACTS), check_chat),
+        (ChatWire("m", FACTS), check_chat),
         (ResponsesWire("m", FACTS), check_responses),
     ]
     for wire, check in wires:
@@ -143,7 +143,7 @@ def test_any_conversation_is_one_that_the_official_package_could_send(
 
 
 def answered(kind: type[ChatAnswer] | type[ResponsesAnswer], stream: bytes) -> Message:
-    def new(shown: list[str]) -> Answer:
+    def new(shown: list[str]) -> IncomingAnswer:
         return kind(65_536, shown.append)
 
     found = outcome(new, stream)

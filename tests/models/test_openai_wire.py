@@ -14,28 +14,30 @@ from tests.models.transcripts import carrying, groups, prefixes, texts
 from tidegate.errors import ModelFailed
 from tidegate.models.catalog.facts import Facts
 from tidegate.models.formats.openai.chat import OpenAIChat
-from tidegate.models.formats.openai.chat_wire import API, CALL_ID_CHARACTERS, OpenAIWire, Wanted
+from tidegate.models.formats.openai.chat_wire import API, CALL_ID_CHARACTERS, ChatWire, EndpointFields
 from tidegate.models.formats.request_text import ASIDE_HEADING
-from tidegate.values import Call, Carried, Message, Prefix, ToolCall, ToolDefinition
+from tidegate.values import Call, Message, OpaqueItem, Prefix, ToolCall, ToolDefinition
 
 FACTS = Facts(vision=True, audio=True, thinking="effort", efforts=("none", "low", "medium", "high", "xhigh"))
-WIRE = OpenAIWire("m", FACTS)
+WIRE = ChatWire("m", FACTS)
 PLAIN = Call()
 NOTHING = WIRE.encode_prefix(Prefix(prompt=""))
 fields = st.dictionaries(texts, texts, max_size=2).map(lambda made: msgspec.Raw(msgspec.json.encode(made)))
 carried = st.builds(
-    Carried,
-    item=st.builds(Wanted, message=fields, call=fields).map(lambda made: msgspec.Raw(msgspec.json.encode(made))),
+    OpaqueItem,
+    item=st.builds(EndpointFields, message=fields, call=fields).map(
+        lambda made: msgspec.Raw(msgspec.json.encode(made))
+    ),
     calls=st.integers(0, 3),
 )
 turns = groups(carrying(API, carried))
 
 
-def encoded(wire: OpenAIWire, group: Sequence[Message]) -> bytes:
+def encoded(wire: ChatWire, group: Sequence[Message]) -> bytes:
     return wire.encode_results(group) if group[0].role == "tool" else wire.encode(group[0])
 
 
-def decoded(wire: OpenAIWire = WIRE, call: Call = PLAIN, history: Sequence[bytes] = (), prefix: Any = NOTHING) -> Any:
+def decoded(wire: ChatWire = WIRE, call: Call = PLAIN, history: Sequence[bytes] = (), prefix: Any = NOTHING) -> Any:
     return msgspec.json.decode(b"".join(wire.body(prefix, history, call)))
 
 
@@ -44,7 +46,7 @@ def test_messages_reloaded_from_the_store_encode_to_the_same_bytes(past: list[li
     """B4, S32: JSON there and back changes no byte of the request, also of what a model wants back."""
     for group in past:
         stored = msgspec.json.decode(msgspec.json.encode(group), type=list[Message])
-        assert encoded(WIRE, stored) == encoded(WIRE, group) == encoded(OpenAIWire("m", FACTS), group)
+        assert encoded(WIRE, stored) == encoded(WIRE, group) == encoded(ChatWire("m", FACTS), group)
 
 
 @given(turns)
@@ -141,16 +143,16 @@ def test_reasoning_effort_touches_neither_prefix_nor_messages(effort: str) -> No
 )
 def test_the_effort_is_a_word_that_the_model_knows(thinking: Any, efforts: Any, asked: Any, sent: str | None) -> None:
     """A3: nothing is sent to a model that does not think."""
-    wire = OpenAIWire("m", Facts(thinking=thinking, efforts=efforts))
+    wire = ChatWire("m", Facts(thinking=thinking, efforts=efforts))
     assert decoded(wire, Call(reasoning=asked, temperature=1.0)).get("reasoning_effort") == sent
 
 
 def test_sampling_is_sent_where_the_model_takes_it_and_refused_by_name_elsewhere() -> None:
     """A3, H08: OpenAI's own models that reason take the default values only."""
     call = Call(temperature=0.5, top_p=0.9)
-    for wire in (OpenAIWire("m", Facts(), completion_tokens=True), WIRE):
+    for wire in (ChatWire("m", Facts(), completion_tokens=True), WIRE):
         assert {"temperature", "top_p"} <= set(decoded(wire, call))
-    reasoning = OpenAIWire("m", FACTS, completion_tokens=True)
+    reasoning = ChatWire("m", FACTS, completion_tokens=True)
     for field in ("temperature", "top_p"):
         with pytest.raises(ModelFailed, match="takes no") as refused:
             decoded(reasoning, Call(**{field: 0.0}))
@@ -229,7 +231,7 @@ def test_the_output_limit_has_the_name_that_the_service_knows() -> None:
 
 
 def wanted(**given: bytes) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(Wanted(**{name: msgspec.Raw(raw) for name, raw in given.items()})))
+    return msgspec.Raw(msgspec.json.encode(EndpointFields(**{name: msgspec.Raw(raw) for name, raw in given.items()})))
 
 
 ANSWER = Message(
@@ -239,8 +241,8 @@ ANSWER = Message(
     model="m",
     carrier=API,
     carried=(
-        Carried(item=wanted(message=b'{"reasoning_content":"hm", "n": 1.50}')),
-        Carried(item=wanted(call=b'{"extra_content":{"google": {"thought_signature":"Zm9v"}}}'), calls=1),
+        OpaqueItem(item=wanted(message=b'{"reasoning_content":"hm", "n": 1.50}')),
+        OpaqueItem(item=wanted(call=b'{"extra_content":{"google": {"thought_signature":"Zm9v"}}}'), calls=1),
     ),
 )
 

@@ -18,12 +18,12 @@ from tests.models.support import ask, configured
 from tests.models.test_scripted_model import calling, post, result
 from tidegate.models.catalog.facts import Facts
 from tidegate.models.demo.script import read_request, reply
-from tidegate.models.formats.openai.chat_wire import OpenAIWire
+from tidegate.models.formats.openai.chat_wire import ChatWire
 from tidegate.models.formats.request_text import ASIDE_HEADING
 from tidegate.values import Media, Message
 
 pytestmark = pytest.mark.anyio
-WIRE = OpenAIWire("m", Facts(vision=True, audio=True))
+WIRE = ChatWire("m", Facts(vision=True, audio=True))
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256))
 PICTURE = Media(media_type="image/png", data=PNG, width=4, height=3)
 SOUND = Media(media_type="audio/mpeg", data=b"ID3 sound", seconds=2.5)
@@ -132,7 +132,7 @@ def test_documents_of_results_are_named_in_their_order() -> None:
 )
 def test_media_that_a_model_cannot_take_becomes_a_note(facts: Facts, media_type: str, taken: bool) -> None:
     """D3, A2: where the model or the format has no place for it, words stand in its stead, loaded or not."""
-    wire = OpenAIWire("m", facts)
+    wire = ChatWire("m", facts)
     assert wire.takes(media_type) is taken
     if not taken:
         media = Media(media_type=media_type, spooled="sp_1", width=4, height=3)

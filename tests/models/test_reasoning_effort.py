@@ -10,7 +10,7 @@ from tidegate.config.settings import AgentSettings, ModelSettings, settings_of
 from tidegate.models.catalog.facts import Facts
 from tidegate.models.formats.openai.responses_wire import ResponsesWire
 from tidegate.models.formats.reasoning_effort import asked_of, word_for
-from tidegate.models.interface import Encoded
+from tidegate.models.interface import EncodedPrefix
 from tidegate.values import Call
 
 OURS = ("off", "minimal", "low", "medium", "high", "max")
@@ -69,7 +69,7 @@ def test_a_model_that_nobody_knows_is_told_nothing_of_thinking_unless_somebody_a
     assert (asked_of(supposed, None), asked_of(supposed, "off"), asked_of(supposed, "max")) == (None, None, "high")
     assert (asked_of(known, None), asked_of(known, "off")) == (None, "low")
     plain, asked = (
-        b"".join(ResponsesWire("m", supposed).body(Encoded(), [], Call(reasoning=reasoning, temperature=1)))
+        b"".join(ResponsesWire("m", supposed).body(EncodedPrefix(), [], Call(reasoning=reasoning, temperature=1)))
         for reasoning in (None, "high")
     )
     assert b"include" not in plain and b"temperature" in plain

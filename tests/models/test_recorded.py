@@ -10,8 +10,17 @@ from hypothesis import strategies as st
 
 from tests.models.recording_files import lines_of, written
 from tidegate.errors import Misconfigured
-from tidegate.models.recording.recording_file import Answered, Asked, Event, Opening, Piece, Stopped, digest, line
-from tidegate.models.recording.replayer import Replayer
+from tidegate.models.recording.recording_file import (
+    Event,
+    RecordedAnswer,
+    RecordedPiece,
+    RecordedRequest,
+    RecordingHead,
+    RecordingStopped,
+    digest,
+    line,
+)
+from tidegate.models.recording.replayer import TransportReplayer
 from tidegate.security import Redactor
 
 HEADERS = st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=3)
@@ -21,7 +30,7 @@ JSON = st.recursive(
 )
 EVENTS = st.one_of(
     st.builds(
-        Asked,
+        RecordedRequest,
         id=st.integers(0, 9),
         time=st.text(max_size=5),
         origin=st.text(max_size=5),
@@ -33,17 +42,17 @@ EVENTS = st.one_of(
         digest=st.text(max_size=5),
     ),
     st.builds(
-        Answered,
+        RecordedAnswer,
         id=st.integers(0, 9),
         after=st.integers(0, 9),
         end=st.sampled_from(["complete", "left", "broken", "silent", "foreign"]),
         said=st.text(max_size=5),
         status=st.integers(0, 599),
         headers=HEADERS,
-        pieces=st.lists(st.builds(Piece.of, st.integers(0, 9), st.binary(max_size=9)), max_size=4),
+        pieces=st.lists(st.builds(RecordedPiece.of, st.integers(0, 9), st.binary(max_size=9)), max_size=4),
         left_out=st.integers(0, 9),
     ),
-    st.builds(Stopped, why=st.text(max_size=5)),
+    st.builds(RecordingStopped, why=st.text(max_size=5)),
 )
 
 
@@ -64,7 +73,7 @@ def test_what_is_written_is_read_back_up_to_the_last_whole_line(
 @given(st.lists(st.binary(max_size=20), max_size=6))
 def test_pieces_keep_every_byte(pieces: list[bytes]) -> None:
     """Also of characters that the network cut in two."""
-    assert [Piece.of(0, data).bytes for data in pieces] == pieces
+    assert [RecordedPiece.of(0, data).bytes for data in pieces] == pieces
 
 
 @pytest.mark.parametrize(
@@ -76,9 +85,15 @@ def test_pieces_keep_every_byte(pieces: list[bytes]) -> None:
         (b"[]\n", "is no recording"),
         (b'{"tidegate":"recording","version":"x"}\n', "is no recording"),
         (b'{"tidegate":"recording","version":2,"new":[]}\n', "newer Tidegate .format 2, here 1."),
-        (line(Opening("recording", 1, "", "")), "nothing to replay"),
-        (line(Opening("recording", 1, "", "")) + b'{"event":"asked"}\n' + line(Stopped("x")), "line 2 cannot be read"),
-        (line(Opening("recording", 1, "", "")) + b'{"event":"asked"}\n' + line(Stopped("x")), "is damaged"),
+        (line(RecordingHead("recording", 1, "", "")), "nothing to replay"),
+        (
+            line(RecordingHead("recording", 1, "", "")) + b'{"event":"asked"}\n' + line(RecordingStopped("x")),
+            "line 2 cannot be read",
+        ),
+        (
+            line(RecordingHead("recording", 1, "", "")) + b'{"event":"asked"}\n' + line(RecordingStopped("x")),
+            "is damaged",
+        ),
     ],
 )
 def test_a_file_that_is_no_recording_is_refused_in_a_sentence(tmp_path: Path, content: bytes, why: str) -> None:
@@ -86,7 +101,7 @@ def test_a_file_that_is_no_recording_is_refused_in_a_sentence(tmp_path: Path, co
     file = tmp_path / "f"
     file.write_bytes(content)
     with pytest.raises(Misconfigured, match=why) as refused:
-        Replayer(file, Redactor()).open()
+        TransportReplayer(file, Redactor()).open()
     assert str(file) in refused.value.message and "\n" not in refused.value.message
 
 
@@ -95,7 +110,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name, why in ((".", "not a file"), ("pipe", "not a file"), ("none", "cannot be read .No such file")):
         with pytest.raises(Misconfigured, match=why):
-            Replayer(tmp_path / name, Redactor()).open()
+            TransportReplayer(tmp_path / name, Redactor()).open()
 
 
 def test_the_digest_does_not_depend_on_how_json_is_written() -> None:

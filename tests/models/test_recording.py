@@ -17,9 +17,9 @@ from tests.models.support import CANARY, ask, configured
 from tidegate.errors import Misconfigured, ModelFailed
 from tidegate.models import Clients
 from tidegate.models.recording import writer as pens
-from tidegate.models.recording.recorder import Recorder
-from tidegate.models.recording.recording_file import Answered, Asked, Event, Stopped
-from tidegate.models.recording.writer import Pen
+from tidegate.models.recording.recorder import TransportRecorder
+from tidegate.models.recording.recording_file import Event, RecordedAnswer, RecordedRequest, RecordingStopped
+from tidegate.models.recording.writer import RecordingWriter
 from tidegate.security import HIDDEN, Redactor
 
 
@@ -36,7 +36,7 @@ async def test_no_credential_is_in_the_file(server: ScriptedModel, tmp_path: Pat
     text = file.read_text()
     assert CANARY not in text
     first = (await read(file))[0]
-    assert isinstance(first, Asked)
+    assert isinstance(first, RecordedRequest)
     hidden = {name for name, value in first.headers.items() if value == HIDDEN}
     assert hidden == {"authorization", "x-house", "cookie"}
     assert first.headers["x-team"] == "harbour"
@@ -59,11 +59,11 @@ async def test_an_answer_that_cannot_be_looked_through_is_left_out_and_the_next_
     async with (
         answering(answer) as url,
         Clients() as clients,
-        Recorder(clients, file, REDACTOR) as recorder,
+        TransportRecorder(clients, file, REDACTOR) as recorder,
         configured(url, clients=recorder) as model,
     ):
         assert [(await ask(model, "x")).text, (await ask(model, "y")).text] == ["hi", "hi"]
-    ends = [event for event in await read(file) if isinstance(event, Answered)]
+    ends = [event for event in await read(file) if isinstance(event, RecordedAnswer)]
     assert [(len(end.pieces) > 0, end.left_out > 0) for end in ends] == [(False, True), (True, False)]
     assert CANARY not in file.read_text()
 
@@ -80,7 +80,7 @@ async def test_a_recording_overwrites_nothing(tmp_path: Path) -> None:
     ):
         async with Clients() as clients:
             with pytest.raises(Misconfigured, match=why):
-                async with Recorder(clients, tmp_path / name, Redactor()):
+                async with TransportRecorder(clients, tmp_path / name, Redactor()):
                     pass
         with pytest.raises(Misconfigured, match=why):
             await anyio.to_thread.run_sync(pens.check, tmp_path / name)
@@ -96,9 +96,9 @@ async def test_what_is_too_long_is_left_out_and_said(server: ScriptedModel, tmp_
         await ask(model, long)
         await ask(model, "[words 400]")
     request, answer, _, cut = await read(file)
-    assert isinstance(request, Asked) and request.body is None and request.left_out > 4000 and request.digest
-    assert isinstance(answer, Answered) and not answer.left_out
-    assert isinstance(cut, Answered) and cut.left_out > 0
+    assert isinstance(request, RecordedRequest) and request.body is None and request.left_out > 4000 and request.digest
+    assert isinstance(answer, RecordedAnswer) and not answer.left_out
+    assert isinstance(cut, RecordedAnswer) and cut.left_out > 0
     async with replaying(file) as (model, _):
         assert (await ask(model, long)).text == "short"
         with pytest.raises(ModelFailed, match=f"left out the last {cut.left_out} bytes of this answer"):
@@ -117,7 +117,7 @@ async def test_a_full_recording_stops_with_a_line_that_says_so_and_the_model_ans
                 await ask(model, f"hello {number}")
     assert file.stat().st_size <= 6000
     *kept, last = await read(file)
-    assert kept and last == Stopped("it would be larger than 6000 bytes")
+    assert kept and last == RecordingStopped("it would be larger than 6000 bytes")
     assert [entry["event"] for entry in lines] == ["the recording stopped, and the gateway goes on without"]
 
 
@@ -138,18 +138,18 @@ async def test_a_disk_that_refuses_ends_the_recording_with_a_whole_line(server: 
                 resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     (told_once,) = lines
     assert told_once["why"] == "the disk refuses (File too large)" and told_once["level"] == "error"
-    assert file.read_bytes().endswith(b"\n") and isinstance((await read(file))[0], Asked)
+    assert file.read_bytes().endswith(b"\n") and isinstance((await read(file))[0], RecordedRequest)
 
 
 def test_a_disk_that_does_not_keep_up_ends_the_recording(tmp_path: Path) -> None:
     """What waits to be written is bounded, and nobody waits for it."""
-    pen = Pen(tmp_path / "f", 10**9)
+    pen = RecordingWriter(tmp_path / "f", 10**9)
     pen.open()
     going = threading.Event()
 
     def slow() -> Event:
         assert going.wait(WAIT)
-        return Stopped("slow")
+        return RecordingStopped("slow")
 
     with capture_logs() as lines:
         for _ in range(3):
@@ -157,7 +157,7 @@ def test_a_disk_that_does_not_keep_up_ends_the_recording(tmp_path: Path) -> None
         assert pen.stopped == "the disk does not keep up" and len(lines) == 1
         going.set()
         pen.close()
-    assert lines_of(tmp_path / "f")[-1] == Stopped("the disk does not keep up")
+    assert lines_of(tmp_path / "f")[-1] == RecordingStopped("the disk does not keep up")
     assert pen.pending == 0
 
 
@@ -174,18 +174,18 @@ async def test_many_at_once_are_recorded_each_with_its_own_answer(server: Script
 
 def test_one_long_request_is_not_taken_for_a_slow_disk(tmp_path: Path) -> None:
     """However long it is, it is written when nothing else waits."""
-    pen = Pen(tmp_path / "f", 10**9)
+    pen = RecordingWriter(tmp_path / "f", 10**9)
     pen.open()
-    pen.write(lambda: Stopped("long"), pens.PENDING_BYTES + 1)
+    pen.write(lambda: RecordingStopped("long"), pens.PENDING_BYTES + 1)
     pen.close()
-    assert lines_of(tmp_path / "f") == [Stopped("long")] and pen.stopped is None
-    pen.write(lambda: Stopped("late"), 1)
+    assert lines_of(tmp_path / "f") == [RecordingStopped("long")] and pen.stopped is None
+    pen.write(lambda: RecordingStopped("late"), 1)
     assert pen.pending == 0
 
 
 def test_a_disk_that_refuses_at_once_keeps_the_recording_from_being_begun(tmp_path: Path) -> None:
     """And nothing is left there that would be in the way the next time."""
-    pen = Pen(tmp_path / "f", 10**9)
+    pen = RecordingWriter(tmp_path / "f", 10**9)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
     try:

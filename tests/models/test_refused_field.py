@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tidegate.models.http import error_body
 from tidegate.models.http.refused_field import caller_field
-from tidegate.models.interface import Encoded
+from tidegate.models.interface import EncodedPrefix
 from tidegate.values import Call
 
 CALL = Call(
@@ -24,7 +24,7 @@ CALL = Call(
     tool_choice=b'"auto"',
     response_format=b"{}",
 )
-PREFIX = Encoded(tools=b'[{"name":"clock"},{"name":"depth"}]', caller_tools=frozenset({"depth"}))
+PREFIX = EncodedPrefix(tools=b'[{"name":"clock"},{"name":"depth"}]', caller_tools=frozenset({"depth"}))
 
 
 def _openai(message: str, param: str | None) -> Any:

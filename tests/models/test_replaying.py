@@ -12,8 +12,8 @@ from tests.models.support import ANSWER_BYTES, CANARY, Slept, ask, settings
 from tidegate.errors import ModelFailed
 from tidegate.models import Models
 from tidegate.models.http.clients import Origin
-from tidegate.models.http.connection import LinkFailed, Waits
-from tidegate.models.recording.recording_file import Answered, Event, Piece
+from tidegate.models.http.connection import ConnectionFailed, Timeouts
+from tidegate.models.recording.recording_file import Event, RecordedAnswer, RecordedPiece
 from tidegate.security import Secret
 from tidegate.values import Message
 
@@ -92,10 +92,10 @@ async def test_models_that_are_replayed_do_not_pause_before_they_try_again(
 async def test_a_wish_that_names_a_date_is_as_long_as_it_was(tmp_path: Path) -> None:
     """An hour from then is an hour from now."""
     headers = {"retry-after": "Thu, 01 Jan 2026 01:00:00 GMT"}
-    file = written(tmp_path / "f", asked(1, {}), Answered(1, 5, "complete", status=429, headers=headers))
+    file = written(tmp_path / "f", asked(1, {}), RecordedAnswer(1, 5, "complete", status=429, headers=headers))
     head = b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 2\r\n\r\n"
     response = await (await opened(file)).request(
-        Origin(False, "x", 1), head, [b"{}"], Waits(connect=1, first_byte=1, idle=1)
+        Origin(False, "x", 1), head, [b"{}"], Timeouts(connect=1, first_byte=1, idle=1)
     )
     assert response.headers["retry-after"] == "3600.0"
 
@@ -107,7 +107,7 @@ async def test_equal_requests_get_their_answers_in_order_and_then_the_last_again
     for number, said in enumerate(("one", "two"), 1):
         lines += (
             asked(number, {"a": 1, "b": [2.0]}),
-            Answered(number, 1, "complete", status=200, pieces=[Piece(1, said)]),
+            RecordedAnswer(number, 1, "complete", status=200, pieces=[RecordedPiece(1, said)]),
         )
     replayer = await opened(written(tmp_path / "f", *lines))
     assert [await send(replayer, {"b": [2.0], "a": 1}) for _ in range(4)] == ["one", "two", "two", "two"]
@@ -157,7 +157,7 @@ async def test_a_request_that_was_not_recorded_is_told_where_it_differs_first(
 @pytest.mark.anyio
 async def test_a_request_to_another_path_is_told_which_are_recorded(tmp_path: Path) -> None:
     """As when base_url is another."""
-    file = written(tmp_path / "f", asked(1, {}), Answered(1, 1, "complete", status=200))
+    file = written(tmp_path / "f", asked(1, {}), RecordedAnswer(1, 1, "complete", status=200))
     with pytest.raises(ModelFailed, match=r"no request POST /v2/x, but: POST /v1/chat/completions; check base_url"):
         await send(await opened(file), {}, "/v2/x")
 
@@ -186,7 +186,7 @@ async def test_a_difference_is_shown_with_both_sides(
     tmp_path: Path, recorded: Any, now: Any, place: str, then_said: str, now_said: str
 ) -> None:
     """What is longer or missing on one side, too."""
-    file = written(tmp_path / "f", asked(1, recorded), Answered(1, 1, "complete", status=200))
+    file = written(tmp_path / "f", asked(1, recorded), RecordedAnswer(1, 1, "complete", status=200))
     with pytest.raises(ModelFailed) as failed:
         await send(await opened(file), now)
     assert f"differs first in {place}." in failed.value.brief
@@ -196,7 +196,7 @@ async def test_a_difference_is_shown_with_both_sides(
 @pytest.mark.anyio
 async def test_a_file_that_vanishes_while_it_is_replayed_is_told(tmp_path: Path) -> None:
     """As a failure of the turn."""
-    file = written(tmp_path / "f", asked(1, {}), Answered(1, 1, "complete", status=200))
+    file = written(tmp_path / "f", asked(1, {}), RecordedAnswer(1, 1, "complete", status=200))
     replayer = await opened(file)
     file.unlink()
     for body in ({}, {"other": 1}):
@@ -208,11 +208,11 @@ async def test_a_file_that_vanishes_while_it_is_replayed_is_told(tmp_path: Path)
 async def test_a_recorded_trouble_of_the_link_is_the_same_trouble(tmp_path: Path) -> None:
     """Before an answer, and in the middle of one."""
     before, middle = (
-        Answered(1, 1, "unconnected", "no route"),
-        Answered(2, 1, "silent", status=200, pieces=[Piece(1, "x")]),
+        RecordedAnswer(1, 1, "unconnected", "no route"),
+        RecordedAnswer(2, 1, "silent", status=200, pieces=[RecordedPiece(1, "x")]),
     )
     replayer = await opened(written(tmp_path / "f", asked(1, 1), before, asked(2, 2), middle))
     for body, trouble in ((1, "unconnected"), (2, "silent")):
-        with pytest.raises(LinkFailed) as failed:
+        with pytest.raises(ConnectionFailed) as failed:
             await send(replayer, body)
         assert failed.value.trouble == trouble

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.models import recordings as recorded
 from tests.models.streams import broken_in_any_way, cut_everywhere, outcome
 from tidegate.models.catalog.facts import Facts
-from tidegate.models.formats.answer import DEPTH, AnswerBroken, AnswerError
+from tidegate.models.formats.answer import DEPTH, AnswerError, BrokenAnswer
 from tidegate.models.formats.openai.responses_answer import BETWEEN_MESSAGES, ITEMS, ResponsesAnswer
 from tidegate.models.formats.openai.responses_wire import API, ResponsesWire
 from tidegate.models.formats.stream_answer import CALLS
@@ -71,7 +71,7 @@ def test_names_and_ids_of_calls_count_towards_the_bound(field: str) -> None:
     """L03: nothing that is kept of an answer is without one."""
     given = {"type": "function_call", "name": "x", field: "y" * 70_000}
     found = outcome(new_answer, recorded.responses_stream([{"type": "response.output_item.added", "item": given}]))
-    assert isinstance(found, AnswerBroken) and found.limit == "answer_bytes"
+    assert isinstance(found, BrokenAnswer) and found.limit == "answer_bytes"
 
 
 def test_a_thought_is_not_nested_without_end() -> None:
@@ -79,7 +79,7 @@ def test_a_thought_is_not_nested_without_end() -> None:
     nested = msgspec.json.decode(b"[" * (DEPTH + 1) + b"]" * (DEPTH + 1))
     item = {"type": "reasoning", "encrypted_content": "x", "content": [], "more": nested}
     found = outcome(new_answer, recorded.responses_stream([{"type": "response.output_item.done", "item": item}]))
-    assert isinstance(found, AnswerBroken) and "nested" in str(found)
+    assert isinstance(found, BrokenAnswer) and "nested" in str(found)
 
 
 def test_thoughts_go_back_verbatim_before_what_came_of_them() -> None:
@@ -153,7 +153,7 @@ def test_items_and_events_that_are_not_known_are_passed_over_or_given_back() -> 
     item = {"type": "compaction", "id": "cmp_1", "encrypted_content": ["gAAA"], "content": "x", "arguments": {"a": 1}}
     told = recorded.events([item, recorded.message("yes")])
     told[3:3] = [{"type": "response.new_thing", "output_index": "none", "delta": {"a": 1}, "item": None}]
-    with pytest.raises(AnswerBroken):  # an output_index that is no number
+    with pytest.raises(BrokenAnswer):  # an output_index that is no number
         ResponsesAnswer(4096, lambda _: None).feed(recorded.responses_stream(told))
     told[3] = {"type": "response.new_thing", "delta": {"a": 1}, "item": None, "arguments": [1]}
     message = read(told)
@@ -238,7 +238,7 @@ def test_a_response_in_one_piece_is_the_same_answer(name: str) -> None:
 def test_a_body_without_an_answer_in_it_is_none(body: bytes) -> None:
     """Another service at that address would otherwise pass for a model that has nothing to say."""
     answer = new_answer([])
-    with pytest.raises(AnswerBroken):
+    with pytest.raises(BrokenAnswer):
         answer.whole(body)
     assert not answer.done
 
@@ -264,7 +264,7 @@ def test_whatever_is_kept_counts_towards_the_limit(item: dict[str, Any]) -> None
     """L03: text, arguments and thoughts, streamed or not."""
     told = recorded.responses_stream(recorded.events([item]))
     for stream in (told, recorded.responses_stream([recorded.events([item])[-1]])):
-        with pytest.raises(AnswerBroken) as caught:
+        with pytest.raises(BrokenAnswer) as caught:
             ResponsesAnswer(150, lambda _: None).feed(stream)
         assert caught.value.limit == "answer_bytes"
 
@@ -273,7 +273,7 @@ def test_too_many_calls_and_items_are_refused() -> None:
     """L03"""
     for item, most in ((recorded.function_call("x", "{}"), CALLS), (recorded.message(""), ITEMS)):
         assert isinstance(
-            outcome(new_answer, recorded.responses_stream(recorded.events([item] * (most + 1)))), AnswerBroken
+            outcome(new_answer, recorded.responses_stream(recorded.events([item] * (most + 1)))), BrokenAnswer
         )
 
 

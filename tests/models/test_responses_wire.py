@@ -14,10 +14,10 @@ from tidegate.errors import ModelFailed
 from tidegate.models.catalog.facts import Facts
 from tidegate.models.formats.call_names import call_name
 from tidegate.models.formats.openai.responses import OpenAIResponses
-from tidegate.models.formats.openai.responses_wire import API, CALL_ID_CHARACTERS, Kept, ResponsesWire
+from tidegate.models.formats.openai.responses_wire import API, CALL_ID_CHARACTERS, ResponsesWire, ReturnedItem
 from tidegate.models.formats.request_text import ASIDE_HEADING
-from tidegate.models.interface import Encoded
-from tidegate.values import Call, Carried, Media, Message, Prefix, ToolCall, ToolDefinition
+from tidegate.models.interface import EncodedPrefix
+from tidegate.values import Call, Media, Message, OpaqueItem, Prefix, ToolCall, ToolDefinition
 
 FACTS = Facts(vision=True, audio=True, thinking="effort", efforts=("none", "low", "high"))
 WIRE = ResponsesWire("m", FACTS)
@@ -28,9 +28,11 @@ DOCUMENT = Media(media_type="application/pdf", data=b"%PDF-1.7", name="a.pdf", s
 SOUND = Media(media_type="audio/wav", data=b"RIFF", seconds=1.0)
 URL = "data:image/png;base64," + base64.b64encode(PICTURE.data).decode()
 items = st.dictionaries(texts, texts, min_size=1, max_size=2).map(lambda made: msgspec.Raw(msgspec.json.encode(made)))
-kept = st.one_of(st.builds(Kept, item=items), st.builds(Kept, phase=texts, characters=st.integers(0, 20)))
+kept = st.one_of(
+    st.builds(ReturnedItem, item=items), st.builds(ReturnedItem, phase=texts, characters=st.integers(0, 20))
+)
 carried = st.builds(
-    Carried,
+    OpaqueItem,
     item=kept.map(lambda made: msgspec.Raw(msgspec.json.encode(made))),
     text=st.integers(0, 50),
     calls=st.integers(0, 4),
@@ -42,7 +44,9 @@ def encoded(wire: ResponsesWire, group: Sequence[Message]) -> bytes:
     return wire.encode_results(group) if group[0].role == "tool" else wire.encode(group[0])
 
 
-def decoded(call: Call = PLAIN, history: Sequence[bytes] = (), prefix: Encoded = NOTHING, facts: Facts = FACTS) -> Any:
+def decoded(
+    call: Call = PLAIN, history: Sequence[bytes] = (), prefix: EncodedPrefix = NOTHING, facts: Facts = FACTS
+) -> Any:
     return msgspec.json.decode(b"".join(ResponsesWire("m", facts).body(prefix, history, call)))
 
 
@@ -294,8 +298,8 @@ def test_a_name_that_a_model_dreamt_is_made_to_fit(dreamt: str, sent: str) -> No
 @pytest.mark.parametrize("change", [{"model": "other"}, {"carrier": "anthropic"}, {"carrier": ""}])
 def test_what_one_model_wanted_back_is_not_sent_to_another(change: dict[str, str]) -> None:
     """A2: another model could not read it."""
-    kept = msgspec.Raw(msgspec.json.encode(Kept(item=msgspec.Raw(b'{"type":"reasoning"}'))))
-    answer = Message(role="assistant", text="4", model="m", carrier=API, carried=(Carried(item=kept),))
+    kept = msgspec.Raw(msgspec.json.encode(ReturnedItem(item=msgspec.Raw(b'{"type":"reasoning"}'))))
+    answer = Message(role="assistant", text="4", model="m", carrier=API, carried=(OpaqueItem(item=kept),))
     assert b"reasoning" in WIRE.encode(answer)
     assert b"reasoning" not in WIRE.encode(msgspec.structs.replace(answer, **change))
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.models.http.sse import EVENT_BYTES, Events, EventTooLarge
+from tidegate.models.http.sse import EVENT_BYTES, EventParser, EventTooLarge
 
 payloads = st.lists(st.binary(min_size=1, max_size=20).filter(lambda b: not set(b) & {10, 13}), max_size=6)
 
@@ -23,23 +23,23 @@ def test_events_are_the_same_wherever_the_network_cuts(
     stream = b"".join(
         b": comment" + newline + b"event: x" + newline + b"data: " + payload + newline + newline for payload in expected
     )
-    events = Events()
+    events = EventParser()
     found = [event for piece in cut(stream, places) for event in events.feed(piece)]
     assert found == expected
     assert events.finish() == []
 
 
 def test_lines_of_one_event_are_joined() -> None:
-    assert Events().feed(b"data: a\ndata:b\ndata:\n\ndata: c\n\n") == [b"a\nb\n", b"c"]
+    assert EventParser().feed(b"data: a\ndata:b\ndata:\n\ndata: c\n\n") == [b"a\nb\n", b"c"]
 
 
 def test_a_byte_order_mark_opens_a_stream_without_harm() -> None:
-    events = Events()
+    events = EventParser()
     assert [event for byte in b"\xef\xbb\xbfdata: a\n\n" for event in events.feed(bytes([byte]))] == [b"a"]
 
 
 def test_an_event_whose_empty_line_was_left_out_counts_at_the_end() -> None:
-    events = Events()
+    events = EventParser()
     assert events.feed(b"data: a") == []
     assert events.finish() == [b"a"]
 
@@ -47,7 +47,7 @@ def test_an_event_whose_empty_line_was_left_out_counts_at_the_end() -> None:
 @pytest.mark.parametrize("piece", [b"data: " + b"x" * 65536, b"data: " + b"x" * 65536 + b"\n", b"x" * 65536])
 def test_an_event_without_end_is_given_up(piece: bytes) -> None:
     """Memory is bounded, whether the line or the number of lines grows."""
-    events = Events()
+    events = EventParser()
     with pytest.raises(EventTooLarge):
         for _ in range(2 * EVENT_BYTES // len(piece)):
             events.feed(piece)

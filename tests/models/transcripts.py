@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from tidegate.values import Carried, Media, Message, Prefix, ToolCall, ToolDefinition
+from tidegate.values import Media, Message, OpaqueItem, Prefix, ToolCall, ToolDefinition
 
 texts = st.text(max_size=40)
 calls = st.builds(ToolCall, id=texts, name=texts, arguments=texts)
@@ -33,7 +33,7 @@ users = st.one_of(
 results = st.builds(Message, role=st.just("tool"), text=texts, call_id=texts, name=texts, media=several)
 
 
-def carrying(carrier: str, carried: SearchStrategy[Carried]) -> SearchStrategy[Message]:
+def carrying(carrier: str, carried: SearchStrategy[OpaqueItem]) -> SearchStrategy[Message]:
     """Answers of the model `m` and of another, with and without something carried."""
     return st.builds(
         Message,

@@ -8,7 +8,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, core
-from tests.in_process import house as whole_house
+from tests.in_process import in_process_gateway as whole_house
 from tests.logs import capture_logs
 from tests.web.asking import call
 from tidegate.commands import build
@@ -62,14 +62,14 @@ async def test_residents_over_their_cap_in_mid_turn_are_told_in_log_and_metrics(
                 with anyio.fail_after(WAIT):
                     for number in range(4):
                         await model.held(f"gate{number}")
-                assert h.door.presence.stats().residents == 4
+                assert h.service.presence.stats().residents == 4
                 metrics = (await call(h, "GET", "/metrics")).body.decode()
                 counted = [line for line in metrics.splitlines() if "over_cap" in line and not line.startswith("#")]
                 assert counted and float(counted[0].rpartition(" ")[2]) >= 2
                 for number in range(4):
                     model.release(f"gate{number}")
-            assert h.door.presence.stats().residents == 2
-            assert h.door.presence.stats().unloads == {"count": 2}
+            assert h.service.presence.stats().residents == 2
+            assert h.service.presence.stats().unloads == {"count": 2}
     (warned,) = [line for line in lines if "mid-turn" in line["event"]]
     assert warned["level"] == "warning" and warned["cap"] == 2
 
@@ -81,7 +81,7 @@ async def test_when_a_conversation_ends_is_shown_to_its_user(
     """S04: the policy, in his words, where he looks for it."""
     async with core(home, extra, model=model) as house:
         first = await house.say("one")
-        commands = build(house.door)
+        commands = build(house.service)
         reply = await commands.run("/status", principal=ANNA, channel="page", session=first.session, agent="main")
         assert said in reply.text
 
@@ -98,7 +98,7 @@ async def test_an_interruption_passes_nobody_who_was_there_first(home: Path, mod
         assert (waiting.ahead, newest.ahead) == (1, 2)
         states = [(await house.answered(each.turn)).state for each in (running, waiting, newest)]
         assert states == ["stopped", "answered", "answered"]
-        rows = (await house.door.transcript(running.session, ANNA)).rows
+        rows = (await house.service.transcript(running.session, ANNA)).rows
         said = [row.message.text for row in rows if row.message.role == "user"]
         assert said == ["[hold gate]", "[say second] 2", "[say third] 3"]
         idle = await house.accept("[say alone]", busy="interrupt")

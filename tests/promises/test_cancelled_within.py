@@ -49,7 +49,7 @@ async def test_a_tool_that_is_cancelled_from_within_has_failed_and_its_turn_goes
     async with core(home, model=model, tools='"clock", "odd"', toolsets=toolsets) as house:
         outcome = await house.say(f"{script} [say after all]")
         assert (outcome.state, outcome.text) == ("answered", "after all")
-        rows = (await house.door.transcript(outcome.session, ANNA)).rows
+        rows = (await house.service.transcript(outcome.session, ANNA)).rows
         broken = [row.message for row in rows if row.message.role == "tool" and row.message.name != "clock"]
         assert broken and all(said.failed and "broke" in said.text for said in broken)
         assert (await house.say("[say next]")).text == "next"
@@ -62,7 +62,7 @@ async def test_a_turn_that_is_cancelled_from_within_fails_and_frees_its_session(
     """L23, B7: the caller is told, nothing is left running in the store, and the next message is answered."""
     async with core(home, model=model) as house:
         first = await house.say("one")
-        record = house.door.presence.get(first.session)
+        record = house.service.presence.get(first.session)
         assert record is not None and record.resident is not None
 
         async def cancelled(*_: object, **__: object) -> Message:
@@ -78,7 +78,7 @@ async def test_a_turn_that_is_cancelled_from_within_fails_and_frees_its_session(
         assert outcome.error is not None and outcome.error.code == "internal"
         assert (await house.say("[say three]")).text == "three"
         assert is_balanced(await house.store.read(lambda db: messages.history(db, first.session)))
-        assert house.door.census()["turns_running"] == 0
+        assert house.service.census()["turns_running"] == 0
 
 
 async def test_a_stop_is_no_failure_of_the_tool(home: Path, model: ScriptedModel) -> None:
@@ -98,7 +98,7 @@ async def test_a_stop_is_no_failure_of_the_tool(home: Path, model: ScriptedModel
             accepted = await house.accept(script)
             with anyio.fail_after(WAIT):
                 await started.wait()
-            await house.door.stop(accepted.session, ANNA)
+            await house.service.stop(accepted.session, ANNA)
             assert (await house.answered(accepted.turn)).state == "stopped"
-            rows = (await house.door.transcript(accepted.session, ANNA)).rows
+            rows = (await house.service.transcript(accepted.session, ANNA)).rows
             assert "stopped by its user" in rows[-1].message.text

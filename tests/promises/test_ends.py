@@ -18,7 +18,7 @@ from tidegate.sessions import operations
 from tidegate.sessions.lifecycle import Write
 from tidegate.store import Db, SessionRow, messages, sessions
 from tidegate.tools import ToolContext, Toolset, tool
-from tidegate.values import Accepted
+from tidegate.values import Acceptance
 
 pytestmark = pytest.mark.anyio
 
@@ -55,22 +55,22 @@ async def diary_of(house: Core, session: str) -> list[tuple[str, str, str]]:
 
 
 async def _new(house: Core, session: str) -> None:
-    await build(house.door).run("/new", principal=ANNA, channel="page", session=session, agent="main")
+    await build(house.service).run("/new", principal=ANNA, channel="page", session=session, agent="main")
 
 
 async def _reset(house: Core, session: str) -> None:
-    await build(house.door).run("/reset", principal=ANNA, channel="page", session=session, agent="main")
+    await build(house.service).run("/reset", principal=ANNA, channel="page", session=session, agent="main")
 
 
 async def _expiry(house: Core, session: str) -> None:
     await house.store.write(lambda db: db.execute("UPDATE sessions SET active = 1 WHERE id = ?", (session,)))
-    for chore in house.door.chores():
+    for chore in house.service.maintenance_tasks():
         if chore.name == "expire":
             await chore.run()
 
 
 async def _delete(house: Core, session: str) -> None:
-    await house.door.delete(session, ANNA)
+    await house.service.delete(session, ANNA)
 
 
 WAYS: dict[str, tuple[Callable[[Core, str], Awaitable[None]], str]] = {
@@ -93,7 +93,7 @@ async def test_whichever_way_it_ends_its_hook_takes_effect_once_with_the_whole_t
         outcome = await house.say("[say hello] one")
         await house.say("[say you too] bye")
         if not resident:
-            house.door.presence.unload(outcome.session, reason="test")
+            house.service.presence.unload(outcome.session, reason="test")
         await go(house, outcome.session)
         said = [
             ("user", "[say hello] one"),
@@ -102,10 +102,10 @@ async def test_whichever_way_it_ends_its_hook_takes_effect_once_with_the_whole_t
             ("assistant", "you too"),
         ]
         assert await diary_of(house, outcome.session) == [(reason, *each) for each in said]
-        for chore in house.door.chores():
+        for chore in house.service.maintenance_tasks():
             if chore.name == "expire":
                 await chore.run()
-        assert not await house.door.endings.end(outcome.session, "again")
+        assert not await house.service.endings.end(outcome.session, "again")
         assert len(await diary_of(house, outcome.session)) == 4
         again = await house.say("[say fresh] three")
         assert again.session != outcome.session and len(house.requests()[-1]["messages"]) == 2
@@ -120,7 +120,7 @@ async def test_many_who_end_it_at_once_end_it_once(home: Path, model: ScriptedMo
         ended: list[bool] = []
 
         async def end(number: int) -> None:
-            ended.append(await house.door.end(outcome.session, ANNA, f"reason {number}"))
+            ended.append(await house.service.end(outcome.session, ANNA, f"reason {number}"))
 
         with anyio.fail_after(WAIT):
             async with anyio.create_task_group() as group:
@@ -129,7 +129,7 @@ async def test_many_who_end_it_at_once_end_it_once(home: Path, model: ScriptedMo
         assert sorted(ended) == [False] * 19 + [True]
         written = await diary_of(house, outcome.session)
         assert len(written) == 2
-        assert {reason for reason, *_ in written} == {(await house.door.session(outcome.session, ANNA)).end_reason}
+        assert {reason for reason, *_ in written} == {(await house.service.session(outcome.session, ANNA)).end_reason}
 
 
 @pytest.mark.parametrize("way", ["/new", "/reset", "delete"])
@@ -138,7 +138,7 @@ async def test_in_mid_turn_the_turn_is_over_before_the_hook_looks(home: Path, mo
     go, _ = WAYS[way]
     async with core(home, model=model, hooks={"diary": Diary()}) as house:
         running = await house.accept("[tool clock {}] [words 50] [hang after=5 step=1]")
-        log = house.door.live(running.turn)
+        log = house.service.live(running.turn)
         assert log is not None
         with anyio.fail_after(WAIT):
             async for _ in log.read():
@@ -147,7 +147,7 @@ async def test_in_mid_turn_the_turn_is_over_before_the_hook_looks(home: Path, mo
         waiting = await house.accept("later")
         told: dict[str, str] = {}
 
-        async def wait(accepted: Accepted) -> None:
+        async def wait(accepted: Acceptance) -> None:
             told[accepted.turn] = (await house.answered(accepted.turn)).state
 
         async with anyio.create_task_group() as group:
@@ -158,10 +158,10 @@ async def test_in_mid_turn_the_turn_is_over_before_the_hook_looks(home: Path, mo
         assert told == {running.turn: "stopped", waiting.turn: "refused"}
         roles = [role for _, role, _ in await diary_of(house, running.session)]
         assert roles == ["user", "assistant", "tool", "assistant", "user"]
-        assert not any(house.door.census().values())
+        assert not any(house.service.census().values())
         if way == "delete":
             with pytest.raises(NotFound):
-                await house.door.session(running.session, ANNA)
+                await house.service.session(running.session, ANNA)
 
             def left(db: Db) -> list[int]:
                 tables = ("sessions", "turns", "messages", "intents", "settings", "endings")
@@ -190,11 +190,11 @@ async def test_a_crash_between_the_end_and_its_turn_leaves_both_to_the_next_star
             await started.wait()
         # What an end has committed when it is killed before it could let go of anything.
         await house.store.write(
-            lambda db: sessions.end(db, running.session, reason="new", hooks=("diary",), now=house.door.clock())
+            lambda db: sessions.end(db, running.session, reason="new", hooks=("diary",), now=house.service.clock())
         )
     asked = model.counts["requests"]
     async with core(home, model=model, hooks={"diary": Diary()}, **options) as house:
-        assert (await house.door.outcome(running.turn, ANNA)).state == "stopped"
+        assert (await house.service.outcome(running.turn, ANNA)).state == "stopped"
         assert model.counts["requests"] == asked
         with anyio.fail_after(WAIT):
             while not (found := await diary_of(house, running.session)):
@@ -208,29 +208,29 @@ async def test_nothing_can_be_done_to_an_ended_session_but_look_resume_and_delet
 ) -> None:
     """S02, B3, V06, V16: its transcript is read-only."""
     async with core(home, model=model) as house:
-        door = house.door
+        service = house.service
         outcome = await house.say("one")
-        await door.end(outcome.session, ANNA, "new")
-        exported = [line async for line in door.export(outcome.session, ANNA)]
+        await service.end(outcome.session, ANNA, "new")
+        exported = [line async for line in service.export(outcome.session, ANNA)]
         for attempt in (
             lambda: house.accept("two", name=None, session=outcome.session),
             lambda: house.accept("two", name=None, session=outcome.session, busy="steer"),
             lambda: house.accept("two", name=None, session=outcome.session, busy="interrupt"),
-            lambda: operations.set_setting(door, outcome.session, ANNA, "model", "other", source="command"),
-            lambda: operations.set_title(door, outcome.session, ANNA, "a title"),
-            lambda: operations.undo(door, outcome.session, ANNA),
-            lambda: operations.retry(door, outcome.session, ANNA),
-            lambda: operations.reload(door, outcome.session, ANNA),
+            lambda: operations.set_setting(service, outcome.session, ANNA, "model", "other", source="command"),
+            lambda: operations.set_title(service, outcome.session, ANNA, "a title"),
+            lambda: operations.undo(service, outcome.session, ANNA),
+            lambda: operations.retry(service, outcome.session, ANNA),
+            lambda: operations.reload(service, outcome.session, ANNA),
         ):
             with pytest.raises(Conflict, match="ended"):
                 await attempt()
-        assert await door.stop(outcome.session, ANNA) is None
-        resumed, _ = await operations.resume(door, outcome.session, ANNA)
+        assert await service.stop(outcome.session, ANNA) is None
+        resumed, _ = await operations.resume(service, outcome.session, ANNA)
         await house.say("on", name=None, session=resumed)
-        await operations.undo(door, resumed, ANNA)
-        assert [line async for line in door.export(outcome.session, ANNA)] == exported
-        await door.delete(outcome.session, ANNA)
-        assert len((await door.transcript(resumed, ANNA)).rows) == 2
+        await operations.undo(service, resumed, ANNA)
+        assert [line async for line in service.export(outcome.session, ANNA)] == exported
+        await service.delete(outcome.session, ANNA)
+        assert len((await service.transcript(resumed, ANNA)).rows) == 2
 
 
 async def test_a_folder_that_the_user_configured_is_never_touched(home: Path, model: ScriptedModel) -> None:
@@ -242,13 +242,13 @@ async def test_a_folder_that_the_user_configured_is_never_touched(home: Path, mo
     extra = '[agents.writer]\nmodel = "main"\nworkspace = "project"\ntools = ["files"]'
     async with core(home, extra, model=model) as house:
         ended = await house.say('[tool read_file {"path": "notes.txt"}]', agent="writer")
-        await house.door.end(ended.session, ANNA, "new")
+        await house.service.end(ended.session, ANNA, "new")
         deleted = await house.say("hello", agent="writer")
-        await house.door.delete(deleted.session, ANNA)
+        await house.service.delete(deleted.session, ANNA)
         await house.store.write(lambda db: db.execute("UPDATE sessions SET ended = 1"))
-        for chore in house.door.chores():
+        for chore in house.service.maintenance_tasks():
             await chore.run()
-        assert await house.door.endings.purge(1.0) == 0
+        assert await house.service.endings.purge(1.0) == 0
     async with core(home, extra, model=model):
         after = folder.stat()
     assert (after.st_ino, after.st_mtime_ns, after.st_mode) == (before.st_ino, before.st_mtime_ns, before.st_mode)
@@ -265,7 +265,7 @@ async def test_what_a_one_shot_call_leaves_behind_is_ended_by_the_timer(home: Pa
         await house.store.write(
             lambda db: db.execute("UPDATE sessions SET active = 1, kind = 'ephemeral', name = NULL")
         )
-        for chore in house.door.chores():
+        for chore in house.service.maintenance_tasks():
             if chore.name == "expire":
                 await chore.run()
         count = "SELECT (SELECT count(*) FROM sessions), (SELECT count(*) FROM messages), (SELECT count(*) FROM turns)"

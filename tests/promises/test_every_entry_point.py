@@ -15,10 +15,10 @@ import msgspec
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.in_process import WAIT, House, house
+from tests.in_process import WAIT, InProcessGateway, in_process_gateway
 from tests.web.asking import CHAT, asked, call, chat
 from tidegate.agent import Conversation
-from tidegate.engine import Journal, Live, TurnLog
+from tidegate.engine import Journal, LiveTurn, TurnLog
 from tidegate.lifetimes import Present
 
 pytestmark = pytest.mark.anyio
@@ -30,20 +30,20 @@ SLACK = 6
 one a round is more."""
 
 
-def census(h: House) -> dict[str, int]:
+def census(h: InProcessGateway) -> dict[str, int]:
     gc.collect()
-    kinds = (Conversation, Live, TurnLog, Journal, Present, asyncio.Future, aiohttp.ClientResponse)
+    kinds = (Conversation, LiveTurn, TurnLog, Journal, Present, asyncio.Future, aiohttp.ClientResponse)
     found = gc.get_objects()
     return {
-        **h.door.census(),
+        **h.service.census(),
         **{kind.__name__: sum(type(thing) is kind for thing in found) for kind in kinds},
         "tasks": len(asyncio.all_tasks()),
         "descriptors": sum(1 for _ in Path("/proc/self/fd").iterdir()),
         "threads": threading.active_count(),
-        "leases": sum(h.door._models._traffic.stats().leases.values()),
-        "live": len(h.door.engine.turns),
-        "ready": len(h.door.engine._ready),
-        "owners": len(h.door.ledger.owners(top=1000)),
+        "leases": sum(h.service._models._traffic.stats().leases.values()),
+        "live": len(h.service.engine.turns),
+        "ready": len(h.service.engine._ready),
+        "owners": len(h.service.ledger.owners(top=1000)),
     }
 
 
@@ -52,7 +52,7 @@ def grown(before: dict[str, int], after: dict[str, int]) -> dict[str, tuple[int,
     return {name: (before[name], count) for name, count in after.items() if count > before[name] + slack.get(name, 0)}
 
 
-async def settled(h: House, before: dict[str, int] | None = None) -> dict[str, int]:
+async def settled(h: InProcessGateway, before: dict[str, int] | None = None) -> dict[str, int]:
     """The census once nothing is grown; without one from before, once it has stayed the same for a while."""
     last, same = census(h), 0
     with anyio.move_on_after(WAIT):
@@ -64,20 +64,20 @@ async def settled(h: House, before: dict[str, int] | None = None) -> dict[str, i
 
 
 @contextlib.asynccontextmanager
-async def stranger(h: House) -> AsyncIterator[aiohttp.ClientSession]:
+async def stranger(h: InProcessGateway) -> AsyncIterator[aiohttp.ClientSession]:
     """A client with connections of its own, so that hanging up closes them."""
     headers = {"Authorization": f"Bearer {h.key}"}
     async with aiohttp.ClientSession(h.url, headers=headers, timeout=aiohttp.ClientTimeout(total=WAIT)) as client:
         yield client
 
 
-async def say(h: House, text: str, **fields: Any) -> dict[str, Any]:
+async def say(h: InProcessGateway, text: str, **fields: Any) -> dict[str, Any]:
     reply = await call(h, "POST", "/api/messages", json={"text": text, **fields})
     assert reply.status in (200, 202), reply.body
     return dict(reply.json)
 
 
-async def page(h: House, model: ScriptedModel) -> None:
+async def page(h: InProcessGateway, model: ScriptedModel) -> None:
     """A page: it begins, follows, steers, queues, interrupts, hangs up and comes back, and gives commands."""
     begun = await say(h, "[hold here] [tool clock {}]", channel="page")
     session = begun["session"]
@@ -95,22 +95,22 @@ async def page(h: House, model: ScriptedModel) -> None:
                 async for line in events.content:
                     if line.startswith(b"data: ") and msgspec.json.decode(line[6:]).get("type") == "turn_ended":
                         break
-        await h.door.engine.idle(session)
+        await h.service.engine.idle(session)
         model.latch("here").opened.clear()
         last = await say(h, "[words 400] [hang after=3]", session=session)
         stopper = await say(h, "[say at last]", session=session, busy="interrupt")
-        assert (await h.door.wait(last["turn"])).state in ("stopped", "answered")
-        await h.door.wait(stopper["turn"])
-        await h.door.engine.idle(session)
+        assert (await h.service.wait(last["turn"])).state in ("stopped", "answered")
+        await h.service.wait(stopper["turn"])
+        await h.service.engine.idle(session)
     for line in ("/status", "/title a name", "/model other", "/reasoning low", "/undo", "/retry", "/sessions"):
         reply = await say(h, line, session=session)
         if reply.get("turn"):
             with anyio.fail_after(WAIT):
-                await h.door.wait(reply["turn"])
+                await h.service.wait(reply["turn"])
     await say(h, "/new", session=session)
 
 
-async def api(h: House, model: ScriptedModel, number: int) -> None:
+async def api(h: InProcessGateway, model: ScriptedModel, number: int) -> None:
     """The HTTP API: whole and streamed, named and once, failing, cut off, left by the caller, repeated under a key."""
     for script in ("hello", "[tool clock {}]", "[status 500]", "[words 20] [cut after=3]", "[close]", "[unknowntool]"):
         for name in (None, "talk"):
@@ -133,7 +133,7 @@ async def api(h: House, model: ScriptedModel, number: int) -> None:
                     await model.held("there")
                     group.cancel_scope.cancel()
                 model.release("there")
-                while h.door.engine.stats().running:
+                while h.service.engine.stats().running:
                     await anyio.sleep(0.001)
                 model.latch("there").opened.clear()
     while listed := (await call(h, "GET", "/api/sessions")).json["sessions"]:
@@ -146,7 +146,7 @@ async def api(h: House, model: ScriptedModel, number: int) -> None:
 
 async def test_after_callers_of_every_kind_the_census_is_what_it_was(home: Path, model: ScriptedModel) -> None:
     """F5, L06, L02, L31, B7, L07: descriptors, tasks, threads, leases, records, accounts and the objects of turns."""
-    async with house(home, model=model) as h:
+    async with in_process_gateway(home, model=model) as h:
         # Commands of an earlier round are kept by nobody either: each round ends its own conversations.
         for number in range(2):
             await page(h, model)

@@ -11,7 +11,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, BERT, WAIT, core
-from tests.in_process import house as whole_house
+from tests.in_process import in_process_gateway as whole_house
 from tests.web.asking import call, chat
 from tidegate.errors import NotFound
 from tidegate.sessions import Sessions, operations
@@ -75,13 +75,13 @@ async def test_a_tool_sees_the_session_it_works_for_and_no_other(home: Path, mod
 
 
 ATTEMPTS: dict[str, Callable[[Sessions, str], Awaitable[Any]]] = {
-    "set": lambda door, id: operations.set_setting(door, id, BERT, "model", "other", source="command"),
-    "clear": lambda door, id: operations.clear_setting(door, id, BERT, "model"),
-    "title": lambda door, id: operations.set_title(door, id, BERT, "mine"),
-    "undo": lambda door, id: operations.undo(door, id, BERT),
-    "retry": lambda door, id: operations.retry(door, id, BERT),
-    "reload": lambda door, id: operations.reload(door, id, BERT),
-    "resume": lambda door, id: operations.resume(door, id, BERT),
+    "set": lambda service, id: operations.set_setting(service, id, BERT, "model", "other", source="command"),
+    "clear": lambda service, id: operations.clear_setting(service, id, BERT, "model"),
+    "title": lambda service, id: operations.set_title(service, id, BERT, "mine"),
+    "undo": lambda service, id: operations.undo(service, id, BERT),
+    "retry": lambda service, id: operations.retry(service, id, BERT),
+    "reload": lambda service, id: operations.reload(service, id, BERT),
+    "resume": lambda service, id: operations.resume(service, id, BERT),
 }
 
 
@@ -90,20 +90,20 @@ async def test_nobody_changes_another_principals_conversation(home: Path, model:
     """X06: it does not exist for him, live or ended, and nothing of it has changed."""
     async with core(home, model=model) as house:
         outcome = await house.say("private")
-        await operations.set_setting(house.door, outcome.session, ANNA, "model", "main", source="command")
+        await operations.set_setting(house.service, outcome.session, ANNA, "model", "main", source="command")
         if ended:
-            await house.door.end(outcome.session, ANNA, "new")
-        before = await house.door.session(outcome.session, ANNA)
-        exported = [line async for line in house.door.export(outcome.session, ANNA)]
+            await house.service.end(outcome.session, ANNA, "new")
+        before = await house.service.session(outcome.session, ANNA)
+        exported = [line async for line in house.service.export(outcome.session, ANNA)]
         for name, attempt in ATTEMPTS.items():
             with pytest.raises(NotFound):
-                await attempt(house.door, outcome.session)
+                await attempt(house.service, outcome.session)
                 pytest.fail(f"{name} was let in")
         with pytest.raises(NotFound):
-            _ = [line async for line in house.door.export(outcome.session, BERT)]
-        assert await house.door.session(outcome.session, ANNA) == before
-        assert [line async for line in house.door.export(outcome.session, ANNA)] == exported
-        assert await house.door.sessions(BERT, ended=None) == []
+            _ = [line async for line in house.service.export(outcome.session, BERT)]
+        assert await house.service.session(outcome.session, ANNA) == before
+        assert [line async for line in house.service.export(outcome.session, ANNA)] == exported
+        assert await house.service.sessions(BERT, ended=None) == []
 
 
 async def test_every_endpoint_that_names_a_session_or_a_turn_is_its_principals(

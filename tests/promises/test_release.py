@@ -13,7 +13,7 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core, core, settings
 from tidegate.agent import Conversation
-from tidegate.engine import Journal, Live, TurnLog
+from tidegate.engine import Journal, LiveTurn, TurnLog
 from tidegate.lifetimes import Present
 from tidegate.sessions import operations
 from tidegate.store import sessions
@@ -22,13 +22,13 @@ from tidegate.values import Call, Message, Outcome, Prefix
 
 pytestmark = pytest.mark.anyio
 
-HELD = (Conversation, Live, TurnLog, Journal, Present)
+HELD = (Conversation, LiveTurn, TurnLog, Journal, Present)
 """What exists for a session while it is present, and never longer."""
 
 
 def leases(house: Core) -> Mapping[str, int]:
     """Leases on model clients, by endpoint."""
-    return house.door._models._traffic.stats().leases
+    return house.service._models._traffic.stats().leases
 
 
 async def until_leases(house: Core, wanted: Mapping[str, int]) -> None:
@@ -46,34 +46,34 @@ def objects() -> dict[str, int]:
 
 
 async def _model(house: Core, outcome: Outcome) -> None:
-    await operations.set_setting(house.door, outcome.session, ANNA, "model", "other", source="command")
+    await operations.set_setting(house.service, outcome.session, ANNA, "model", "other", source="command")
     await house.say("two")
 
 
 async def _undo(house: Core, outcome: Outcome) -> None:
-    await operations.undo(house.door, outcome.session, ANNA)
+    await operations.undo(house.service, outcome.session, ANNA)
 
 
 async def _retry(house: Core, outcome: Outcome) -> None:
-    await house.answered((await operations.retry(house.door, outcome.session, ANNA)).turn)
+    await house.answered((await operations.retry(house.service, outcome.session, ANNA)).turn)
 
 
 async def _reload(house: Core, outcome: Outcome) -> None:
     await house.store.write(sessions.refreeze, outcome.session, Prefix(prompt="Another."), 1)
-    await operations.reload(house.door, outcome.session, ANNA)
+    await operations.reload(house.service, outcome.session, ANNA)
 
 
 async def _end(house: Core, outcome: Outcome) -> None:
-    await house.door.end(outcome.session, ANNA, "new")
+    await house.service.end(outcome.session, ANNA, "new")
 
 
 async def _delete(house: Core, outcome: Outcome) -> None:
-    await house.door.delete(outcome.session, ANNA)
+    await house.service.delete(outcome.session, ANNA)
 
 
 async def _expire(house: Core, outcome: Outcome) -> None:
     await house.store.write(lambda db: db.execute("UPDATE sessions SET active = 1 WHERE id = ?", (outcome.session,)))
-    assert await house.door.endings.expire("named", 3600.0) == 1
+    assert await house.service.endings.expire("named", 3600.0) == 1
 
 
 async def _error(house: Core, outcome: Outcome) -> None:
@@ -82,7 +82,7 @@ async def _error(house: Core, outcome: Outcome) -> None:
 
 async def _stop(house: Core, outcome: Outcome) -> None:
     accepted = await house.accept("[hang]")
-    await house.door.stop(outcome.session, ANNA)
+    await house.service.stop(outcome.session, ANNA)
     await house.answered(accepted.turn)
 
 
@@ -91,14 +91,14 @@ async def _too_many(house: Core, outcome: Outcome) -> None:
     for number in range(2):
         await house.say("one", name=f"more {number}")
     for number in range(2):
-        await house.door.end((await house.say("bye", name=f"more {number}")).session, ANNA, "new")
+        await house.service.end((await house.say("bye", name=f"more {number}")).session, ANNA, "new")
 
 
 async def _in_mid_turn(house: Core, outcome: Outcome) -> None:
     accepted = await house.accept("[hold gate]")
     with anyio.fail_after(WAIT):
         await house.model.held("gate")
-    await house.door.end(accepted.session, ANNA, "new")
+    await house.service.end(accepted.session, ANNA, "new")
 
 
 # How many residents the session itself has afterwards: none, or the new one.
@@ -128,8 +128,8 @@ async def test_after_every_way_out_the_handles_are_those_of_the_residents_that_a
         assert sum(leases(house).values()) == 2
         await go(house, outcome)
         await until_leases(house, {model.base_url: stay + 1})
-        assert house.door.ledger.totals()["resident"].count == stay + 1
-        record = house.door.presence.get(other.session)
+        assert house.service.ledger.totals()["resident"].count == stay + 1
+        record = house.service.presence.get(other.session)
         assert record is not None and record.resident is not None
 
 
@@ -170,21 +170,21 @@ async def test_nothing_of_a_session_that_is_gone_is_alive(home: Path, model: Scr
         async with anyio.create_task_group() as group:
 
             async def watch() -> None:
-                async for _ in house.door.watch(stopped.session, ANNA):
+                async for _ in house.service.watch(stopped.session, ANNA):
                     pass
 
             group.start_soon(watch)
             await anyio.lowlevel.checkpoint()
             for number, session in enumerate(gone):
-                await (house.door.delete(session, ANNA) if number % 2 else house.door.end(session, ANNA, "new"))
-        assert (await house.door.outcome(waiting.turn, ANNA)).state == "refused"
+                await (house.service.delete(session, ANNA) if number % 2 else house.service.end(session, ANNA, "new"))
+        assert (await house.service.outcome(waiting.turn, ANNA)).state == "refused"
         with anyio.move_on_after(WAIT):
             while leases(house) or len(asyncio.all_tasks()) > tasks:
                 await anyio.lowlevel.checkpoint()
         assert leases(house) == {}
         assert objects() == before == dict.fromkeys(before, 0)
         assert [task for task in asyncio.all_tasks() for session in gone if session in str(task)] == []
-        assert [owner for owner, _ in house.door.ledger.owners() if "session s_" in owner] == []
+        assert [owner for owner, _ in house.service.ledger.owners() if "session s_" in owner] == []
 
 
 async def test_bytes_of_residents_stay_within_their_budget_at_the_real_door(home: Path, model: ScriptedModel) -> None:
@@ -196,10 +196,10 @@ async def test_bytes_of_residents_stay_within_their_budget_at_the_real_door(home
             for number in range(8):
                 outcome = await house.say(f"{number} {turn} " + "x" * 120_000, name=f"talk {number}")
                 assert outcome.state == "answered"
-                stats = house.door.presence.stats()
+                stats = house.service.presence.stats()
                 assert stats.resident_bytes <= budget
-                assert house.door.ledger.totals()["resident"].bytes >= stats.resident_bytes
-        stats = house.door.presence.stats()
+                assert house.service.ledger.totals()["resident"].bytes >= stats.resident_bytes
+        stats = house.service.presence.stats()
         assert stats.unloads["bytes"] >= 4 and stats.residents < 8
         assert model.stats()["reuse"] == 1.0
 
@@ -210,7 +210,7 @@ async def test_the_extra_prompt_and_the_frozen_prompt_are_in_the_signature(home:
         found: set[bytes] = set()
         for name, extra in (("a", None), ("b", None), ("c", "Be brief."), ("d", "Be brief.."), ("e", "Be brief.")):
             outcome = await house.say("hello", name=name, extra_prompt=extra)
-            record = house.door.presence.get(outcome.session)
+            record = house.service.presence.get(outcome.session)
             assert record is not None and record.resident is not None
             found.add(record.resident.signature)
         assert len(found) == 3
@@ -237,14 +237,14 @@ async def test_what_belongs_to_one_message_costs_no_resident(
         change["messages"] = (Message(role="user", text="two", aside="It is late."),)
     async with core(home, model=model) as house:
         first = await house.say("one")
-        record = house.door.presence.get(first.session)
+        record = house.service.presence.get(first.session)
         assert record is not None
         resident = record.resident
         assert (await house.say("two", **change)).state == "answered"
         assert (await house.say("three")).state == "answered"
-        again = house.door.presence.get(first.session)
+        again = house.service.presence.get(first.session)
         assert again is not None and again.resident is resident
-        assert house.door.presence.stats().unloads == {}
+        assert house.service.presence.stats().unloads == {}
 
 
 async def test_what_a_call_says_of_itself_outranks_the_sessions_setting_for_that_call(
@@ -253,7 +253,7 @@ async def test_what_a_call_says_of_itself_outranks_the_sessions_setting_for_that
     """S05, H08, A3: one resolver, and the setting holds again afterwards."""
     async with core(home, model=model) as house:
         first = await house.say("one")
-        await operations.set_setting(house.door, first.session, ANNA, "reasoning", "low", source="command")
+        await operations.set_setting(house.service, first.session, ANNA, "reasoning", "low", source="command")
         await house.say("two", call=Call(reasoning="high"))
         assert house.requests()[-1]["reasoning_effort"] == "high"
         await house.say("three")
@@ -264,22 +264,22 @@ async def test_a_reader_that_comes_and_goes_builds_nothing(home: Path, model: Sc
     """L25, A1: a client that reconnects all the time finds the same session, and no model is asked."""
     async with core(home, model=model) as house:
         first = await house.say("one")
-        record = house.door.presence.get(first.session)
+        record = house.service.presence.get(first.session)
         assert record is not None
         resident, asked = record.resident, model.counts["requests"]
         for _ in range(50):
-            stream = house.door.watch(first.session, ANNA)
+            stream = house.service.watch(first.session, ANNA)
             assert (await anext(stream))[0] == 1
             await stream.aclose()
-        assert house.door.presence.get(first.session) is record and record.resident is resident
+        assert house.service.presence.get(first.session) is record and record.resident is resident
         assert record.held == 0 and not [watcher for watcher in record.watchers if not watcher.done()]
         assert (leases(house), model.counts["requests"]) == ({model.base_url: 1}, asked)
-        assert house.door.presence.unload(first.session, reason="test")
+        assert house.service.presence.unload(first.session, reason="test")
         for _ in range(50):
-            stream = house.door.watch(first.session, ANNA)
+            stream = house.service.watch(first.session, ANNA)
             await anext(stream)
             await stream.aclose()
-        assert len(house.door.presence) == 0
+        assert len(house.service.presence) == 0
         await until_leases(house, {})
 
 

@@ -13,12 +13,12 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from tests.gateway.process import WAIT, Gateway, gateway, tidegate
+from tests.gateway.process import WAIT, GatewayProcess, gateway, tidegate
 from tidegate.gateway import ask, holder_of
-from tidegate.gateway.gateway import House
+from tidegate.gateway.gateway import Gateway
 
 
-def _until(running: Gateway, true: Callable[[Any], bool]) -> None:
+def _until(running: GatewayProcess, true: Callable[[Any], bool]) -> None:
     """Until its status says so. Each look is a round trip, so this does not spin."""
     deadline = time.monotonic() + WAIT
     while not true(status := ask(running.home, {"do": "status"})):
@@ -51,7 +51,7 @@ def test_the_maintenance_timer_unloads_what_is_idle_and_spares_a_running_turn(tm
         slow.join()
 
 
-def _say(running: Gateway, text: str, session: str | None) -> None:
+def _say(running: GatewayProcess, text: str, session: str | None) -> None:
     try:
         running.say(text, session)
     except OSError:
@@ -173,7 +173,7 @@ async def test_one_thing_that_cannot_be_closed_keeps_nothing_else_open(tmp_path:
 
     home = tmp_path / "home"
     for _ in range(2):
-        house = House(home, port=0, say=lambda line: None)
+        house = Gateway(home, port=0, say=lambda line: None)
         with anyio.fail_after(30):
             assert await house.build()
             house._scope.on_close(fail, name="the first to be closed")

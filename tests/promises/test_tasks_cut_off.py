@@ -87,15 +87,15 @@ async def rounds(house: Core, turn: str, count: int) -> bool:
     """So many rounds of the loop; whether the turn still runs."""
     for _ in range(count):
         await anyio.lowlevel.checkpoint()
-    return house.door.live(turn) is not None
+    return house.service.live(turn) is not None
 
 
 async def _stop(house: Core, session: str) -> None:
-    await house.door.stop(session, ANNA)
+    await house.service.stop(session, ANNA)
 
 
 async def _delete(house: Core, session: str) -> None:
-    await house.door.delete(session, ANNA)
+    await house.service.delete(session, ANNA)
 
 
 @pytest.mark.parametrize("stride", STRIDES)
@@ -110,8 +110,8 @@ async def test_stopped_at_any_point_it_leaves_nothing(
     toml = TOML.format(places=places)
     async with delegating(home, model, toml=toml, toolsets=deeds.toolsets()) as house:
         await house.say("hello", "warm")
-        await house.door.end((await house.say("hello", "warm")).session, ANNA, "new")
-        baseline, kept = house.door.census(), await rows(house)
+        await house.service.end((await house.say("hello", "warm")).session, ANNA, "new")
+        baseline, kept = house.service.census(), await rows(house)
         cut = 0
         for count in points(stride):
             accepted = await house.accept(TREE, f"talk {count}")
@@ -125,12 +125,12 @@ async def test_stopped_at_any_point_it_leaves_nothing(
                 for number, what in enumerate("ab"):
                     assert not deeds.done[what] or not told[f"tool-0-{number}"].startswith("Not run"), count
                 deeds.done.clear()
-                await house.door.delete(accepted.session, ANNA)
+                await house.service.delete(accepted.session, ANNA)
             await still(house)
-            assert house.door.census() == baseline, count
+            assert house.service.census() == baseline, count
             assert await rows(house) == kept, count
-            assert house.door.delegation is not None and not house.door.delegation._rooms
-            assert house.door.engine.places.taken == 0
+            assert house.service.delegation is not None and not house.service.delegation._rooms
+            assert house.service.engine.places.taken == 0
             if not running:
                 break
             cut += 1

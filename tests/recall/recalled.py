@@ -8,10 +8,10 @@ from typing import Any, cast
 from tests.store.rows import OWNER, new_session
 from tidegate.config import read
 from tidegate.lifetimes import Ledger, Scope
-from tidegate.recall.recall import Recalling
+from tidegate.recall.recall import RecallService
 from tidegate.spool import Spool
 from tidegate.store import Db, Store, SummaryRow, messages, summaries
-from tidegate.tools import Reach, ToolContext
+from tidegate.tools import ToolContext, ToolServices
 from tidegate.values import Message
 
 ANNA, BERT = OWNER, "p_bert"
@@ -30,7 +30,7 @@ recall = "person"
 class Memories:
     """What was said, and who looks it up."""
 
-    def __init__(self, store: Store, spool: Spool, recall: Recalling, scope: Scope) -> None:
+    def __init__(self, store: Store, spool: Spool, recall: RecallService, scope: Scope) -> None:
         self.store = store
         self.spool = spool
         self.recall = recall
@@ -47,7 +47,7 @@ class Memories:
             turn=turn,
             workspace=cast(Any, None),
             spool=self.spool.of(session, turn),
-            reach=Reach(recall=self.recall),
+            reach=ToolServices(recall=self.recall),
         )
 
     async def begin(self, session: str, principal: str = ANNA, **fields: Any) -> None:
@@ -105,7 +105,7 @@ async def memories(
         Store.open(home / "tidegate.db") as store,
     ):
         spool = Spool(home / "spool", store, excerpt_bytes=excerpt_bytes, excerpt_lines=excerpt_lines, quota=50_000_000)
-        recall = Recalling(config, store, spool, scope.child("sessions"))
+        recall = RecallService(config, store, spool, scope.child("sessions"))
         if entered:
             await scope.enter(recall)
         made = Memories(store, spool, recall, scope)

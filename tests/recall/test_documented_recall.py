@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.in_process import house
+from tests.in_process import in_process_gateway
 from tidegate.config import read
 
 pytestmark = pytest.mark.anyio
@@ -26,7 +26,7 @@ def timeless(text: str) -> str:
 
 async def test_the_conversation_on_the_page_goes_as_it_stands(tmp_path: Path) -> None:
     """X19: with the settings of the page."""
-    async with house(tmp_path, toml=MODEL + TOML[0]) as h:
+    async with in_process_gateway(tmp_path, toml=MODEL + TOML[0]) as h:
         for part in TALK.removeprefix("> ").split("\n> "):
             said, _, wanted = part.partition("\n")
             answer = (await h.chat(said, "talk"))["choices"][0]["message"]["content"]
@@ -42,12 +42,12 @@ async def test_the_index_on_the_page_answers(tmp_path: Path) -> None:
     _put(tmp_path)
     text = MODEL + '[agents.main]\ntools = ["context"]\n' + TOML[1]
     assert read(text, tmp_path).context.index == "nearby"
-    async with house(tmp_path, toml=text) as h:
-        assert h.door.recall is not None and h.door.recall.index is not None
-        await h.scope.enter(h.door.recall)
+    async with in_process_gateway(tmp_path, toml=text) as h:
+        assert h.service.recall is not None and h.service.recall.index is not None
+        await h.scope.enter(h.service.recall)
         for said in ("my boat is red", "my dog is brown"):
             await h.chat(said, "talk")
-        await h.door.recall.index.feed()
+        await h.service.recall.index.feed()
         answer = (await h.chat("search for a boat", "talk"))["choices"][0]["message"]["content"]
         assert "| my boat is red" in answer.split("message 3")[0] and "full-text" not in answer
 

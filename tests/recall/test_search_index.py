@@ -15,7 +15,7 @@ from tests.recall.test_recall import after, quotes
 from tidegate.errors import Misconfigured, ToolFailed
 from tidegate.gateway.preflight import preflight
 from tidegate.recall import search_index
-from tidegate.recall.search_index import Plugged
+from tidegate.recall.search_index import PluginIndex
 from tidegate.store import sessions
 
 pytestmark = pytest.mark.anyio
@@ -25,7 +25,7 @@ INDEX = '\n[context]\nindex = "mine"\n'
 MINE = '''
 """Finds every message that it was told of, the oldest first; what it does is said in the file `mood`."""
 import asyncio
-from tidegate.recall.search_index import Found, Hit
+from tidegate.recall.search_index import IndexHit, IndexHits
 
 class Mine:
     name = "mine"
@@ -55,9 +55,9 @@ class Mine:
         if mood == "nonsense":
             return ["everything"]
         first = int(after or 0)
-        hits = tuple(Hit(message=number) for number in sorted(self.told))[first : first + limit]
+        hits = tuple(IndexHit(message=number) for number in sorted(self.told))[first : first + limit]
         more = first + limit < len(self.told)
-        return Found(hits=hits, after=str(first + limit) if more else "")
+        return IndexHits(hits=hits, after=str(first + limit) if more else "")
 
     async def add(self, messages):
         if self.mood() == "deaf":
@@ -82,7 +82,7 @@ def put(home: Path, text: str = MINE) -> None:
     (home / "indexes" / "mine.py").write_text(text)
 
 
-def plugged(past: Memories) -> Plugged:
+def plugged(past: Memories) -> PluginIndex:
     assert past.recall.index is not None
     return past.recall.index
 
@@ -228,16 +228,16 @@ async def test_it_is_told_to_forget_a_session_that_is_gone(home: Path, model: Sc
     home.mkdir()
     put(home)
     async with core(home, INDEX, model=model, tools='"context"') as house:
-        assert house.door.recall is not None
-        await house.scope.enter(house.door.recall)
+        assert house.service.recall is not None
+        await house.scope.enter(house.service.recall)
         session = (await house.say("one bird")).session
         if way == "deleted":
-            assert await house.door.delete(session, ANNA)
+            assert await house.service.delete(session, ANNA)
         else:
-            await house.door.end(session, ANNA, "new")
+            await house.service.end(session, ANNA, "new")
             assert not (home / "forgotten").exists()
             await house.store.write(lambda db: db.execute("UPDATE sessions SET ended = 1"))
-            assert await house.door.endings.purge(3600.0) == 1
+            assert await house.service.endings.purge(3600.0) == 1
         assert (home / "forgotten").read_text() == f"{session}\n"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tidegate.config import read
 from tidegate.security import ROLES, Right
-from tidegate.security.policy import Action, Verdict, decide, parse
+from tidegate.security.policy import Action, PolicyVerdict, decide, parse
 from tidegate.security.principal import RIGHTS
 from tidegate.tools import ToolRegistry, builtin_toolsets
 
@@ -67,7 +67,7 @@ def test_the_documented_configuration_works_as_it_is_said_to(tmp_path: Path) -> 
     agent = read(toml, tmp_path).agents["main"]
     rules = [parse(line) for line in agent.rules]
 
-    def verdict(command: str) -> Verdict:
+    def verdict(command: str) -> PolicyVerdict:
         return decide(rules, agent.approvals, action("terminal", json.dumps({"command": command})))
 
     assert verdict("deploy production").decision == "deny"

@@ -11,10 +11,10 @@ from tests.scaling import LINEAR, growth, ratio
 from tidegate.errors import ToolFailed
 from tidegate.models.formats.json_repair import _without_usage, repaired
 from tidegate.models.http import endpoint_failures, error_body
-from tidegate.models.http.sse import Events
+from tidegate.models.http.sse import EventParser
 from tidegate.security import Redactor, Secret
 from tidegate.security.policy import Action, parse
-from tidegate.skills import Unfit, frontmatter
+from tidegate.skills import InvalidSkill, frontmatter
 from tidegate.tools.files.edit import replaced
 from tidegate.tools.web.http_access import content_type
 from tidegate.tools.web.search_engines import SearXNG
@@ -30,7 +30,7 @@ def repeat(unit: Any, size: int) -> Any:
 
 
 def dribbled(data: bytes) -> None:
-    events = Events()
+    events = EventParser()
     for place in range(0, len(data), 64):
         events.feed(data[place : place + 64])
 
@@ -47,7 +47,7 @@ def edited(text: str) -> None:
 
 
 def head_read(text: str) -> None:
-    with pytest.raises(Unfit):
+    with pytest.raises(InvalidSkill):
         frontmatter.read(text)
 
 
@@ -58,7 +58,7 @@ def found(text: str) -> None:
 REDACT = Redactor([Secret("a" * 40)]).text
 READERS: dict[str, tuple[Callable[[Any], object], Any, int]] = {
     "a line of a stream in small pieces": (dribbled, b"data: a", MIB // 8),
-    "empty lines of a stream": (Events().feed, b"\n", MIB // 8),
+    "empty lines of a stream": (EventParser().feed, b"\n", MIB // 8),
     "halves of pairs": (repaired, b"\\ud800", MIB // 8),
     "usage that is no JSON": (_without_usage, b'"usage":{"', MIB // 8),
     "tokens that look like keys": (REDACT, "-eyJ", 64 * KIB),

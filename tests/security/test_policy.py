@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.errors import Misconfigured
-from tidegate.security.policy import Action, Mode, Rule, decide, parse, strictest
+from tidegate.security.policy import Action, Mode, PolicyRule, decide, parse, strictest
 
 TOOLS = ("terminal", "write_file", "read_file", "web_fetch", "ask_user")
 EFFECTS = ("read", "write", "execute", "network")
@@ -33,8 +33,8 @@ subjects = st.one_of(
 
 
 @st.composite
-def rules(draw: st.DrawFn) -> Rule:
-    return Rule(
+def rules(draw: st.DrawFn) -> PolicyRule:
+    return PolicyRule(
         decision=draw(st.sampled_from(("allow", "ask", "deny"))),
         channel=draw(st.sampled_from(("", *CHANNELS))),
         arguments=tuple(draw(st.lists(st.tuples(names, texts), max_size=3))),
@@ -47,14 +47,16 @@ def act(tool: str = "terminal", effect: str = "execute", *, contained: bool = Fa
 
 
 @given(rules())
-def test_a_rule_that_is_written_down_is_read_as_the_same_rule(rule: Rule) -> None:
+def test_a_rule_that_is_written_down_is_read_as_the_same_rule(rule: PolicyRule) -> None:
     """X14: whatever stands in its patterns; so what a person is told of a rule is the rule."""
     assert parse(str(rule)) == rule
     assert parse(f"  {rule}\t") == rule
 
 
 @given(st.lists(rules(), max_size=5), st.sampled_from(MODES), actions)
-def test_the_first_rule_that_fits_decides_and_a_denial_is_final(given: list[Rule], mode: Mode, action: Action) -> None:
+def test_the_first_rule_that_fits_decides_and_a_denial_is_final(
+    given: list[PolicyRule], mode: Mode, action: Action
+) -> None:
     """X14: neither the mode nor a later rule changes it, and asking again gives the same."""
     verdict = decide(given, mode, action)
     assert decide(tuple(given), mode, action) == verdict
@@ -66,12 +68,12 @@ def test_the_first_rule_that_fits_decides_and_a_denial_is_final(given: list[Rule
     for other in MODES:
         assert decide(given, other, action) == verdict
     if first.decision == "deny":
-        allowing = Rule(decision="allow")
+        allowing = PolicyRule(decision="allow")
         assert decide([*given, allowing], "autonomous", action).decision == "deny"
 
 
 @given(rules(), actions)
-def test_a_rule_fits_when_all_that_it_says_holds(rule: Rule, action: Action) -> None:
+def test_a_rule_fits_when_all_that_it_says_holds(rule: PolicyRule, action: Action) -> None:
     """One thing that does not hold is enough; what is not given fits no pattern."""
     said = [
         not rule.tool or fnmatch.fnmatchcase(action.tool, rule.tool),
@@ -105,7 +107,7 @@ def test_a_wildcard_of_an_allowed_command_stands_for_no_character_of_the_shell(
     between[place] = between[place][:at] + character + between[place][at:]
     hostile = _joined(literals, between)
     rules = {
-        decision: Rule(decision=decision, tool="terminal", arguments=(("command", pattern),))
+        decision: PolicyRule(decision=decision, tool="terminal", arguments=(("command", pattern),))
         for decision in ("allow", "ask", "deny")
     }
     assert rules["allow"].fits(act(command=harmless)) and not rules["allow"].fits(act(command=hostile))
@@ -120,7 +122,7 @@ def _joined(literals: list[str], between: list[str]) -> str:
 @given(st.text(st.characters(exclude_characters="*?[")))
 def test_a_pattern_without_a_wildcard_allows_just_its_command(command: str) -> None:
     """X12: with whatever characters it has."""
-    assert Rule(decision="allow", arguments=(("command", command),)).fits(act(command=command))
+    assert PolicyRule(decision="allow", arguments=(("command", command),)).fits(act(command=command))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +143,7 @@ def test_an_allowed_prefix_allows_no_second_command(pattern: str, command: str) 
 
 
 @given(st.lists(st.lists(rules(), max_size=3), min_size=1, max_size=3), st.sampled_from(MODES), actions)
-def test_of_several_policies_the_strictest_decides(given: list[list[Rule]], mode: Mode, action: Action) -> None:
+def test_of_several_policies_the_strictest_decides(given: list[list[PolicyRule]], mode: Mode, action: Action) -> None:
     """X11: no policy that is added makes the verdict milder."""
     order = ["allow", "ask", "deny"]
     verdicts = [decide(lines, mode, action) for lines in given]

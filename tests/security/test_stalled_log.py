@@ -8,7 +8,7 @@ from urllib.error import HTTPError
 
 import pytest
 
-from tests.gateway.process import WAIT, Gateway
+from tests.gateway.process import WAIT, GatewayProcess
 from tidegate.config import LogSettings
 from tidegate.log import Log
 from tidegate.security import Redactor, configure_logging
@@ -69,7 +69,7 @@ def test_a_gateway_whose_log_nobody_reads_goes_on_answering(tmp_path: Path, clos
     (home / "tidegate.toml").write_text(NOWHERE)
     os.mkfifo(tmp_path / "home.log")  # where the gateway's standard error goes
     reader = os.open(tmp_path / "home.log", os.O_RDONLY | os.O_NONBLOCK)
-    running = Gateway(home)
+    running = GatewayProcess(home)
     try:
         running.wait_ready()
         if closed:

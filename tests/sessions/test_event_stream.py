@@ -18,7 +18,7 @@ async def told_until_end(house: Core, session: str, after: int, turn: str) -> li
     """What a watcher is told until this turn has ended."""
     told: list[tuple[int | None, Event]] = []
     with anyio.fail_after(WAIT):
-        async with aclosing(house.door.watch(session, ANNA, after)) as events:
+        async with aclosing(house.service.watch(session, ANNA, after)) as events:
             async for item in events:
                 told.append(item)
                 if isinstance(item[1], TurnEnded) and item[1].outcome.turn == turn:
@@ -74,9 +74,9 @@ async def test_a_watcher_that_leaves_lets_go_of_the_turn_at_once(home: Path, mod
         running = await house.accept("[hold gate]")
         with anyio.fail_after(WAIT):
             await model.held("gate")
-            log = house.door.live(running.turn)
+            log = house.service.live(running.turn)
             assert log is not None
-            async with aclosing(house.door.watch(running.session, ANNA, 0)) as events:
+            async with aclosing(house.service.watch(running.session, ANNA, 0)) as events:
                 await anext(events)
                 assert log.readers == 1
             assert log.readers == 0

@@ -69,13 +69,13 @@ async def test_an_end_happens_once_with_or_without_a_resident(home: Path, model:
     async with core(home, model=model, hooks={"diary": diary}) as house:
         outcome = await house.say("one")
         if not resident:
-            house.door.presence.unload(outcome.session, reason="test")
-        ended = [await house.door.end(outcome.session, ANNA, "new") for _ in range(3)]
+            house.service.presence.unload(outcome.session, reason="test")
+        ended = [await house.service.end(outcome.session, ANNA, "new") for _ in range(3)]
         assert ended == [True, False, False]
         assert await entries(house) == [(outcome.session, 2)]
-        view = await house.door.session(outcome.session, ANNA)
+        view = await house.service.session(outcome.session, ANNA)
         assert view.end_reason == "new"
-        assert house.door.presence.get(outcome.session) is None
+        assert house.service.presence.get(outcome.session) is None
 
 
 async def test_a_crash_in_the_middle_of_ending_leaves_the_hook_to_the_next_start(
@@ -86,7 +86,7 @@ async def test_a_crash_in_the_middle_of_ending_leaves_the_hook_to_the_next_start
     diary.block = asyncio.Event()
     async with core(home, model=model, hooks={"diary": diary}, drain=None) as house:
         outcome = await house.say("one")
-        ending = asyncio.create_task(house.door.end(outcome.session, ANNA, "new"))
+        ending = asyncio.create_task(house.service.end(outcome.session, ANNA, "new"))
         with anyio.fail_after(WAIT):
             while not diary.prepared:
                 await anyio.lowlevel.checkpoint()
@@ -107,11 +107,11 @@ async def test_a_hook_that_an_end_and_the_timer_prepare_side_by_side_takes_effec
     diary.block = asyncio.Event()
     async with core(home, model=model, hooks={"diary": diary}) as house:
         outcome = await house.say("one")
-        end = asyncio.ensure_future(house.door.end(outcome.session, ANNA, "new"))
+        end = asyncio.ensure_future(house.service.end(outcome.session, ANNA, "new"))
         with anyio.fail_after(WAIT):
             while len(diary.prepared) < 1:
                 await anyio.lowlevel.checkpoint()
-            timers = [asyncio.ensure_future(house.door.endings.finish()) for _ in range(3)]
+            timers = [asyncio.ensure_future(house.service.endings.finish()) for _ in range(3)]
             while len(diary.prepared) < 4:
                 await anyio.lowlevel.checkpoint()
             diary.block.set()
@@ -119,7 +119,7 @@ async def test_a_hook_that_an_end_and_the_timer_prepare_side_by_side_takes_effec
             done = sum(await asyncio.gather(*timers))
         assert done <= 1, "a hook that took effect is counted once"
         assert await entries(house) == [(outcome.session, 2)]
-        assert await house.door.endings.finish() == 0
+        assert await house.service.endings.finish() == 0
         assert await entries(house) == [(outcome.session, 2)]
 
 
@@ -138,11 +138,11 @@ async def test_an_end_stops_the_turn_and_refuses_what_waits(home: Path, model: S
 
             group.start_soon(wait)
             await anyio.lowlevel.checkpoint()
-            assert await house.door.end(running.session, ANNA, "new")
+            assert await house.service.end(running.session, ANNA, "new")
         assert told == ["refused"]
-        refused = await house.door.outcome(waiting.turn, ANNA)
+        refused = await house.service.outcome(waiting.turn, ANNA)
         assert refused.error is not None and refused.error.code == "session_ended"
-        assert (await house.door.outcome(running.turn, ANNA)).state == "stopped"
+        assert (await house.service.outcome(running.turn, ANNA)).state == "stopped"
 
 
 async def test_settings_and_approvals_die_with_the_session_and_the_transcript_stays(
@@ -151,17 +151,17 @@ async def test_settings_and_approvals_die_with_the_session_and_the_transcript_st
     """B3, B5, V03, V04, V06, V08: nothing of it is left to be found but what is kept for reading."""
     async with core(home, model=model) as house:
         outcome = await house.say("one")
-        await operations.set_setting(house.door, outcome.session, ANNA, "model", "other", source="command")
+        await operations.set_setting(house.service, outcome.session, ANNA, "model", "other", source="command")
         await house.store.write(ask, outcome.session, "ap_1")
-        await house.door.end(outcome.session, ANNA, "new")
+        await house.service.end(outcome.session, ANNA, "new")
         assert await house.store.read(settings.get_all, outcome.session, 0.0) == []
         assert await house.store.read(settings.list_all, 0.0) == []
         asked = await house.store.read(approvals.get, "ap_1")
         assert asked is not None and asked.state == "cancelled"
-        rows = (await house.door.transcript(outcome.session, ANNA)).rows
+        rows = (await house.service.transcript(outcome.session, ANNA)).rows
         assert [row.message.role for row in rows] == ["user", "assistant"]
         with pytest.raises(Conflict):
-            await operations.set_setting(house.door, outcome.session, ANNA, "model", "other", source="command")
+            await operations.set_setting(house.service, outcome.session, ANNA, "model", "other", source="command")
         with pytest.raises(Conflict):
             await house.accept("again", name=None, session=outcome.session)
 
@@ -170,9 +170,9 @@ async def test_an_unload_and_a_restart_keep_what_an_end_takes(home: Path, model:
     """B1, B5, S05, S06, V03, V04: the chosen model and a pending approval survive both."""
     async with core(home, model=model) as house:
         outcome = await house.say("one")
-        await operations.set_setting(house.door, outcome.session, ANNA, "model", "other", source="command")
+        await operations.set_setting(house.service, outcome.session, ANNA, "model", "other", source="command")
         await house.store.write(ask, outcome.session, "ap_1")
-        house.door.presence.unload(outcome.session, reason="test")
+        house.service.presence.unload(outcome.session, reason="test")
         await house.say("two")
         assert house.requests()[-1]["model"] == "scripted-too"
     async with core(home, model=model) as house:
@@ -180,7 +180,7 @@ async def test_an_unload_and_a_restart_keep_what_an_end_takes(home: Path, model:
         assert house.requests()[-1]["model"] == "scripted-too"
         asked = await house.store.read(approvals.get, "ap_1")
         assert asked is not None and asked.state == "open"
-        view = await house.door.session(outcome.session, ANNA)
+        view = await house.service.session(outcome.session, ANNA)
         assert view.settings["model"].source == "command" and view.model == "other"
 
 
@@ -188,7 +188,7 @@ async def test_a_chosen_model_that_is_no_longer_configured_gives_way(home: Path,
     """S06, S07: the agent's own model answers, and the choice comes back with the configuration."""
     async with core(home, model=model) as house:
         outcome = await house.say("one")
-        await operations.set_setting(house.door, outcome.session, ANNA, "model", "other", source="command")
+        await operations.set_setting(house.service, outcome.session, ANNA, "model", "other", source="command")
     (home / "tidegate.toml").unlink()
     from tests.core import settings as toml_of
 
@@ -202,7 +202,7 @@ async def test_the_name_of_an_ended_session_starts_a_new_one(home: Path, model: 
     """H07, S02: never the old one again."""
     async with core(home, model=model) as house:
         old = await house.say("one")
-        await house.door.end(old.session, ANNA, "new")
+        await house.service.end(old.session, ANNA, "new")
         new = await house.say("two")
         assert new.session != old.session
         assert len(house.requests()[-1]["messages"]) == 2
@@ -212,25 +212,25 @@ async def test_resuming_an_ended_session_begins_a_new_one_with_its_transcript(ho
     """V16, S02: and resuming a live one is only a switch."""
     async with core(home, model=model) as house:
         old = await house.say("[tool clock {}] one")
-        assert await operations.resume(house.door, old.session, ANNA) == (old.session, False)
-        await house.door.end(old.session, ANNA, "new")
-        fresh, is_new = await operations.resume(house.door, old.session, ANNA)
+        assert await operations.resume(house.service, old.session, ANNA) == (old.session, False)
+        await house.service.end(old.session, ANNA, "new")
+        fresh, is_new = await operations.resume(house.service, old.session, ANNA)
         assert is_new and fresh != old.session
         await house.say("two", name=None, session=fresh)
         said = [message["role"] for message in house.requests()[-1]["messages"]]
         assert said == ["system", "user", "assistant", "tool", "assistant", "user"]
-        assert len((await house.door.transcript(old.session, ANNA)).rows) == 4
+        assert len((await house.service.transcript(old.session, ANNA)).rows) == 4
 
 
 async def test_delete_leaves_numbers_only(home: Path, model: ScriptedModel) -> None:
     """V06, V15, X07: rows, search and receipts are gone; usage stays without names."""
     async with core(home, model=model) as house:
         outcome = await house.say("a memorable word: heliotrope")
-        assert await house.door.sessions(ANNA, query="heliotrope")
-        await house.door.delete(outcome.session, ANNA)
+        assert await house.service.sessions(ANNA, query="heliotrope")
+        await house.service.delete(outcome.session, ANNA)
         with pytest.raises(NotFound):
-            await house.door.session(outcome.session, ANNA)
-        assert await house.door.sessions(ANNA, query="heliotrope", ended=None) == []
+            await house.service.session(outcome.session, ANNA)
+        assert await house.service.sessions(ANNA, query="heliotrope", ended=None) == []
         totals = await house.store.read(lambda db: usage.totals(db, by="principal"))
         assert [(total.key, total.calls) for total in totals] == [("", 1)]
 
@@ -241,18 +241,18 @@ async def test_a_delete_waits_for_the_hooks_of_the_end(home: Path, model: Script
     diary.broken = True
     async with core(home, model=model, hooks={"diary": diary, "quick": Diary()}) as house:
         outcome = await house.say("one")
-        await house.door.delete(outcome.session, ANNA)
-        view = await house.door.session(outcome.session, ANNA)
+        await house.service.delete(outcome.session, ANNA)
+        view = await house.service.session(outcome.session, ANNA)
         assert view.ended is not None and view.end_reason == "delete"
-        await house.door.endings.finish()
-        assert await house.door.endings.purge(None) == 0
-        assert len((await house.door.transcript(outcome.session, ANNA)).rows) == 2
+        await house.service.endings.finish()
+        assert await house.service.endings.purge(None) == 0
+        assert len((await house.service.transcript(outcome.session, ANNA)).rows) == 2
     diary.broken = False
     async with core(home, model=model, hooks={"diary": diary}) as house:
         await until_nothing_is_owed(house)
         assert (outcome.session, 2) in await entries(house)
         with pytest.raises(NotFound):
-            await house.door.session(outcome.session, ANNA)
+            await house.service.session(outcome.session, ANNA)
         assert await house.store.read(endings.pending) == []
 
 
@@ -264,14 +264,14 @@ async def test_a_session_that_has_ended_already_is_deleted_when_its_hooks_are_do
     diary.broken = True
     async with core(home, model=model, hooks={"diary": diary}) as house:
         outcome = await house.say("one")
-        await house.door.end(outcome.session, ANNA, "new")
-        await house.door.delete(outcome.session, ANNA)
-        assert (await house.door.session(outcome.session, ANNA)).end_reason == "delete"
+        await house.service.end(outcome.session, ANNA, "new")
+        await house.service.delete(outcome.session, ANNA)
+        assert (await house.service.session(outcome.session, ANNA)).end_reason == "delete"
         diary.broken = False
-        assert await house.door.endings.finish() == 1
+        assert await house.service.endings.finish() == 1
         assert await entries(house) == [(outcome.session, 2)]
         with pytest.raises(NotFound):
-            await house.door.session(outcome.session, ANNA)
+            await house.service.session(outcome.session, ANNA)
 
 
 async def test_a_crash_in_the_middle_of_a_delete_leaves_it_to_the_next_start(home: Path, model: ScriptedModel) -> None:
@@ -280,7 +280,7 @@ async def test_a_crash_in_the_middle_of_a_delete_leaves_it_to_the_next_start(hom
     diary.block = asyncio.Event()
     async with core(home, model=model, hooks={"diary": diary}, drain=None) as house:
         outcome = await house.say("one")
-        deleting = asyncio.create_task(house.door.delete(outcome.session, ANNA))
+        deleting = asyncio.create_task(house.service.delete(outcome.session, ANNA))
         with anyio.fail_after(WAIT):
             while not diary.prepared:
                 await anyio.lowlevel.checkpoint()
@@ -289,7 +289,7 @@ async def test_a_crash_in_the_middle_of_a_delete_leaves_it_to_the_next_start(hom
     async with core(home, model=model) as house:
         await until_nothing_is_owed(house)
         with pytest.raises(NotFound):
-            await house.door.session(outcome.session, ANNA)
+            await house.service.session(outcome.session, ANNA)
 
 
 async def test_an_end_runs_its_own_hooks_only(home: Path, model: ScriptedModel) -> None:
@@ -298,11 +298,11 @@ async def test_an_end_runs_its_own_hooks_only(home: Path, model: ScriptedModel) 
     async with core(home, model=model, hooks={"diary": diary}) as house:
         one, two = await house.say("one"), await house.say("two", name="other")
         diary.broken = True
-        await house.door.end(one.session, ANNA, "new")
+        await house.service.end(one.session, ANNA, "new")
         diary.broken = False
-        await house.door.end(two.session, ANNA, "new")
+        await house.service.end(two.session, ANNA, "new")
         assert await entries(house) == [(two.session, 2)]
-        assert await house.door.endings.finish() == 1
+        assert await house.service.endings.finish() == 1
         assert await entries(house) == [(two.session, 2), (one.session, 2)]
 
 
@@ -316,10 +316,10 @@ async def test_a_hook_that_hangs_is_given_up_and_owed(
     async with core(home, model=model, hooks={"diary": diary}) as house:
         outcome = await house.say("one")
         with anyio.fail_after(WAIT):
-            assert await house.door.end(outcome.session, ANNA, "new")
+            assert await house.service.end(outcome.session, ANNA, "new")
         assert await entries(house) == []
         diary.block = None
-        assert await house.door.endings.finish() == 1
+        assert await house.service.endings.finish() == 1
         assert await entries(house) == [(outcome.session, 2)]
 
 
@@ -331,12 +331,12 @@ async def test_expiry_ends_what_is_idle_and_spares_what_works(home: Path, model:
         busy = await house.accept("[hold gate]", name="busy")
         with anyio.fail_after(WAIT):
             await model.held("gate")
-        house.door.presence.unload(idle.session, reason="test")
+        house.service.presence.unload(idle.session, reason="test")
         await house.store.write(lambda db: db.execute("UPDATE sessions SET active = 1"))
-        assert await house.door.endings.expire("named", 3600.0) == 1
-        assert (await house.door.session(idle.session, ANNA)).end_reason == "expiry"
-        assert (await house.door.session(busy.session, ANNA)).ended is None
-        assert house.door.presence.get(idle.session) is None
+        assert await house.service.endings.expire("named", 3600.0) == 1
+        assert (await house.service.session(idle.session, ANNA)).end_reason == "expiry"
+        assert (await house.service.session(busy.session, ANNA)).ended is None
+        assert house.service.presence.get(idle.session) is None
         model.release("gate")
         await house.answered(busy.turn)
 
@@ -345,12 +345,12 @@ async def test_an_ended_transcript_is_kept_for_its_retention_only(home: Path, mo
     """V06: and then removed on the timer."""
     async with core(home, model=model) as house:
         outcome = await house.say("one")
-        await house.door.end(outcome.session, ANNA, "new")
-        assert await house.door.endings.purge(3600.0) == 0
+        await house.service.end(outcome.session, ANNA, "new")
+        assert await house.service.endings.purge(3600.0) == 0
         await house.store.write(lambda db: db.execute("UPDATE sessions SET ended = 1"))
-        assert await house.door.endings.purge(3600.0) == 1
+        assert await house.service.endings.purge(3600.0) == 1
         with pytest.raises(NotFound):
-            await house.door.session(outcome.session, ANNA)
+            await house.service.session(outcome.session, ANNA)
 
 
 @tool(effect="read")
@@ -370,27 +370,27 @@ async def used(house: Core) -> str:
 
 
 async def _retained(house: Core, session: str, diary: Diary) -> None:
-    await house.door.end(session, ANNA, "new")
+    await house.service.end(session, ANNA, "new")
     await house.store.write(lambda db: db.execute("UPDATE sessions SET ended = 1"))
     assert (house.config.home / "trash" / session / "made.txt").exists()
-    assert await house.door.endings.purge(3600.0) == 1
+    assert await house.service.endings.purge(3600.0) == 1
 
 
 async def _deleted(house: Core, session: str, diary: Diary) -> None:
-    assert await house.door.delete(session, ANNA)
+    assert await house.service.delete(session, ANNA)
 
 
 async def _deleted_later(house: Core, session: str, diary: Diary) -> None:
     diary.broken = True
-    assert not await house.door.delete(session, ANNA)
+    assert not await house.service.delete(session, ANNA)
     diary.broken = False
-    await house.door.endings.finish()
+    await house.service.endings.finish()
 
 
 async def _left_by_a_one_shot_call(house: Core, session: str, diary: Diary) -> None:
     await house.store.write(lambda db: db.execute("UPDATE sessions SET active = 1, kind = 'ephemeral'"))
-    assert await house.door.endings.expire("ephemeral", 3600.0) == 1
-    await house.door.endings.finish()
+    assert await house.service.endings.expire("ephemeral", 3600.0) == 1
+    await house.service.endings.finish()
 
 
 @pytest.mark.parametrize("goes", [_retained, _deleted, _deleted_later, _left_by_a_one_shot_call])
@@ -404,7 +404,7 @@ async def test_when_the_rows_of_a_session_go_so_do_its_files(
         session = await used(house)
         await goes(house, session, diary)
         with pytest.raises(NotFound):
-            await house.door.session(session, ANNA)
+            await house.service.session(session, ANNA)
         assert [path for path in home.rglob("*") if session in str(path)] == []
 
 
@@ -418,11 +418,11 @@ async def test_a_notice_dies_with_its_session(home: Path, model: ScriptedModel) 
     async with core(home, model=model, **options) as house:
         session = await used(house)
         assert await left(house) == 1
-        await house.door.end(session, ANNA, "new")
+        await house.service.end(session, ANNA, "new")
         assert await left(house) == 0
         await house.store.write(notices.add, session, "Another has ended.", 2.0)
         assert await left(house) == 0
-        fresh, _ = await operations.resume(house.door, session, ANNA)
+        fresh, _ = await operations.resume(house.service, session, ANNA)
         await house.say("again", name=None, session=fresh)
         assert "has ended." not in str(house.requests()[-1])
 
@@ -439,7 +439,7 @@ async def test_a_one_shot_call_leaves_its_usage_and_nothing_else(home: Path, mod
         assert await house.store.read(count) == [0, 0, 0]
         totals = await house.store.read(lambda db: usage.totals(db, by="principal"))
         assert [(total.key, total.calls) for total in totals] == [(ANNA.id, 5)]
-        assert not any(house.door.census().values())
+        assert not any(house.service.census().values())
 
 
 async def test_hooks_that_hang_delay_no_start_and_no_other_hook(home: Path, model: ScriptedModel) -> None:
@@ -449,7 +449,7 @@ async def test_hooks_that_hang_delay_no_start_and_no_other_hook(home: Path, mode
     async with core(home, model=model, hooks={"quick": quick, "stuck": stuck}) as house:
         ended = [(await house.say("one", name=f"talk {number}")).session for number in range(3)]
         for session in ended:
-            await house.door.end(session, ANNA, "new")
+            await house.service.end(session, ANNA, "new")
         assert await entries(house) == []
     stuck.broken = quick.broken = False
     stuck.block = asyncio.Event()
@@ -472,14 +472,14 @@ async def test_a_hook_that_hung_is_asked_once_in_a_run(
     diary.broken = True
     async with core(home, model=model, hooks={"diary": diary}) as house:
         for number in range(3):
-            await house.door.end((await house.say("one", name=f"talk {number}")).session, ANNA, "new")
+            await house.service.end((await house.say("one", name=f"talk {number}")).session, ANNA, "new")
         diary.broken, diary.block = False, asyncio.Event()
         diary.prepared.clear()
         with anyio.fail_after(WAIT):
-            assert await house.door.endings.finish() == 0
+            assert await house.service.endings.finish() == 0
         assert len(diary.prepared) == 1
         diary.block = None
-        assert await house.door.endings.finish() == 3
+        assert await house.service.endings.finish() == 3
 
 
 async def test_who_waits_in_an_ended_session_is_told_what_the_store_says(home: Path, model: ScriptedModel) -> None:
@@ -491,9 +491,9 @@ async def test_who_waits_in_an_ended_session_is_told_what_the_store_says(home: P
         waiting = [await house.accept(f"later {number}") for number in range(2)]
         told = [asyncio.ensure_future(house.answered(accepted.turn)) for accepted in waiting]
         await anyio.lowlevel.checkpoint()
-        await house.door.end(running.session, ANNA, "new")
+        await house.service.end(running.session, ANNA, "new")
         for accepted, outcome in zip(waiting, told, strict=True):
-            assert await house.door.outcome(accepted.turn, ANNA) == await outcome
+            assert await house.service.outcome(accepted.turn, ANNA) == await outcome
 
 
 @pytest.mark.parametrize("first", ["end", "delete"])
@@ -523,20 +523,20 @@ async def test_who_deletes_what_is_being_ended_leaves_its_turn_the_time_to_end(
             while model.counts["requests"] < 1 or not await house.store.read(intents.open_of, accepted.turn):
                 await anyio.lowlevel.checkpoint()
             one: asyncio.Future[bool] = asyncio.ensure_future(
-                house.door.end(accepted.session, ANNA, "new")
+                house.service.end(accepted.session, ANNA, "new")
                 if first == "end"
-                else house.door.delete(accepted.session, ANNA)
+                else house.service.delete(accepted.session, ANNA)
             )
             await letting_go.wait()
-            two = asyncio.ensure_future(house.door.delete(accepted.session, ANNA))
+            two = asyncio.ensure_future(house.service.delete(accepted.session, ANNA))
             for _ in range(50):
                 await asyncio.sleep(0)
-            await house.door.endings.finish()
+            await house.service.endings.finish()
             may_go.set()
             assert (await one, await two) == (True, True)
         assert (await waiting).state == "stopped"
         with pytest.raises(NotFound):
-            await house.door.session(accepted.session, ANNA)
+            await house.service.session(accepted.session, ANNA)
 
 
 async def test_a_delete_that_has_to_wait_says_so(home: Path, model: ScriptedModel) -> None:
@@ -545,6 +545,6 @@ async def test_a_delete_that_has_to_wait_says_so(home: Path, model: ScriptedMode
     diary.broken = True
     async with core(home, model=model, hooks={"diary": diary}) as house:
         outcome = await house.say("one")
-        assert await house.door.delete(outcome.session, ANNA) is False
+        assert await house.service.delete(outcome.session, ANNA) is False
         diary.broken = False
-        assert await house.door.delete(outcome.session, ANNA) is True
+        assert await house.service.delete(outcome.session, ANNA) is True

@@ -40,7 +40,7 @@ async def test_following_a_long_conversation_holds_little_of_it(home: Path, mode
         tracemalloc.start()
         try:
             with anyio.fail_after(WAIT):
-                async with aclosing(house.door.watch(session, ANNA, 0)) as events:
+                async with aclosing(house.service.watch(session, ANNA, 0)) as events:
                     async for _, event in events:
                         assert isinstance(event, MessageAdded)
                         sizes.append(len(event.message.text))
@@ -60,7 +60,7 @@ async def test_exporting_a_long_conversation_holds_little_of_it(home: Path, mode
         tracemalloc.start()
         try:
             with anyio.fail_after(WAIT):
-                async for line in house.door.export(session, ANNA):
+                async for line in house.service.export(session, ANNA):
                     sizes.append(len(line))
             assert tracemalloc.get_traced_memory()[1] < MOST
         finally:
@@ -73,11 +73,11 @@ async def test_a_list_of_conversations_holds_none_of_their_prompts(home: Path, m
     async with core(home, model=model) as house:
         for number in range(16):
             await house.say("tide", f"talk {number}", extra_prompt=f"{number}:" + "x" * BYTES)
-        await house.door.sessions(ANNA, query="tide")  # the index catches up
+        await house.service.sessions(ANNA, query="tide")  # the index catches up
         for query in (None, "tide", "talk"):
             tracemalloc.start()
             try:
-                assert len(await house.door.sessions(ANNA, query=query)) == 16
+                assert len(await house.service.sessions(ANNA, query=query)) == 16
                 assert tracemalloc.get_traced_memory()[1] < 16 * BYTES // 4
             finally:
                 tracemalloc.stop()

@@ -9,7 +9,7 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, Core, core
 from tidegate.sessions import lifecycle
-from tidegate.sessions import maintenance as chores
+from tidegate.sessions import maintenance as maintenance_tasks
 from tidegate.store import Db, audit, maintenance, messages, receipts, sessions
 from tidegate.values import Message, Prefix
 from tidegate.workspaces import workspaces as rooms
@@ -20,7 +20,7 @@ MANY = 3 * lifecycle.BATCH + 7
 
 
 async def run(house: Core, name: str) -> None:
-    (chore,) = [chore for chore in house.door.chores() if chore.name == name]
+    (chore,) = [chore for chore in house.service.maintenance_tasks() if chore.name == name]
     await chore.run()
 
 
@@ -82,7 +82,7 @@ async def test_one_run_removes_every_row_of_the_audit_log_whose_retention_is_ove
         await house.store.write(fill)
         await run(house, "tidy")
         assert await count(house, "audit") == 5
-        assert house.door.status()["audit"] == {"rows": 5}
+        assert house.service.status()["audit"] == {"rows": 5}
 
 
 async def test_one_run_removes_every_prompt_that_nobody_uses(home: Path, model: ScriptedModel) -> None:
@@ -115,7 +115,7 @@ async def test_one_run_removes_every_transcript_past_its_retention(home: Path, m
     async with core(home, model=model) as house:
         await house.store.write(many_sessions, "named", MANY)
         await house.store.write(lambda db: db.execute("UPDATE sessions SET ended = 1, end_reason = 'new'"))
-        assert await house.door.endings.purge(3600.0) == MANY
+        assert await house.service.endings.purge(3600.0) == MANY
         assert await count(house, "sessions") == 0
 
 
@@ -134,7 +134,7 @@ async def test_the_file_gives_its_free_pages_back_in_one_run(home: Path, model: 
         def free(db: Db) -> int:
             return int(db.execute("PRAGMA freelist_count").get)
 
-        assert await house.store.read(free) > 2 * chores.VACUUM_PAGES
+        assert await house.store.read(free) > 2 * maintenance_tasks.VACUUM_PAGES
         await run(house, "tidy")
         assert await house.store.read(free) == 0
         rows = await house.store.read(messages.page, session)
@@ -156,10 +156,10 @@ async def test_the_timers_look_after_boxes_folders_and_the_spool(
         file.write_text("left behind")
         os.utime(file, (1, 1))
         os.utime(file.parent, (1, 1))
-        site = house.door.workspaces.present(outcome.session)
+        site = house.service.workspaces.present(outcome.session)
         assert site is not None and site.box is not None
         await run(house, "workspaces")
-        assert house.door.workspaces.present(outcome.session) is None
+        assert house.service.workspaces.present(outcome.session) is None
         assert folder.exists() and file.exists()
         await run(house, "folders")
         assert not folder.exists() and file.exists()

@@ -41,7 +41,7 @@ async def test_no_statement_of_a_real_turn_reads_more_than_its_own_rows(home: Pa
         model.release("gate")
         for turn in (accepted, queued):
             await house.answered(turn.turn)
-        await house.door.end(first.session, ANNA, "new")
+        await house.service.end(first.session, ANNA, "new")
         await house.store.write(lambda db: setattr(db, "exec_trace", None))
 
         def plans(db: Db) -> list[tuple[str, str]]:

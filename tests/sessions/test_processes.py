@@ -87,7 +87,7 @@ async def test_an_end_that_was_recorded_and_not_told_is_told_by_the_next_process
         await asyncio.Event().wait()
 
     async with working(home, model, deeds, drain=drain) as house:
-        house.door.workspaces.processes.finished = dies
+        house.service.workspaces.processes.finished = dies
         await house.say(job(PUSH))
         await let_go(house)
         with anyio.fail_after(WAIT):
@@ -110,8 +110,8 @@ async def test_an_end_is_told_once_however_often_it_is_told_of(home: Path, model
         await let_go(house)
         await told(house)
         row = await the_process(house)
-        await house.door._process_finished(row, PUSH)
-        await house.door.recover()
+        await house.service._process_finished(row, PUSH)
+        await house.service.recover()
         assert len(await told(house)) == 1
         assert deeds.done == ["x"]
 
@@ -120,23 +120,23 @@ async def test_an_end_whose_telling_broke_off_is_told_by_the_timer_once(home: Pa
     """S08, L16: the timer looks at what is, and whoever was about to tell tells nothing twice."""
     deeds, stuck, goes_on = Deeds(), anyio.Event(), anyio.Event()
     async with working(home, model, deeds) as house:
-        tell = house.door.workspaces.processes.finished
+        tell = house.service.workspaces.processes.finished
 
         async def dawdle(row: ProcessRow, text: str) -> None:
             stuck.set()
             await goes_on.wait()
             await tell(row, text)
 
-        house.door.workspaces.processes.finished = dawdle
+        house.service.workspaces.processes.finished = dawdle
         session = (await house.say(job(PUSH))).session
         await let_go(house)
         with anyio.fail_after(WAIT):
             await stuck.wait()
-        house.door.workspaces.processes.finished = tell
+        house.service.workspaces.processes.finished = tell
         await run(house, "recover")
         assert len(await told(house)) == 1
         goes_on.set()
-        await until(lambda: not (site := house.door.workspaces.present(session)) or not site.running)
+        await until(lambda: not (site := house.service.workspaces.present(session)) or not site.running)
         await run(house, "recover")
         assert len(await told(house)) == 1
         assert deeds.done == ["x"]
@@ -150,11 +150,11 @@ async def test_an_end_that_comes_while_the_gateway_stops_is_told_after_the_next_
     async with working(home, model, deeds) as house:
         call = {"action": "start", "name": "job", "command": "read line", "notify": True}
         await house.say(f"[tool process {json.dumps(call)}] [say started]")
-        await house.door.drain(0)
+        await house.service.drain(0)
         row = await the_process(house)
-        workspace = house.door.workspaces.of(row.session, "main", "t")
+        workspace = house.service.workspaces.of(row.session, "main", "t")
         await workspace.write("job", b"go\n")
-        await until(lambda: not (site := house.door.workspaces.present(row.session)) or not site.running)
+        await until(lambda: not (site := house.service.workspaces.present(row.session)) or not site.running)
         row = await the_process(house)
         assert (row.state, row.told) == ("exited", False)
     async with working(home, model, deeds) as house:
@@ -171,7 +171,7 @@ async def test_where_no_turn_can_be_begun_the_end_is_told_with_the_next_message_
         raise RuntimeError("no turns today")
 
     async with working(home, model, deeds) as house:
-        house.door.workspaces.processes.finished = refuse
+        house.service.workspaces.processes.finished = refuse
         await house.say(job("fine"))
         await let_go(house)
         with anyio.fail_after(WAIT):
@@ -232,11 +232,11 @@ async def test_who_started_a_process_can_be_asked_in_the_turn_that_it_begins(hom
         session = (await house.say("[say hello]", channel="http")).session
         await house.say(job(PUSH), channel="page")
         await let_go(house)
-        await until(lambda: house.door.questions.waiting == 1)
-        running = house.door.engine.running(session)
+        await until(lambda: house.service.questions.waiting == 1)
+        running = house.service.engine.running(session)
         assert running is not None
         [question] = await asked(house, running.turn)
-        await house.door.questions.answer(question.id, ANNA, "approved")
+        await house.service.questions.answer(question.id, ANNA, "approved")
         await told(house, 2)
         assert deeds.done == ["x"]
         await house.say(job(PUSH, "another"), channel="http")
@@ -252,7 +252,7 @@ async def test_a_turn_that_is_tried_again_has_the_rights_that_it_had(home: Path,
     async with working(home, model, deeds, "deny push channel:page") as house:
         await house.say("[say hello]", channel="http")
         outcome = await house.say(PUSH, channel="page")
-        accepted = await operations.retry(house.door, outcome.session, ANNA)
+        accepted = await operations.retry(house.service, outcome.session, ANNA)
         await house.answered(accepted.turn)
         again = await house.store.read(turns.get, accepted.turn)
         assert again is not None and again.channel == "page"
@@ -274,9 +274,9 @@ async def test_a_session_whose_process_runs_expires_like_any_other(home: Path, m
         now[0] += 1800
         await run(house, "expire")
         assert alive(mark)
-        assert (await house.door.row(session, ANNA)).ended is None
+        assert (await house.service.row(session, ANNA)).ended is None
         now[0] += 1801
         await run(house, "expire")
-        assert (await house.door.row(session, ANNA)).ended is not None
+        assert (await house.service.row(session, ANNA)).ended is not None
         await until(lambda: not alive(mark))
         assert (await the_process(house, "server")).state == "ended"

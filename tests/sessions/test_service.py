@@ -20,14 +20,14 @@ async def test_nobody_reaches_another_principals_session(home: Path, model: Scri
     """X06, X07: not by its id, its name or its turn; it does not exist for them. The owner may look, not speak."""
     async with core(home, model=model) as house:
         mine = await house.say("private")
-        door = house.door
+        service = house.service
         for attempt in (
-            lambda: door.session(mine.session, BERT),
-            lambda: door.transcript(mine.session, BERT),
-            lambda: door.stop(mine.session, BERT),
-            lambda: door.end(mine.session, BERT, "theft"),
-            lambda: door.delete(mine.session, BERT),
-            lambda: door.outcome(mine.turn, BERT),
+            lambda: service.session(mine.session, BERT),
+            lambda: service.transcript(mine.session, BERT),
+            lambda: service.stop(mine.session, BERT),
+            lambda: service.end(mine.session, BERT, "theft"),
+            lambda: service.delete(mine.session, BERT),
+            lambda: service.outcome(mine.turn, BERT),
             lambda: house.accept("hello", name=None, session=mine.session, principal=BERT.id),
             lambda: house.accept("hello", name=None, session=mine.session, principal=OWNER.id),
             lambda: house.accept("hello", name=None, session="../../etc"),
@@ -35,11 +35,11 @@ async def test_nobody_reaches_another_principals_session(home: Path, model: Scri
             with pytest.raises(NotFound):
                 await attempt()
         with pytest.raises(NotFound):
-            async for _ in door.watch(mine.session, BERT):
+            async for _ in service.watch(mine.session, BERT):
                 pass
-        assert await door.sessions(BERT, query="private") == []
-        assert [view.id for view in await door.sessions(OWNER, everyone=True)] == [mine.session]
-        assert (await door.session(mine.session, OWNER)).principal == ANNA.id
+        assert await service.sessions(BERT, query="private") == []
+        assert [view.id for view in await service.sessions(OWNER, everyone=True)] == [mine.session]
+        assert (await service.session(mine.session, OWNER)).principal == ANNA.id
         theirs = await house.say("hello", principal=BERT.id)
         assert theirs.session != mine.session
 
@@ -72,8 +72,8 @@ async def test_steering_has_the_length_of_the_queue(home: Path, model: ScriptedM
         model.release("gate")
         await house.answered(running.turn)
         with anyio.fail_after(WAIT):
-            await house.door.engine.idle(running.session)
-        said = [row.message.text for row in (await house.door.transcript(running.session, ANNA)).rows]
+            await house.service.engine.idle(running.session)
+        said = [row.message.text for row in (await house.service.transcript(running.session, ANNA)).rows]
         assert [text for text in said if text.startswith(("steer", "one"))] == ["steer 0", "steer 1"]
 
 
@@ -146,7 +146,7 @@ async def test_a_session_keeps_the_system_message_and_agent_it_began_with(home: 
 async def test_when_the_gateway_stops_nothing_more_is_accepted(home: Path, model: ScriptedModel) -> None:
     """F1: intake stops first, and says so."""
     async with core(home, model=model) as house:
-        await house.door.drain(1)
+        await house.service.drain(1)
         with pytest.raises(Stopping):
             await house.accept("too late")
 
@@ -155,7 +155,7 @@ async def collect(house: Core, session: str, after: int, last: int) -> list[tupl
     """What a watcher sees until row `last` has come."""
     seen: list[tuple[int | None, Event]] = []
     with anyio.fail_after(WAIT):
-        stream = house.door.watch(session, ANNA, after)
+        stream = house.service.watch(session, ANNA, after)
         async for item in stream:
             seen.append(item)
             if item[0] == last:
@@ -197,19 +197,19 @@ async def test_watching_keeps_no_resident_and_ends_with_the_session(home: Path, 
         async with anyio.create_task_group() as group:
 
             async def watch() -> None:
-                async for _ in house.door.watch(outcome.session, ANNA, 0):
+                async for _ in house.service.watch(outcome.session, ANNA, 0):
                     pass
 
             group.start_soon(watch)
             with anyio.fail_after(WAIT):
                 while (
-                    house.door.presence.get(outcome.session) is None
-                    or not house.door.presence.get(outcome.session).watchers
+                    house.service.presence.get(outcome.session) is None
+                    or not house.service.presence.get(outcome.session).watchers
                 ):  # type: ignore[union-attr]
                     await anyio.lowlevel.checkpoint()
-            assert house.door.presence.sweep(now=1e12) == 1
-            await house.door.end(outcome.session, ANNA, "new")
-        assert house.door.census()["present"] == 0
+            assert house.service.presence.sweep(now=1e12) == 1
+            await house.service.end(outcome.session, ANNA, "new")
+        assert house.service.census()["present"] == 0
 
 
 async def test_an_export_holds_the_session_and_every_row(home: Path, model: ScriptedModel) -> None:
@@ -219,8 +219,8 @@ async def test_an_export_holds_the_session_and_every_row(home: Path, model: Scri
     async with core(home, model=model) as house:
         outcome = await house.say("one")
         await house.say("two")
-        await operations.undo(house.door, outcome.session, ANNA)
-        lines = [msgspec.json.decode(line) async for line in house.door.export(outcome.session, ANNA)]
+        await operations.undo(house.service, outcome.session, ANNA)
+        lines = [msgspec.json.decode(line) async for line in house.service.export(outcome.session, ANNA)]
         assert lines[0]["id"] == outcome.session
         assert [line["undone"] is not None for line in lines[1:]] == [False, False, True, True]
 
@@ -235,9 +235,9 @@ async def test_abandoning_a_turn_follows_its_policy(home: Path, model: ScriptedM
             accepted = await house.accept(f"[hold {gate}]", name=name, on_disconnect=choice)
             with anyio.fail_after(WAIT):
                 await model.held(gate)
-            log = house.door.live(accepted.turn)
+            log = house.service.live(accepted.turn)
             assert log is not None
-            await house.door.abandon(accepted.turn)
+            await house.service.abandon(accepted.turn)
             model.release(gate)
             with anyio.fail_after(WAIT):
                 await log.ended()

@@ -20,9 +20,9 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import WAIT, core
-from tests.gateway.process import Gateway
+from tests.gateway.process import GatewayProcess
 from tests.gateway.test_tools import own_number, processes_with
-from tests.in_process import House, house
+from tests.in_process import InProcessGateway, in_process_gateway
 from tests.tasks import task
 from tidegate.agent import Conversation
 from tidegate.store import (
@@ -177,7 +177,7 @@ class Scene:
         """What an earlier process has left: a conversation with a summary, and a sign-in."""
         self.project.mkdir()
         self.project.chmod(0o777)  # where root has made it, agents are another user
-        async with house(self.home, toml=self.toml) as h:
+        async with in_process_gateway(self.home, toml=self.toml) as h:
             self.idle = await Caller(h.client).say("[say hello]")
             await h.store.write(summarise, self.idle)
             body, headers = {"code": await h.code()}, {"Origin": h.url}
@@ -214,10 +214,10 @@ class Scene:
 
     # -- looking --
 
-    async def look(self, h: House) -> dict[str, str]:
+    async def look(self, h: InProcessGateway) -> dict[str, str]:
         found: dict[str, str] = await h.store.read(self._rows)
-        record = h.door.presence.get(self.idle)
-        live = h.door.live(self.turn) is not None
+        record = h.service.presence.get(self.idle)
+        live = h.service.live(self.turn) is not None
         found["a running turn"] = "goes on" if live else found["a running turn"]
         found["tasks given to other agents"] = await self._task(h, over=found["a running turn"] == "over")
         found["the resident"] = _left(record is not None and record.resident is not None)
@@ -254,18 +254,18 @@ class Scene:
             "usage": "gone" if not named[1] else "stays" if named[0] else "anonymous",
         }
 
-    async def _task(self, h: House, *, over: bool) -> str:
+    async def _task(self, h: InProcessGateway, *, over: bool) -> str:
         """How the turn that works on the task stands; it is looked at until it has been taken up."""
         if over:
             return "over"
-        if h.door.live(self.turn) is None:
-            return _left(bool(h.door.engine.stats().delegating))
+        if h.service.live(self.turn) is None:
+            return _left(bool(h.service.engine.stats().delegating))
         with anyio.fail_after(WAIT):
-            while not h.door.engine.stats().delegating:
+            while not h.service.engine.stats().delegating:
                 await anyio.lowlevel.checkpoint()
         return "goes on"
 
-    async def _is_spooled(self, h: House) -> bool:
+    async def _is_spooled(self, h: InProcessGateway) -> bool:
         names = [path.name for path in (self.home / "spool" / self.idle).glob("sp_*") if path.stat().st_size > 100_000]
         return bool(names) and await h.store.read(spooled.existing, names) == set(names)
 
@@ -274,7 +274,7 @@ class Scene:
         found = [word for word, place in places.items() if (place / self.idle / "deep" / "file").exists()]
         return found[0] if found else "gone"
 
-    async def _is_signed_in(self, h: House) -> bool:
+    async def _is_signed_in(self, h: InProcessGateway) -> bool:
         """The cookie's name has the port in it, which is another one in each process of a test."""
         headers = {
             "Cookie": f"tidegate_{h.url.rpartition(':')[2]}={self.cookie}",
@@ -283,7 +283,7 @@ class Scene:
         async with aiohttp.ClientSession() as browser, browser.get(f"{h.url}/api/agents", headers=headers) as response:
             return response.status == 200
 
-    async def speak(self, h: House) -> dict[str, str]:
+    async def speak(self, h: InProcessGateway) -> dict[str, str]:
         """What the next turn of the session shows: where its shell is, and what the agent is told."""
         caller = Caller(h.client)
         look = json.dumps({"command": "basename $PWD; echo $TIDE"})
@@ -321,28 +321,28 @@ async def scene(tmp_path: Path, model: ScriptedModel) -> Scene:
 # -- events in this process --
 
 
-async def _turn_ends(h: House, scene: Scene) -> None:
+async def _turn_ends(h: InProcessGateway, scene: Scene) -> None:
     scene.model.release("gate")
     caller = Caller(h.client)
     await caller.until(lambda: caller._is_answered(scene.queued))
     await caller.say("[say more]", scene.idle)
 
 
-async def _unload(h: House, scene: Scene) -> None:
-    record = h.door.presence.get(scene.running)
+async def _unload(h: InProcessGateway, scene: Scene) -> None:
+    record = h.service.presence.get(scene.running)
     assert record is not None
     busy = record.resident
     assert isinstance(busy, Conversation)
-    h.door.presence.sweep(now=float("inf"))
+    h.service.presence.sweep(now=float("inf"))
     assert record.resident is busy and busy.history.parts, "no unload in mid-turn"
 
 
-async def _end(h: House, scene: Scene) -> None:
+async def _end(h: InProcessGateway, scene: Scene) -> None:
     for session in scene.sessions:
         await Caller(h.client).call("POST", f"/api/sessions/{session}/end")
 
 
-async def _delete(h: House, scene: Scene) -> None:
+async def _delete(h: InProcessGateway, scene: Scene) -> None:
     for session in scene.sessions:
         await Caller(h.client).call("DELETE", f"/api/sessions/{session}")
 
@@ -353,7 +353,7 @@ HAPPENINGS = {"turn ends": _turn_ends, "unload": _unload, "session ends": _end, 
 @pytest.mark.parametrize("event", HAPPENINGS)
 async def test_what_survives_an_event_within_the_process(scene: Scene, event: str) -> None:
     """V01, V02, V03, V04, V05, V06, V07, V08, V09, V10, V11, V12, V14, V15: one event, and a look at everything."""
-    async with house(scene.home, toml=scene.toml, drain=0.1) as h:
+    async with in_process_gateway(scene.home, toml=scene.toml, drain=0.1) as h:
         await scene.furnish(Caller(h.client))
         await HAPPENINGS[event](h, scene)
         assert await scene.look(h) == expected(event)
@@ -364,9 +364,9 @@ async def test_what_survives_an_event_within_the_process(scene: Scene, event: st
 
 
 @asynccontextmanager
-async def process(scene: Scene) -> AsyncIterator[tuple[Gateway, Caller]]:
+async def process(scene: Scene) -> AsyncIterator[tuple[GatewayProcess, Caller]]:
     """A gateway of its own, over the same home folder."""
-    running = await anyio.to_thread.run_sync(Gateway, scene.home)
+    running = await anyio.to_thread.run_sync(GatewayProcess, scene.home)
     try:
         await anyio.to_thread.run_sync(running.wait_ready)
         key = (scene.home / "api-key").read_text().strip()
@@ -388,7 +388,7 @@ async def test_what_survives_the_end_of_the_process(scene: Scene, event: str, nu
         await scene.furnish(caller)
         running.signal(number)
         await anyio.to_thread.run_sync(running.wait)
-    async with house(scene.home, toml=scene.toml) as h:
+    async with in_process_gateway(scene.home, toml=scene.toml) as h:
         found = await scene.look(h)
         scene.model.release("gate")
         found |= await scene.speak(h)
@@ -440,19 +440,19 @@ async def test_a_resident_that_was_replaced_in_mid_turn_is_released_when_that_tu
     home: Path, model: ScriptedModel
 ) -> None:
     """V20, A8: what counts is the instance that runs."""
-    async with core(home, model=model) as house:
-        first = await house.say("one")
-        record = house.door.presence.get(first.session)
+    async with core(home, model=model) as in_process_gateway:
+        first = await in_process_gateway.say("one")
+        record = in_process_gateway.service.presence.get(first.session)
         assert record is not None
         running = record.resident
         assert isinstance(running, Conversation)
-        accepted = await house.accept("[hold gate] two")
+        accepted = await in_process_gateway.accept("[hold gate] two")
         with anyio.fail_after(WAIT):
             await model.held("gate")
-        assert house.door.presence.unload(first.session, reason="test")
+        assert in_process_gateway.service.presence.unload(first.session, reason="test")
         assert running.history.parts
         model.release("gate")
-        assert (await house.answered(accepted.turn)).state == "answered"
+        assert (await in_process_gateway.answered(accepted.turn)).state == "answered"
         with anyio.fail_after(WAIT):
             while running.history.parts:
                 await anyio.lowlevel.checkpoint()

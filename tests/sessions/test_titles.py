@@ -16,12 +16,12 @@ async def test_a_title_that_is_too_long_is_refused_and_never_cut(home: Path, mod
     """H20: the bound is named, and the title is as it was."""
     async with core(home, model=model) as house:
         session = (await house.say("hello")).session
-        await operations.set_title(house.door, session, ANNA, "  a\nline " + "x" * (titles.LONGEST - 7))
-        kept = (await house.door.session(session, ANNA)).title
+        await operations.set_title(house.service, session, ANNA, "  a\nline " + "x" * (titles.LONGEST - 7))
+        kept = (await house.service.session(session, ANNA)).title
         assert kept == "a line " + "x" * (titles.LONGEST - 7)
         with pytest.raises(Refused, match="201 characters and may have 200"):
-            await operations.set_title(house.door, session, ANNA, "x" * (titles.LONGEST + 1))
-        assert (await house.door.session(session, ANNA)).title == kept
+            await operations.set_title(house.service, session, ANNA, "x" * (titles.LONGEST + 1))
+        assert (await house.service.session(session, ANNA)).title == kept
 
 
 @pytest.mark.parametrize("text", ["short", "word " * 100, "x" * 500, "\n \n"])

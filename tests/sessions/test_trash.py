@@ -21,7 +21,7 @@ async def worked(house: Core, name: str, size: int) -> str:
     """A session that wrote a file of so many bytes, and has ended."""
     call = {"path": "made.txt", "content": "x" * size}
     outcome = await house.say(f"[tool write_file {json.dumps(call)}] [say done]", name=name)
-    assert await house.door.end(outcome.session, ANNA, "new")
+    assert await house.service.end(outcome.session, ANNA, "new")
     return outcome.session
 
 

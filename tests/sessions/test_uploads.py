@@ -13,37 +13,37 @@ from tests.core import ANNA, BERT, WAIT, Core, core
 from tests.spool.sounds import wav
 from tidegate.errors import Busy, NotFound, Refused
 from tidegate.store import spooled
-from tidegate.values import IDEMPOTENCY, Accepted, Brought, Inbound, Message, Receipt
+from tidegate.values import IDEMPOTENCY, Acceptance, Attachment, Inbound, Message, Receipt
 
 pytestmark = pytest.mark.anyio
 LARGE = wav(10)
 
 
-async def bring(house: Core, text: str = "listen", name: str | None = "talk", **fields: Any) -> Accepted:
+async def bring(house: Core, text: str = "listen", name: str | None = "talk", **fields: Any) -> Acceptance:
     given: dict[str, Any] = {
         "principal": ANNA.id,
         "channel": "http",
         "agent": "main",
         "messages": (Message(role="user", text=text),),
         "name": name,
-        "brought": (Brought(message=0, name="messages[0].content[0]", data=LARGE),),
+        "brought": (Attachment(message=0, name="messages[0].content[0]", data=LARGE),),
         **fields,
     }
-    return await house.door.accept(Inbound(**given))
+    return await house.service.accept(Inbound(**given))
 
 
 def kept(house: Core) -> list[tuple[str, str]]:
     """Folder and name of what lies in the spool."""
-    return sorted((path.parent.name, path.name) for path in house.door.spool.root.rglob("sp_*"))
+    return sorted((path.parent.name, path.name) for path in house.service.spool.root.rglob("sp_*"))
 
 
 async def named(house: Core, session: str) -> list[tuple[str, str]]:
     """What the session's transcript names, after a check that each has its row."""
-    rows = (await house.door.transcript(session, ANNA)).rows
+    rows = (await house.service.transcript(session, ANNA)).rows
     found = [media.spooled for row in rows for media in row.message.media]
     for id in found:
         assert await house.store.read(spooled.get, id, session) is not None
-        assert await house.door.spool.load(session, id) == LARGE
+        assert await house.service.spool.load(session, id) == LARGE
     return sorted((session, id) for id in found)
 
 
@@ -57,7 +57,7 @@ async def test_several_that_begin_a_conversation_at_once_are_one_conversation(ho
         assert len({each.session for each in accepted}) == 1
         assert kept(house) == await named(house, accepted[0].session)
         assert len(kept(house)) == 3
-        assert house.door.spool.stats().writing == 0
+        assert house.service.spool.stats().writing == 0
 
 
 async def test_a_conversation_that_ends_meanwhile_is_followed_by_another(home: Path, model: ScriptedModel) -> None:
@@ -65,7 +65,7 @@ async def test_a_conversation_that_ends_meanwhile_is_followed_by_another(home: P
     async with core(home, model=model) as house:
         first = await house.say("begin")
         with anyio.fail_after(WAIT):
-            accepted, _ = await asyncio.gather(bring(house), house.door.end(first.session, ANNA, "test"))
+            accepted, _ = await asyncio.gather(bring(house), house.service.end(first.session, ANNA, "test"))
             await house.answered(accepted.turn)
         assert kept(house) == await named(house, accepted.session)
         assert len(kept(house)) == 1
@@ -85,10 +85,10 @@ async def test_what_is_refused_at_the_door_leaves_nothing(home: Path, model: Scr
         with pytest.raises(NotFound):
             await bring(house, name=None, session="../../etc")
         with pytest.raises(Refused, match="is no PNG") as refused:
-            await bring(house, brought=(Brought(message=0, name="messages[0].content[0]", data=b"hello"),))
+            await bring(house, brought=(Attachment(message=0, name="messages[0].content[0]", data=b"hello"),))
         assert (refused.value.status, refused.value.param) == (400, "messages[0].content[0]")
         assert kept(house) == []
-        assert house.door.spool.stats().writing == 0
+        assert house.service.spool.stats().writing == 0
         model.release("there")
 
 
@@ -129,7 +129,7 @@ async def test_what_a_caller_left_behind_is_found_by_the_sweep_or_taken_in(home:
         for pause in (0.0, 0.005, 0.05, 0.1):
             with anyio.move_on_after(pause):
                 await bring(house, name=f"talk-{pause}")
-        assert house.door.spool.stats().writing == 0
+        assert house.service.spool.stats().writing == 0
         with anyio.fail_after(WAIT):
-            for row in await house.door.sessions(ANNA):
+            for row in await house.service.sessions(ANNA):
                 assert set(await named(house, row.id)) <= set(kept(house))

@@ -10,7 +10,7 @@ from tests.skills.skill_folders import Clock
 from tests.tools.contexts import bare
 from tidegate.config import AgentSettings, read
 from tidegate.gateway.preflight import skills as before_start
-from tidegate.skills import Library, Looker, ProjectFiles
+from tidegate.skills import ProjectFiles, SkillDiscovery, SkillLibrary
 from tidegate.skills.discovery import IN_PROJECT
 from tidegate.skills.discovery_cache import LOOK_SECONDS
 from tidegate.skills.frontmatter import (
@@ -47,7 +47,7 @@ async def test_the_documented_skill_works_with_the_documented_settings(
         (tmp_path / folder).mkdir()
     config = read(TOML[0], home)
     assert not await anyio.to_thread.run_sync(list, before_start.doubtful(config))
-    reader = SkillReader(Library(config))
+    reader = SkillReader(SkillLibrary(config))
     assert "- release-notes: Writes the release notes of this product." in await reader.read(bare(), "", "")
     assert "What changed for the user" not in await reader.read(bare(), "", "")
     told = await reader.read(bare(), "release-notes", "")
@@ -59,7 +59,7 @@ async def test_the_documented_way_to_show_scripts_works(tmp_path: Path) -> None:
     home = tmp_path / "home"
     written(home)
     config = read(f'{TOML[1]}\n[agents.main]\ntools = ["skills"]\n', home)
-    told = await SkillReader(Library(config)).read(bare(), "release-notes", "")
+    told = await SkillReader(SkillLibrary(config)).read(bare(), "release-notes", "")
     assert f"For your commands its folder is {home}/skills/release-notes." in told
 
 
@@ -76,7 +76,7 @@ async def test_the_documented_project_files_enter_the_prompt(tmp_path: Path, mon
 def test_the_places_and_their_order_are_those_that_are_said(tmp_path: Path) -> None:
     said = re.findall(r"^\d\. `?([^`,]+)`?", PAGE.partition("the first one is used:")[2], re.MULTILINE)
     assert said[0] == "skills" and said[1].startswith("the folders of") and tuple(said[2:4]) == IN_PROJECT
-    assert Looker(read("", tmp_path)).look("main").entries == ()
+    assert SkillDiscovery(read("", tmp_path)).look("main").entries == ()
 
 
 def test_every_number_is_the_one_that_holds() -> None:

@@ -8,7 +8,7 @@ from tidegate.skills.frontmatter import (
     FILE_BYTES,
     HEAD_CHARACTERS,
     LONGEST_DESCRIPTION,
-    Unfit,
+    InvalidSkill,
     body,
     decoded,
     read,
@@ -53,7 +53,7 @@ WRONG = {
 
 
 def sentence(text: str) -> str:
-    with pytest.raises(Unfit) as told:
+    with pytest.raises(InvalidSkill) as told:
         read(text)
     return told.value.message
 
@@ -95,7 +95,7 @@ def test_a_description_is_one_printable_line() -> None:
 
 def test_a_file_that_is_too_long_or_no_text_is_told_as_such() -> None:
     for data, words in ((b"x" * (FILE_BYTES + 1), "256 KiB"), (b"---\nname: \xff", "UTF-8 (byte 11)")):
-        with pytest.raises(Unfit, match="; ") as told:
+        with pytest.raises(InvalidSkill, match="; ") as told:
             decoded(data)
         assert words in told.value.message
 
@@ -115,7 +115,7 @@ def test_any_bytes_give_a_skill_or_one_sentence(data: bytes) -> None:
     """X19: and a skill that is within the format's bounds."""
     try:
         found = read(decoded(data))
-    except Unfit as error:
+    except InvalidSkill as error:
         assert error.message.endswith(".") and error.message.isprintable() and len(error.message) < 400
     else:
         assert 1 <= len(found.name) <= 64 and found.name == found.name.lower()

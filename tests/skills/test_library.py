@@ -9,8 +9,8 @@ import pytest
 
 from tests.logs import capture_logs
 from tests.skills.skill_folders import Clock, configured, skill
-from tidegate.skills import Library, Shelf, Unfit
-from tidegate.skills.discovery_cache import LOOK_SECONDS, For, Looks
+from tidegate.skills import InvalidSkill, SkillLibrary, SkillSet
+from tidegate.skills.discovery_cache import LOOK_SECONDS, DiscoveryCache, DiscoveryKey
 
 pytestmark = pytest.mark.anyio
 
@@ -19,7 +19,7 @@ async def test_a_thousand_sessions_parse_an_unchanged_skill_once(home: Path) -> 
     """And look at its folder once in a while, not once each."""
     skill(home / "skills", "one")
     clock = Clock()
-    library = Library(configured(home), clock=clock)
+    library = SkillLibrary(configured(home), clock=clock)
     texts = set()
     for _ in range(1000):
         texts.add(await library.part("main", "p"))
@@ -33,8 +33,8 @@ async def test_a_thousand_sessions_parse_an_unchanged_skill_once(home: Path) -> 
 async def test_an_edit_reaches_the_next_look_and_the_next_read(home: Path) -> None:
     clock = Clock()
     folder = skill(home / "skills", "one", "Old.", body="Old words.")
-    library = Library(configured(home), clock=clock)
-    (entry,) = (await library.shelf("main")).entries
+    library = SkillLibrary(configured(home), clock=clock)
+    (entry,) = (await library.skill_set("main")).entries
     skill(home / "skills", "one", "New.", body="New words.")
     skill(home / "skills", "two")
     assert (await library.open(entry)).text == "New words."
@@ -42,10 +42,10 @@ async def test_an_edit_reaches_the_next_look_and_the_next_read(home: Path) -> No
     clock.now += LOOK_SECONDS
     assert "New." in await library.part("main", "p") and "- two: " in await library.part("main", "p")
     (folder / "SKILL.md").write_text("---\nname: other\ndescription: x\n---\n")
-    with pytest.raises(Unfit, match="make them equal"):
+    with pytest.raises(InvalidSkill, match="make them equal"):
         await library.open(entry)
     (folder / "SKILL.md").unlink()
-    with pytest.raises(Unfit, match="not there any more"):
+    with pytest.raises(InvalidSkill, match="not there any more"):
         await library.open(entry)
     assert await library.file(entry, "SKILL.md") is None
 
@@ -60,7 +60,7 @@ async def test_what_is_wrong_is_logged_once_and_what_is_covered_is_no_warning(ho
     (home / "skills" / "one" / "SKILL.md").open("a").close()
     skill(home / "skills", "one", "Another.")
     clock = Clock()
-    library = Library(configured(home, project=project), clock=clock)
+    library = SkillLibrary(configured(home, project=project), clock=clock)
     with capture_logs() as lines:
         for _ in range(3):
             assert (await library.part("main", "p")).count("\n- ") == 1
@@ -73,23 +73,23 @@ async def test_what_is_wrong_is_logged_once_and_what_is_covered_is_no_warning(ho
 
 async def test_an_agent_without_the_toolset_has_no_skills(home: Path) -> None:
     skill(home / "skills", "one")
-    library = Library(configured(home, more='[agents.other]\nmodel = "main"\n'))
+    library = SkillLibrary(configured(home, more='[agents.other]\nmodel = "main"\n'))
     assert library.serves("main") and not library.serves("other") and not library.serves("nobody")
-    assert await library.shelf("other") == Shelf()
+    assert await library.skill_set("other") == SkillSet()
 
 
 async def test_many_who_begin_together_share_one_look() -> None:
     looked: list[str] = []
 
-    def look(whom: For) -> str:
+    def look(whom: DiscoveryKey) -> str:
         looked.append(whom.agent)
         return f"found for {whom.agent}"
 
-    looks = Looks("test", look, "", len)
+    looks = DiscoveryCache("test", look, "", len)
     found: list[str] = []
 
     async def begin(agent: str) -> None:
-        found.append(await looks.of(For(agent)))
+        found.append(await looks.of(DiscoveryKey(agent)))
 
     async with anyio.create_task_group() as group:
         for number in range(50):
@@ -102,23 +102,23 @@ async def test_a_folder_that_does_not_answer_holds_up_no_session() -> None:
     clock, answers, hangs = Clock(), threading.Event(), threading.Event()
     looked: list[str] = []
 
-    def look(whom: For) -> str:
+    def look(whom: DiscoveryKey) -> str:
         looked.append(whom.agent)
         if hangs.is_set():
             answers.wait(20)
         return f"look {len(looked)}"
 
-    looks = Looks("test", look, "nothing", len, clock=clock, patience=0.05)
+    looks = DiscoveryCache("test", look, "nothing", len, clock=clock, patience=0.05)
     with capture_logs() as lines, anyio.fail_after(20):
-        assert await looks.of(For("main")) == "look 1"
+        assert await looks.of(DiscoveryKey("main")) == "look 1"
         hangs.set()
         for _ in range(3):
             clock.now += LOOK_SECONDS
-            assert await looks.of(For("main")) == "look 1"
+            assert await looks.of(DiscoveryKey("main")) == "look 1"
         assert (len(looked), len(lines)) == (2, 1) and "does not answer" in lines[0]["event"]
         hangs.clear()
         answers.set()
-        while await looks.of(For("main")) != "look 3":
+        while await looks.of(DiscoveryKey("main")) != "look 3":
             clock.now += LOOK_SECONDS
             await anyio.lowlevel.checkpoint()
 
@@ -126,20 +126,20 @@ async def test_a_folder_that_does_not_answer_holds_up_no_session() -> None:
 async def test_who_leaves_during_a_look_takes_it_from_nobody() -> None:
     started, goes_on = threading.Event(), threading.Event()
 
-    def look(whom: For) -> str:
+    def look(whom: DiscoveryKey) -> str:
         started.set()
         goes_on.wait(20)
         return "found"
 
-    looks = Looks("test", look, "nothing", len)
+    looks = DiscoveryCache("test", look, "nothing", len)
     with anyio.fail_after(20):
         async with anyio.create_task_group() as group:
             async with anyio.create_task_group() as leaving:
-                leaving.start_soon(looks.of, For("main"))
+                leaving.start_soon(looks.of, DiscoveryKey("main"))
                 await anyio.to_thread.run_sync(started.wait)
                 leaving.cancel_scope.cancel()
                 group.start_soon(anyio.to_thread.run_sync, goes_on.set)
-            assert await looks.of(For("main")) == "found"
+            assert await looks.of(DiscoveryKey("main")) == "found"
 
 
 async def test_files_of_a_skill_are_listed_and_read_within_its_folder(home: Path) -> None:
@@ -152,8 +152,8 @@ async def test_files_of_a_skill_are_listed_and_read_within_its_folder(home: Path
     (folder / "passwd").symlink_to("/etc/passwd")
     (folder / "again.md").symlink_to("references/rates.md")
     (home / "secret").write_text("secret")
-    library = Library(configured(home))
-    (entry,) = (await library.shelf("main")).entries
+    library = SkillLibrary(configured(home))
+    (entry,) = (await library.skill_set("main")).entries
     contents = await library.open(entry)
     assert contents.text == "Do it." and not contents.more and contents.seen == ""
     assert contents.files == ("again.md", "logo.png", "out", "passwd", "references/rates.md", "scripts/run.py")
@@ -163,7 +163,7 @@ async def test_files_of_a_skill_are_listed_and_read_within_its_folder(home: Path
     page = await library.file(entry, "logo.png")
     assert page is not None and page.text is None and page.size == 6
     for path in ("passwd", "out/secret", "../../secret", "/etc/passwd", "..", "SKILL.md/x", "\0", "references"):
-        with pytest.raises(Unfit):
+        with pytest.raises(InvalidSkill):
             await library.file(entry, path)
     for path in ("none.md", "none/none.md"):
         assert await library.file(entry, path) is None

@@ -9,7 +9,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import core, settings
-from tests.in_process import house
+from tests.in_process import in_process_gateway
 from tests.skills.skill_folders import skill
 from tidegate.skills import discovery_cache
 from tidegate.store import sessions
@@ -48,28 +48,28 @@ async def test_a_conversation_begins_with_the_projects_file_and_the_skills(
     home: Path, model: ScriptedModel, project: Path
 ) -> None:
     """P16, S32, X19: an edit reaches new conversations; the prefix of those that are there stays, byte for byte."""
-    async with core(home, model=model, toml=configuration(model, project)) as house:
-        outcome = await house.say("one")
+    async with core(home, model=model, toml=configuration(model, project)) as in_process_gateway:
+        outcome = await in_process_gateway.say("one")
         prompt = system(model)
         assert prompt.startswith("You are a test.\n\n# The project\n\n")
         assert "## File of the project: AGENTS.md\n\n```\nUse tabs, never spaces.\n```\n\n# Skills\n\n" in prompt
         assert prompt.endswith("\n- deploy: Ships it.") and "Push the button" not in prompt
-        row = await house.store.read(sessions.get, outcome.session)
+        row = await in_process_gateway.store.read(sessions.get, outcome.session)
         assert row is not None and row.prefix is not None
-        parts = (await house.store.read(sessions.prefix, row.prefix)).parts
+        parts = (await in_process_gateway.store.read(sessions.prefix, row.prefix)).parts
         assert [name for name, _ in parts] == ["prompt", "project", "skills"]
 
         (project / "AGENTS.md").write_text("Use spaces, never tabs.\n")
         skill(project / ".agents" / "skills", "deploy", "Ships it twice.")
-        await house.say("another one", "another talk")
+        await in_process_gateway.say("another one", "another talk")
         assert "Use spaces, never tabs." in system(model) and "- deploy: Ships it twice." in system(model)
-        await house.say("two")
+        await in_process_gateway.say("two")
         assert system(model) == prompt
-        assert house.door.presence.unload(outcome.session, reason="test")
-        await house.say("three")
+        assert in_process_gateway.service.presence.unload(outcome.session, reason="test")
+        await in_process_gateway.say("three")
         assert system(model) == prompt
-    async with core(home, model=model, toml=configuration(model, project)) as house:
-        await house.say("four")
+    async with core(home, model=model, toml=configuration(model, project)) as in_process_gateway:
+        await in_process_gateway.say("four")
         bodies = [request.body for request in model.recorded if b"another one" not in request.body]
         assert len(bodies) == 4
         for earlier, later in itertools.pairwise(bodies):
@@ -79,8 +79,8 @@ async def test_a_conversation_begins_with_the_projects_file_and_the_skills(
 async def test_a_broken_skill_fails_no_conversation(home: Path, model: ScriptedModel, project: Path) -> None:
     skill(project / ".agents" / "skills", "broken")
     (project / ".agents" / "skills" / "broken" / "SKILL.md").write_bytes(b"---\nname: \xff\n---\n")
-    async with core(home, model=model, toml=configuration(model, project)) as house:
-        assert (await house.say("one")).state == "answered"
+    async with core(home, model=model, toml=configuration(model, project)) as in_process_gateway:
+        assert (await in_process_gateway.say("one")).state == "answered"
         assert "- deploy: " in system(model) and "broken" not in system(model)
 
 
@@ -88,18 +88,20 @@ async def test_a_thousand_beginnings_parse_a_skill_once_and_share_one_prefix(
     home: Path, model: ScriptedModel, project: Path
 ) -> None:
     """Whoever begins them."""
-    async with core(home, model=model, toml=configuration(model, project)) as house:
-        fresh = [await house.door.beginnings.of("main", f"p_{number % 7}") for number in range(1000)]
+    async with core(home, model=model, toml=configuration(model, project)) as in_process_gateway:
+        fresh = [
+            await in_process_gateway.service.prompt_prefixes.of("main", f"p_{number % 7}") for number in range(1000)
+        ]
         assert all(each is fresh[0] for each in fresh)
-        caches = {stats.name: stats for stats in house.door.caches()}
+        caches = {stats.name: stats for stats in in_process_gateway.service.caches()}
         assert caches["skills"].misses == 1 and caches["looks at skills"].size == 1
 
 
 async def test_long_instructions_are_read_through_the_spool(home: Path, model: ScriptedModel, project: Path) -> None:
     """What is not shown is named, and can be read."""
     skill(project / ".agents" / "skills", "long", body="".join(f"step {number}\n" for number in range(20_000)))
-    async with core(home, model=model, toml=configuration(model, project)) as house:
-        await house.say('[tool skill {"name": "long"}] go')
+    async with core(home, model=model, toml=configuration(model, project)) as in_process_gateway:
+        await in_process_gateway.say('[tool skill {"name": "long"}] go')
         (result,) = (each for each in json.loads(model.recorded[-1].body)["messages"] if each["role"] == "tool")
         assert result["content"].startswith("Skill long, of the project.") and "step 19999" in result["content"]
         assert "step 10000" not in result["content"] and "sp_" in result["content"]
@@ -107,10 +109,14 @@ async def test_long_instructions_are_read_through_the_spool(home: Path, model: S
 
 async def test_who_has_neither_begins_with_his_prompt_alone(home: Path, model: ScriptedModel) -> None:
     """And the door has nothing of them."""
-    async with core(home, model=model) as house:
-        await house.say("one")
+    async with core(home, model=model) as in_process_gateway:
+        await in_process_gateway.say("one")
         assert system(model) == "You are a test."
-        assert house.door.skills is None and house.door.project_files is None and house.door.reach.skills is None
+        assert (
+            in_process_gateway.service.skills is None
+            and in_process_gateway.service.project_files is None
+            and in_process_gateway.service.reach.skills is None
+        )
 
 
 DEMO = """
@@ -127,7 +133,7 @@ async def test_the_demo_model_uses_a_skill_and_a_person_lists_them(home: Path) -
     """The same in every conversation with the agent."""
     skill(home / "skills", "deploy", "Ships it.", body="Push the button.", how_md="Slowly.")
     skill(home / "skills", "broken", head="name: x\n")
-    async with house(home, toml=DEMO) as running:
+    async with in_process_gateway(home, toml=DEMO) as running:
 
         async def said(text: str, **fields: Any) -> str:
             async with running.client.post("/api/messages", json={"text": text, **fields}) as response:

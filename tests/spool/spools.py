@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tidegate.spool import Recorder, Spool
+from tidegate.spool import OutputRecorder, Spool
 from tidegate.store import Store
 
 SESSION = "s_1"
@@ -23,7 +23,7 @@ def spool_of(root: Path, store: Store, **options: Any) -> Spool:
     return Spool(root, store, **{"excerpt_bytes": BYTES, "excerpt_lines": LINES, "quota": QUOTA, **options})
 
 
-async def recorded(recorder: Recorder, pieces: Iterable[bytes]) -> str:
+async def recorded(recorder: OutputRecorder, pieces: Iterable[bytes]) -> str:
     async with recorder:
         for piece in pieces:
             await recorder.write(piece)

@@ -14,7 +14,7 @@ from tests.spool.spools import SESSION, files, spool_of
 from tidegate.errors import MediaLeftOut, ToolFailed
 from tidegate.spool import SessionSpool, Spool
 from tidegate.spool.entry import UNSPOOLED_BYTES
-from tidegate.spool.jobs.audio_header import Sound, Strange, kind, sniff
+from tidegate.spool.jobs.audio_header import AudioHeader, UnknownAudio, kind, sniff
 from tidegate.spool.media import seems_media
 from tidegate.store import Store, spooled
 from tidegate.values import Media
@@ -47,7 +47,7 @@ class Reads:
         return found
 
 
-def heard(data: bytes) -> Sound:
+def heard(data: bytes) -> AudioHeader:
     reads = Reads(data)
     try:
         return sniff(reads, len(data))
@@ -68,7 +68,7 @@ def test_how_long_a_wav_lasts_is_in_its_header(frames: int, rate: int, channels:
     """D3: as Python's own library writes it."""
     data = wav(frames / rate, rate=rate, channels=channels, width=width)
     if frames == 0:
-        with pytest.raises(Strange, match="holds no sound"):
+        with pytest.raises(UnknownAudio, match="holds no sound"):
             heard(data)
     else:
         found = heard(data)
@@ -113,7 +113,7 @@ def test_a_wav_may_have_other_parts_and_need_not_know_its_length() -> None:
 )
 def test_what_makes_no_sense_is_said_in_words(data: bytes, why: str) -> None:
     """D3: hostile files give a sentence."""
-    with pytest.raises(Strange, match=why):
+    with pytest.raises(UnknownAudio, match=why):
         heard(data)
 
 
@@ -166,7 +166,7 @@ def test_whatever_a_header_holds_it_is_a_sound_or_a_sentence(
     data = data[:cut] + added
     try:
         found = heard(data)
-    except Strange as why:
+    except UnknownAudio as why:
         assert str(why)
     else:
         assert found.media_type in ("audio/wav", "audio/mpeg")
@@ -177,7 +177,7 @@ def test_whatever_a_header_holds_it_is_a_sound_or_a_sentence(
 def test_any_bytes_are_a_sound_or_a_sentence(data: bytes) -> None:
     try:
         heard(data)
-    except Strange as why:
+    except UnknownAudio as why:
         assert str(why)
     seems_media(data)
 

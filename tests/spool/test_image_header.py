@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.spool.pictures import bomb, plain, saved
-from tidegate.spool.jobs.image_header import Picture, Read, sniff
+from tidegate.spool.jobs.image_header import ImageHeader, Read, sniff
 
 
 def reading(data: bytes) -> Read:
@@ -29,12 +29,12 @@ MADE = [
 @pytest.mark.parametrize(("kind", "data"), MADE)
 def test_kind_and_size_are_read_from_the_header(kind: str, data: bytes) -> None:
     """D2, D8: without decoding, and past what a camera puts before it."""
-    assert sniff(reading(data)) == Picture(kind, 301, 17)
+    assert sniff(reading(data)) == ImageHeader(kind, 301, 17)
 
 
 def test_the_size_that_is_stated_is_told_however_large() -> None:
     """D7: a bomb is known by it."""
-    assert sniff(reading(bomb(30_000, 30_000))) == Picture("image/png", 30_000, 30_000)
+    assert sniff(reading(bomb(30_000, 30_000))) == ImageHeader("image/png", 30_000, 30_000)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from tests.spool.spools import WAIT
 from tidegate.errors import ToolFailed
-from tidegate.spool.jobs.runner import AT_ONCE, Workers
+from tidegate.spool.jobs.runner import AT_ONCE, JobRunner
 
 pytestmark = pytest.mark.anyio
 MEMORY = 256 * 1024 * 1024
@@ -36,7 +36,7 @@ async def test_a_child_gets_an_empty_environment_no_descriptors_and_limits(
     order = endless(tmp_path / "file")
     with anyio.fail_after(WAIT):
         async with anyio.create_task_group() as group:
-            group.start_soon(lambda: Workers(cores).run("search_job", order, within=WAIT, memory=MEMORY))
+            group.start_soon(lambda: JobRunner(cores).run("search_job", order, within=WAIT, memory=MEMORY))
             while not (found := children()) or "(a+)+" not in Path(f"/proc/{found[0]}/cmdline").read_text():
                 await anyio.sleep(0.01)
             proc = Path("/proc") / str(found[0])
@@ -52,7 +52,7 @@ async def test_a_child_gets_an_empty_environment_no_descriptors_and_limits(
 
 async def test_only_so_many_run_at_once_and_all_are_gone_when_their_time_is_over(tmp_path: Path) -> None:
     """D7, L15: the others wait; nobody is left, waited for or not."""
-    workers = Workers()
+    workers = JobRunner()
     order = endless(tmp_path / "file")
     most = 0
 
@@ -82,11 +82,11 @@ async def test_a_child_that_cannot_be_started_or_breaks_is_told_in_a_sentence(
 ) -> None:
     """L09: nothing of it is left."""
     order = endless(tmp_path / "file")
-    with pytest.raises(ToolFailed, match="The searching broke off"):
-        await Workers().run("search_job", order, within=WAIT, memory=1)
+    with pytest.raises(ToolFailed, match="The search job broke off"):
+        await JobRunner().run("search_job", order, within=WAIT, memory=1)
     with pytest.raises(ToolFailed, match="The nothing broke off"):
-        await Workers().run("nothing", order, within=WAIT, memory=MEMORY)
+        await JobRunner().run("nothing", order, within=WAIT, memory=MEMORY)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
     with pytest.raises(ToolFailed, match=r"could not be started \(No such file or directory\)"):
-        await Workers().run("search_job", order, within=WAIT, memory=MEMORY)
+        await JobRunner().run("search_job", order, within=WAIT, memory=MEMORY)
     assert children() == []

@@ -23,14 +23,14 @@ async def test_a_resumed_conversation_still_reads_its_long_results(home: Path, m
     toolsets = {"talk": Toolset((talk,))}
     async with core(home, model=model, tools='"talk", "output"', toolsets=toolsets) as c:
         first = await c.say("[tool talk {}]")
-        rows = (await c.door.transcript(first.session, ANNA)).rows
+        rows = (await c.service.transcript(first.session, ANNA)).rows
         text = next(row.message.text for row in rows if row.message.role == "tool")
         name = next(word.strip(",.;:") for word in text.split() if word.startswith("sp_"))
-        await c.door.end(first.session, ANNA, "new")
-        again, is_new = await operations.resume(c.door, first.session, ANNA)
+        await c.service.end(first.session, ANNA, "new")
+        again, is_new = await operations.resume(c.service, first.session, ANNA)
         assert is_new
-        await c.door.delete(first.session, ANNA)
-        spool = c.door.spool.of(again, None)
+        await c.service.delete(first.session, ANNA)
+        spool = c.service.spool.of(again, None)
         assert "line 3210 of many" in await spool.page(name, offset=3210, lines=1)
-        await c.door.delete(again, ANNA)
+        await c.service.delete(again, ANNA)
         assert not list((home / "spool").rglob("sp_*"))

@@ -46,7 +46,7 @@ async def told(house: Core, session: str, until: int) -> list[MessageAdded]:
     """The messages that a watcher is told of, up to place `until`."""
     found: list[MessageAdded] = []
     with anyio.fail_after(WAIT):
-        async with aclosing(house.door.watch(session, ANNA, 0)) as events:
+        async with aclosing(house.service.watch(session, ANNA, 0)) as events:
             async for _, event in events:
                 if isinstance(event, MessageAdded):
                     found.append(event)
@@ -78,7 +78,7 @@ async def test_a_model_sees_pictures_and_its_requests_only_grow_over_unload_and_
         assert first.state == "answered"
         assert seen(house) == [LARGE, SMALL, LARGE]
         await house.say("two")
-        assert house.door.presence.unload(first.session, reason="test")
+        assert house.service.presence.unload(first.session, reason="test")
         await house.say("[tool snap {}] three")
     async with running(home, model) as house:
         await house.say("four")
@@ -130,9 +130,9 @@ async def test_a_deleted_conversation_leaves_nothing_in_the_spool(home: Path, mo
     """D4, L19, V07: an end keeps it with the transcript."""
     async with running(home, model) as house:
         outcome = await house.say("[tool shout {}] [tool snap {}] one")
-        folder = house.door.spool.root / outcome.session
+        folder = house.service.spool.root / outcome.session
         assert len(list(folder.iterdir())) == 2
-        await house.door.end(outcome.session, ANNA, "test")
+        await house.service.end(outcome.session, ANNA, "test")
         assert len(list(folder.iterdir())) == 2
-        await house.door.delete(outcome.session, ANNA)
+        await house.service.delete(outcome.session, ANNA)
         assert not folder.exists()

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from tidegate.store import (
     ApprovalRow,
-    Asking,
     Db,
+    NewApproval,
     SessionKind,
     SessionRow,
     TurnRow,
@@ -69,7 +69,7 @@ def answered(db: Db, session: str, turn: str, answer: Message = ANSWER, now: flo
 
 def ask(db: Db, session: str, id: str, *, turn: str = "t_1", expires: float | None = None) -> ApprovalRow:
     """An approval that waits for the session's owner."""
-    asking = Asking(kind="approval", tool="shell", digest=approvals.action_digest("shell", "{}"), summary="rm x")
+    asking = NewApproval(kind="approval", tool="shell", digest=approvals.action_digest("shell", "{}"), summary="rm x")
     return approvals.ask(
         db, id=id, session=session, turn=turn, step=f"tool-{id}", asking=asking, now=1.0, expires=expires
     )

@@ -4,7 +4,7 @@ import pytest
 
 from tests.store.rows import OWNER, new_session, new_turn
 from tidegate.errors import Conflict, NotFound, Refused
-from tidegate.store import Answered, ApprovalRow, Asking, Decision, Store, approvals, sessions
+from tidegate.store import ApprovalAnswer, ApprovalRow, Decision, NewApproval, Store, approvals, sessions
 
 pytestmark = pytest.mark.anyio
 
@@ -12,9 +12,9 @@ OTHER = "p_other"
 REMOVE = approvals.action_digest("shell", '{"command": "rm x"}')
 
 
-def asking(**changes: object) -> Asking:
+def asking(**changes: object) -> NewApproval:
     values: dict[str, object] = {"kind": "approval", "tool": "shell", "digest": REMOVE, "summary": "rm x", **changes}
-    return Asking(**values)  # type: ignore[arg-type]
+    return NewApproval(**values)  # type: ignore[arg-type]
 
 
 async def ask(
@@ -27,7 +27,7 @@ async def ask(
 
 async def answer(
     store: Store, id: str, decision: Decision, *, by: str = OWNER, role: str = "user", text: str = "", now: float = 5.0
-) -> Answered:
+) -> ApprovalAnswer:
     return await store.write(approvals.answer, id, decision=decision, text=text, principal=by, role=role, now=now)
 
 
@@ -84,7 +84,7 @@ async def test_the_first_answer_counts_and_the_same_one_may_be_sent_twice(asked:
     assert counted.how == "counted" and counted.row is not None
     assert (counted.row.state, counted.row.answer, counted.row.answered_at) == ("approved", "go on", 5.0)
     assert (await answer(asked, "ap_1", "approved", text="go on", now=6.0)).how == "repeated"
-    assert await answer(asked, "ap_1", "denied", now=7.0) == Answered("closed", counted.row)
+    assert await answer(asked, "ap_1", "denied", now=7.0) == ApprovalAnswer("closed", counted.row)
 
 
 async def test_an_answer_in_time_counts_and_a_late_one_does_not(asked: Store) -> None:
@@ -102,8 +102,8 @@ async def test_only_who_may_answer_can_tell_that_there_is_a_question(asked: Stor
     await ask(asked, "ap_mine")
     await ask(asked, "ap_owners", "tool-0-1", may_answer="role:owner")
     await ask(asked, "ap_others", "tool-0-2", may_answer=OTHER)
-    assert await answer(asked, "ap_mine", "approved", by=OTHER) == Answered("unknown", None)
-    assert await answer(asked, "ap_none", "approved") == Answered("unknown", None)
+    assert await answer(asked, "ap_mine", "approved", by=OTHER) == ApprovalAnswer("unknown", None)
+    assert await answer(asked, "ap_none", "approved") == ApprovalAnswer("unknown", None)
     assert (await answer(asked, "ap_owners", "approved")).how == "unknown"
     assert (await answer(asked, "ap_owners", "approved", by="p_root", role="owner")).how == "counted"
 

@@ -9,7 +9,7 @@ from tests.store.rows import OWNER, new_session, new_turn
 from tidegate.cli import audit as command
 from tidegate.errors import TidegateError
 from tidegate.store import AuditKind, AuditRow, Db, Store, approvals, audit, intents, maintenance, principals, sessions
-from tidegate.store.rows import Asking
+from tidegate.store.rows import NewApproval
 from tidegate.store.tables.approvals import action_digest
 
 pytestmark = pytest.mark.anyio
@@ -138,7 +138,7 @@ async def test_an_approval_is_recorded_when_it_is_asked_and_however_it_is_closed
     digest = action_digest("terminal", '{"command": "rm x"}')
 
     def ask(db: Db, id: str, kind: Any = "approval") -> None:
-        asking = Asking(kind=kind, tool="terminal", digest=digest, summary="rm x")
+        asking = NewApproval(kind=kind, tool="terminal", digest=digest, summary="rm x")
         approvals.ask(db, id=id, session="s_1", turn="t_1", step=id, asking=asking, now=1.0, expires=9.0)
 
     def work(db: Db) -> None:

@@ -37,7 +37,7 @@ def keep(
     now: float = 1.0,
     most: int = MOST,
     replaces: int | None = None,
-) -> notes.Kept:
+) -> notes.NoteChange:
     return notes.put(
         db,
         about=about,

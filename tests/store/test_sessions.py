@@ -322,7 +322,7 @@ async def test_an_end_for_idleness_looks_once_more(store: Store) -> None:
         await store.write(sessions.end, id, reason="expiry", hooks=("memory",), now=10.0, only_idle_since=5.0)
         for id in ("s_spoken_to", "s_queued", "s_idle")
     ]
-    assert ended == [None, None, sessions.Ended(())]
+    assert ended == [None, None, sessions.SessionEnd(())]
     assert await store.read(endings.pending) == [("s_idle", "memory")]
 
 

@@ -13,7 +13,7 @@ from tests.store.rows import OWNER, count, new_session
 from tidegate.config.value_types import DEAREST
 from tidegate.models.catalog.facts import Prices
 from tidegate.models.formats.token_counts import TOKENS
-from tidegate.store import Db, Spent, Store, migrations, principals, sessions, usage
+from tidegate.store import Db, SpentTotal, Store, migrations, principals, sessions, usage
 from tidegate.store.sqlite.connections import connect
 from tidegate.values import Usage
 
@@ -101,16 +101,16 @@ async def test_what_was_spent_leaves_the_demo_model_out(store: Store, folded: in
     in the hours already."""
     await store.write(some)
     assert await store.write(usage.fold, folded) == min(4, folded)
-    assert await store.read(usage.spent, 0.0) == Spent(26, 700)
-    assert await store.read(usage.spent, START + 3600) == Spent(14, 600)
+    assert await store.read(usage.spent, 0.0) == SpentTotal(26, 700)
+    assert await store.read(usage.spent, START + 3600) == SpentTotal(14, 600)
     for per, key, since, spent in (
-        ("principal", "p_1", 0.0, Spent(14, 600)),
-        ("principal", "p_2", 0.0, Spent(12, 100)),
-        ("principal", "p_1", START + 3600, Spent(2, 500)),
-        ("agent", "other", 0.0, Spent(2, 500)),
-        ("session", "s_1", START + 3600, Spent(2, 500)),
-        ("job", "news", 0.0, Spent(14, 600)),
-        ("job", "", 0.0, Spent(0, 0)),
+        ("principal", "p_1", 0.0, SpentTotal(14, 600)),
+        ("principal", "p_2", 0.0, SpentTotal(12, 100)),
+        ("principal", "p_1", START + 3600, SpentTotal(2, 500)),
+        ("agent", "other", 0.0, SpentTotal(2, 500)),
+        ("session", "s_1", START + 3600, SpentTotal(2, 500)),
+        ("job", "news", 0.0, SpentTotal(14, 600)),
+        ("job", "", 0.0, SpentTotal(0, 0)),
     ):
         assert await store.read(usage.spent_by, per, key, since) == spent
     assert await store.read(usage.jobs, 10) == ["news"]
@@ -126,18 +126,22 @@ async def test_a_deleted_conversation_leaves_its_principals_count_and_no_name(st
     assert await store.write(sessions.delete, "s_1")
     assert await store.read(count, "usage", "session = 's_1' OR principal = 'p_1'") == 0
     assert await store.read(count, "usage") == 4
-    for since, spent in ((0.0, Spent(14, 600)), (START + 3600, Spent(2, 500)), (START + DAY, Spent(0, 0))):
+    for since, spent in (
+        (0.0, SpentTotal(14, 600)),
+        (START + 3600, SpentTotal(2, 500)),
+        (START + DAY, SpentTotal(0, 0)),
+    ):
         assert await store.read(usage.spent_by, "principal", "p_1", since) == spent
     assert (await store.read(usage.total)).cost == 700
-    assert await store.read(usage.spent, 0.0) == Spent(26, 700)
-    assert await store.read(usage.spent_by, "agent", "main", 0.0) == Spent(24, 200)
+    assert await store.read(usage.spent, 0.0) == SpentTotal(26, 700)
+    assert await store.read(usage.spent_by, "agent", "main", 0.0) == SpentTotal(24, 200)
     await store.write(usage.fold, 100)
-    assert await store.read(usage.spent, 0.0) == Spent(26, 700)
-    assert await store.read(usage.spent_by, "agent", "main", 0.0) == Spent(24, 200)
+    assert await store.read(usage.spent, 0.0) == SpentTotal(26, 700)
+    assert await store.read(usage.spent_by, "agent", "main", 0.0) == SpentTotal(24, 200)
     await store.write(new_session, "s_3", principal="p_1")
     await store.write(use, session="s_3")
     await store.write(sessions.delete, "s_3")
-    assert await store.read(usage.spent_by, "principal", "p_1", 0.0) == Spent(26, 700)
+    assert await store.read(usage.spent_by, "principal", "p_1", 0.0) == SpentTotal(26, 700)
 
 
 @pytest.mark.parametrize("principal", [None, OWNER])
@@ -195,7 +199,7 @@ async def test_counts_that_no_endpoint_can_mean_still_add_up(store: Store) -> No
             use(db, tokens=msgspec.structs.replace(most, cost=dear))
 
     await store.write(spend)
-    expected = Spent(calls * 4 * TOKENS, calls * dear)
+    expected = SpentTotal(calls * 4 * TOKENS, calls * dear)
     assert await store.read(usage.spent, START) == expected
     assert (await store.read(usage.total)).cost == expected.cost
     assert await store.write(usage.fold, calls) == calls

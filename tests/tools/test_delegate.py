@@ -10,7 +10,7 @@ from tests.gateway.process import environment
 from tests.tools.contexts import bare
 from tidegate.errors import ToolFailed
 from tidegate.security.policy import Action, Mode, decide
-from tidegate.tools import Reach, ToolContext, ToolRegistry, builtin_toolsets
+from tidegate.tools import ToolContext, ToolRegistry, ToolServices, builtin_toolsets
 
 pytestmark = pytest.mark.anyio
 
@@ -48,7 +48,7 @@ def test_it_is_asked_about_only_where_everything_is(mode: Mode, verdict: str) ->
 async def test_it_hands_on_the_very_task_and_says_when_there_is_nobody() -> None:
     """X23: whom it works for is in its context."""
     given = '{"agent": "helper", "task": "look"}'
-    context = bare(reach=Reach(delegates=Echo()), step="tool-0-0")
+    context = bare(reach=ToolServices(delegates=Echo()), step="tool-0-0")
     assert await DELEGATE.run(context, given) == "main tool-0-0 helper look"
     with pytest.raises(ToolFailed, match="no agent that you may give tasks to"):
         await DELEGATE.run(bare(), given)

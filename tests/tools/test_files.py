@@ -25,7 +25,7 @@ from tidegate.tools.files.listing import listed
 from tidegate.tools.files.read import PAGE_BYTES
 from tidegate.tools.files.search import searched
 from tidegate.tools.files.write import write
-from tidegate.workspaces.files import Choice, Query, read_pattern, search_input
+from tidegate.workspaces.files import FileFilter, SearchQuery, read_pattern, search_input
 
 pytestmark = pytest.mark.anyio
 
@@ -257,8 +257,8 @@ async def test_an_empty_folder_and_one_too_full_are_told(yard: Yard, monkeypatch
 
 
 async def found(yard: Yard, pattern: str, **options: Any) -> str:
-    choice = Choice(glob=options.pop("glob", ""))
-    return await searched(yard.files(), ".", Query(pattern=read_pattern(pattern), choice=choice, **options))
+    choice = FileFilter(glob=options.pop("glob", ""))
+    return await searched(yard.files(), ".", SearchQuery(pattern=read_pattern(pattern), choice=choice, **options))
 
 
 async def test_what_is_found_stands_under_its_file(yard: Yard) -> None:

@@ -10,9 +10,9 @@ from tests.skills.skill_folders import configured, skill
 from tests.tools.contexts import bare
 from tidegate.config import Config
 from tidegate.errors import ToolFailed
-from tidegate.skills import Library
+from tidegate.skills import SkillLibrary
 from tidegate.skills.library import FILES_LISTED, READ_BYTES
-from tidegate.tools import Reach, ToolRegistry, builtin_toolsets
+from tidegate.tools import ToolRegistry, ToolServices, builtin_toolsets
 from tidegate.tools.skills import skill as tool
 from tidegate.turns.skill_reader import SkillReader
 
@@ -25,7 +25,7 @@ def home(tmp_path: Path) -> Path:
 
 
 async def call(config: Config, name: str = "", file: str = "", *, agent: str = "main") -> str:
-    reach = Reach(skills=SkillReader(Library(config)))
+    reach = ToolServices(skills=SkillReader(SkillLibrary(config)))
     arguments: dict[str, Any] = {key: value for key, value in (("name", name), ("file", file)) if value}
     given = await tool.run(bare(reach=reach, agent=agent), msgspec.json.encode(arguments).decode())
     assert isinstance(given, str)
@@ -110,7 +110,7 @@ async def test_what_cannot_be_had_is_one_sentence(home: Path) -> None:
 
 async def test_one_that_breaks_after_it_was_listed_is_told(home: Path) -> None:
     skill(home / "skills", "deploy")
-    library = Library(configured(home))
+    library = SkillLibrary(configured(home))
     reader = SkillReader(library)
     assert "deploy" in await reader.read(bare(), "", "")
     (home / "skills" / "deploy" / "SKILL.md").write_text("---\n")

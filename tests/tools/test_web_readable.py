@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.spool import Workers
+from tidegate.spool import JobRunner
 from tidegate.tools.web import html_text
 from tidegate.tools.web.html_text import Converter
 
@@ -28,7 +28,7 @@ async def made(page: bytes, **order: Any) -> tuple[dict[str, Any], str]:
     input, output = os.memfd_create("in"), os.memfd_create("out")
     try:
         os.write(input, page)
-        report = await Workers().run(
+        report = await JobRunner().run(
             "html_text",
             {"url": URL, "charset": "", "bytes": 100_000, "trafilatura": "", **order},
             within=30,

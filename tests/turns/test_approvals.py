@@ -18,7 +18,7 @@ from tidegate.commands import build
 from tidegate.errors import Conflict, NotAllowed, NotFound, Refused
 from tidegate.security import Principal
 from tidegate.store import approvals
-from tidegate.values import Answered, Asked, Event, MessageAdded, TurnEnded
+from tidegate.values import Event, MessageAdded, QuestionAnswered, QuestionAsked, TurnEnded
 
 pytestmark = pytest.mark.anyio
 
@@ -36,11 +36,11 @@ async def test_an_approval_survives_the_process_and_the_tool_runs_once(
         assert deeds.done == []
     async with asking(home, model, deeds) as house:
         assert [found.id for found in await asked(house, turn)] == [question.id]
-        assert [view.id for view in await house.door.questions.open_for(ANNA)] == [question.id]
-        await house.door.questions.answer(question.id, ANNA, "approved")
+        assert [view.id for view in await house.service.questions.open_for(ANNA)] == [question.id]
+        await house.service.questions.answer(question.id, ANNA, "approved")
         assert (await house.answered(turn)).text == "done"
         assert deeds.done == ["a"]
-        assert await house.door.questions.open_for(ANNA) == []
+        assert await house.service.questions.open_for(ANNA) == []
     async with asking(home, model, deeds):
         assert deeds.done == ["a"]
 
@@ -50,13 +50,13 @@ async def test_a_question_waits_over_any_number_of_kills(home: Path, model: Scri
     deeds = Deeds()
     async with asking(home, model, deeds, drain=None) as house:
         turn, [question] = await ask(house)
-        kills = house.door.config.limits.resumes + 2
+        kills = house.service.config.limits.resumes + 2
     for _ in range(kills):
         async with asking(home, model, deeds, drain=None) as house:
             assert [found.id for found in await asked(house, turn)] == [question.id]
     async with asking(home, model, deeds) as house:
         await asked(house, turn)
-        await house.door.questions.answer(question.id, ANNA, "approved")
+        await house.service.questions.answer(question.id, ANNA, "approved")
         assert (await house.answered(turn)).text == "done"
     assert deeds.done == ["a"]
 
@@ -71,13 +71,13 @@ async def test_an_answer_given_before_the_turn_looks_again_counts(
         turn, [question] = await ask(house)
         await house.store.write(
             lambda db: approvals.answer(
-                db, question.id, decision="approved", principal=ANNA.id, role="member", now=house.door.clock()
+                db, question.id, decision="approved", principal=ANNA.id, role="member", now=house.service.clock()
             )
         )
     async with asking(home, model, deeds) as house:
-        log = house.door.live(turn)
+        log = house.service.live(turn)
         assert (await house.answered(turn)).text == "done"
-        assert log is None or not any(isinstance(event, Asked) for event in log.events)
+        assert log is None or not any(isinstance(event, QuestionAsked) for event in log.events)
         assert deeds.done == ["a"]
 
 
@@ -92,8 +92,8 @@ async def test_a_question_of_a_tool_survives_the_process(home: Path, model: Scri
     async with asking(home, model, deeds) as house:
         assert [found.id for found in await asked(house, turn)] == [question.id]
         with pytest.raises(Refused, match=r"1\. red; 2\. blue"):
-            await house.door.questions.answer(question.id, ANNA, "answered", "green")
-        answered = await house.door.questions.answer(question.id, ANNA, "answered", "2")
+            await house.service.questions.answer(question.id, ANNA, "answered", "green")
+        answered = await house.service.questions.answer(question.id, ANNA, "answered", "2")
         assert (answered.state, answered.answer) == ("answered", "blue")
         assert (await house.answered(turn)).text == "thanks"
         assert results(house) == ["blue"]
@@ -113,7 +113,7 @@ async def test_what_ran_beside_a_question_is_not_run_again(
             await deeds.started.wait()
     async with asking(home, model, deeds, config=config) as house:
         await asked(house, turn)
-        await house.door.questions.answer(question.id, ANNA, "approved")
+        await house.service.questions.answer(question.id, ANNA, "approved")
         assert (await house.answered(turn)).text == "done"
         assert deeds.done == ["x", "a"]
         assert results(house)[0].startswith("Interrupted") and results(house)[1] == "pushed a"
@@ -128,11 +128,11 @@ async def test_no_sweep_and_no_expiry_of_sessions_touches_what_waits(home: Path,
         turn, [question] = await ask(house)
         now[0] += 20 * 86400
         await house.say("[say other]", name="other")
-        for chore in house.door.chores():
+        for chore in house.service.maintenance_tasks():
             await chore.run()
-        house.door.presence.unload((await house.door.outcome(turn)).session, reason="pressure")
-        assert [view.id for view in await house.door.questions.open_for(ANNA)] == [question.id]
-        await house.door.questions.answer(question.id, ANNA, "approved")
+        house.service.presence.unload((await house.service.outcome(turn)).session, reason="pressure")
+        assert [view.id for view in await house.service.questions.open_for(ANNA)] == [question.id]
+        await house.service.questions.answer(question.id, ANNA, "approved")
         assert (await house.answered(turn)).text == "done"
 
 
@@ -144,13 +144,13 @@ async def test_a_stop_cancels_what_is_asked(home: Path, model: ScriptedModel) ->
     deeds = Deeds()
     async with asking(home, model, deeds) as house:
         turn, [question] = await ask(house)
-        session = (await house.door.outcome(turn)).session
-        assert await house.door.stop(session, ANNA) == turn
+        session = (await house.service.outcome(turn)).session
+        assert await house.service.stop(session, ANNA) == turn
         assert (await house.answered(turn)).state == "stopped"
         with pytest.raises(Conflict, match="it was cancelled"):
-            await house.door.questions.answer(question.id, ANNA, "approved")
+            await house.service.questions.answer(question.id, ANNA, "approved")
         assert (await house.say("[say next]")).text == "next"
-        assert deeds.done == [] and house.door.engine.away == 0 and house.door.questions.waiting == 0
+        assert deeds.done == [] and house.service.engine.away == 0 and house.service.questions.waiting == 0
 
 
 async def test_an_end_cancels_what_is_asked_and_tells(home: Path, model: ScriptedModel) -> None:
@@ -158,14 +158,14 @@ async def test_an_end_cancels_what_is_asked_and_tells(home: Path, model: Scripte
     deeds = Deeds()
     async with asking(home, model, deeds) as house:
         turn, [question] = await ask(house)
-        log = house.door.live(turn)
-        session = (await house.door.outcome(turn)).session
-        assert await house.door.end(session, ANNA, "new")
+        log = house.service.live(turn)
+        session = (await house.service.outcome(turn)).session
+        assert await house.service.end(session, ANNA, "new")
         outcome = await house.answered(turn)
         assert outcome.state == "stopped" and outcome.error is not None and "ended" in outcome.error.message
         assert log is not None and isinstance(log.events[-1], TurnEnded)
-        assert (await house.door.questions.get(question.id, ANNA)).state == "cancelled"
-        assert await house.door.questions.standing(session) == []
+        assert (await house.service.questions.get(question.id, ANNA)).state == "cancelled"
+        assert await house.service.questions.standing(session) == []
         assert deeds.done == []
 
 
@@ -178,8 +178,8 @@ async def test_when_nobody_answers_in_time_the_turn_goes_on_and_is_told(home: Pa
         assert question.expires == 1e9 + 3600
         now[0] += 3600
         with pytest.raises(Conflict, match="its time was over"):
-            await house.door.questions.answer(question.id, ANNA, "approved")
-        assert await house.door.questions.expire() == 1
+            await house.service.questions.answer(question.id, ANNA, "approved")
+        assert await house.service.questions.expire() == 1
         assert (await house.answered(turn)).text == "done"
         assert results(house) == ["Nobody answered in time (limits.answer_within), so nothing was done."]
         assert deeds.done == []
@@ -194,7 +194,7 @@ async def test_an_agent_may_be_told_to_stop_when_nobody_answers(home: Path, mode
     async with asking(home, model, deeds, config=config, clock=lambda: now[0]) as house:
         turn, _ = await ask(house, f"[tool {call}] [say done]")
         now[0] += 10 * 86400
-        await house.door.questions.expire()
+        await house.service.questions.expire()
         outcome = await house.answered(turn)
         assert outcome.state == "failed" and outcome.error is not None and outcome.error.code == "unanswered"
         assert "limits.answer_within" in outcome.error.message
@@ -207,7 +207,7 @@ async def test_a_denial_is_told_with_its_reason(home: Path, model: ScriptedModel
     deeds = Deeds()
     async with asking(home, model, deeds) as house:
         turn, [question] = await ask(house)
-        await house.door.questions.answer(question.id, ANNA, "denied", "not on a Friday")
+        await house.service.questions.answer(question.id, ANNA, "denied", "not on a Friday")
         assert (await house.answered(turn)).text == "done"
         assert results(house) == ["Not run: the person denied it, and said: not on a Friday"]
         assert deeds.done == []
@@ -233,7 +233,7 @@ async def test_where_nobody_could_answer_to_ask_is_to_deny(
             "Not run: it needs a person's approval (approvals = balanced), and nobody can be asked"
         )
         assert unasked.startswith("Nobody was asked: nobody can be asked on the channel")
-        assert await house.door.questions.open_for(ANNA) == []
+        assert await house.service.questions.open_for(ANNA) == []
 
 
 async def test_one_principal_cannot_take_every_place_to_wait_for_an_answer(home: Path, model: ScriptedModel) -> None:
@@ -248,7 +248,7 @@ async def test_one_principal_cannot_take_every_place_to_wait_for_an_answer(home:
         others = await house.accept(push, channel="page", principal=BERT.id)
         [second] = await asked(house, others.turn)
         for question, who, accepted in ((first, ANNA, own), (second, BERT, others)):
-            await house.door.questions.answer(question.id, who, "approved")
+            await house.service.questions.answer(question.id, who, "approved")
             assert (await house.answered(accepted.turn)).text == "done"
 
 
@@ -262,19 +262,19 @@ async def test_no_more_turns_wait_than_may_and_a_standing_question_is_not_refuse
     async with asking(home, model, deeds, extra, drain=None) as house:
         accepted = await house.accept(both, channel="page")
         first = await asked(house, accepted.turn, 2)
-        assert house.door.questions.waiting == 2 and house.door.engine.away == 1
+        assert house.service.questions.waiting == 2 and house.service.engine.away == 1
         assert (await house.say('[tool push {"what": "c"}] [say no]', name="other", channel="page")).text == "no"
         assert "limits.questions" in results(house)[-1]
     async with asking(home, model, deeds, extra) as house:
         again = await asked(house, accepted.turn, 2)
         assert {question.id for question in again} == {question.id for question in first}
         for question in again:
-            await house.door.questions.answer(question.id, ANNA, "approved")
+            await house.service.questions.answer(question.id, ANNA, "approved")
         assert (await house.answered(accepted.turn)).text == "done"
         assert sorted(deeds.done) == ["a", "b"]
         turn, _ = await ask(house)
-        assert house.door.questions.waiting == 1
-        house.door.engine.interrupt(turn, "by the test")
+        assert house.service.questions.waiting == 1
+        house.service.engine.interrupt(turn, "by the test")
         await house.answered(turn)
 
 
@@ -289,8 +289,8 @@ async def test_an_approval_is_of_one_call_and_its_neighbour_waits_for_its_own(ho
         questions = await asked(house, accepted.turn, 2)
         (second,) = [question for question in questions if "what: b" in question.summary]
         (first,) = [question for question in questions if "what: a" in question.summary]
-        await house.door.questions.answer(second.id, ANNA, "approved")
-        log = house.door.live(accepted.turn)
+        await house.service.questions.answer(second.id, ANNA, "approved")
+        log = house.service.live(accepted.turn)
         assert log is not None
         with anyio.fail_after(WAIT):
             async with aclosing(log.read()) as batches:
@@ -298,7 +298,7 @@ async def test_an_approval_is_of_one_call_and_its_neighbour_waits_for_its_own(ho
                     if any(isinstance(event, MessageAdded) and event.message.text == "pushed b" for event in batch):
                         break
         assert deeds.done == ["b"]
-        await house.door.questions.answer(first.id, ANNA, "denied")
+        await house.service.questions.answer(first.id, ANNA, "denied")
         assert (await house.answered(accepted.turn)).text == "done"
         assert deeds.done == ["b"]
 
@@ -316,9 +316,9 @@ async def test_a_row_about_another_action_lets_nothing_run(home: Path, model: Sc
         turn, [question] = await ask(house)
         await house.store.write(forge)
         if state == "open":
-            await house.door.questions.answer(question.id, ANNA, "approved")
+            await house.service.questions.answer(question.id, ANNA, "approved")
         else:
-            house.door.engine.signal(turn)
+            house.service.engine.signal(turn)
         assert (await house.answered(turn)).text == "done"
         assert deeds.done == [] and results(house)[0].startswith("Not run")
 
@@ -345,12 +345,12 @@ async def test_what_is_not_his_does_not_exist_for_a_principal(home: Path, model:
         for stranger in (BERT, OWNER):
             for id in (question.id, "ap_" + "0" * 32, "", "' OR 1 --"):
                 with pytest.raises(NotFound, match="no question"):
-                    await house.door.questions.answer(id, stranger, "approved")
-            assert await house.door.questions.open_for(stranger) == []
-        session = (await house.door.outcome(turn)).session
-        assert await house.door.questions.of_session(session, BERT) == []
-        assert deeds.done == [] and (await house.door.questions.get(question.id, ANNA)).state == "open"
-        await house.door.stop(session, ANNA)
+                    await house.service.questions.answer(id, stranger, "approved")
+            assert await house.service.questions.open_for(stranger) == []
+        session = (await house.service.outcome(turn)).session
+        assert await house.service.questions.of_session(session, BERT) == []
+        assert deeds.done == [] and (await house.service.questions.get(question.id, ANNA)).state == "open"
+        await house.service.stop(session, ANNA)
         await house.answered(turn)
 
 
@@ -359,7 +359,7 @@ async def test_an_answer_counts_once(home: Path, model: ScriptedModel) -> None:
     deeds = Deeds()
     async with asking(home, model, deeds) as house:
         turn, [question] = await ask(house)
-        answer = house.door.questions.answer
+        answer = house.service.questions.answer
         for wrong in ("answered",):
             with pytest.raises(Refused, match="/approve or /deny"):
                 await answer(question.id, ANNA, wrong, "yes")  # type: ignore[arg-type]
@@ -377,18 +377,18 @@ async def test_a_tool_may_ask_again_and_each_time_is_a_question(home: Path, mode
     async with asking(home, model, deeds, drain=None) as house:
         turn, [first] = await ask(house, '[tool insist {"times": 2}] [say done]')
         with pytest.raises(Refused, match="Say what the answer is"):
-            await house.door.questions.answer(first.id, ANNA, "answered", " ")
+            await house.service.questions.answer(first.id, ANNA, "answered", " ")
         with pytest.raises(Refused, match="/answer"):
-            await house.door.questions.answer(first.id, ANNA, "approved")
-        await house.door.questions.answer(first.id, ANNA, "answered", "YES")
+            await house.service.questions.answer(first.id, ANNA, "approved")
+        await house.service.questions.answer(first.id, ANNA, "answered", "YES")
         _, second = await asked(house, turn, 2)
         assert second.id != first.id
     async with asking(home, model, deeds) as house:
         (again,) = await asked(house, turn)
         assert again.id == second.id
         with pytest.raises(Conflict, match="it was answered"):
-            await house.door.questions.answer(first.id, ANNA, "answered", "no")
-        await house.door.questions.answer(second.id, ANNA, "answered", "no")
+            await house.service.questions.answer(first.id, ANNA, "answered", "no")
+        await house.service.questions.answer(second.id, ANNA, "answered", "no")
         assert (await house.answered(turn)).text == "done"
         assert results(house) == ["yes, no"]
 
@@ -397,13 +397,13 @@ async def test_what_a_call_asked_is_over_with_the_call(home: Path, model: Script
     """S30: a tool whose time was over asks nobody any more: who follows is told, and a late answer is refused."""
     async with asking(home, model, Deeds()) as house:
         turn, [question] = await ask(house, "[tool hurry {}] [hold gate step=1] [say done]")
-        log = house.door.live(turn)
+        log = house.service.live(turn)
         with anyio.fail_after(WAIT):
             await model.held("gate")
         assert log is not None and _states(log.events) == ["cancelled"]
-        assert await house.door.questions.open_for(ANNA) == []
+        assert await house.service.questions.open_for(ANNA) == []
         with pytest.raises(Conflict, match="it was cancelled"):
-            await house.door.questions.answer(question.id, ANNA, "answered", "late")
+            await house.service.questions.answer(question.id, ANNA, "answered", "late")
         model.release("gate")
         assert (await house.answered(turn)).text == "done"
 
@@ -419,14 +419,14 @@ async def test_what_a_lost_call_had_asked_is_over_too(home: Path, model: Scripte
     async with asking(home, model, deeds, config=config) as house:
         with anyio.fail_after(WAIT):
             await model.held("gate")
-        assert (await house.door.questions.get(question.id, ANNA)).state == "cancelled"
+        assert (await house.service.questions.get(question.id, ANNA)).state == "cancelled"
         model.release("gate")
         assert (await house.answered(turn)).text == "done"
         assert results(house)[0].startswith("Interrupted") and deeds.done == ["a"]
 
 
 def _states(events: Sequence[Event]) -> list[str]:
-    return [event.state for event in events if isinstance(event, Answered)]
+    return [event.state for event in events if isinstance(event, QuestionAnswered)]
 
 
 async def test_a_tool_that_was_approved_may_still_ask(home: Path, model: ScriptedModel) -> None:
@@ -435,9 +435,9 @@ async def test_a_tool_that_was_approved_may_still_ask(home: Path, model: Scripte
     deeds.goes_on.set()
     async with asking(home, model, deeds) as house:
         turn, [leave] = await ask(house, '[tool linger {"what": "a", "then": "Why?"}] [say done]')
-        await house.door.questions.answer(leave.id, ANNA, "approved")
+        await house.service.questions.answer(leave.id, ANNA, "approved")
         _, question = await asked(house, turn, 2)
-        await house.door.questions.answer(question.id, ANNA, "answered", "because")
+        await house.service.questions.answer(question.id, ANNA, "answered", "because")
         assert (await house.answered(turn)).text == "done"
         assert results(house) == ["because"] and deeds.done == ["a"]
 
@@ -462,7 +462,7 @@ async def test_a_person_sees_what_a_call_would_hide(home: Path, model: ScriptedM
             assert "a\ufe0f" not in question.summary and ("\u2764\ufe0f" in question.summary) == ("\u2764" in what)
             if what is long:
                 assert question.summary == f"push\nwhat: {long}\nforce: true"
-            await house.door.questions.answer(question.id, ANNA, "approved")
+            await house.service.questions.answer(question.id, ANNA, "approved")
             await house.answered(turn)
         assert deeds.done == tricks
 
@@ -475,7 +475,7 @@ async def test_what_is_too_long_to_be_shown_whole_is_refused_unasked(home: Path,
             await house.say(f"[tool push {json.dumps({'what': what})}] [say done]", channel="page")
             (result,) = results(house)[-1:]
             assert "65,536 characters that a person can be shown whole" in result
-        assert deeds.done == [] and await house.door.questions.open_for(ANNA) == []
+        assert deeds.done == [] and await house.service.questions.open_for(ANNA) == []
 
 
 # -- whose it is to approve ------------------------------------------------------------------------------------------
@@ -491,24 +491,24 @@ async def test_effects_outside_the_sandbox_are_the_owners_to_approve(home: Path,
         await house.know(adam)
         for person in (ANNA, adam):
             turn, [question] = await ask(house, DEPLOY, principal=person.id)
-            assert question.for_owner and await house.door.questions.open_for(person) == []
+            assert question.for_owner and await house.service.questions.open_for(person) == []
             with pytest.raises(NotAllowed, match="effects outside the sandbox: that takes the role owner, and yours"):
-                await house.door.questions.answer(question.id, person, "approved")
+                await house.service.questions.answer(question.id, person, "approved")
             with pytest.raises(NotFound):
-                await house.door.questions.answer(question.id, BERT, "approved")
-            commands = build(house.door)
-            session = (await house.door.outcome(turn)).session
+                await house.service.questions.answer(question.id, BERT, "approved")
+            commands = build(house.service)
+            session = (await house.service.outcome(turn)).session
             for line in ("/approve", f"/approve {question.id}"):
                 with pytest.raises(NotAllowed, match="effects outside the sandbox"):
                     await commands.run(line, principal=person, channel="page", session=session, agent="main")
-            [view] = await house.door.questions.open_for(OWNER)
+            [view] = await house.service.questions.open_for(OWNER)
             assert deeds.done == [] and view.id == question.id
-            await house.door.questions.answer(question.id, OWNER, "approved")
+            await house.service.questions.answer(question.id, OWNER, "approved")
             assert (await house.answered(turn)).text == "done"
             assert deeds.done == ["d"]
             deeds.done.clear()
         turn, [question] = await ask(house, DEPLOY, principal=OWNER.id)
-        await house.door.questions.answer(question.id, OWNER, "approved")
+        await house.service.questions.answer(question.id, OWNER, "approved")
         assert (await house.answered(turn)).text == "done" and deeds.done == ["d"]
 
 
@@ -520,11 +520,11 @@ async def test_a_guest_approves_nothing_and_answers_questions(home: Path, model:
         await house.know(gwen)
         turn, [question] = await ask(house, principal=gwen.id)
         with pytest.raises(NotAllowed, match="actions in one's own conversations: that takes the role owner or"):
-            await house.door.questions.answer(question.id, gwen, "approved")
-        await house.door.questions.answer(question.id, OWNER, "denied")
+            await house.service.questions.answer(question.id, gwen, "approved")
+        await house.service.questions.answer(question.id, OWNER, "denied")
         assert (await house.answered(turn)).text == "done" and deeds.done == []
         turn, [question] = await ask(house, '[tool ask_user {"question": "Why?"}] [say ok]', principal=gwen.id)
-        await house.door.questions.answer(question.id, gwen, "answered", "because")
+        await house.service.questions.answer(question.id, gwen, "answered", "because")
         assert (await house.answered(turn)).text == "ok"
 
 
@@ -535,8 +535,8 @@ async def test_somebody_whom_the_store_does_not_know_approves_nothing(home: Path
         nobody = Principal(id="p_nobody", name="nobody")
         turn, [question] = await ask(house, principal=nobody.id)
         with pytest.raises(NotAllowed):
-            await house.door.questions.answer(question.id, nobody, "approved")
-        await house.door.stop((await house.door.outcome(turn)).session, nobody)
+            await house.service.questions.answer(question.id, nobody, "approved")
+        await house.service.stop((await house.service.outcome(turn)).session, nobody)
         await house.answered(turn)
         assert deeds.done == []
 
@@ -550,7 +550,7 @@ async def test_leave_given_in_a_sandbox_does_not_hold_without_one(home: Path, mo
         turn, [question] = await ask(house, build)
         await house.store.write(
             lambda db: approvals.answer(
-                db, question.id, decision="approved", principal=ANNA.id, role="member", now=house.door.clock()
+                db, question.id, decision="approved", principal=ANNA.id, role="member", now=house.service.clock()
             )
         )
     async with asking(home, model, deeds, config=asks.replace("bubblewrap", "local")) as house:
@@ -566,7 +566,7 @@ async def test_arguments_that_no_tool_could_read_are_asked_about_and_fail(home: 
             ("[badargs push] [say done]", f"[tool push {'[' * 5000 + ']' * 5000}] [say done]")
         ):
             turn, [question] = await ask(house, call, name=f"t{number}")
-            await house.door.questions.answer(question.id, ANNA, "approved")
+            await house.service.questions.answer(question.id, ANNA, "approved")
             assert (await house.answered(turn)).text == "done"
             assert results(house)[0].startswith("push: ")
         assert deeds.done == []
@@ -589,7 +589,7 @@ async def test_rules_come_before_the_mode(home: Path, model: ScriptedModel) -> N
         assert (await house.say('[tool note {"what": "n"}] [say done]', channel="http")).text == "done"
         turn, [question] = await ask(house, '[tool note {"what": "m"}] [say done]')
         assert question.tool == "note"
-        await house.door.questions.answer(question.id, ANNA, "approved")
+        await house.service.questions.answer(question.id, ANNA, "approved")
         await house.answered(turn)
         assert deeds.done == ["a", "n", "m"]
 
@@ -613,11 +613,11 @@ async def test_what_is_executed_needs_a_person_unless_a_sandbox_keeps_it(
         if asks:
             (question,) = await asked(house, accepted.turn)
             assert question.tool == "build" and question.for_owner and deeds.done == []
-            await house.door.questions.answer(question.id, OWNER, "approved")
+            await house.service.questions.answer(question.id, OWNER, "approved")
         assert (await house.answered(accepted.turn)).text == "done"
         assert deeds.done == ["b"]
         turn, [question] = await ask(house)
-        await house.door.questions.answer(question.id, ANNA, "denied")
+        await house.service.questions.answer(question.id, ANNA, "denied")
         await house.answered(turn)
         assert deeds.done == ["b"]
 
@@ -631,13 +631,13 @@ async def test_a_turn_that_waits_gives_its_place_to_others(home: Path, model: Sc
     async with asking(home, model, deeds, "[limits]\nturns = 1") as house:
         turn, [question] = await ask(house)
         assert (await house.say("[say meanwhile]", name="other")).text == "meanwhile"
-        status = house.door.status()
+        status = house.service.status()
         assert status["turns"]["running"] == 0 and status["turns"]["waiting"] == 0
         assert status["turns"]["asking"] == 1 and status["questions"] == {"waiting": 1}
-        await house.door.questions.answer(question.id, ANNA, "approved")
+        await house.service.questions.answer(question.id, ANNA, "approved")
         assert (await house.answered(turn)).text == "done"
-        assert house.door.status()["questions"] == {"waiting": 0}
-        assert house.door.census()["turns_asking"] == 0
+        assert house.service.status()["questions"] == {"waiting": 0}
+        assert house.service.census()["turns_asking"] == 0
 
 
 async def _put_on(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -658,7 +658,7 @@ async def test_the_time_of_a_question_does_not_count(
     async with asking(home, model, deeds, '[limits]\nturn_seconds = "1s"') as house:
         turn, [question] = await ask(house)
         await _put_on(monkeypatch, 3)
-        await house.door.questions.answer(question.id, ANNA, "approved")
+        await house.service.questions.answer(question.id, ANNA, "approved")
         assert (await house.answered(turn)).text == "done"
 
 
@@ -675,8 +675,8 @@ async def test_a_second_question_that_comes_later_does_not_shorten_the_turn(
         await _put_on(monkeypatch, 3)
         deeds.goes_on.set()
         _, second = await asked(house, turn, 2)
-        await house.door.questions.answer(first.id, ANNA, "approved")
-        await house.door.questions.answer(second.id, ANNA, "answered", "because")
+        await house.service.questions.answer(first.id, ANNA, "approved")
+        await house.service.questions.answer(second.id, ANNA, "answered", "because")
         assert (await house.answered(turn)).text == "done"
 
 
@@ -699,11 +699,11 @@ async def test_who_comes_later_is_told_of_the_open_questions_first(home: Path, m
         with anyio.fail_after(WAIT):
             await model.held("other")
     async with asking(home, model, deeds, extra) as house:
-        async with aclosing(house.door.watch(waiting.session, ANNA, 0)) as events:
+        async with aclosing(house.service.watch(waiting.session, ANNA, 0)) as events:
             with anyio.fail_after(WAIT):
                 _, first = await anext(events)
-            assert isinstance(first, Asked) and first.id == question.id
-        answer = await house.door.questions.answer(question.id, ANNA, "approved")
+            assert isinstance(first, QuestionAsked) and first.id == question.id
+        answer = await house.service.questions.answer(question.id, ANNA, "approved")
         assert answer.state == "approved"
         model.release("other")
         await house.answered(blocker.turn)
@@ -719,7 +719,7 @@ async def test_after_a_restart_a_watcher_misses_no_row_of_the_turn_that_waits(
     deeds = Deeds()
     async with asking(home, model, deeds, drain=drain) as house:
         turn, [question] = await ask(house)
-        session = (await house.door.outcome(turn)).session
+        session = (await house.service.outcome(turn)).session
     async with asking(home, model, deeds) as house:
         await asked(house, turn)
         told: list[Event] = []
@@ -727,16 +727,16 @@ async def test_after_a_restart_a_watcher_misses_no_row_of_the_turn_that_waits(
 
             async def listen() -> None:
                 with anyio.fail_after(WAIT):
-                    async with aclosing(house.door.watch(session, ANNA, 0)) as events:
+                    async with aclosing(house.service.watch(session, ANNA, 0)) as events:
                         async for _, event in events:
                             told.append(event)
                             if isinstance(event, TurnEnded):
                                 return
 
             group.start_soon(listen)
-            await until(lambda: sum(isinstance(event, Asked) for event in told) == 2)
-            await house.door.questions.answer(question.id, ANNA, "approved")
+            await until(lambda: sum(isinstance(event, QuestionAsked) for event in told) == 2)
+            await house.service.questions.answer(question.id, ANNA, "approved")
         rows = [event.seq for event in told if isinstance(event, MessageAdded)]
         assert rows == [1, 2, 3, 4]
-        assert [event.id for event in told if isinstance(event, Asked)] == [question.id] * 2
-        assert [event.state for event in told if isinstance(event, Answered)] == ["approved"]
+        assert [event.id for event in told if isinstance(event, QuestionAsked)] == [question.id] * 2
+        assert [event.state for event in told if isinstance(event, QuestionAnswered)] == ["approved"]

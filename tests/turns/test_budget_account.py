@@ -10,9 +10,9 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, core
 from tests.logs import capture_logs
-from tidegate.config import Limits
+from tidegate.config import LimitSettings
 from tidegate.store import Db, usage
-from tidegate.turns.budgets.account import Account, Rule
+from tidegate.turns.budgets.account import BudgetAccount, BudgetRule
 from tidegate.turns.budgets.periods import DAY
 from tidegate.values import Event, Notice, Receipt, TextDelta, Usage
 
@@ -51,7 +51,7 @@ def key(name: str) -> dict[str, object]:
 
 def test_the_cap_is_on_unless_it_is_turned_off() -> None:
     """X22: a night of mistakes ends somewhere."""
-    assert 1_000_000 <= Limits().day_tokens <= 100_000_000
+    assert 1_000_000 <= LimitSettings().day_tokens <= 100_000_000
 
 
 async def test_at_the_cap_a_turn_fails_with_the_limits_name_and_the_time(home: Path, model: ScriptedModel) -> None:
@@ -67,15 +67,15 @@ async def test_at_the_cap_a_turn_fails_with_the_limits_name_and_the_time(home: P
         for words in ("10 tokens", "limits.day_tokens", "2024-10-05 00:00 UTC", "send this again then", "raise"):
             assert words in refused.error.message
         assert len(house.requests()) == 1
-        rows = (await house.door.transcript(refused.session, ANNA)).rows
+        rows = (await house.service.transcript(refused.session, ANNA)).rows
         assert [row.message.text for row in rows if row.message.role == "user"] == ["one", "[say two]"]
-        (shown,) = house.door.status()["budgets"]
+        (shown,) = house.service.status()["budgets"]
         assert (shown["setting"], shown["per"], shown["each"]) == ("limits.day_tokens", "gateway", "day")
         assert (shown["tokens_limit"], shown["opens"]) == (10, NOON + DAY / 2)
-        assert shown["tokens"] == house.door.budgets.day.spent().tokens and shown["used"] == shown["tokens"] / 10
-        assert house.door.budgets.day.spent().tokens > 10
+        assert shown["tokens"] == house.service.budgets.day.spent().tokens and shown["used"] == shown["tokens"] / 10
+        assert house.service.budgets.day.spent().tokens > 10
         clock.now += DAY / 2
-        assert house.door.budgets.day.spent().tokens == 0
+        assert house.service.budgets.day.spent().tokens == 0
         assert (await house.say("[say two]", **key("k"))).text == "two"
 
 
@@ -86,7 +86,7 @@ async def test_a_turn_in_the_middle_ends_at_the_cap_and_keeps_what_it_did(home: 
         outcome = await house.say("[tool clock {}] [say done]")
         assert outcome.error is not None and outcome.error.code == "budget_spent"
         assert outcome.steps == 1 and outcome.usage.input > 0 and not outcome.usage.estimated
-        rows = (await house.door.transcript(outcome.session, ANNA)).rows
+        rows = (await house.service.transcript(outcome.session, ANNA)).rows
         assert [row.message.role for row in rows] == ["user", "assistant", "tool"]
         clock.now += DAY
         assert (await house.say("[say on]")).text == "on"
@@ -102,11 +102,11 @@ async def test_a_restart_gives_nothing_back(home: Path, model: ScriptedModel) ->
         clock.now += DAY
         session = (await house.say("today")).session
         await house.say("one-shot", name=None)
-        spent = house.door.budgets.day.spent().tokens
+        spent = house.service.budgets.day.spent().tokens
         assert spent > 0
-        await house.door.delete(session, ANNA)
+        await house.service.delete(session, ANNA)
     async with core(home, SMALL, model=model, clock=clock) as house:
-        assert house.door.budgets.day.spent().tokens == spent
+        assert house.service.budgets.day.spent().tokens == spent
         refused = await house.say("again")
         assert refused.error is not None and refused.error.code == "budget_spent"
 
@@ -116,7 +116,7 @@ async def test_with_zero_there_is_no_cap(home: Path, model: ScriptedModel) -> No
     async with core(home, "[limits]\nday_tokens = 0", model=model) as house:
         for _ in range(3):
             assert (await house.say("hello")).state == "answered"
-        assert house.door.budgets.day.spent().tokens > 0
+        assert house.service.budgets.day.spent().tokens > 0
 
 
 async def test_the_demo_model_costs_nothing(home: Path, model: ScriptedModel) -> None:
@@ -124,30 +124,30 @@ async def test_the_demo_model_costs_nothing(home: Path, model: ScriptedModel) ->
     toml = '[models.main]\napi = "demo"\n[agents.main]\nmodel = "main"\n[limits]\nday_tokens = 1\n'
     for _ in range(2):
         async with core(home, model=model, toml=toml) as house:
-            assert house.door.budgets.day.spent().tokens == 0
+            assert house.service.budgets.day.spent().tokens == 0
             for _ in range(2):
                 outcome = await house.say("hello")
                 assert outcome.state == "answered" and outcome.usage.input > 1
-            assert house.door.budgets.day.spent().tokens == 0
+            assert house.service.budgets.day.spent().tokens == 0
 
 
 async def test_a_call_that_is_cut_off_is_paid_for_too(home: Path, model: ScriptedModel) -> None:
     """X22: who hangs up on every answer does not get round the cap; after a restart neither."""
     async with core(home, SMALL, model=model) as house:
         accepted = await house.accept("[words 50] [hang after=5]", name=None)
-        log = house.door.live(accepted.turn)
+        log = house.service.live(accepted.turn)
         assert log is not None
         with anyio.fail_after(WAIT):
             async for batch in log.read():
                 if any(isinstance(event, TextDelta) for event in batch):
                     break
-            await house.door.abandon(accepted.turn)
-            while house.door.live(accepted.turn) is not None:
+            await house.service.abandon(accepted.turn)
+            while house.service.live(accepted.turn) is not None:
                 await anyio.lowlevel.checkpoint()
-        spent = house.door.budgets.day.spent().tokens
+        spent = house.service.budgets.day.spent().tokens
         assert spent > 10
     async with core(home, SMALL, model=model) as house:
-        assert house.door.budgets.day.spent().tokens == spent
+        assert house.service.budgets.day.spent().tokens == spent
         assert (await house.say("again")).error is not None
 
 
@@ -155,7 +155,7 @@ async def test_a_call_that_an_orderly_stop_cuts_off_is_paid_for_too(home: Path, 
     """X22: it is made again at the next start, and was billed all the same."""
     async with core(home, model=model, drain=0) as house:
         accepted = await house.accept("[words 50] [hold here after=20 times=1]")
-        log = house.door.live(accepted.turn)
+        log = house.service.live(accepted.turn)
         assert log is not None
         with anyio.fail_after(WAIT):
             async for batch in log.read():
@@ -163,7 +163,7 @@ async def test_a_call_that_an_orderly_stop_cuts_off_is_paid_for_too(home: Path, 
                     break
     async with core(home, model=model) as house:
         assert (await house.answered(accepted.turn)).state == "answered"
-        _, total = await house.door.usage(ANNA, by="model", since=0, until=1e12, limit=10)
+        _, total = await house.service.usage(ANNA, by="model", since=0, until=1e12, limit=10)
         assert (total.calls, total.estimated) == (2, 1)
 
 
@@ -190,7 +190,7 @@ async def test_an_answer_that_the_provider_does_not_count_is_estimated(home: Pat
             outcome = await house.say("hello")
             assert outcome.text == "four words of text"
             assert outcome.usage == Usage(input=outcome.usage.input, output=5, estimated=True) and outcome.usage.input
-            assert await house.door.outcome(outcome.turn, ANNA) == outcome
+            assert await house.service.outcome(outcome.turn, ANNA) == outcome
             refused = await house.say("hello again")
             assert refused.error is not None and refused.error.code == "budget_spent"
 
@@ -199,7 +199,7 @@ def test_the_operator_is_warned_once_a_day() -> None:
     """X22: at four fifths, and again on the next day."""
     clock, turn = Clock(), Teller()
     with capture_logs() as logs:
-        day = Account(Rule(setting="limits.day_tokens", per="gateway", each="day", tokens=100), "", clock)
+        day = BudgetAccount(BudgetRule(setting="limits.day_tokens", per="gateway", each="day", tokens=100), "", clock)
         for _ in range(5):
             day.spend(turn, Usage(input=19))
         day.spend(turn, Usage(input=1))
@@ -219,7 +219,7 @@ def test_the_operator_is_warned_once_a_day() -> None:
 def test_who_spends_all_at_once_is_not_told_that_something_is_left() -> None:
     """X22: the warning and the end come together then."""
     clock, turn = Clock(), Teller()
-    Account(Rule(setting="budgets.talk", per="session", each="total", tokens=100), "s_1", clock).spend(
+    BudgetAccount(BudgetRule(setting="budgets.talk", per="session", each="total", tokens=100), "s_1", clock).spend(
         turn, Usage(input=150)
     )
     assert turn.told == [

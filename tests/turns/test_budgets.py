@@ -11,9 +11,9 @@ from tests.core import ANNA, BERT, OWNER, WAIT, Core, core
 from tests.logs import capture_logs
 from tidegate.config import BudgetSettings
 from tidegate.sessions import operations
-from tidegate.store import Db, Spent, principals, usage
+from tidegate.store import Db, SpentTotal, principals, usage
 from tidegate.turns.budgets import budgets
-from tidegate.turns.budgets.account import Account, Rule, rule_of
+from tidegate.turns.budgets.account import BudgetAccount, BudgetRule, rule_of
 from tidegate.turns.budgets.periods import DAY, HOUR, Each, window
 from tidegate.values import BILLION, Event, Failure, Notice, Outcome, Receipt, TurnEnded, Usage, dollars
 
@@ -60,7 +60,7 @@ async def price(home: Path, model: ScriptedModel) -> Usage:
 async def followed(house: Core, text: str, name: str | None = None, **fields: Any) -> tuple[Outcome, list[str]]:
     """How it ended, and what people were told beside the answer."""
     accepted = await house.accept(text, name, **fields)
-    log = house.door.live(accepted.turn)
+    log = house.service.live(accepted.turn)
     assert log is not None
     events: list[Event] = []
     with anyio.fail_after(WAIT):
@@ -153,7 +153,7 @@ async def test_a_turn_stops_between_its_steps(home: Path, model: ScriptedModel) 
         assert error.message.startswith("This turn has spent") and "say 'go on'" in error.message and not error.retry
         assert outcome.steps == 1
         assert len(told) == 1 and "budgets.turn" in told[0]
-        rows = (await house.door.transcript(outcome.session, ANNA)).rows
+        rows = (await house.service.transcript(outcome.session, ANNA)).rows
         assert [row.message.role for row in rows] == ["user", "assistant", "tool"]
         assert (await house.say("[say on]")).text == "on"
         assert model.stats()["refusals"] == []
@@ -229,7 +229,7 @@ async def test_neither_a_restart_nor_a_delete_gives_anything_back(home: Path, mo
     toml = settings(model, budget("each", per="principal", each="month", tokens=10))
     async with core(home, model=model, toml=settings(model, "")) as house:
         session = (await house.say("hello")).session
-        await house.door.delete(session, ANNA)
+        await house.service.delete(session, ANNA)
     async with core(home, model=model, toml=toml) as house:
         refused(await house.say("hello", name=None))
         assert (await house.say("hello", name=None, principal=BERT.id)).state == "answered"
@@ -241,7 +241,7 @@ async def test_a_call_that_is_begun_again_is_paid_for_twice(home: Path, model: S
     async with core(home, model=model, toml=settings(model, "")) as house:
         outcome = await house.say(text, name=None)
         assert outcome.state == "answered" and outcome.usage.estimated
-        rows, total = await house.door.usage(ANNA, by="model", since=0, until=1e12, limit=10)
+        rows, total = await house.service.usage(ANNA, by="model", since=0, until=1e12, limit=10)
         assert (total.calls, total.estimated) == (2, 1)
         assert (total.input, total.output, total.cost) == (
             outcome.usage.input,
@@ -263,7 +263,7 @@ async def test_a_broken_attempt_is_written_down_with_the_step_that_followed(home
         with anyio.fail_after(WAIT):
             while len(model.recorded) < 3:
                 await anyio.sleep(0.005)
-        _, total = await house.door.usage(ANNA, by="model", since=0, until=1e12, limit=10)
+        _, total = await house.service.usage(ANNA, by="model", since=0, until=1e12, limit=10)
         assert (total.calls, total.estimated) == (2, 1)
 
 
@@ -272,7 +272,7 @@ async def test_what_a_person_chose_by_model_is_paid_from_the_same(home: Path, mo
     toml = settings(model, budget("each", per="principal", each="day", tokens=300))
     async with core(home, model=model, toml=toml) as house:
         session = (await house.say("hello")).session
-        await operations.set_setting(house.door, session, ANNA, "model", "other", source="test")
+        await operations.set_setting(house.service, session, ANNA, "model", "other", source="test")
         while (outcome := await house.say("hello")).state == "answered":
             pass
         refused(outcome)
@@ -339,7 +339,7 @@ async def test_accounts_that_are_put_out_are_loaded_again(
                 assert (await house.say("hello", name=None, principal=person)).state == "answered"
         for person in people:
             refused(await house.say("hello", name=None, principal=person))
-        assert house.door.budgets.stats().size == 2
+        assert house.service.budgets.stats().size == 2
 
 
 async def test_an_account_that_a_turn_holds_is_not_made_a_second_time(
@@ -354,7 +354,7 @@ async def test_an_account_that_a_turn_holds_is_not_made_a_second_time(
             while not model.recorded:
                 await anyio.sleep(0.005)
         assert (await house.say("hello", name=None, principal=BERT.id)).state == "answered"
-        held = await house.door.budgets._account(house.door.budgets._shared[0], ANNA.id)
+        held = await house.service.budgets._account(house.service.budgets._shared[0], ANNA.id)
         model.release("here")
         await house.answered(accepted.turn)
         assert held.spent().tokens > 10
@@ -379,15 +379,15 @@ async def test_who_may_see_which_budget(home: Path, model: ScriptedModel) -> Non
     async with core(home, model=model, toml=toml) as house:
         await house.store.write(people)
         outcome = await house.say("hello", job="news")
-        row = await house.door.row(outcome.session, ANNA)
-        mine, more = await house.door.budgets.seen_by(ANNA)
+        row = await house.service.row(outcome.session, ANNA)
+        mine, more = await house.service.budgets.seen_by(ANNA)
         assert [(each.setting, each.key, each.name) for each in mine] == [("budgets.each", ANNA.id, "anna")]
         assert (mine[0].tokens, mine[0].tokens_limit, more) == (outcome.usage.tokens, 100, False)
         assert mine[0].used == outcome.usage.tokens / 100 and mine[0].opens is not None
-        with_session, _ = await house.door.budgets.seen_by(ANNA, row)
+        with_session, _ = await house.service.budgets.seen_by(ANNA, row)
         assert [each.setting for each in with_session] == ["budgets.each", "budgets.talk"]
         assert with_session[1].opens is None
-        everything, _ = await house.door.budgets.seen_by(OWNER)
+        everything, _ = await house.service.budgets.seen_by(OWNER)
         assert [(each.setting, each.name) for each in everything] == [
             ("limits.day_tokens", ""),
             ("budgets.each", "anna"),
@@ -421,8 +421,8 @@ def test_windows_are_those_of_utcs_calendar() -> None:
 def test_a_clock_that_is_set_back_gives_nothing_back() -> None:
     """X22: the window that was reached holds until it ends."""
     clock = Clock()
-    account = Account(Rule(setting="b", per="gateway", each="hour", tokens=100), "", clock)
-    account.load(Spent(50, 0), window("hour", NOON)[1])
+    account = BudgetAccount(BudgetRule(setting="b", per="gateway", each="hour", tokens=100), "", clock)
+    account.load(SpentTotal(50, 0), window("hour", NOON)[1])
     clock.now -= 2 * HOUR
     assert account.spent().tokens == 50
     clock.now += 3 * HOUR

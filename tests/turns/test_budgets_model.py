@@ -17,7 +17,7 @@ from tidegate.errors import BudgetSpent
 from tidegate.models import Model
 from tidegate.store import SessionRow, Store, usage
 from tidegate.turns.budgets import budgets as room
-from tidegate.turns.budgets.account import Rule
+from tidegate.turns.budgets.account import BudgetRule
 from tidegate.turns.budgets.budgets import Budgets
 from tidegate.turns.budgets.periods import window
 from tidegate.values import Event, Notice, Usage
@@ -162,7 +162,7 @@ class BudgetMachine(RuleBasedStateMachine):
 
     # -- the description --
 
-    def met_by(self, principal: str, agent: str, session: str, job: str) -> list[tuple[Rule, str]]:
+    def met_by(self, principal: str, agent: str, session: str, job: str) -> list[tuple[BudgetRule, str]]:
         """Which rules a call meets, in their order, with who pays."""
         keys = {"principal": principal, "agent": agent, "session": session, "job": job}
         found = [(account.rule, "") for account in self.budgets.gateway]
@@ -172,13 +172,13 @@ class BudgetMachine(RuleBasedStateMachine):
                 found.append((each, key))
         return found
 
-    def sum_of(self, rule: Rule, key: str) -> tuple[int, int]:
+    def sum_of(self, rule: BudgetRule, key: str) -> tuple[int, int]:
         start, _ = window(rule.each or "total", self.now)
         rows = [row for row in self.spent if row.at >= start and (not key or getattr(row, rule.per) == key)]
         return sum(row.tokens for row in rows), sum(row.cost for row in rows)
 
     @staticmethod
-    def reached(rule: Rule, tokens: int, cost: int, fifths: int) -> bool:
+    def reached(rule: BudgetRule, tokens: int, cost: int, fifths: int) -> bool:
         return (rule.tokens is not None and 5 * tokens >= fifths * rule.tokens) or (
             rule.money is not None and 5 * cost >= fifths * rule.money
         )
@@ -216,14 +216,14 @@ class BudgetMachine(RuleBasedStateMachine):
         session = self.talks.setdefault((principal, agent), f"s_{self.count}")
         turn = Turn(session)
         row = conversation(session, principal, agent)
-        purse = self.run(self.budgets.purse(cast(Model, Named("main")), row, job))
+        spend_guard = self.run(self.budgets.spend_guard(cast(Model, Named("main")), row, job))
         met = self.met_by(principal, agent, session, job)
         for number, (tokens, cost) in enumerate(steps, 1):
             stopping = [rule.setting for rule, key in met if self.reached(rule, *self.sum_of(rule, key), fifths=5)] + (
                 ["budgets.turn"] if turn.usage.tokens >= 60 else []
             )
             try:
-                purse.check(cast(Any, turn))
+                spend_guard.check(cast(Any, turn))
             except BudgetSpent as error:
                 assert stopping and f"({stopping[0]})" in error.message
                 assert (error.retry_after is None) == (stopping[0] in ("budgets.purse", "budgets.talk", "budgets.turn"))
@@ -231,7 +231,7 @@ class BudgetMachine(RuleBasedStateMachine):
             assert not stopping
             used = Usage(input=tokens, cost=cost)
             turn.told.clear()
-            purse.spend(cast(Any, turn), used)
+            spend_guard.spend(cast(Any, turn), used)
             turn.usage += used
             self.spent.append(Spend(self.now, principal, agent, session, job, tokens, cost))
             self.check_warnings(turn, met)
@@ -257,7 +257,7 @@ class BudgetMachine(RuleBasedStateMachine):
             )
         )
 
-    def check_warnings(self, turn: Turn, met: list[tuple[Rule, str]]) -> None:
+    def check_warnings(self, turn: Turn, met: list[tuple[BudgetRule, str]]) -> None:
         expected = []
         for each, key in met:
             place = (each.setting, key, window(each.each or "total", self.now)[0])
@@ -272,10 +272,10 @@ class BudgetMachine(RuleBasedStateMachine):
     def demo(self, principal: str, agent: str) -> None:
         """The demo model is asked, whatever was spent."""
         row = conversation("s_demo", principal, agent)
-        purse = self.run(self.budgets.purse(cast(Model, Named("demo")), row, ""))
+        spend_guard = self.run(self.budgets.spend_guard(cast(Model, Named("demo")), row, ""))
         turn = Turn("s_demo")
-        purse.check(cast(Any, turn))
-        purse.spend(cast(Any, turn), Usage(input=10_000))
+        spend_guard.check(cast(Any, turn))
+        spend_guard.spend(cast(Any, turn), Usage(input=10_000))
         self.run(
             self.store.write(
                 usage.add, session="s_demo", principal=principal, agent=agent, channel="http", model="demo", turn="t",
@@ -309,7 +309,7 @@ class CrowdedMachine(BudgetMachine):
 
     kept = 2
 
-    def check_warnings(self, turn: Turn, met: list[tuple[Rule, str]]) -> None:
+    def check_warnings(self, turn: Turn, met: list[tuple[BudgetRule, str]]) -> None:
         pass
 
 

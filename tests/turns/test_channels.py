@@ -10,7 +10,7 @@ from tests.core import ANNA, WAIT, Core, core
 from tidegate.errors import Refused
 from tidegate.sessions import Channel, Channels
 from tidegate.turns.channels import CHANNELS
-from tidegate.values import Accepted, Outcome
+from tidegate.values import Acceptance, Outcome
 
 pytestmark = pytest.mark.anyio
 
@@ -22,7 +22,7 @@ PERSONAL = ("say it again", "what next", "you ")
 """Words that only make sense where somebody reads them."""
 
 
-async def cut_off(house: Core, channel: str, gate: str = "gate") -> Accepted:
+async def cut_off(house: Core, channel: str, gate: str = "gate") -> Acceptance:
     """A turn that is in the middle of its second step."""
     accepted = await house.accept(f"[tool clock {{}}] [hold {gate} step=1] [say done]", name="talk", channel=channel)
     with anyio.fail_after(WAIT):
@@ -38,7 +38,7 @@ async def after_a_crash(
     model.release("gate")
     async with core(home, extra, model=model, channels=later) as house:
         outcome = await house.answered(accepted.turn)
-        assert await house.door.outcome(accepted.turn, ANNA) == outcome
+        assert await house.service.outcome(accepted.turn, ANNA) == outcome
         assert (await house.say("[say free]", channel="http")).text == "free"
         assert model.stats()["refusals"] == []
         return outcome
@@ -109,4 +109,4 @@ async def test_the_table_of_channels_is_closed(home: Path, model: ScriptedModel)
     async with core(home, model=model) as house:
         with pytest.raises(Refused, match="no channel 'pigeon'"):
             await house.accept("hello", channel="pigeon")
-        assert await house.door.sessions(ANNA) == []
+        assert await house.service.sessions(ANNA) == []

@@ -37,7 +37,7 @@ async def model() -> AsyncIterator[ScriptedModel]:
 async def prepared(h: Core) -> str:
     """A conversation whose next turn compacts."""
     session = (await talk(h, TURNS))[-1].session
-    await operations.set_setting(h.door, session, ANNA, WANTED, True, source="test")
+    await operations.set_setting(h.service, session, ANNA, WANTED, True, source="test")
     return session
 
 
@@ -65,17 +65,17 @@ async def test_a_write_that_fails_anywhere_in_a_compaction_loses_nothing(
         with anyio.fail_after(WAIT):
             try:
                 accepted = await h.accept("second")
-                await h.door.wait(accepted.turn)
+                await h.service.wait(accepted.turn)
             except TidegateError:
                 accepted = None
             fault.armed = False
-            await h.door.recover()
+            await h.service.recover()
             if accepted is not None:
-                await h.door.engine.idle(session)
+                await h.service.engine.idle(session)
         assert (await h.say("third")).state == "answered"
         await whole(h, session)
         before = asked(model)[-1]["messages"]
-        h.door.presence.unload(session, reason="test")
+        h.service.presence.unload(session, reason="test")
         assert (await h.say("fourth")).state == "answered"
         assert asked(model)[-1]["messages"][: len(before)] == before, "what is stored is what was shown"
     assert unfit(model) == 0
@@ -89,7 +89,7 @@ async def test_a_stop_at_any_moment_of_a_compaction_loses_nothing(home: Path, mo
         accepted = await h.accept("second")
         for _ in range(after):
             await asyncio.sleep(0)
-        await h.door.stop(session, ANNA)
+        await h.service.stop(session, ANNA)
         assert (await h.answered(accepted.turn)).state in ("stopped", "answered")
         assert (await h.say("third")).state == "answered"
         await whole(h, session)

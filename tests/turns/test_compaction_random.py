@@ -222,7 +222,7 @@ async def test_the_request_is_the_same_after_an_unload_and_after_a_restart(
         await talk(house, range(20))
         assert compactions(server)
         before = len(compactions(server))
-        house.door.presence.unload(await _id(house), reason="test")
+        house.service.presence.unload(await _id(house), reason="test")
         await talk(house, range(20, 21))
     async with long(home, server, clock, api) as house:
         await talk(house, range(21, 22))
@@ -359,7 +359,7 @@ async def test_a_kill_while_a_summary_is_written_loses_nothing(home: Path, serve
             accepted = await house.accept(line(number), "talk")
             with anyio.move_on_after(WAIT):
                 async with anyio.create_task_group() as group:
-                    group.start_soon(_until, house.door.wait, accepted.turn, group.cancel_scope)
+                    group.start_soon(_until, house.service.wait, accepted.turn, group.cancel_scope)
                     group.start_soon(_until, server.held, "summary", group.cancel_scope)
             if server.latch("summary").arrived.is_set():
                 break
@@ -633,7 +633,7 @@ async def test_undoing_what_is_summarised_shows_what_it_covered(
         assert compactions(server)
         session = await _id(house)
         for _ in range(14):
-            await operations.undo(house.door, session, ANNA)
+            await operations.undo(house.service, session, ANNA)
         outcome, _ = await told(house, "again")
         assert outcome.state == "answered", outcome.error
         body = server.recorded[-1].body.decode()

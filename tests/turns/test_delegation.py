@@ -36,9 +36,9 @@ async def test_a_task_is_answered_and_the_answer_is_said_to_be_the_agents(home: 
         told = json.dumps(given["messages"][1])
         assert "[say forty two]" in told and "given by the agent 'main'" in told
         await still(house)
-        assert house.door.census() == {**dict.fromkeys(house.door.census(), 0), "present": 1, "residents": 1}
+        assert house.service.census() == {**dict.fromkeys(house.service.census(), 0), "present": 1, "residents": 1}
         assert await rows(house) == NOTHING_LEFT
-        assert house.door.delegation is not None and not house.door.delegation._rooms
+        assert house.service.delegation is not None and not house.service.delegation._rooms
 
 
 async def test_a_failed_or_stopped_task_is_a_result_and_no_failure_of_the_turn(
@@ -51,12 +51,12 @@ async def test_a_failed_or_stopped_task_is_a_result_and_no_failure_of_the_turn(
         assert result(house)[0].startswith("The agent 'helper' failed before it had an answer. Model 'main'")
         running = await house.accept(f"{task('helper', '[words 5] [hang after=3]')} [say never mind]")
         child = await child_of(house, running.turn)
-        log = house.door.live(child)
+        log = house.service.live(child)
         assert log is not None
         with anyio.fail_after(WAIT):
             while not log.draft():
                 await anyio.sleep(0.001)
-            await house.door.stop(log.session, ANNA)
+            await house.service.stop(log.session, ANNA)
         assert (await house.answered(running.turn)).text == "never mind"
         assert "was stopped before it had an answer. The turn was stopped by its user." in result(house)[-1]
         assert "It had said until then:\n\nw0" in result(house)[-1]
@@ -206,7 +206,7 @@ async def test_one_place_is_enough_for_a_tree_of_tasks(home: Path, model: Script
                 group.start_soon(talk, f"talk {number}")
         assert outcomes == ["outer"] * 4
         await still(house)
-        assert house.door.engine.places.taken == 0
+        assert house.service.engine.places.taken == 0
 
 
 async def test_no_more_trees_are_under_way_than_there_are_places(home: Path, model: ScriptedModel) -> None:
@@ -217,9 +217,9 @@ async def test_no_more_trees_are_under_way_than_there_are_places(home: Path, mod
         with anyio.fail_after(WAIT):
             await model.held("gate")
         other = await house.accept("[say second]", "two")
-        status = house.door.status()["turns"]
+        status = house.service.status()["turns"]
         assert (status["running"], status["waiting"], status["delegating"]) == (1, 1, 1)
-        assert house.door.census()["turns_delegating"] == 1
+        assert house.service.census()["turns_delegating"] == 1
         model.release("gate")
         assert (await house.answered(parent.turn)).text == "first"
         assert (await house.answered(other.turn)).text == "second"
@@ -240,13 +240,13 @@ async def test_who_waited_for_a_place_before_gets_it_before_more_tasks_of_a_turn
             await model.held("parent")
             other = await house.accept("[hold other]", "two")
             model.release("parent")
-            while house.door.engine.waiting_total != 2:
+            while house.service.engine.waiting_total != 2:
                 await anyio.sleep(0.001)
-            assert (house.door.status()["turns"]["running"], house.door.status()["turns"]["delegating"]) == (2, 1)
+            assert (house.service.status()["turns"]["running"], house.service.status()["turns"]["delegating"]) == (2, 1)
             model.release("blocker")
             await house.answered(blocker.turn)
             await model.held("other")
-            assert house.door.engine.waiting_total == 1
+            assert house.service.engine.waiting_total == 1
             for name in ("other", "first", "second"):
                 model.release(name)
         assert (await house.answered(other.turn)).state == "answered"
@@ -279,7 +279,7 @@ class Holding:
 
 
 async def _stop(house: Core, session: str) -> None:
-    await house.door.stop(session, ANNA)
+    await house.service.stop(session, ANNA)
 
 
 async def _interrupt(house: Core, session: str) -> None:
@@ -287,15 +287,15 @@ async def _interrupt(house: Core, session: str) -> None:
 
 
 async def _end(house: Core, session: str) -> None:
-    await house.door.end(session, ANNA, "new")
+    await house.service.end(session, ANNA, "new")
 
 
 async def _delete(house: Core, session: str) -> None:
-    await house.door.delete(session, ANNA)
+    await house.service.delete(session, ANNA)
 
 
 async def _expire(house: Core, session: str) -> None:
-    live = house.door.engine.running(session)
+    live = house.service.engine.running(session)
     assert live is not None
     live.expire()  # what the timer of limits.turn_seconds calls
 
@@ -319,7 +319,7 @@ async def test_whichever_way_the_turn_ends_its_tasks_end_before_it(
         with anyio.fail_after(WAIT):
             await holding.started.wait()
         child = await child_of(house, accepted.turn)
-        log = house.door.live(child)
+        log = house.service.live(child)
         seen: list[int] = []
 
         async def told() -> None:
@@ -337,7 +337,7 @@ async def test_whichever_way_the_turn_ends_its_tasks_end_before_it(
         await still(house)
         left = await rows(house)
         assert (left["sessions"], left["receipts"], left["intents"]) == (0 if way == "delete" else 1, 0, 0)
-        assert house.door.delegation is not None and not house.door.delegation._rooms
+        assert house.service.delegation is not None and not house.service.delegation._rooms
 
 
 async def test_a_caller_who_leaves_takes_the_tasks_with_him(home: Path, model: ScriptedModel) -> None:
@@ -347,10 +347,10 @@ async def test_a_caller_who_leaves_takes_the_tasks_with_him(home: Path, model: S
         accepted = await house.accept(task("second", "[tool hold {}]"), None)
         with anyio.fail_after(WAIT):
             await holding.started.wait()
-        await house.door.abandon(accepted.turn)
+        await house.service.abandon(accepted.turn)
         await still(house)
         assert holding.held == 0 and set((await rows(house)).values()) == {0}
-        assert not any(house.door.census().values())
+        assert not any(house.service.census().values())
 
 
 async def test_a_turn_that_fails_beside_its_tasks_stops_them(home: Path, model: ScriptedModel) -> None:
@@ -370,10 +370,10 @@ async def test_a_turn_that_fails_beside_its_tasks_stops_them(home: Path, model: 
         accepted = await house.accept(both, channel="page")
         with anyio.fail_after(WAIT):
             await holding.started.wait()
-            while not house.door.questions.waiting:
+            while not house.service.questions.waiting:
                 await anyio.sleep(0.001)
         now[0] += 10 * 86400
-        await house.door.questions.expire()
+        await house.service.questions.expire()
         outcome = await house.answered(accepted.turn)
         assert outcome.state == "failed" and outcome.error is not None and outcome.error.code == "unanswered"
         assert holding.held == 0
@@ -432,8 +432,8 @@ async def test_a_task_is_a_turn_with_its_place_in_the_tree(home: Path, model: Sc
             session = await house.store.read(sessions.get, turn.session)
             assert session is not None and (session.kind, session.principal) == ("ephemeral", ANNA.id)
         # A task is no conversation of its own to people, though who knows its id may look at it.
-        assert [view.id for view in await house.door.sessions(ANNA)] == [accepted.session]
-        assert (await house.door.session(first.session, ANNA)).running == first.id
+        assert [view.id for view in await house.service.sessions(ANNA)] == [accepted.session]
+        assert (await house.service.session(first.session, ANNA)).running == first.id
         assert (await house.store.read(turns.outermost, second.id)).id == accepted.turn  # type: ignore[union-attr]
         model.release("gate")
         assert (await house.answered(accepted.turn)).state == "answered"

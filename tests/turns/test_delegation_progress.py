@@ -14,7 +14,7 @@ from tests.tasks import configured, delegating, result, rows, still, task
 from tidegate.commands import build
 from tidegate.errors import NotAllowed, NotFound
 from tidegate.store import audit
-from tidegate.values import Answered, Asked, Event, Notice, ToolProgress
+from tidegate.values import Event, Notice, QuestionAnswered, QuestionAsked, ToolProgress
 
 pytestmark = pytest.mark.anyio
 
@@ -23,20 +23,20 @@ PUSH = '[tool push {"what": "a"}] [say pushed]'
 
 async def events_of(house: Core, turn: str) -> list[Event]:
     """All that a turn tells, to its end."""
-    log = house.door.live(turn)
+    log = house.service.live(turn)
     assert log is not None
     with anyio.fail_after(WAIT):
         async with aclosing(log.read()) as batches:
             return [event async for batch in batches for event in batch]
 
 
-async def asked_by(house: Core, turn: str, count: int = 1) -> list[Asked]:
+async def asked_by(house: Core, turn: str, count: int = 1) -> list[QuestionAsked]:
     """What whoever follows this turn is asked, once it is so much."""
-    log = house.door.live(turn)
+    log = house.service.live(turn)
     assert log is not None
-    await until(lambda: sum(isinstance(event, Asked) for event in log.events) >= count)
-    await until(lambda: house.door.engine.away >= count)
-    return [event for event in log.events if isinstance(event, Asked)]
+    await until(lambda: sum(isinstance(event, QuestionAsked) for event in log.events) >= count)
+    await until(lambda: house.service.engine.away >= count)
+    return [event for event in log.events if isinstance(event, QuestionAsked)]
 
 
 def progress(events: list[Event]) -> str:
@@ -104,31 +104,31 @@ async def test_what_a_task_asks_reaches_the_person_where_he_is(home: Path, model
         [question] = await asked_by(house, accepted.turn)
         assert (question.agent, question.tool, question.kind) == ("second", "push", "approval")
         assert question.turn != accepted.turn and "what: a" in question.summary
-        status = house.door.status()["turns"]
+        status = house.service.status()["turns"]
         assert (status["running"], status["asking"], status["delegating"]) == (0, 1, 2)
         # Who comes later is asked too, in this conversation; nobody else is.
-        assert [each.id for each in await house.door.questions.standing(accepted.session)] == [question.id]
-        assert [each.agent for each in await house.door.questions.standing(accepted.session)] == ["second"]
-        [view] = await house.door.questions.open_for(ANNA, session=accepted.session)
-        assert view.id == question.id and await house.door.questions.open_for(BERT) == []
+        assert [each.id for each in await house.service.questions.standing(accepted.session)] == [question.id]
+        assert [each.agent for each in await house.service.questions.standing(accepted.session)] == ["second"]
+        [view] = await house.service.questions.open_for(ANNA, session=accepted.session)
+        assert view.id == question.id and await house.service.questions.open_for(BERT) == []
         with pytest.raises(NotFound):
-            await house.door.questions.answer(question.id, BERT, "approved")
-        log = house.door.live(accepted.turn)
+            await house.service.questions.answer(question.id, BERT, "approved")
+        log = house.service.live(accepted.turn)
         assert log is not None
         if how == "/approve":
-            commands = build(house.door)
+            commands = build(house.service)
             reply = await commands.run(
                 "/approve", principal=ANNA, channel="page", session=accepted.session, agent="main"
             )
             assert reply.text.startswith("Approved: push")
         elif how == "id":
-            await house.door.questions.answer(question.id, ANNA, "approved")
+            await house.service.questions.answer(question.id, ANNA, "approved")
         else:
-            [view] = await house.door.questions.open_for(ANNA, session=view.session)
-            await house.door.questions.answer(view.id, ANNA, "approved")
+            [view] = await house.service.questions.open_for(ANNA, session=view.session)
+            await house.service.questions.answer(view.id, ANNA, "approved")
         assert (await house.answered(accepted.turn)).text == "done"
         assert deeds.done == ["a"]
-        closed = [event for event in log.events if isinstance(event, Answered)]
+        closed = [event for event in log.events if isinstance(event, QuestionAnswered)]
         assert [(event.id, event.state) for event in closed] == [(question.id, "approved")]
 
 
@@ -157,7 +157,7 @@ async def test_a_task_is_never_less_restricted_than_who_gave_it(
         if verdict == "ask":
             [question] = await asked_by(house, accepted.turn)
             assert question.tool == "push" and deeds.done == []
-            await house.door.questions.answer(question.id, ANNA, "denied")
+            await house.service.questions.answer(question.id, ANNA, "denied")
         assert (await house.answered(accepted.turn)).text == "done"
         assert deeds.done == (["a"] if verdict == "allow" else [])
 
@@ -184,11 +184,11 @@ async def test_what_leaves_the_sandbox_is_the_owners_to_approve_in_a_task_too(ho
         [question] = await asked_by(house, accepted.turn)
         assert question.for_owner
         with pytest.raises(NotAllowed):
-            await house.door.questions.answer(question.id, ANNA, "approved")
-        commands = build(house.door)
+            await house.service.questions.answer(question.id, ANNA, "approved")
+        commands = build(house.service)
         with pytest.raises(NotAllowed):
             await commands.run("/approve", principal=ANNA, channel="page", session=accepted.session, agent="main")
-        await house.door.questions.answer(question.id, OWNER, "approved")
+        await house.service.questions.answer(question.id, OWNER, "approved")
         assert (await house.answered(accepted.turn)).text == "done" and deeds.done == ["d"]
 
 
@@ -198,14 +198,14 @@ async def test_a_stop_closes_what_tasks_have_asked(home: Path, model: ScriptedMo
     async with delegating(home, model, toolsets={"deeds": deeds.toolset()}, approvals="balanced") as house:
         accepted = await house.accept(task("second", PUSH, together=(("second", PUSH),)), channel="page")
         questions = await asked_by(house, accepted.turn, 2)
-        log = house.door.live(accepted.turn)
+        log = house.service.live(accepted.turn)
         assert log is not None
-        await house.door.stop(accepted.session, ANNA)
+        await house.service.stop(accepted.session, ANNA)
         assert (await house.answered(accepted.turn)).state == "stopped"
-        closed = [event for event in log.events if isinstance(event, Answered)]
+        closed = [event for event in log.events if isinstance(event, QuestionAnswered)]
         assert {event.id: event.state for event in closed} == {each.id: "cancelled" for each in questions}
         await still(house)
-        assert deeds.done == [] and house.door.questions.waiting == 0 and (await rows(house))["approvals"] == 0
+        assert deeds.done == [] and house.service.questions.waiting == 0 and (await rows(house))["approvals"] == 0
 
 
 @pytest.mark.parametrize("name", ["talk", None])
@@ -243,12 +243,12 @@ async def test_the_time_of_a_turn_does_not_count_while_a_task_of_its_asks(home: 
     async with delegating(home, model, toolsets={"deeds": deeds.toolset()}, approvals="balanced") as house:
         accepted = await house.accept(f"{task('helper', task('second', PUSH))} [hold gate step=1]", channel="page")
         [question] = await asked_by(house, accepted.turn)
-        live = house.door.engine.running(accepted.session)
+        live = house.service.engine.running(accepted.session)
         assert live is not None
         family = [live, *live.children.values()]
         family += [each for child in live.children.values() for each in child.children.values()]
         assert len(family) == 3 and all(each._timer is None for each in family)
-        await house.door.questions.answer(question.id, ANNA, "approved")
+        await house.service.questions.answer(question.id, ANNA, "approved")
         with anyio.fail_after(WAIT):
             await model.held("gate")
         assert live._timer is not None
@@ -271,7 +271,7 @@ async def test_a_question_of_a_task_survives_the_process(home: Path, model: Scri
             assert [each.id for each in await asked_by(house, accepted.turn)] == [question.id]
     async with delegating(home, model, **options) as house:
         await asked_by(house, accepted.turn)
-        await house.door.questions.answer(question.id, ANNA, "approved")
+        await house.service.questions.answer(question.id, ANNA, "approved")
         assert (await house.answered(accepted.turn)).text == "done"
         await still(house)
         assert deeds.done == ["a"] and (await rows(house))["sessions"] == 1
@@ -286,10 +286,10 @@ async def test_a_task_that_asks_keeps_no_place(home: Path, model: ScriptedModel)
         accepted = await house.accept(f"{both} [say done]", channel="page")
         [question] = await asked_by(house, accepted.turn)
         assert (await house.say("[say other]", "other")).text == "other"
-        await house.door.questions.answer(question.id, ANNA, "denied", "no")
+        await house.service.questions.answer(question.id, ANNA, "denied", "no")
         assert (await house.answered(accepted.turn)).text == "done"
         assert result(house)[1].endswith("quick") and deeds.done == []
-        assert house.door.engine.places.taken == 0
+        assert house.service.engine.places.taken == 0
 
 
 async def test_what_a_task_does_is_recorded_under_the_conversation_that_it_was_given_in(
@@ -300,7 +300,7 @@ async def test_what_a_task_does_is_recorded_under_the_conversation_that_it_was_g
     async with delegating(home, model, toolsets=toolsets, approvals="balanced") as house:
         accepted = await house.accept(f"{task('helper', task('second', PUSH))} [say done]", channel="page")
         [question] = await asked_by(house, accepted.turn)
-        await house.door.questions.answer(question.id, ANNA, "approved")
+        await house.service.questions.answer(question.id, ANNA, "approved")
         await house.answered(accepted.turn)
         found = [row for row in await house.store.read(audit.listing) if row.kind != "principal"]
         assert {(row.session, row.principal) for row in found} == {(accepted.session, ANNA.id)}

@@ -46,11 +46,11 @@ async def test_a_stop_lets_a_turn_and_its_tasks_finish_within_the_budget(home: P
         with anyio.fail_after(WAIT):
             await model.held("gate")
             async with anyio.create_task_group() as group:
-                group.start_soon(house.door.drain, WAIT)
-                while not house.door.engine._closed:
+                group.start_soon(house.service.drain, WAIT)
+                while not house.service.engine._closed:
                     await anyio.sleep(0.001)
                 model.release("gate")
-        outcome = await house.door.outcome(accepted.turn, ANNA)
+        outcome = await house.service.outcome(accepted.turn, ANNA)
         assert (outcome.state, outcome.text) == ("answered", "outer")
 
 
@@ -74,8 +74,8 @@ async def test_a_turn_that_is_stopping_gives_no_task_and_goes_on_with_it_later(
         with anyio.fail_after(WAIT):
             await reached.wait()
             async with anyio.create_task_group() as group:
-                group.start_soon(house.door.drain, 0.01)
-                while not house.door.engine.parking:
+                group.start_soon(house.service.drain, 0.01)
+                while not house.service.engine.parking:
                     await anyio.sleep(0.001)
                 goes_on.set()
     async with delegating(home, model, **options) as house:
@@ -96,7 +96,7 @@ async def test_a_task_whose_turn_does_not_go_on_is_stopped_and_leaves_nothing(
         assert (await rows(house))["sessions"] == 3 and list((home / "workspaces").iterdir())
         if why == "ended":
             await house.store.write(
-                lambda db: sessions.end(db, accepted.session, reason="new", hooks=(), now=house.door.clock())
+                lambda db: sessions.end(db, accepted.session, reason="new", hooks=(), now=house.service.clock())
             )
     asked = model.counts["requests"]
     toml = configured(model, limits)
@@ -107,16 +107,16 @@ async def test_a_task_whose_turn_does_not_go_on_is_stopped_and_leaves_nothing(
         await still(house)
         if why != "one-shot":
             state = "stopped" if why == "ended" else "failed"
-            assert (await house.door.outcome(accepted.turn, ANNA)).state == state
+            assert (await house.service.outcome(accepted.turn, ANNA)).state == state
         left = await rows(house)
         assert (left["sessions"], left["receipts"], left["workspaces"]) == (0 if why == "one-shot" else 1, 0, 0)
-        for chore in house.door.chores():
+        for chore in house.service.maintenance_tasks():
             if chore.name == "folders":  # what lies there for a session that is gone is nobody's
                 await chore.run()
         assert not list((home / "workspaces").iterdir())
         if why != "agent gone":  # then the task may have gone on until its turn was found not to
             assert model.counts["requests"] == asked
-        assert not any(count for name, count in house.door.census().items() if name != "residents")
+        assert not any(count for name, count in house.service.census().items() if name != "residents")
 
 
 async def test_a_task_that_kills_the_gateway_is_given_up_and_its_turn_is_told(home: Path, model: ScriptedModel) -> None:
@@ -183,7 +183,7 @@ async def test_a_turn_counts_no_resume_while_a_task_of_its_is_open(home: Path, m
     for _ in range(2):
         async with delegating(home, model, "[limits]\nresumes = 5", drain=None) as house:
             with anyio.fail_after(WAIT):
-                while house.door.status()["turns"]["delegating"] != 1:
+                while house.service.status()["turns"]["delegating"] != 1:
                     await anyio.sleep(0.001)
             row = await house.store.read(turns.get, accepted.turn)
             assert row is not None and row.attempts == 1

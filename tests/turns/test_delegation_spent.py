@@ -30,18 +30,18 @@ async def test_a_turn_has_used_what_its_tasks_have_and_every_call_is_written_dow
         used = await house.store.read(usage.total)
         assert used.calls == len(house.requests()) == 6
         assert (outcome.usage.input, outcome.usage.output) == (used.input, used.output)
-        assert (await house.door.outcome(outcome.turn, ANNA)) == outcome
+        assert (await house.service.outcome(outcome.turn, ANNA)) == outcome
         assert {name: each.calls for name, each in (await total(house)).items()} == {
             "main": 2,
             "helper": 2,
             "second": 2,
         }
-        assert (await house.door.used_in(outcome.session, ANNA)).calls == 6
+        assert (await house.service.used_in(outcome.session, ANNA)).calls == 6
         assert {name: each.calls for name, each in (await total(house, "channel")).items()} == {
             "http": 2,
             "delegate": 4,
         }
-        await house.door.delete(outcome.session, ANNA)
+        await house.service.delete(outcome.session, ANNA)
         left = await house.store.read(lambda db: db.execute("SELECT count(session), count(turn) FROM usage").get)
         assert left == (0, 0)
 
@@ -61,7 +61,7 @@ async def test_what_a_task_used_before_a_crash_is_counted_after_it(home: Path, m
         assert outcome.text == "c"
         used = await house.store.read(usage.total)
         assert (outcome.usage.input, outcome.usage.output) == (used.input, used.output)
-        assert outcome == await house.door.outcome(outcome.turn, ANNA)
+        assert outcome == await house.service.outcome(outcome.turn, ANNA)
 
 
 async def test_a_budget_of_a_turn_holds_for_all_of_its_tasks(home: Path, model: ScriptedModel) -> None:
@@ -92,7 +92,7 @@ async def test_a_budget_of_a_conversation_holds_for_the_tasks_in_it(home: Path, 
         session = (await house.say(said)).session
         outcome = await house.say(said)
         assert outcome.state == "failed" and "This conversation has spent" in error(outcome)
-        assert (await house.door.used_in(session, ANNA)).calls == len(house.requests()) - 3
+        assert (await house.service.used_in(session, ANNA)).calls == len(house.requests()) - 3
     async with delegating(home, model, limits.format(free.usage.tokens + 1)) as house:
         outcome = await house.say(said)
         assert outcome.state == "failed" and "This conversation has spent" in error(outcome)
@@ -107,7 +107,7 @@ async def test_a_task_is_charged_to_its_conversation_while_the_gateway_runs(home
         outcome = await house.say(said)
         assert outcome.state == "answered"
         session = await house.store.read(sessions.get, outcome.session)
-        (budget,), _ = await house.door.budgets.seen_by(ANNA, session)
+        (budget,), _ = await house.service.budgets.seen_by(ANNA, session)
         assert (budget.setting, budget.tokens) == ("budgets.talk", outcome.usage.tokens)
         asked = len(house.requests())
         refused = await house.say("[say more]")
@@ -123,7 +123,7 @@ async def _spent_by(home: Path, model: ScriptedModel, said: str) -> Outcome:
 async def _results(house: Core) -> list[str]:
     await still(house)
     rows = await house.store.read(lambda db: list(db.execute("SELECT session FROM messages LIMIT 1")))
-    page = await house.door.transcript(rows[0][0], ANNA)
+    page = await house.service.transcript(rows[0][0], ANNA)
     return [row.message.text for row in page.rows if row.message.role == "tool"]
 
 
@@ -136,7 +136,7 @@ async def test_a_plain_turn_has_used_what_it_had_before(home: Path, model: Scrip
         with anyio.fail_after(WAIT):
             while len(house.requests()) < 3:
                 await anyio.sleep(0.001)
-        await house.door.stop(running.session, ANNA)
+        await house.service.stop(running.session, ANNA)
         stopped = await house.answered(running.turn)
-        assert stopped.usage.estimated and stopped == await house.door.outcome(running.turn, ANNA)
+        assert stopped.usage.estimated and stopped == await house.service.outcome(running.turn, ANNA)
         assert result(house) == []

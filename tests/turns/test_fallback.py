@@ -63,7 +63,7 @@ async def told(house: Core, text: str, name: str | None = "talk", **fields: Any)
     """A turn to its end, and all that its readers are told."""
     with anyio.fail_after(WAIT):
         accepted = await house.accept(text, name, **fields)
-        log = house.door.live(accepted.turn)
+        log = house.service.live(accepted.turn)
         assert log is not None
         events: list[Event] = []
         async with aclosing(log.read()) as batches:
@@ -87,7 +87,7 @@ def shown(events: list[Event]) -> str:
 
 
 async def view(house: Core, session: str) -> SessionView:
-    return await house.door.session(session, ANNA)
+    return await house.service.session(session, ANNA)
 
 
 FELL = "The model first is overloaded, so second answers for now."
@@ -153,7 +153,7 @@ async def test_the_substitute_survives_unload_and_restart(home: Path, server: Mo
     server.moods["first"] = "[status 503]"
     async with falling(home, server, clock, drain=None) as house:
         session = (await house.say("one")).session
-        house.door.presence.unload(session, reason="test")
+        house.service.presence.unload(session, reason="test")
         await house.say("two")
     del server.moods["first"]
     async with falling(home, server, clock) as house:
@@ -173,7 +173,7 @@ async def test_what_a_person_chose_is_asked_and_nothing_else(home: Path, server:
     """The choice is another row than the fallback, and neither changes the other."""
     async with falling(home, server, clock) as house:
         session = (await house.say("one")).session
-        await operations.set_setting(house.door, session, ANNA, "model", "third", source="command")
+        await operations.set_setting(house.service, session, ANNA, "model", "third", source="command")
         server.moods["third"] = "[status 503]"
         outcome, events = await told(house, "two")
         assert outcome.state == "failed" and outcome.error is not None
@@ -187,12 +187,12 @@ async def test_what_a_person_chose_is_asked_and_nothing_else(home: Path, server:
         assert (seen.model, seen.settings["model"].value, seen.fallback) == ("third", "third", None)
 
         server.moods = {"first": "[status 503]"}
-        await operations.clear_setting(house.door, session, ANNA, "model")
+        await operations.clear_setting(house.service, session, ANNA, "model")
         await house.say("four")
-        await operations.set_setting(house.door, session, ANNA, "model", "first", source="command")
+        await operations.set_setting(house.service, session, ANNA, "model", "first", source="command")
         outcome, _ = await told(house, "five")
         assert outcome.state == "failed", "the agent's own too, when a person chose it by name"
-        await operations.clear_setting(house.door, session, ANNA, "model")
+        await operations.clear_setting(house.service, session, ANNA, "model")
         assert (await view(house, session)).model == "second"
         assert "fallback" not in (await view(house, session)).settings
 
@@ -229,7 +229,7 @@ async def test_a_whole_chain_is_walked_and_then_told(home: Path, server: Moody, 
             "The model first is asked too often, so third answers for now.",
         ]
         assert list(outcome.notices) == notices(events)
-        assert await house.door.outcome(outcome.turn, ANNA) == outcome, "who did not follow is told the same"
+        assert await house.service.outcome(outcome.turn, ANNA) == outcome, "who did not follow is told the same"
         server.moods["third"] = "[status 500]"
         outcome, events = await told(house, "two")
         assert outcome.state == "failed" and outcome.error is not None
@@ -318,7 +318,7 @@ async def test_a_turn_goes_on_in_mid_turn_in_another_format(
         assert sum(row.message.role == "tool" for row in rows) == 4
         assert (await house.say("after [tool clock {}]")).state == "answered"
         assert server.asked[before + 5 :] == ["second"] * 2
-        house.door.presence.unload(outcome.session, reason="test")
+        house.service.presence.unload(outcome.session, reason="test")
         clock.now += 2 * STAYS
         del server.moods["first"]
         assert (await house.say("back")).state == "answered"
@@ -386,14 +386,14 @@ async def test_every_call_is_written_down_with_whom_it_was_made_for(home: Path, 
         server.moods = dict.fromkeys(NAMES, "[words 9] [hang after=4]")
         clock.now += STAYS
         accepted = await house.accept("three", "talk", **made_for)
-        log = house.door.live(accepted.turn)
+        log = house.service.live(accepted.turn)
         assert log is not None
         with anyio.fail_after(WAIT):
             async with aclosing(log.read()) as batches:
                 async for batch in batches:
                     if any(isinstance(event, TextDelta) for event in batch):
                         break
-        await house.door.stop(outcome.session, ANNA)
+        await house.service.stop(outcome.session, ANNA)
         assert (await house.answered(accepted.turn)).state == "stopped"
 
         def whose(db: Any) -> tuple[int, set[Any]]:
@@ -471,7 +471,7 @@ async def test_a_one_shot_call_falls_back_too_and_leaves_nothing(home: Path, ser
         assert (outcome.state, notices(events)) == ("answered", [FELL])
         assert server.asked == ["first", "first", "second"]
         assert await house.store.read(stored.list_all, clock()) == []
-        assert house.door.presence.stats().present == 0
+        assert house.service.presence.stats().present == 0
         outcome, _ = await told(house, "two", None, call=Call(max_tokens=2))
         assert outcome.text == "The tide comes in,"
         assert server.asked[-1] == "second", "the first rests"
@@ -483,9 +483,9 @@ async def test_who_leaves_in_the_middle_of_falling_back_leaves_nothing(home: Pat
         accepted = await house.accept("one", None)
         with anyio.fail_after(WAIT):
             await server.held("there")
-        house.door.engine.interrupt(accepted.turn, "by a test")
+        house.service.engine.interrupt(accepted.turn, "by a test")
         assert (await house.answered(accepted.turn)).state == "stopped"
-        assert house.door.presence.stats().present == 0
+        assert house.service.presence.stats().present == 0
         assert list((await house.store.read(_used))[0]) == ["second"], "only it was cut off"
     assert server.asked == ["first", "second"]
 
@@ -495,9 +495,9 @@ async def test_the_residents_of_failed_models_are_let_go(home: Path, server: Moo
     server.moods = {"first": "[status 400]", "second": "[status 400]"}
     async with falling(home, server, clock) as house:
         session = (await house.say("one")).session
-        record = house.door.presence.get(session)
+        record = house.service.presence.get(session)
         assert record is not None and record.resident is not None and record.detached == ()
-        assert house.door.presence.stats().residents == 1
+        assert house.service.presence.stats().residents == 1
         before = record.resident
         await house.say("two")
         assert record.resident is before, "the substitute's resident is kept as any other"
@@ -568,9 +568,9 @@ async def test_whatever_fails_each_is_asked_once_and_none_that_rests(
             for name in server.asked:
                 awake = [one for one in NAMES if until[one] <= clock.now]
                 assert name in awake or (not awake and server.asked == [name])
-                rests = MOODS[server.moods.get(name, "")]
-                if rests is not None:
-                    until[name] = clock.now + rests
+                cooldowns = MOODS[server.moods.get(name, "")]
+                if cooldowns is not None:
+                    until[name] = clock.now + cooldowns
             rows = await house.store.read(messages.journal, outcome.turn)
             answers = [row.message.model for row in rows if row.message.role == "assistant"]
             if server.asked[-1] in works:
@@ -611,8 +611,8 @@ def test_the_table_of_kinds_says_what_is_done() -> None:
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
     table = {row[0].strip("`"): row[3:6] for row in rows if len(row) == 7}
     assert set(table) == set(get_args(ModelKind))
-    for kind, (key, model, rests) in table.items():
+    for kind, (key, model, cooldowns) in table.items():
         assert key == ("yes" if kind in ROTATED else "no")
         assert model == ("no" if kind in UNHELPED else "yes")
         seconds = REST_SECONDS.get(kind)  # type: ignore[call-overload]
-        assert rests == ("no" if seconds is None else f"{seconds / 60:g} min")
+        assert cooldowns == ("no" if seconds is None else f"{seconds / 60:g} min")

@@ -27,7 +27,7 @@ async def heard(house: Core, text: str = "hello") -> tuple[str, ...]:
     """What the user is told beside the answer: the same live, and from the store."""
     outcome = await house.say(text)
     assert outcome.state == "answered"
-    assert await house.door.outcome(outcome.turn, ANNA) == outcome
+    assert await house.service.outcome(outcome.turn, ANNA) == outcome
     return outcome.notices
 
 
@@ -55,7 +55,7 @@ async def test_after_a_reload_nothing_is_told(home: Path, model: ScriptedModel) 
         first = await house.say("hello")
     async with running(home, model, ONE) as house:
         assert len(await heard(house)) == 1
-        assert await operations.reload(house.door, first.session, OWNER)
+        assert await operations.reload(house.service, first.session, OWNER)
         assert await heard(house) == ()
         assert [each["function"]["name"] for each in house.requests()[-1]["tools"]] == ["clock"]
     async with running(home, model, BOTH) as house:
@@ -69,7 +69,7 @@ async def test_a_tool_that_is_no_longer_there_says_so(home: Path, model: Scripte
         await heard(house)
     async with running(home, model, ONE) as house:
         outcome = await house.say('[tool read_file {"path":"x"}] look')
-        rows = (await house.door.transcript(outcome.session, ANNA)).rows
+        rows = (await house.service.transcript(outcome.session, ANNA)).rows
         assert "There is no tool named 'read_file' here." in [row.message.text for row in rows]
 
 

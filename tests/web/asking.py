@@ -8,7 +8,7 @@ import aiohttp
 import anyio
 import msgspec
 
-from tests.in_process import WAIT, House
+from tests.in_process import WAIT, InProcessGateway
 
 CHAT = "/v1/chat/completions"
 
@@ -74,7 +74,7 @@ class Reply:
         return [line[2:] for line in self.body.decode().split("\n") if line.startswith(": ")]
 
 
-async def raw(h: House, request: bytes) -> tuple[bytes, bytes]:
+async def raw(h: InProcessGateway, request: bytes) -> tuple[bytes, bytes]:
     """Bytes on the wire, as they are; head and body of what came back until the gateway hung up."""
     with anyio.fail_after(WAIT):
         async with await anyio.connect_tcp("127.0.0.1", int(h.url.rpartition(":")[2])) as stream:
@@ -89,7 +89,7 @@ async def raw(h: House, request: bytes) -> tuple[bytes, bytes]:
     return head, body
 
 
-async def call(h: House, method: str, path: str, **options: Any) -> Reply:
+async def call(h: InProcessGateway, method: str, path: str, **options: Any) -> Reply:
     """One request; `key=""` sends none, another key is sent instead of the owner's."""
     key = options.pop("key", None)
     headers = dict(options.pop("headers", {}))
@@ -102,14 +102,14 @@ async def call(h: House, method: str, path: str, **options: Any) -> Reply:
             return Reply(response.status, response.headers, await response.read())
 
 
-async def signed_in(h: House) -> dict[str, str]:
+async def signed_in(h: InProcessGateway) -> dict[str, str]:
     """What a browser that is signed in as the owner sends: its cookie and its page token."""
     reply = await call(h, "POST", "/api/login", json={"code": await h.code()}, headers={"Origin": h.url}, key="")
     assert reply.status == 200, reply.body
     return {"Cookie": reply.headers["Set-Cookie"].split(";")[0], "X-Page-Token": reply.json["page_token"]}
 
 
-async def chat(h: House, text: str = "hello", *, headers: Mapping[str, str] | None = None, key: str | None = None,
+async def chat(h: InProcessGateway, text: str = "hello", *, headers: Mapping[str, str] | None = None, key: str | None = None,
                session: str | None = None, **fields: Any) -> Reply:  # fmt: skip
     """A chat request with one user message, or with `messages`."""
     sent = dict(headers or {})

@@ -5,13 +5,13 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.fixtures import home, model
-from tests.in_process import House, house
+from tests.in_process import InProcessGateway, in_process_gateway
 
 __all__ = ["gateway", "home", "model"]
 
 
 @pytest.fixture
-async def gateway(home: Path, model: ScriptedModel) -> AsyncIterator[House]:
+async def gateway(home: Path, model: ScriptedModel) -> AsyncIterator[InProcessGateway]:
     """A gateway whose agent `main` talks to the scripted model."""
-    async with house(home, model=model) as running:
+    async with in_process_gateway(home, model=model) as running:
         yield running

@@ -10,7 +10,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests import core
-from tests.in_process import WAIT, House, house
+from tests.in_process import WAIT, InProcessGateway, in_process_gateway
 from tests.web.asking import CHAT, Reply, asked, call, chat
 from tidegate.web import create_app
 from tidegate.web.app.sse import KEEP_ALIVE_SECONDS, Pulse, Stream
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 ANSWER = "The tide comes in, the gate keeps the level."
 
 
-async def test_a_whole_answer_has_openais_shape(gateway: House) -> None:
+async def test_a_whole_answer_has_openais_shape(gateway: InProcessGateway) -> None:
     """H10: id, object, created, model, choices, usage; the turn's id in its header."""
     reply = await chat(gateway)
     answer = reply.json
@@ -35,7 +35,7 @@ async def test_a_whole_answer_has_openais_shape(gateway: House) -> None:
     assert reply.headers["Content-Type"] == "application/json"
 
 
-async def test_usage_is_summed_over_the_steps_of_the_turn(gateway: House, model: ScriptedModel) -> None:
+async def test_usage_is_summed_over_the_steps_of_the_turn(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """H10: a turn with a tool call has two model calls; the cached part and that of the reasoning are told."""
     await chat(gateway, "one", session="n")
     reply = await chat(gateway, "time please [think of it] [tool clock {}]", session="n")
@@ -48,15 +48,15 @@ async def test_usage_is_summed_over_the_steps_of_the_turn(gateway: House, model:
     assert usage["completion_tokens_details"]["reasoning_tokens"] == sum(row.reasoning for row in rows) > 0
 
 
-async def _assistant_rows(h: House):  # type: ignore[no-untyped-def]
+async def _assistant_rows(h: InProcessGateway):  # type: ignore[no-untyped-def]
     from tests.core import OWNER
 
-    [view] = await h.door.sessions(OWNER, everyone=True)
-    rows = (await h.door.transcript(view.id, OWNER)).rows
+    [view] = await h.service.sessions(OWNER, everyone=True)
+    rows = (await h.service.transcript(view.id, OWNER)).rows
     return [row for row in rows if row.message.role == "assistant"]
 
 
-async def test_a_streamed_answer_is_chunks_and_an_end_mark(gateway: House) -> None:
+async def test_a_streamed_answer_is_chunks_and_an_end_mark(gateway: InProcessGateway) -> None:
     """H10: role first, then text, then the reason of the end; the same text as the whole answer."""
     reply = await chat(gateway, stream=True)
     assert reply.headers["Content-Type"].startswith("text/event-stream")
@@ -71,7 +71,7 @@ async def test_a_streamed_answer_is_chunks_and_an_end_mark(gateway: House) -> No
     assert all("usage" not in chunk for chunk in chunks)
 
 
-async def test_a_stream_tells_its_usage_to_who_asks(gateway: House) -> None:
+async def test_a_stream_tells_its_usage_to_who_asks(gateway: InProcessGateway) -> None:
     """H08, H10: stream_options.include_usage."""
     reply = await chat(gateway, stream=True, stream_options={"include_usage": True})
     *others, last = reply.chunks
@@ -80,14 +80,14 @@ async def test_a_stream_tells_its_usage_to_who_asks(gateway: House) -> None:
     assert last["usage"]["total_tokens"] > 0
 
 
-async def test_a_finish_reason_of_the_model_reaches_the_caller(gateway: House) -> None:
+async def test_a_finish_reason_of_the_model_reaches_the_caller(gateway: InProcessGateway) -> None:
     """H10: length, streamed and not."""
     assert (await chat(gateway, "x [finish length]")).json["choices"][0]["finish_reason"] == "length"
     streamed = await chat(gateway, "x [finish length]", stream=True)
     assert streamed.chunks[-1]["choices"][0]["finish_reason"] == "length"
 
 
-async def test_tool_progress_is_comments_for_a_plain_client(gateway: House) -> None:
+async def test_tool_progress_is_comments_for_a_plain_client(gateway: InProcessGateway) -> None:
     """H11: nothing but chunks and comments, so that no parser is disturbed."""
     reply = await chat(gateway, "time [tool clock {}]", stream=True)
     assert [comment for comment in reply.comments if "clock" in comment] == ["tool clock started", "tool clock ended"]
@@ -96,7 +96,7 @@ async def test_tool_progress_is_comments_for_a_plain_client(gateway: House) -> N
     assert reply.body.endswith(b"data: [DONE]\n\n")
 
 
-async def test_tool_progress_is_named_events_for_who_asks(gateway: House) -> None:
+async def test_tool_progress_is_named_events_for_who_asks(gateway: InProcessGateway) -> None:
     """H11: X-Events: full."""
     reply = await chat(gateway, "time [tool clock {}]", stream=True, headers={"X-Events": "full"})
     names = [name for name, _ in reply.events]
@@ -113,7 +113,7 @@ async def test_tool_progress_is_named_events_for_who_asks(gateway: House) -> Non
 
 async def test_an_idle_stream_is_kept_alive_by_comments(home: Path, model: ScriptedModel) -> None:
     """H11: while a model thinks, the stream is not silent; the answer follows undisturbed."""
-    async with house(home, model=model, keep_alive=0.05) as h:
+    async with in_process_gateway(home, model=model, keep_alive=0.05) as h:
         with anyio.fail_after(WAIT):
             async with h.client.post(CHAT, json=asked("x [hold there]", stream=True)) as response:
                 seen = b""
@@ -125,7 +125,7 @@ async def test_an_idle_stream_is_kept_alive_by_comments(home: Path, model: Scrip
         assert reply.body.endswith(b"data: [DONE]\n\n")
 
 
-async def test_text_before_and_after_a_tool_is_kept_apart(gateway: House) -> None:
+async def test_text_before_and_after_a_tool_is_kept_apart(gateway: InProcessGateway) -> None:
     """H10, H11: in a stream by an empty line; a whole answer is what was said last, and the transcript has both."""
     script = "x [saying Let me look.] [tool clock {}] [tool clock {}] [say It is late.]"
     reply = await chat(gateway, script, stream=True, session="n")
@@ -163,11 +163,11 @@ async def test_an_answer_that_begins_anew_after_visible_text_ends_a_plain_stream
     home: Path, model: ScriptedModel
 ) -> None:
     """H11, H22: shown text is never taken back silently; who asked for all events is told and gets the new answer."""
-    async with house(home, toml=core.settings(model).replace("retries = 0", "retries = 1")) as gateway:
+    async with in_process_gateway(home, toml=core.settings(model).replace("retries = 0", "retries = 1")) as gateway:
         await _broken_off(gateway, model)
 
 
-async def _broken_off(gateway: House, model: ScriptedModel) -> None:
+async def _broken_off(gateway: InProcessGateway, model: ScriptedModel) -> None:
     broken = "x [words 40] [cut after=3 times=1]"
     plain = await chat(gateway, broken, stream=True, session="a")
     assert plain.status == 200
@@ -176,7 +176,7 @@ async def _broken_off(gateway: House, model: ScriptedModel) -> None:
     assert plain.headers["X-Turn-Id"] in error["message"]
     assert not plain.body.endswith(b"[DONE]\n\n")
     with anyio.fail_after(WAIT):
-        outcome = await gateway.door.wait(plain.headers["X-Turn-Id"])
+        outcome = await gateway.service.wait(plain.headers["X-Turn-Id"])
     assert outcome.state == "answered" and outcome.text.split()[-1] == "w39"
     model.reset()
     full = await chat(gateway, broken, stream=True, session="b", headers={"X-Events": "full"})
@@ -189,7 +189,9 @@ async def _broken_off(gateway: House, model: ScriptedModel) -> None:
     ("method", "path", "status"),
     [("GET", "/healthz", 200), ("GET", "/v1/models", 200), ("GET", "/v1/nope", 404), ("PUT", "/v1/models", 405)],
 )
-async def test_every_response_has_an_id_of_its_own(gateway: House, method: str, path: str, status: int) -> None:
+async def test_every_response_has_an_id_of_its_own(
+    gateway: InProcessGateway, method: str, path: str, status: int
+) -> None:
     """H10: by which a person can name it to the operator."""
     replies = [await call(gateway, method, path) for _ in range(2)]
     assert {reply.status for reply in replies} == {status}

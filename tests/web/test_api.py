@@ -10,27 +10,27 @@ import msgspec
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.in_process import WAIT, House, house
+from tests.in_process import WAIT, InProcessGateway, in_process_gateway
 from tests.web.asking import call, chat, signed_in
 from tidegate.store import turns
 
 pytestmark = pytest.mark.anyio
 
 
-async def say(h: House, text: str, **fields: Any) -> dict[str, Any]:
+async def say(h: InProcessGateway, text: str, **fields: Any) -> dict[str, Any]:
     reply = await call(h, "POST", "/api/messages", json={"text": text, **fields}, headers=fields.pop("headers", {}))
     assert reply.status in (200, 202), reply.body
     return dict(reply.json)
 
 
-async def ended(h: House, turn: str) -> None:
+async def ended(h: InProcessGateway, turn: str) -> None:
     with anyio.fail_after(WAIT):
-        await h.door.wait(turn)
+        await h.service.wait(turn)
 
 
 @contextlib.asynccontextmanager
 async def following(
-    h: House, session: str, last: int | None = None
+    h: InProcessGateway, session: str, last: int | None = None
 ) -> AsyncIterator[AsyncIterator[tuple[int | None, Any]]]:
     """The events of a conversation, as they come."""
     headers = {} if last is None else {"Last-Event-ID": str(last)}
@@ -51,7 +51,9 @@ async def following(
         yield events()
 
 
-async def test_a_message_begins_a_conversation_and_goes_on_with_it(gateway: House, model: ScriptedModel) -> None:
+async def test_a_message_begins_a_conversation_and_goes_on_with_it(
+    gateway: InProcessGateway, model: ScriptedModel
+) -> None:
     """S13, S14: 202 with turn, session and what happens; then the same conversation by its id."""
     first = await say(gateway, "one")
     assert first["how"] == "started" and first["ahead"] == 0
@@ -66,7 +68,7 @@ async def test_a_message_begins_a_conversation_and_goes_on_with_it(gateway: Hous
     assert (await call(gateway, "GET", "/api/turns/t_nothing")).status == 404
 
 
-async def test_busy_is_a_field_here(gateway: House, model: ScriptedModel) -> None:
+async def test_busy_is_a_field_here(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """H12, H13: queue, steer and interrupt, with honest words for each."""
     first = await say(gateway, "one [hold there]")
     await model.held("there")
@@ -81,7 +83,7 @@ async def test_busy_is_a_field_here(gateway: House, model: ScriptedModel) -> Non
     assert (await call(gateway, "GET", f"/api/turns/{first['turn']}")).json["state"] == "stopped"
 
 
-async def test_a_message_has_an_idempotency_key_too(gateway: House) -> None:
+async def test_a_message_has_an_idempotency_key_too(gateway: InProcessGateway) -> None:
     """H17, H18: a page that does not know whether it was heard sends it again."""
     headers = {"Idempotency-Key": "m1"}
     body = {"text": "one"}
@@ -93,7 +95,9 @@ async def test_a_message_has_an_idempotency_key_too(gateway: House) -> None:
     assert other.status == 422
 
 
-async def test_a_slash_is_a_command_and_its_reply_comes_at_once(gateway: House, model: ScriptedModel) -> None:
+async def test_a_slash_is_a_command_and_its_reply_comes_at_once(
+    gateway: InProcessGateway, model: ScriptedModel
+) -> None:
     """S13: never sent to a model; an unknown one is refused with the nearest."""
     help = await say(gateway, "/help")
     assert "/new" in help["reply"]["text"]
@@ -114,7 +118,7 @@ async def test_a_slash_is_a_command_and_its_reply_comes_at_once(gateway: House, 
     assert {"new", "stop", "help"} <= {command["name"] for command in listed}
 
 
-async def test_a_message_is_recorded_with_the_door_it_came_by(gateway: House) -> None:
+async def test_a_message_is_recorded_with_the_door_it_came_by(gateway: InProcessGateway) -> None:
     """H21, X20: a key is the API's, whatever its holder claims to be; a signed-in browser is the page."""
 
     async def channel(**said: str) -> tuple[str, str]:
@@ -146,14 +150,14 @@ async def test_a_message_is_recorded_with_the_door_it_came_by(gateway: House) ->
         ({"text": "x", "attended": "perhaps"}, "attended"),
     ],
 )
-async def test_a_wrong_message_is_refused_by_field(gateway: House, body: Any, param: str) -> None:
+async def test_a_wrong_message_is_refused_by_field(gateway: InProcessGateway, body: Any, param: str) -> None:
     """H20: 400 with its name."""
     reply = await call(gateway, "POST", "/api/messages", json=body)
     assert reply.status == 400
     assert reply.error["param"] == param
 
 
-async def test_unknown_sessions_and_agents_are_404(gateway: House) -> None:
+async def test_unknown_sessions_and_agents_are_404(gateway: InProcessGateway) -> None:
     """H21: what is not there, or not yours."""
     for body in (
         {"text": "x", "session": "s_nothing"},
@@ -163,7 +167,7 @@ async def test_unknown_sessions_and_agents_are_404(gateway: House) -> None:
         assert (await call(gateway, "POST", "/api/messages", json=body)).status == 404
 
 
-async def test_conversations_are_listed_page_by_page_and_searched(gateway: House) -> None:
+async def test_conversations_are_listed_page_by_page_and_searched(gateway: InProcessGateway) -> None:
     """H21: the last used first; `next` leads on; words find the conversation they were said in."""
     for number in range(5):
         await chat(gateway, f"about subject{number}", session=f"talk {number}")
@@ -183,7 +187,7 @@ async def test_conversations_are_listed_page_by_page_and_searched(gateway: House
     assert [v["id"] for v in (await call(gateway, "GET", "/api/sessions?ended=true")).json["sessions"]] == [view["id"]]
 
 
-async def test_a_search_finds_titles_and_names_too(gateway: House) -> None:
+async def test_a_search_finds_titles_and_names_too(gateway: InProcessGateway) -> None:
     """H21, X06: the caller's own only, unless the owner asks for everyone's; an ended one where those are asked for."""
     anna = await gateway.add_key("anna")
     await chat(gateway, "nothing of note", session="holiday-2026", key=anna)
@@ -211,7 +215,7 @@ async def test_a_search_finds_titles_and_names_too(gateway: House) -> None:
 @pytest.mark.parametrize(
     "query", ["limit=0", "limit=501", "limit=x", "limit=%ff", "before=x", "ended=perhaps", "q=" + "x" * 2000]
 )
-async def test_a_wrong_query_is_refused(gateway: House, query: str) -> None:
+async def test_a_wrong_query_is_refused(gateway: InProcessGateway, query: str) -> None:
     """H20: 400 with its name."""
     import yarl
 
@@ -219,7 +223,7 @@ async def test_a_wrong_query_is_refused(gateway: House, query: str) -> None:
     assert reply.status == 400
 
 
-async def test_a_transcript_is_read_from_either_end(gateway: House) -> None:
+async def test_a_transcript_is_read_from_either_end(gateway: InProcessGateway) -> None:
     """H15: after a place in order; else the newest rows, or those before a place."""
     for text in ("one", "two", "three"):
         await chat(gateway, text, session="n")
@@ -237,7 +241,7 @@ async def test_a_transcript_is_read_from_either_end(gateway: House) -> None:
     assert (await call(gateway, "GET", f"{path}?after=1&before=3")).status == 400
 
 
-async def test_a_conversation_is_exported_and_deleted(gateway: House) -> None:
+async def test_a_conversation_is_exported_and_deleted(gateway: InProcessGateway) -> None:
     """H21: as JSON lines; deleted, it is gone for everybody."""
     await chat(gateway, "one", session="n")
     [view] = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
@@ -252,7 +256,7 @@ async def test_a_conversation_is_exported_and_deleted(gateway: House) -> None:
         assert (await call(gateway, "GET", path + suffix)).status == 404
 
 
-async def test_a_running_turn_is_stopped(gateway: House, model: ScriptedModel) -> None:
+async def test_a_running_turn_is_stopped(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """S13: and which one it was is told."""
     first = await say(gateway, "one [hold there]")
     await model.held("there")
@@ -265,7 +269,9 @@ async def test_a_running_turn_is_stopped(gateway: House, model: ScriptedModel) -
 # -- following ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_conversation_is_followed_from_its_rows_into_what_happens(gateway: House, model: ScriptedModel) -> None:
+async def test_a_conversation_is_followed_from_its_rows_into_what_happens(
+    gateway: InProcessGateway, model: ScriptedModel
+) -> None:
     """S14: rows with ids, then the running turn from its beginning, then what comes."""
     first = await say(gateway, "one")
     await ended(gateway, first["turn"])
@@ -290,7 +296,7 @@ async def test_a_conversation_is_followed_from_its_rows_into_what_happens(gatewa
     assert kinds.index("turn_started") < kinds.index("tool_started") < kinds.index("tool_ended") < kinds.index("text")
 
 
-async def test_a_stream_is_taken_up_again_after_the_last_row_seen(gateway: House) -> None:
+async def test_a_stream_is_taken_up_again_after_the_last_row_seen(gateway: InProcessGateway) -> None:
     """S14: no row is missed and none comes twice."""
     first = await say(gateway, "one")
     await ended(gateway, first["turn"])
@@ -307,7 +313,7 @@ async def test_a_stream_is_taken_up_again_after_the_last_row_seen(gateway: House
 
 async def test_a_stream_opens_at_once_and_is_kept_alive(home: Path, model: ScriptedModel) -> None:
     """H11: also when nothing has happened and nothing does."""
-    async with house(home, model=model, keep_alive=0.05) as h:
+    async with in_process_gateway(home, model=model, keep_alive=0.05) as h:
         first = await say(h, "one")
         await ended(h, first["turn"])
         headers = {"Last-Event-ID": str(2**53)}
@@ -319,7 +325,7 @@ async def test_a_stream_opens_at_once_and_is_kept_alive(home: Path, model: Scrip
         assert seen.startswith(b": open\n\n")
 
 
-async def test_asking_for_the_head_of_a_stream_does_not_follow_it(gateway: House) -> None:
+async def test_asking_for_the_head_of_a_stream_does_not_follow_it(gateway: InProcessGateway) -> None:
     """H11, L31: HEAD is answered at once."""
     first = await say(gateway, "one")
     reply = await call(gateway, "HEAD", f"/api/sessions/{first['session']}/events")
@@ -327,7 +333,7 @@ async def test_asking_for_the_head_of_a_stream_does_not_follow_it(gateway: House
     assert reply.headers["Content-Type"].startswith("text/event-stream")
 
 
-async def test_a_wrong_event_id_is_refused(gateway: House) -> None:
+async def test_a_wrong_event_id_is_refused(gateway: InProcessGateway) -> None:
     """H20: it is not an id of this stream."""
     first = await say(gateway, "one")
     for value in ("x", "-1", "1" * 30):
@@ -337,7 +343,7 @@ async def test_a_wrong_event_id_is_refused(gateway: House) -> None:
 
 
 @contextlib.asynccontextmanager
-async def streams(h: House, session: str, number: int, key: str | None = None) -> AsyncIterator[None]:
+async def streams(h: InProcessGateway, session: str, number: int, key: str | None = None) -> AsyncIterator[None]:
     """So many event streams of a conversation, all open."""
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     async with contextlib.AsyncExitStack() as stack:
@@ -347,7 +353,7 @@ async def streams(h: House, session: str, number: int, key: str | None = None) -
         yield
 
 
-async def conversation(h: House, key: str | None = None) -> str:
+async def conversation(h: InProcessGateway, key: str | None = None) -> str:
     accepted = await call(h, "POST", "/api/messages", json={"text": "one"}, key=key)
     assert accepted.status == 202
     await ended(h, accepted.json["turn"])
@@ -359,7 +365,7 @@ STREAMS = "[limits]\nevent_streams = 6\nevent_streams_each = 2\n"
 
 async def test_one_principal_cannot_take_all_event_streams(home: Path, model: ScriptedModel) -> None:
     """H20, L21: beyond their share, 429 with the limit and when to come back; with one closed there is room again."""
-    async with house(home, STREAMS, model=model) as h:
+    async with in_process_gateway(home, STREAMS, model=model) as h:
         keys = [await h.add_key("anna"), await h.add_key("bert")]
         rooms = [await conversation(h, key) for key in keys]
         with anyio.fail_after(WAIT):
@@ -379,7 +385,7 @@ async def test_one_principal_cannot_take_all_event_streams(home: Path, model: Sc
 
 async def test_the_owner_can_watch_when_everybody_elses_streams_are_used_up(home: Path, model: ScriptedModel) -> None:
     """H20, L21: the last ones are the owner's; others are told of the limit of all."""
-    async with house(home, STREAMS, model=model) as h:
+    async with in_process_gateway(home, STREAMS, model=model) as h:
         keys = [await h.add_key(name) for name in ("anna", "bert", "cleo")]
         rooms = [await conversation(h, key) for key in keys]
         with anyio.fail_after(WAIT):
@@ -392,7 +398,7 @@ async def test_the_owner_can_watch_when_everybody_elses_streams_are_used_up(home
                     assert "limits.event_streams_each" in refused.error["message"]
 
 
-async def test_a_reader_that_leaves_is_let_go(gateway: House) -> None:
+async def test_a_reader_that_leaves_is_let_go(gateway: InProcessGateway) -> None:
     """L31: no stream is held for who is gone."""
     first = await say(gateway, "one")
     await ended(gateway, first["turn"])

@@ -2,13 +2,13 @@
 
 import pytest
 
-from tests.in_process import House
+from tests.in_process import InProcessGateway
 from tests.web.asking import call
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_every_event_is_on_one_page(gateway: House) -> None:
+async def test_every_event_is_on_one_page(gateway: InProcessGateway) -> None:
     """X24: whatever the size of a page; `next` is null at the end."""
     for number in range(7):
         await gateway.add_key(f"anna {number}")
@@ -27,7 +27,7 @@ async def test_every_event_is_on_one_page(gateway: House) -> None:
     assert [event["id"] for event in whole["events"]] == list(range(len(paged), 0, -1))
 
 
-async def test_a_wrong_query_is_refused_in_one_sentence(gateway: House) -> None:
+async def test_a_wrong_query_is_refused_in_one_sentence(gateway: InProcessGateway) -> None:
     """H19: with 400 and the name of the field; a kind that does not exist with those that do."""
     for query, word in (
         ("kind=colour", "'setting', 'sign_in', 'sign_out' or 'tool', not 'colour'"),
@@ -46,7 +46,7 @@ async def test_a_wrong_query_is_refused_in_one_sentence(gateway: House) -> None:
     assert (nobody.status, nobody.error["code"]) == (404, "principal_not_found")
 
 
-async def test_nobody_but_the_owner_is_told(gateway: House) -> None:
+async def test_nobody_but_the_owner_is_told(gateway: InProcessGateway) -> None:
     """X24, X06."""
     anna = await gateway.add_key("anna")
     assert (await call(gateway, "GET", "/api/audit", key=anna)).status == 403

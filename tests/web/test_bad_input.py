@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.scripted_model import ScriptedModel
-from tests.in_process import House, house
+from tests.in_process import InProcessGateway, in_process_gateway
 from tests.logs import capture_logs
 from tests.web.asking import CHAT, asked, call, chat, raw
 from tidegate.errors import Refused
@@ -55,7 +55,9 @@ DEEP = 200_000
     ],
     ids=lambda body: repr(body[:40]),
 )
-async def test_a_body_that_is_no_chat_request_is_400(gateway: House, model: ScriptedModel, body: bytes) -> None:
+async def test_a_body_that_is_no_chat_request_is_400(
+    gateway: InProcessGateway, model: ScriptedModel, body: bytes
+) -> None:
     """H20: malformed, of another type, not UTF-8, too deep, out of range, ambiguous: never a 500, and nothing runs."""
     reply = await call(gateway, "POST", CHAT, data=body, headers={"Content-Type": "application/json"})
     assert reply.status == 400, reply.body
@@ -82,7 +84,7 @@ async def test_a_body_that_is_no_chat_request_is_400(gateway: House, model: Scri
     ],
 )
 async def test_a_name_given_twice_is_refused_however_it_is_spelled(
-    gateway: House, model: ScriptedModel, body: bytes, name: str
+    gateway: InProcessGateway, model: ScriptedModel, body: bytes, name: str
 ) -> None:
     """H20: with escapes, with spaces, with null, anywhere in the body: what was meant cannot be known."""
     reply = await call(gateway, "POST", CHAT, data=body)
@@ -93,7 +95,7 @@ async def test_a_name_given_twice_is_refused_however_it_is_spelled(
 
 
 @pytest.mark.anyio
-async def test_names_and_texts_may_be_spelled_with_escapes(gateway: House, model: ScriptedModel) -> None:
+async def test_names_and_texts_may_be_spelled_with_escapes(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """H20: once is not twice, and text may look like names, or hold numbers that nobody could read."""
     said = '"model" "role":"content" \\u0061 "messages":'
     body = json.dumps(asked(said)).replace('"model"', '"\\u006dodel"', 1).encode()
@@ -103,7 +105,7 @@ async def test_names_and_texts_may_be_spelled_with_escapes(gateway: House, model
 
 
 @pytest.mark.anyio
-async def test_a_message_to_a_conversation_gives_no_name_twice(gateway: House) -> None:
+async def test_a_message_to_a_conversation_gives_no_name_twice(gateway: InProcessGateway) -> None:
     """H20: every endpoint that takes a body."""
     reply = await call(gateway, "POST", "/api/messages", data=rb'{"text":"a","te\u0078t":"b"}')
     assert reply.status == 400
@@ -158,7 +160,7 @@ def user(content: Any) -> list[dict[str, Any]]:
     ],
 )
 async def test_messages_that_are_wrong_are_named_by_their_path(
-    gateway: House, model: ScriptedModel, messages: Any, param: str
+    gateway: InProcessGateway, model: ScriptedModel, messages: Any, param: str
 ) -> None:
     """H20, H04: wrong types, no text, no user message, parts that are not text, orphans among tool calls."""
     reply = await chat(gateway, messages=messages)
@@ -194,7 +196,9 @@ async def test_messages_that_are_wrong_are_named_by_their_path(
     ],
     ids=lambda value: str(value)[:30],
 )
-async def test_what_is_wrong_is_said_in_a_sentence(gateway: House, fields: dict[str, Any], sentence: str) -> None:
+async def test_what_is_wrong_is_said_in_a_sentence(
+    gateway: InProcessGateway, fields: dict[str, Any], sentence: str
+) -> None:
     """H20: what it must be and what it was, in words that do not come from a programming language."""
     reply = await chat(gateway, **fields)
     assert reply.status == 400
@@ -204,7 +208,7 @@ async def test_what_is_wrong_is_said_in_a_sentence(gateway: House, fields: dict[
 
 
 @pytest.mark.anyio
-async def test_sentences_about_other_bodies_and_queries(gateway: House) -> None:
+async def test_sentences_about_other_bodies_and_queries(gateway: InProcessGateway) -> None:
     """H20: a body that is no object; a query, in which everything is a text; a value of any length."""
     body = await call(gateway, "POST", CHAT, data=b"[1]")
     assert body.error["message"] == "The body must be an object, not a list."
@@ -217,7 +221,7 @@ async def test_sentences_about_other_bodies_and_queries(gateway: House) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_refused_part_says_its_type(gateway: House) -> None:
+async def test_a_refused_part_says_its_type(gateway: InProcessGateway) -> None:
     """H20: which part, of which type, and what is taken instead."""
     reply = await chat(
         gateway, messages=user([{"type": "text", "text": "see"}, {"type": "video_url", "video_url": {}}])
@@ -229,7 +233,7 @@ async def test_a_refused_part_says_its_type(gateway: House) -> None:
 @pytest.mark.anyio
 async def test_a_body_over_the_limit_is_413_with_the_limits_name(home: Path, model: ScriptedModel) -> None:
     """H20, H21: by its length before it is read, and by counting when it has none; never a silent cut."""
-    async with house(home, "[limits]\nbody_bytes = 8192\nmessage_bytes = 2048", model=model) as h:
+    async with in_process_gateway(home, "[limits]\nbody_bytes = 8192\nmessage_bytes = 2048", model=model) as h:
         large = json.dumps(asked("x" * 9000)).encode()
         declared = await call(h, "POST", CHAT, data=large)
 
@@ -259,7 +263,7 @@ async def test_a_message_of_ten_megabytes_within_the_limit_is_taken_whole(home: 
     """H20: and reaches the model byte for byte, and the transcript."""
     text = "".join(f'tide {number} "é"\n' for number in range(600_000))
     assert len(text.encode()) > 10_000_000
-    async with house(home, model=model) as h:
+    async with in_process_gateway(home, model=model) as h:
         body = io.BytesIO(json.dumps(asked(text)).encode())
         assert (await call(h, "POST", CHAT, data=body, headers={"X-Session-Id": "n"})).status == 200
         [request] = model.recorded
@@ -271,7 +275,7 @@ async def test_a_message_of_ten_megabytes_within_the_limit_is_taken_whole(home: 
 
 
 @pytest.mark.anyio
-async def test_a_header_given_twice_is_refused(gateway: House) -> None:
+async def test_a_header_given_twice_is_refused(gateway: InProcessGateway) -> None:
     """H20: which one was meant cannot be known."""
     body = b'{"model":"main","messages":[{"role":"user","content":"x"}]}'
     head, answer = await raw(
@@ -288,7 +292,7 @@ async def test_a_header_given_twice_is_refused(gateway: House) -> None:
 @pytest.mark.parametrize(
     "path", ["/nope", "/v1/nope", "/api/nope", "/v1/chat/completions/x", "/static/nope.js", "/api/sessions/"]
 )
-async def test_an_unknown_path_has_openais_error_shape(gateway: House, path: str) -> None:
+async def test_an_unknown_path_has_openais_error_shape(gateway: InProcessGateway, path: str) -> None:
     """H20: the bare 404 too, with a key and without."""
     for key in (None, ""):
         reply = await call(gateway, "GET", path, key=key)
@@ -308,7 +312,9 @@ async def test_an_unknown_path_has_openais_error_shape(gateway: House, path: str
         ("DELETE", "/healthz", "GET"),
     ],
 )
-async def test_a_wrong_method_has_openais_error_shape(gateway: House, method: str, path: str, allowed: str) -> None:
+async def test_a_wrong_method_has_openais_error_shape(
+    gateway: InProcessGateway, method: str, path: str, allowed: str
+) -> None:
     """H20: the bare 405 too, with what is allowed."""
     reply = await call(gateway, method, path)
     assert reply.status == 405
@@ -318,15 +324,15 @@ async def test_a_wrong_method_has_openais_error_shape(gateway: House, method: st
 
 @pytest.mark.anyio
 async def test_what_nobody_foresaw_is_an_incident_and_not_a_bare_500(
-    gateway: House, monkeypatch: pytest.MonkeyPatch
+    gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H20: OpenAI's shape, an id that is in the log, and nothing of the error itself."""
 
     async def broken(*_: object, **__: object) -> None:
         raise ValueError("password=hunter2")
 
-    monkeypatch.setattr(gateway.door, "accept", broken)
-    monkeypatch.setattr(gateway.door, "sessions", broken)
+    monkeypatch.setattr(gateway.service, "accept", broken)
+    monkeypatch.setattr(gateway.service, "sessions", broken)
     with capture_logs() as logged:
         replies = (
             await chat(gateway),

@@ -7,7 +7,7 @@ import anyio
 import msgspec
 import pytest
 
-from tests.in_process import WAIT, House
+from tests.in_process import WAIT, InProcessGateway
 from tests.web.asking import Reply, asked, call, signed_in
 from tidegate.security import digest, make_code
 from tidegate.store import principals
@@ -15,7 +15,7 @@ from tidegate.store import principals
 pytestmark = pytest.mark.anyio
 
 
-async def signed_in_as(h: House, name: str) -> dict[str, str]:
+async def signed_in_as(h: InProcessGateway, name: str) -> dict[str, str]:
     """A browser of that user, who exists."""
     code = make_code()
 
@@ -34,16 +34,16 @@ async def signed_in_as(h: House, name: str) -> dict[str, str]:
     }
 
 
-async def ask(h: House, method: str, path: str, browser: dict[str, str]) -> Reply:
+async def ask(h: InProcessGateway, method: str, path: str, browser: dict[str, str]) -> Reply:
     return await call(h, method, path, headers=browser, key="")
 
 
-async def browsers(h: House, browser: dict[str, str]) -> list[tuple[str, bool]]:
+async def browsers(h: InProcessGateway, browser: dict[str, str]) -> list[tuple[str, bool]]:
     listed = (await ask(h, "GET", "/api/browsers", browser)).json["browsers"]
     return [(each["browser"], each["current"]) for each in listed]
 
 
-async def test_users_see_and_sign_out_their_own_browsers_and_the_owner_all(gateway: House) -> None:
+async def test_users_see_and_sign_out_their_own_browsers_and_the_owner_all(gateway: InProcessGateway) -> None:
     """X05, X06: another's browser is not there; none of its secrets is shown."""
     await gateway.add_key("dora")
     dora, owner = await signed_in_as(gateway, "dora"), await signed_in_as(gateway, "owner")
@@ -62,7 +62,7 @@ async def test_users_see_and_sign_out_their_own_browsers_and_the_owner_all(gatew
     assert await browsers(gateway, owner) == [("Browser of owner", True)]
 
 
-async def test_signing_out_everywhere_ends_all_of_ones_own_sign_ins_and_no_key(gateway: House) -> None:
+async def test_signing_out_everywhere_ends_all_of_ones_own_sign_ins_and_no_key(gateway: InProcessGateway) -> None:
     """X05: everyone's, when the owner says so."""
     key = await gateway.add_key("dora")
     doras = [await signed_in_as(gateway, "dora") for _ in range(2)]
@@ -78,7 +78,7 @@ async def test_signing_out_everywhere_ends_all_of_ones_own_sign_ins_and_no_key(g
     assert (await call(gateway, "GET", "/api/browsers")).json == {"browsers": []}
 
 
-async def test_the_event_streams_of_a_browser_or_key_end_with_it(gateway: House) -> None:
+async def test_the_event_streams_of_a_browser_or_key_end_with_it(gateway: InProcessGateway) -> None:
     """X05: others go on."""
     session = (await call(gateway, "POST", "/api/messages", json={"text": "hello"})).json["session"]
     first, other = await signed_in(gateway), await signed_in(gateway)
@@ -108,7 +108,7 @@ async def test_the_event_streams_of_a_browser_or_key_end_with_it(gateway: House)
 
 
 async def test_no_stream_outlives_a_sign_in_that_ends_while_the_stream_begins(
-    gateway: House, monkeypatch: pytest.MonkeyPatch
+    gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """X05: whoever asks for it again and again has no better chance: at whichever await the sign-in ends."""
     session = (await call(gateway, "POST", "/api/messages", json={"text": "hello"})).json["session"]
@@ -116,7 +116,7 @@ async def test_no_stream_outlives_a_sign_in_that_ends_while_the_stream_begins(
 
     async def read_while_signed_out(await_of: str, sign_in: dict[str, str]) -> tuple[int, bytes]:
         """What is read with that sign-in, if all end at this await of the request."""
-        whose, name = (gateway.door, "session") if await_of == "session" else (gateway.store, "write")
+        whose, name = (gateway.service, "session") if await_of == "session" else (gateway.store, "write")
         original = getattr(whose, name)
 
         async def ended(*args: Any, **kwargs: Any) -> Any:
@@ -139,7 +139,9 @@ async def test_no_stream_outlives_a_sign_in_that_ends_while_the_stream_begins(
 
 
 @pytest.mark.parametrize("path", ["/api/keys", "/api/messages", "/v1/chat/completions"])
-async def test_a_request_that_was_begun_before_its_sign_in_ended_does_nothing(gateway: House, path: str) -> None:
+async def test_a_request_that_was_begun_before_its_sign_in_ended_does_nothing(
+    gateway: InProcessGateway, path: str
+) -> None:
     """X05: somebody with a stolen sign-in holds back the last byte until its owner has signed out everywhere."""
     thief = {**await signed_in(gateway), "Origin": gateway.url}
     body = msgspec.json.encode({"name": "owner", "text": "hello", **asked()})

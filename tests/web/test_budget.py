@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.in_process import WAIT, House, house
+from tests.in_process import WAIT, InProcessGateway, in_process_gateway
 from tests.web.asking import Reply, call, chat
 
 pytestmark = pytest.mark.anyio
@@ -17,7 +17,7 @@ SMALL = "[limits]\nday_tokens = 10"
 
 async def test_at_the_cap_callers_get_429_with_the_limit_and_a_time(home: Path, model: ScriptedModel) -> None:
     """X22, H20, H21: in OpenAI's shape, whole and streamed; reading goes on, and the operator sees it."""
-    async with house(home, SMALL, model=model) as h:
+    async with in_process_gateway(home, SMALL, model=model) as h:
         assert (await chat(h, "one", session="n")).status == 200
         for stream in (False, True):
             refused = await chat(h, "two", session="n", stream=stream)
@@ -36,16 +36,18 @@ async def test_at_the_cap_callers_get_429_with_the_limit_and_a_time(home: Path, 
 
 async def test_the_official_client_does_not_try_again_at_the_cap(home: Path, model: ScriptedModel) -> None:
     """X22, H19: it is told to come back in hours, so that one call is one turn."""
-    async with house(home, SMALL, model=model) as h:
+    async with in_process_gateway(home, SMALL, model=model) as h:
         await chat(h, "one")
         async with openai.AsyncOpenAI(base_url=f"{h.url}/v1", api_key=h.key, timeout=WAIT, max_retries=2) as client:
             with pytest.raises(openai.RateLimitError) as refused:
                 await client.chat.completions.create(model="main", messages=[{"role": "user", "content": "two"}])
         if int(refused.value.response.headers["Retry-After"]) > 3600:  # not in the last minutes of a day
-            assert h.door.status()["turns"]["failed"] == 1
+            assert h.service.status()["turns"]["failed"] == 1
 
 
-async def test_the_usage_of_a_stopped_answer_says_that_it_is_an_estimate(gateway: House, model: ScriptedModel) -> None:
+async def test_the_usage_of_a_stopped_answer_says_that_it_is_an_estimate(
+    gateway: InProcessGateway, model: ScriptedModel
+) -> None:
     """H10, H13: what was shown was paid for."""
     replies: list[Reply] = []
 
@@ -55,7 +57,7 @@ async def test_the_usage_of_a_stopped_answer_says_that_it_is_an_estimate(gateway
     with anyio.fail_after(WAIT):
         async with anyio.create_task_group() as group:
             group.start_soon(say)
-            while not (gateway.door.engine.turns and (log := gateway.door.live(gateway.door.engine.turns[0]))):
+            while not (gateway.service.engine.turns and (log := gateway.service.live(gateway.service.engine.turns[0]))):
                 await anyio.sleep(0.005)
             while not log.draft():
                 await anyio.sleep(0.005)

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.in_process import WAIT, House, house
+from tests.in_process import WAIT, InProcessGateway, in_process_gateway
 from tests.web.asking import Reply, call, chat
 
 pytestmark = pytest.mark.anyio
@@ -16,7 +16,7 @@ FIRST = "one [hold there] [say first answer]"
 
 
 async def both(
-    h: House, model: ScriptedModel, second: str, *, first: str = FIRST, **headers: str
+    h: InProcessGateway, model: ScriptedModel, second: str, *, first: str = FIRST, **headers: str
 ) -> tuple[Reply, Reply]:
     """A first message that is held at the model, and a second one sent meanwhile."""
     replies: dict[str, Reply] = {}
@@ -30,7 +30,7 @@ async def both(
             await model.held("there")
             group.start_soon(say, "second", second, headers)
             arrived = {"steer": lambda: "second" in replies, "interrupt": lambda: "first" in replies}.get(
-                headers.get("X-Busy", ""), lambda: h.door.status()["turns"]["waiting"] == 1
+                headers.get("X-Busy", ""), lambda: h.service.status()["turns"]["waiting"] == 1
             )
             while not arrived():
                 await anyio.sleep(0.005)
@@ -38,7 +38,7 @@ async def both(
     return replies["first"], replies["second"]
 
 
-async def test_a_second_message_waits_and_gets_its_own_turn(gateway: House, model: ScriptedModel) -> None:
+async def test_a_second_message_waits_and_gets_its_own_turn(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """H12, S13: queued by default; each response is its own turn's."""
     first, second = await both(gateway, model, "two [say second answer]")
     assert (first.status, second.status) == (200, 200)
@@ -48,7 +48,7 @@ async def test_a_second_message_waits_and_gets_its_own_turn(gateway: House, mode
     assert said == [FIRST, "two [say second answer]"]
 
 
-async def test_steering_joins_the_running_turn(gateway: House, model: ScriptedModel) -> None:
+async def test_steering_joins_the_running_turn(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """H13, S14: 202 says which turn it joined; the model reads it in the next step of that turn, which answers both."""
     steered = "and another thing [say both answered]"
     working = "one [tool clock {}] [hold there step=0]"
@@ -66,26 +66,26 @@ async def test_steering_joins_the_running_turn(gateway: House, model: ScriptedMo
 
 
 async def test_steering_that_comes_with_the_last_answer_becomes_the_next_turn(
-    gateway: House, model: ScriptedModel
+    gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
     """H13, S14: nothing is lost; it is said once, and answered in the conversation."""
     first, second = await both(gateway, model, "and another thing", **{"X-Busy": "steer"})
     assert (first.text, second.status) == ("first answer", 202)
     [view] = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
     with anyio.fail_after(WAIT):
-        await gateway.door.engine.idle(view["id"])
+        await gateway.service.engine.idle(view["id"])
     rows = (await call(gateway, "GET", f"/api/sessions/{view['id']}/messages")).json["messages"]
     assert [row["message"]["role"] for row in rows] == ["user", "assistant"] * 2
     assert rows[2]["message"]["text"] == "and another thing"
 
 
-async def test_steering_an_idle_session_is_an_ordinary_message(gateway: House) -> None:
+async def test_steering_an_idle_session_is_an_ordinary_message(gateway: InProcessGateway) -> None:
     """H13: there is nothing to join, and the answer comes as always."""
     reply = await chat(gateway, session="n", headers={"X-Busy": "steer"})
     assert reply.status == 200
 
 
-async def test_interrupting_stops_the_running_turn_first(gateway: House, model: ScriptedModel) -> None:
+async def test_interrupting_stops_the_running_turn_first(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """H13: the first caller is told truly, the second gets its answer."""
     first, second = await both(gateway, model, "two [say second answer]", **{"X-Busy": "interrupt"})
     assert second.status == 200 and second.text == "second answer"
@@ -94,7 +94,9 @@ async def test_interrupting_stops_the_running_turn_first(gateway: House, model: 
     assert first.headers["X-Turn-Id"] != second.headers["X-Turn-Id"]
 
 
-async def test_a_stopped_turn_that_had_said_something_answers_with_that(gateway: House, model: ScriptedModel) -> None:
+async def test_a_stopped_turn_that_had_said_something_answers_with_that(
+    gateway: InProcessGateway, model: ScriptedModel
+) -> None:
     """H13: what was said is the answer, marked as stopped."""
     replies: list[Reply] = []
 
@@ -114,8 +116,8 @@ async def test_a_stopped_turn_that_had_said_something_answers_with_that(gateway:
     assert reply.json["choices"][0]["finish_reason"] == "stop"
 
 
-def _running(h: House):  # type: ignore[no-untyped-def]
-    for record in h.door.presence:
+def _running(h: InProcessGateway):  # type: ignore[no-untyped-def]
+    for record in h.service.presence:
         if record.turn is not None:
             return record.turn
     return None
@@ -123,13 +125,13 @@ def _running(h: House):  # type: ignore[no-untyped-def]
 
 async def test_a_full_queue_is_429_with_a_time_to_come_back(home: Path, model: ScriptedModel) -> None:
     """H14, L21: the limit is named with its value."""
-    async with house(home, "[limits]\nqueue_length = 1", model=model) as h:
+    async with in_process_gateway(home, "[limits]\nqueue_length = 1", model=model) as h:
         with anyio.fail_after(WAIT):
             async with anyio.create_task_group() as group:
                 group.start_soon(lambda: chat(h, "one [hold there]", session="n"))
                 await model.held("there")
                 group.start_soon(lambda: chat(h, "two", session="n"))
-                while h.door.status()["turns"]["waiting"] < 1:
+                while h.service.status()["turns"]["waiting"] < 1:
                     await anyio.sleep(0.005)
                 refused = await chat(h, "three", session="n")
                 other = await chat(h, "elsewhere", session="m")
@@ -141,7 +143,7 @@ async def test_a_full_queue_is_429_with_a_time_to_come_back(home: Path, model: S
         assert other.status == 200
 
 
-async def test_a_wrong_wish_is_refused(gateway: House) -> None:
+async def test_a_wrong_wish_is_refused(gateway: InProcessGateway) -> None:
     """H13, H16, H20: by the header's name."""
     for name in ("X-Busy", "X-On-Disconnect"):
         reply = await chat(gateway, headers={name: "perhaps"})

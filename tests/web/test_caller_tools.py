@@ -8,7 +8,7 @@ import anyio.lowlevel
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.in_process import House, house
+from tests.in_process import InProcessGateway, in_process_gateway
 from tests.web.asking import Reply, call, chat
 from tidegate.security import Principal
 from tidegate.sessions import operations
@@ -66,7 +66,7 @@ def call_id(reply: Reply) -> str:
 
 @pytest.mark.parametrize("session", [None, "notes"])
 async def test_a_callers_tools_follow_the_agents_own_and_each_runs_where_it_belongs(
-    gateway: House, model: ScriptedModel, session: str | None
+    gateway: InProcessGateway, model: ScriptedModel, session: str | None
 ) -> None:
     """H09, C3: the agent's calls run inside the turn; the first step that calls the caller's tools ends it."""
     reply = await chat(gateway, "go [tool clock {}] [tool weather {}]", session=session, tools=[WEATHER])
@@ -81,7 +81,7 @@ async def test_a_callers_tools_follow_the_agents_own_and_each_runs_where_it_belo
 @pytest.mark.parametrize("session", [None, "notes"])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_step_that_calls_both_runs_the_agents_calls_and_returns_the_callers(
-    gateway: House, model: ScriptedModel, session: str | None, stream: bool
+    gateway: InProcessGateway, model: ScriptedModel, session: str | None, stream: bool
 ) -> None:
     """H09, H10: only what the caller runs is returned, live, from the store and under an idempotency key."""
     headers = {"Idempotency-Key": "one"}
@@ -102,7 +102,7 @@ async def test_a_step_that_calls_both_runs_the_agents_calls_and_returns_the_call
         assert [each["name"] for each in turn.json["calls"]] == ["weather"]
 
 
-async def test_results_go_on_with_a_named_session(gateway: House, model: ScriptedModel) -> None:
+async def test_results_go_on_with_a_named_session(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """H05, H09: the history is ours, also between a call and its result; the request only grows at its end."""
     first = await chat(gateway, "go [together clock {} weather {}]", session="notes", tools=[WEATHER])
     before = model.recorded[-1].decoded()
@@ -119,7 +119,7 @@ async def test_results_go_on_with_a_named_session(gateway: House, model: Scripte
     assert late.error["code"] == "unknown_tool_call"
 
 
-async def test_the_older_functions_go_on_with_a_named_session(gateway: House, model: ScriptedModel) -> None:
+async def test_the_older_functions_go_on_with_a_named_session(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """H05, H09: their results name the function, not the call."""
     functions = [WEATHER["function"]]
     first = await chat(gateway, "go [tool weather {}]", session="notes", functions=functions)
@@ -137,9 +137,9 @@ async def test_the_older_functions_go_on_with_a_named_session(gateway: House, mo
 
 async def test_results_outlive_a_restart_between_call_and_result(home: Path, model: ScriptedModel) -> None:
     """F4, H09: the open call is in the store."""
-    async with house(home, model=model) as h:
+    async with in_process_gateway(home, model=model) as h:
         first = await chat(h, "go [tool weather {}]", session="notes", tools=[WEATHER])
-    async with house(home, model=model) as h:
+    async with in_process_gateway(home, model=model) as h:
         result = {"role": "tool", "tool_call_id": call_id(first), "content": "rain"}
         second = await chat(h, messages=[result], session="notes", tools=[WEATHER])
         assert second.status == 200
@@ -148,7 +148,7 @@ async def test_results_outlive_a_restart_between_call_and_result(home: Path, mod
 
 @pytest.mark.parametrize("tools", [[WEATHER], []])
 async def test_a_call_that_its_caller_leaves_open_gets_a_result_that_says_so(
-    gateway: House, model: ScriptedModel, tools: list[Any]
+    gateway: InProcessGateway, model: ScriptedModel, tools: list[Any]
 ) -> None:
     """H09: no provider sees a call without a result, whatever comes next."""
     await chat(gateway, "go [tool weather {}]", session="notes", tools=[WEATHER])
@@ -159,7 +159,7 @@ async def test_a_call_that_its_caller_leaves_open_gets_a_result_that_says_so(
 
 
 async def test_undoing_the_turn_after_an_open_call_leaves_a_legal_conversation(
-    gateway: House, model: ScriptedModel
+    gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
     """H09, A5: /undo brings an open call back to the end, where the caller may no longer have that tool."""
     await chat(gateway, "go [tool weather {}]", session="notes", tools=[WEATHER])
@@ -174,7 +174,7 @@ async def test_undoing_the_turn_after_an_open_call_leaves_a_legal_conversation(
 @pytest.mark.parametrize("answer", [False, True], ids=["left open", "answered"])
 @pytest.mark.parametrize("commands", [["/retry"], ["/undo", "/retry"], ["/undo", "/undo"]], ids=" ".join)
 async def test_no_undo_or_retry_leaves_a_result_without_its_call_or_a_call_with_two_results(
-    gateway: House, model: ScriptedModel, commands: list[str], answer: bool
+    gateway: InProcessGateway, model: ScriptedModel, commands: list[str], answer: bool
 ) -> None:
     """H09, A5: results belong to a turn, and are undone or sent again with it."""
     first = await chat(gateway, "go [tool weather {}]", session="notes", tools=[WEATHER])
@@ -185,7 +185,7 @@ async def test_no_undo_or_retry_leaves_a_result_without_its_call_or_a_call_with_
         done = await call(gateway, "POST", "/api/messages", json={"session": session["id"], "text": text})
         assert done.status == 200
         if turn := done.json["reply"]["turn"]:
-            outcome = await gateway.door.wait(turn)
+            outcome = await gateway.service.wait(turn)
             assert outcome.state == "answered"
     assert (await chat(gateway, "again", session="notes")).status == 200
     shown = model.recorded[-1].decoded()["messages"]
@@ -194,14 +194,14 @@ async def test_no_undo_or_retry_leaves_a_result_without_its_call_or_a_call_with_
     assert len(asked) == (0 if commands == ["/undo", "/undo"] else 1)
 
 
-async def test_a_resumed_conversation_has_no_open_call(gateway: House, model: ScriptedModel) -> None:
+async def test_a_resumed_conversation_has_no_open_call(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """H09: a new conversation that begins with an ended one's transcript is legal too."""
     await chat(gateway, "go [tool weather {}]", session="notes", tools=[WEATHER])
     [old] = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
     await call(gateway, "POST", f"/api/sessions/{old['id']}/end")
     anyone = Principal(id="", name="owner", role="owner")
-    owner = Principal(id=(await gateway.door.row(old["id"], anyone)).principal, name="owner", role="owner")
-    new, is_new = await operations.resume(gateway.door, old["id"], owner)
+    owner = Principal(id=(await gateway.service.row(old["id"], anyone)).principal, name="owner", role="owner")
+    new, is_new = await operations.resume(gateway.service, old["id"], owner)
     assert is_new
     inbound = Inbound(
         principal=owner.id,
@@ -210,13 +210,13 @@ async def test_a_resumed_conversation_has_no_open_call(gateway: House, model: Sc
         session=new,
         messages=(Message(role="user", text="go on"),),
     )
-    outcome = await gateway.door.wait((await gateway.door.accept(inbound)).turn)
+    outcome = await gateway.service.wait((await gateway.service.accept(inbound)).turn)
     assert outcome.state == "answered"
     assert [role for role, _ in told(model)] == ["user", "assistant", "tool", "user"]
 
 
 async def test_the_first_set_is_frozen_and_another_rebuilds_the_prefix_and_says_so(
-    gateway: House, model: ScriptedModel
+    gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
     """H09, A4: a header and a notice tell that the provider's cache was lost."""
     first = await chat(gateway, session="notes", tools=[WEATHER])
@@ -233,7 +233,7 @@ async def test_the_first_set_is_frozen_and_another_rebuilds_the_prefix_and_says_
 
 
 async def test_a_turn_that_is_tried_again_takes_the_tools_that_its_conversation_has(
-    gateway: House, model: ScriptedModel
+    gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
     """H09, A4: the set of an earlier request is gone; no request with that set later does without its tools."""
     await chat(gateway, "one", session="notes", tools=[WEATHER])
@@ -241,7 +241,7 @@ async def test_a_turn_that_is_tried_again_takes_the_tools_that_its_conversation_
     [session] = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
     for text in ("/undo", "/retry"):
         done = await call(gateway, "POST", "/api/messages", json={"session": session["id"], "text": text})
-    await gateway.door.wait(done.json["reply"]["turn"])
+    await gateway.service.wait(done.json["reply"]["turn"])
     assert offered(model)[-1] == "tides"
     again = await chat(gateway, "three", session="notes", tools=[WEATHER])
     assert again.headers["x-caller-tools"] == "changed"
@@ -249,7 +249,7 @@ async def test_a_turn_that_is_tried_again_takes_the_tools_that_its_conversation_
 
 
 async def test_a_message_that_was_steered_too_late_keeps_the_callers_tools(
-    gateway: House, model: ScriptedModel
+    gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
     """H09, A4: the turn that it becomes has no request of its own, so the frozen set stays."""
 
@@ -268,7 +268,9 @@ async def test_a_message_that_was_steered_too_late_keeps_the_callers_tools(
     assert [record.decoded()["tools"][-1]["function"]["name"] for record in model.recorded] == ["weather"] * 3
 
 
-async def test_a_turn_that_waits_brings_its_own_tools_when_it_is_taken(gateway: House, model: ScriptedModel) -> None:
+async def test_a_turn_that_waits_brings_its_own_tools_when_it_is_taken(
+    gateway: InProcessGateway, model: ScriptedModel
+) -> None:
     """H09: the running turn keeps the tools that it began with."""
     replies: dict[str, Reply] = {}
 
@@ -288,7 +290,7 @@ async def test_a_turn_that_waits_brings_its_own_tools_when_it_is_taken(gateway: 
 
 
 async def test_the_header_of_a_turn_that_waits_compares_its_tools_with_those_of_the_turn_before_it(
-    gateway: House, model: ScriptedModel
+    gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
     """H09, A4: header and notice say the same, however many turns wait."""
     replies: dict[int, Reply] = {}
@@ -310,7 +312,9 @@ async def test_the_header_of_a_turn_that_waits_compares_its_tools_with_those_of_
     assert ["notices" in reply.json for reply in found] == [False, True, False, True, True]
 
 
-async def test_on_a_name_clash_the_agents_tool_wins_and_a_header_says_so(gateway: House, model: ScriptedModel) -> None:
+async def test_on_a_name_clash_the_agents_tool_wins_and_a_header_says_so(
+    gateway: InProcessGateway, model: ScriptedModel
+) -> None:
     """H09, C3: a caller cannot answer for a tool of the agent."""
     reply = await chat(gateway, "go [tool clock {}]", tools=[CLOCK, WEATHER])
     assert reply.headers["x-caller-tools"] == "shadowed=clock"
@@ -321,7 +325,7 @@ async def test_on_a_name_clash_the_agents_tool_wins_and_a_header_says_so(gateway
 
 async def test_each_mode_does_what_it_says(home: Path, model: ScriptedModel) -> None:
     """H09: `only` hides the agent's tools, `ignore` says so in a header, `refuse` answers 400; files of before hold."""
-    async with house(home, MODES, model=model) as h:
+    async with in_process_gateway(home, MODES, model=model) as h:
         only = await chat(h, "go [tool clock {}]", model="only", tools=[CLOCK])
         assert (calls(only), offered(model)) == (["clock"], ["clock"])
         assert "x-caller-tools" not in only.headers
@@ -347,11 +351,11 @@ caller_tools = "only"
 """
     prompts: list[str] = []
 
-    async def ask(h: House, **fields: Any) -> None:
+    async def ask(h: InProcessGateway, **fields: Any) -> None:
         assert (await chat(h, model="boss", **fields)).status == 200
         prompts.append(model.recorded[-1].decoded()["messages"][0]["content"])
 
-    async with house(home, delegating, model=model) as h:
+    async with in_process_gateway(home, delegating, model=model) as h:
         await ask(h, session="notes", tools=[WEATHER])
         [session] = (await call(h, "GET", "/api/sessions")).json["sessions"]
         reloaded = await call(h, "POST", f"/api/sessions/{session['id']}/reload")
@@ -363,7 +367,7 @@ caller_tools = "only"
     assert replaced in own and replaced != own
 
 
-async def test_a_forced_choice_holds_for_the_first_step(gateway: House, model: ScriptedModel) -> None:
+async def test_a_forced_choice_holds_for_the_first_step(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """H09: a model that must call a tool in every step would never answer."""
     await chat(gateway, "go [tool clock {}]", tools=[WEATHER], tool_choice="required")
     first, second = (recorded.decoded() for recorded in model.recorded)
@@ -372,7 +376,7 @@ async def test_a_forced_choice_holds_for_the_first_step(gateway: House, model: S
 
 @pytest.mark.parametrize("session", [None, "notes"])
 async def test_a_choice_must_name_a_tool_that_is_offered(
-    gateway: House, model: ScriptedModel, session: str | None
+    gateway: InProcessGateway, model: ScriptedModel, session: str | None
 ) -> None:
     """H09, H20: the caller's mistake, not the provider's."""
 
@@ -388,7 +392,7 @@ async def test_a_choice_must_name_a_tool_that_is_offered(
 
 @pytest.mark.parametrize("session", [None, "notes"])
 async def test_the_shape_of_the_answer_is_asked_for_everywhere(
-    gateway: House, model: ScriptedModel, session: str | None
+    gateway: InProcessGateway, model: ScriptedModel, session: str | None
 ) -> None:
     """H09: `response_format` needs no permission, and works in named sessions."""
     shape = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
@@ -396,7 +400,7 @@ async def test_the_shape_of_the_answer_is_asked_for_everywhere(
     assert model.recorded[-1].decoded()["response_format"] == shape
 
 
-async def test_the_definitions_are_stored_once_however_many_turns_bring_them(gateway: House) -> None:
+async def test_the_definitions_are_stored_once_however_many_turns_bring_them(gateway: InProcessGateway) -> None:
     """H09, L20: a page sends its whole list of tools with every message."""
     large = {"type": "function", "function": {"name": "large", "description": "x" * 50_000}}
     for _ in range(3):
@@ -407,7 +411,7 @@ async def test_the_definitions_are_stored_once_however_many_turns_bring_them(gat
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_failed_turn_after_calls_in_the_given_history_is_told_as_a_failure(
-    gateway: House, stream: bool
+    gateway: InProcessGateway, stream: bool
 ) -> None:
     """H22: the calls in what a caller sends are not calls of this turn."""
     asked = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}

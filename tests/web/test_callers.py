@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.in_process import House, house
+from tests.in_process import InProcessGateway, in_process_gateway
 from tests.web.asking import call, chat, raw
 
 pytestmark = pytest.mark.anyio
@@ -18,7 +18,9 @@ prompt = "You write."
 """
 
 
-async def test_a_rotated_key_finds_the_conversations_of_its_principal(gateway: House, model: ScriptedModel) -> None:
+async def test_a_rotated_key_finds_the_conversations_of_its_principal(
+    gateway: InProcessGateway, model: ScriptedModel
+) -> None:
     """H01: sessions and idempotency belong to the principal, not to its key."""
     first = await gateway.add_key("anna")
     answered = await chat(gateway, "my name is Anna", key=first, session="notes", headers={"Idempotency-Key": "k1"})
@@ -38,7 +40,7 @@ async def test_a_rotated_key_finds_the_conversations_of_its_principal(gateway: H
 
 
 async def test_the_same_session_name_of_two_principals_is_two_conversations(
-    gateway: House, model: ScriptedModel
+    gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
     """H01, X06: nobody continues or sees somebody else's conversation by its name or id."""
     anna, bert = await gateway.add_key("anna"), await gateway.add_key("bert")
@@ -70,7 +72,7 @@ async def test_the_same_session_name_of_two_principals_is_two_conversations(
     ]
 
 
-async def test_the_owner_sees_others_conversations_and_stays_silent_in_them(gateway: House) -> None:
+async def test_the_owner_sees_others_conversations_and_stays_silent_in_them(gateway: InProcessGateway) -> None:
     """H21, X06: read, end, delete; neither a message nor a command in somebody else's name."""
     anna = await gateway.add_key("anna")
     await chat(gateway, key=anna, session="notes")
@@ -82,7 +84,7 @@ async def test_the_owner_sees_others_conversations_and_stays_silent_in_them(gate
     assert (await call(gateway, "POST", f"/api/sessions/{session['id']}/end")).status == 200
 
 
-async def test_a_turn_is_shown_to_its_principal_and_the_owner_only(gateway: House) -> None:
+async def test_a_turn_is_shown_to_its_principal_and_the_owner_only(gateway: InProcessGateway) -> None:
     """H21, X06: what a principal may not know is 404."""
     anna, bert = await gateway.add_key("anna"), await gateway.add_key("bert")
     turn = (await chat(gateway, key=anna, session="notes")).headers["X-Turn-Id"]
@@ -93,7 +95,7 @@ async def test_a_turn_is_shown_to_its_principal_and_the_owner_only(gateway: Hous
 
 async def test_models_are_the_agents_that_the_key_may_use(home: Path, model: ScriptedModel) -> None:
     """H02: the list shows the agents of this key; another one is unknown, and the answer names those there are."""
-    async with house(home, TWO_AGENTS, model=model) as h:
+    async with in_process_gateway(home, TWO_AGENTS, model=model) as h:
         limited = await h.add_key("anna", ("writer",))
         everything = (await call(h, "GET", "/v1/models")).json
         assert everything["object"] == "list"
@@ -130,7 +132,9 @@ async def test_models_are_the_agents_that_the_key_may_use(home: Path, model: Scr
         b"tg_" + b"0" * 40,
     ],
 )
-async def test_a_key_that_is_missing_or_wrong_is_401_whatever_its_bytes(gateway: House, value: bytes | None) -> None:
+async def test_a_key_that_is_missing_or_wrong_is_401_whatever_its_bytes(
+    gateway: InProcessGateway, value: bytes | None
+) -> None:
     """H21, X01: any bytes, the same answer, and nothing was read or run."""
     sent = b"" if value is None else b"Authorization: " + value + b"\r\n"
     for path in (b"POST /v1/chat/completions", b"GET /v1/models", b"GET /api/sessions", b"GET /metrics"):
@@ -142,7 +146,7 @@ async def test_a_key_that_is_missing_or_wrong_is_401_whatever_its_bytes(gateway:
         assert b'"code":"invalid_api_key"' in body
 
 
-async def test_the_key_is_checked_before_the_body_is_read(gateway: House) -> None:
+async def test_the_key_is_checked_before_the_body_is_read(gateway: InProcessGateway) -> None:
     """H21: a stranger's body is not even waited for."""
     head, body = await raw(
         gateway,
@@ -152,7 +156,7 @@ async def test_the_key_is_checked_before_the_body_is_read(gateway: House) -> Non
     assert b"invalid_api_key" in body
 
 
-async def test_keys_are_kept_as_digests_and_looked_up_by_them(gateway: House) -> None:
+async def test_keys_are_kept_as_digests_and_looked_up_by_them(gateway: InProcessGateway) -> None:
     """H21, X01: no key is in the store, so that no comparison of keys can leak one."""
     key = await gateway.add_key("anna")
     rows = await gateway.store.read(lambda db: db.execute("SELECT digest FROM keys").fetchall())
@@ -163,7 +167,7 @@ async def test_keys_are_kept_as_digests_and_looked_up_by_them(gateway: House) ->
     assert key not in dump
 
 
-async def test_a_revoked_key_is_refused_at_once(gateway: House) -> None:
+async def test_a_revoked_key_is_refused_at_once(gateway: InProcessGateway) -> None:
     """H01: although it was in use a moment ago."""
     key = await gateway.add_key("anna")
     assert (await call(gateway, "GET", "/v1/models", key=key)).status == 200
@@ -174,7 +178,7 @@ async def test_a_revoked_key_is_refused_at_once(gateway: House) -> None:
     assert (await call(gateway, "DELETE", f"/api/keys/{id}")).status == 404
 
 
-async def test_what_concerns_everybody_is_the_owners_alone(gateway: House) -> None:
+async def test_what_concerns_everybody_is_the_owners_alone(gateway: InProcessGateway) -> None:
     """H21: 403 for what a principal may not do."""
     anna = await gateway.add_key("anna")
     for method, path, body in (
@@ -190,7 +194,7 @@ async def test_what_concerns_everybody_is_the_owners_alone(gateway: House) -> No
     assert (await call(gateway, "GET", "/api/sessions?everyone=true", key=anna)).json["sessions"] == []
 
 
-async def test_a_key_can_be_made_for_some_agents_and_a_wrong_one_is_refused(gateway: House) -> None:
+async def test_a_key_can_be_made_for_some_agents_and_a_wrong_one_is_refused(gateway: InProcessGateway) -> None:
     """H01, H20: the key is shown once; a principal's agents must exist."""
     made = await call(gateway, "POST", "/api/keys", json={"name": "anna", "label": "laptop", "agents": ["main"]})
     assert made.status == 201
@@ -206,7 +210,7 @@ async def test_a_key_can_be_made_for_some_agents_and_a_wrong_one_is_refused(gate
 
 async def test_a_second_key_cannot_pretend_to_restrict_its_principal(home: Path, model: ScriptedModel) -> None:
     """X01, X06: agents that differ from what the principal may use are 409, and no key is made."""
-    async with house(home, '[agents.writer]\nmodel = "main"\nprompt = "Write."\n', model=model) as h:
+    async with in_process_gateway(home, '[agents.writer]\nmodel = "main"\nprompt = "Write."\n', model=model) as h:
         await h.add_key("anna", ("main", "writer"))
         await h.add_key("bert")
         before = len((await call(h, "GET", "/api/keys")).json["keys"])

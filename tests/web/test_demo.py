@@ -6,7 +6,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import settings
-from tests.in_process import house
+from tests.in_process import in_process_gateway
 from tests.web.asking import call
 
 pytestmark = pytest.mark.anyio
@@ -16,19 +16,19 @@ AGENT = '[models.toy]\napi = "demo"\n[agents.toy]\nmodel = "toy"\nprompt = "Play
 
 async def test_agents_and_conversations_say_whether_the_demo_model_answers(home: Path, model: ScriptedModel) -> None:
     """S05: for an agent by its configuration, for a conversation by what was chosen there."""
-    async with house(home, toml=settings(model, AGENT)) as h:
+    async with in_process_gateway(home, toml=settings(model, AGENT)) as h:
         agents = (await call(h, "GET", "/api/agents")).json["agents"]
         assert {agent["name"]: (agent["model"], agent["demo"]) for agent in agents} == {
             "main": ("main", False),
             "toy": ("toy", True),
         }
         first = (await call(h, "POST", "/api/messages", json={"text": "hello"})).json
-        await h.door.wait(first["turn"])
+        await h.service.wait(first["turn"])
         for line, name, demo in (("/model toy", "toy", True), ("/model default", "main", False)):
             said = {"text": line, "session": first["session"]}
             assert (await call(h, "POST", "/api/messages", json=said)).status == 200
             view = (await call(h, "GET", f"/api/sessions/{first['session']}")).json
             assert (view["model"], view["demo"]) == (name, demo)
-    async with house(home, toml="") as h:
+    async with in_process_gateway(home, toml="") as h:
         [agent] = (await call(h, "GET", "/api/agents")).json["agents"]
         assert agent["demo"] is True

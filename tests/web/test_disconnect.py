@@ -4,14 +4,14 @@ import anyio
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.in_process import WAIT, House
+from tests.in_process import WAIT, InProcessGateway
 from tests.web.asking import CHAT, asked, call, chat
 from tidegate.store import turns
 
 pytestmark = pytest.mark.anyio
 
 
-async def leave(h: House, model: ScriptedModel, text: str, *, stream: bool, headers: dict[str, str]) -> str:
+async def leave(h: InProcessGateway, model: ScriptedModel, text: str, *, stream: bool, headers: dict[str, str]) -> str:
     """Send a request, hang up while its model is held, and give the id of its turn."""
     with anyio.fail_after(WAIT):
         async with anyio.create_task_group() as group:
@@ -22,14 +22,14 @@ async def leave(h: House, model: ScriptedModel, text: str, *, stream: bool, head
 
             group.start_soon(send)
             await model.held("there")
-            [turn] = h.door.engine.turns
+            [turn] = h.service.engine.turns
             group.cancel_scope.cancel()
     return turn
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_turn_of_a_named_session_goes_on_without_its_reader(
-    gateway: House, model: ScriptedModel, stream: bool
+    gateway: InProcessGateway, model: ScriptedModel, stream: bool
 ) -> None:
     """H15: and its answer is there by turn, by session and under the same key."""
     headers = {"X-Session-Id": "n", "Idempotency-Key": "k"}
@@ -37,7 +37,7 @@ async def test_a_turn_of_a_named_session_goes_on_without_its_reader(
     assert (await call(gateway, "GET", f"/api/turns/{turn}")).json["state"] == "running"
     model.release("there")
     with anyio.fail_after(WAIT):
-        outcome = await gateway.door.wait(turn)
+        outcome = await gateway.service.wait(turn)
     assert outcome.state == "answered"
     fetched = (await call(gateway, "GET", f"/api/turns/{turn}")).json
     assert fetched["state"] == "answered" and fetched["text"] == outcome.text
@@ -51,36 +51,38 @@ async def test_a_turn_of_a_named_session_goes_on_without_its_reader(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_ephemeral_turn_is_stopped_when_its_reader_leaves(
-    gateway: House, model: ScriptedModel, stream: bool
+    gateway: InProcessGateway, model: ScriptedModel, stream: bool
 ) -> None:
     """H16: nobody else could fetch it."""
     turn = await leave(gateway, model, "one [hold there]", stream=stream, headers={})
     with anyio.fail_after(WAIT):
-        while gateway.door.live(turn) is not None:
+        while gateway.service.live(turn) is not None:
             await anyio.sleep(0.005)
-    assert gateway.door.status()["turns"]["stopped"] == 1
-    assert gateway.door.census()["turns_running"] == 0
+    assert gateway.service.status()["turns"]["stopped"] == 1
+    assert gateway.service.census()["turns_running"] == 0
 
 
-async def test_an_ephemeral_turn_goes_on_when_its_caller_chose_so(gateway: House, model: ScriptedModel) -> None:
+async def test_an_ephemeral_turn_goes_on_when_its_caller_chose_so(
+    gateway: InProcessGateway, model: ScriptedModel
+) -> None:
     """H16: X-On-Disconnect: continue."""
     await leave(gateway, model, "one [hold there]", stream=True, headers={"X-On-Disconnect": "continue"})
     model.release("there")
     with anyio.fail_after(WAIT):
-        while gateway.door.census()["turns_running"]:
+        while gateway.service.census()["turns_running"]:
             await anyio.sleep(0.005)
-    assert gateway.door.status()["turns"]["answered"] == 1
+    assert gateway.service.status()["turns"]["answered"] == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_named_turn_is_stopped_when_its_caller_chose_so(
-    gateway: House, model: ScriptedModel, stream: bool
+    gateway: InProcessGateway, model: ScriptedModel, stream: bool
 ) -> None:
     """H16: X-On-Disconnect: cancel; the session takes the next message."""
     headers = {"X-Session-Id": "n", "X-On-Disconnect": "cancel"}
     turn = await leave(gateway, model, "one [hold there]", stream=stream, headers=headers)
     with anyio.fail_after(WAIT):
-        while gateway.door.live(turn) is not None:
+        while gateway.service.live(turn) is not None:
             await anyio.sleep(0.005)
     assert (await call(gateway, "GET", f"/api/turns/{turn}")).json["state"] == "stopped"
     assert (await chat(gateway, "two", session="n")).status == 200
@@ -89,7 +91,7 @@ async def test_a_named_turn_is_stopped_when_its_caller_chose_so(
 TALKING = "one [words 30] [hold there after=5]"
 
 
-async def leave_after_words(h: House, model: ScriptedModel, headers: dict[str, str]) -> str:
+async def leave_after_words(h: InProcessGateway, model: ScriptedModel, headers: dict[str, str]) -> str:
     """Ask for a stream, read its first words, hang up in the middle, and give the id of its turn."""
     with anyio.fail_after(WAIT):
         async with h.client.post(CHAT, json=asked(TALKING, stream=True), headers=headers) as response:
@@ -103,13 +105,15 @@ async def leave_after_words(h: House, model: ScriptedModel, headers: dict[str, s
     return str(response.headers["X-Turn-Id"])
 
 
-async def until_ended(h: House, turn: str) -> None:
+async def until_ended(h: InProcessGateway, turn: str) -> None:
     with anyio.fail_after(WAIT):
-        while h.door.live(turn) is not None:
+        while h.service.live(turn) is not None:
             await anyio.sleep(0.005)
 
 
-async def test_a_named_turn_goes_on_when_its_reader_leaves_in_mid_stream(gateway: House, model: ScriptedModel) -> None:
+async def test_a_named_turn_goes_on_when_its_reader_leaves_in_mid_stream(
+    gateway: InProcessGateway, model: ScriptedModel
+) -> None:
     """H15: and its whole answer is stored, the words after the last that was read too."""
     turn = await leave_after_words(gateway, model, {"X-Session-Id": "n"})
     assert (await call(gateway, "GET", f"/api/turns/{turn}")).json["state"] == "running"
@@ -122,19 +126,19 @@ async def test_a_named_turn_goes_on_when_its_reader_leaves_in_mid_stream(gateway
 
 
 async def test_an_ephemeral_turn_is_stopped_when_its_reader_leaves_in_mid_stream(
-    gateway: House, model: ScriptedModel
+    gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
     """H16: and so is its call to the model, which nobody would read."""
     turn = await leave_after_words(gateway, model, {})
     await until_ended(gateway, turn)
-    assert gateway.door.status()["turns"]["stopped"] == 1
+    assert gateway.service.status()["turns"]["stopped"] == 1
     with anyio.fail_after(WAIT):
         while not model.stats()["disconnects"]:
             await anyio.sleep(0.005)
 
 
 async def test_a_named_turn_is_stopped_in_mid_stream_when_its_caller_chose_so(
-    gateway: House, model: ScriptedModel
+    gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
     """H16: X-On-Disconnect: cancel; what it had said is kept."""
     turn = await leave_after_words(gateway, model, {"X-Session-Id": "n", "X-On-Disconnect": "cancel"})
@@ -146,23 +150,25 @@ async def test_a_named_turn_is_stopped_in_mid_stream_when_its_caller_chose_so(
 
 @pytest.mark.parametrize("headers", [{"X-On-Disconnect": "continue"}, {"Idempotency-Key": "k"}])
 async def test_an_ephemeral_turn_goes_on_in_mid_stream_for_who_means_to_come_back(
-    gateway: House, model: ScriptedModel, headers: dict[str, str]
+    gateway: InProcessGateway, model: ScriptedModel, headers: dict[str, str]
 ) -> None:
     """H16, H18: by choice, or because a key of his own says so; under the key the whole answer is there."""
     turn = await leave_after_words(gateway, model, headers)
-    assert gateway.door.census()["turns_running"] == 1
+    assert gateway.service.census()["turns_running"] == 1
     row = await gateway.store.read(turns.get, turn)
     assert row is not None and row.on_disconnect == "continue", "after a restart as well"
     model.release("there")
     await until_ended(gateway, turn)
-    assert gateway.door.status()["turns"] == {**gateway.door.status()["turns"], "answered": 1, "stopped": 0}
+    assert gateway.service.status()["turns"] == {**gateway.service.status()["turns"], "answered": 1, "stopped": 0}
     if "Idempotency-Key" in headers:
         again = await chat(gateway, TALKING, stream=True, headers=headers)
         assert again.headers["X-Turn-Id"] == turn and again.streamed.split()[-1] == "w29"
         assert len(model.recorded) == 1
 
 
-async def test_a_reader_that_leaves_does_not_take_the_turn_from_another(gateway: House, model: ScriptedModel) -> None:
+async def test_a_reader_that_leaves_does_not_take_the_turn_from_another(
+    gateway: InProcessGateway, model: ScriptedModel
+) -> None:
     """H16, H18: two requests with one key are two readers of one turn; the turn is stopped with the last."""
     headers = {"Idempotency-Key": "k", "X-On-Disconnect": "cancel"}
     answers = []
@@ -173,7 +179,7 @@ async def test_a_reader_that_leaves_does_not_take_the_turn_from_another(gateway:
     with anyio.fail_after(WAIT):
         async with anyio.create_task_group() as group:
             turn = await _left_to_another(gateway, model, headers, group, stay)
-            assert gateway.door.live(turn) is not None
+            assert gateway.service.live(turn) is not None
             model.release("there")
     assert answers[0].status == 200
     assert answers[0].headers["X-Turn-Id"] == turn
@@ -188,12 +194,12 @@ async def _left_to_another(h, model, headers, group, stay):  # type: ignore[no-u
 
         leaving.start_soon(send)
         await model.held("there")
-        [turn] = h.door.engine.turns
+        [turn] = h.service.engine.turns
         group.start_soon(stay)
-        while h.door.live(turn).readers < 2:
+        while h.service.live(turn).readers < 2:
             await anyio.sleep(0.005)
         leaving.cancel_scope.cancel()
     while len(h.server._state.tasks) > 1:  # the request of who left is over, with whatever it did to the turn
         await anyio.sleep(0.005)
-    assert h.door.live(turn).readers == 1
+    assert h.service.live(turn).readers == 1
     return turn

@@ -11,7 +11,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from tests.in_process import WAIT, house
+from tests.in_process import WAIT, in_process_gateway
 from tidegate.config import read
 
 pytestmark = pytest.mark.anyio
@@ -29,7 +29,7 @@ BLOCKS = [
 async def test_every_example_of_the_documentation_works(home: Path) -> None:
     """H10, H18: as a reader would run them, one after the other, against one gateway."""
     assert len(BLOCKS) >= (8 if shutil.which("curl") else 2)
-    async with house(home) as h:
+    async with in_process_gateway(home) as h:
         environment = {**os.environ, "TIDEGATE": h.url, "TIDEGATE_KEY": h.key}
         for language, code in BLOCKS:
             command = ["bash", "-euo", "pipefail", "-c", code.replace("curl -sS", "curl -sS --fail-with-body")]
@@ -39,7 +39,7 @@ async def test_every_example_of_the_documentation_works(home: Path) -> None:
                 done = await anyio.to_thread.run_sync(run, command, environment)
             assert done.returncode == 0, (code, done.stdout, done.stderr)
             assert done.stdout.strip(), code
-        status = h.door.status()["turns"]
+        status = h.service.status()["turns"]
         assert status["failed"] == 0 and status["running"] == 0
 
 
@@ -50,7 +50,7 @@ def run(command: list[str], environment: dict[str, str]) -> "subprocess.Complete
 async def test_the_readmes_program_talks_to_a_gateway(home: Path, tmp_path: Path) -> None:
     """H10, H02: with the home folder and the address of this gateway, and nothing else changed."""
     (code,) = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    async with house(home) as h:
+    async with in_process_gateway(home) as h:
         folder = tmp_path / ".tidegate"
         folder.mkdir()
         (folder / "api-key").write_text(h.key + "\n")

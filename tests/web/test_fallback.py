@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.in_process import House, house
+from tests.in_process import InProcessGateway, in_process_gateway
 from tests.random_model import FORMATS, KEY, NAMES, Moody, toml
 from tests.spool.pictures import plain, saved
 from tests.web.asking import chat
@@ -27,15 +27,17 @@ async def server() -> AsyncIterator[Moody]:
 
 
 @pytest.fixture
-async def gateway(tmp_path: Path, server: Moody, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
+async def gateway(tmp_path: Path, server: Moody, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[InProcessGateway]:
     monkeypatch.setenv(KEY, "sesame")
-    async with house(tmp_path / "home", toml=toml(server.base_url)) as h:
+    async with in_process_gateway(tmp_path / "home", toml=toml(server.base_url)) as h:
         yield h
 
 
 @pytest.mark.parametrize("mood", ["[status 503]", "[cut after=1]", "[status 401]"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_failure_before_any_text_is_not_seen(gateway: House, server: Moody, mood: str, stream: bool) -> None:
+async def test_a_failure_before_any_text_is_not_seen(
+    gateway: InProcessGateway, server: Moody, mood: str, stream: bool
+) -> None:
     server.moods["first"] = mood
     reply = await chat(gateway, "x", stream=stream)
     assert reply.status == 200, reply.body
@@ -44,7 +46,9 @@ async def test_a_failure_before_any_text_is_not_seen(gateway: House, server: Moo
 
 
 @pytest.mark.parametrize("wish", ["inf", "9" * 30])
-async def test_a_wish_that_no_endpoint_can_mean_is_not_handed_on(gateway: House, server: Moody, wish: str) -> None:
+async def test_a_wish_that_no_endpoint_can_mean_is_not_handed_on(
+    gateway: InProcessGateway, server: Moody, wish: str
+) -> None:
     """H22: the failure is told as any other."""
     server.moods = dict.fromkeys(NAMES, f"[status 429 retry-after={wish}]")
     reply = await chat(gateway, "x")
@@ -53,7 +57,7 @@ async def test_a_wish_that_no_endpoint_can_mean_is_not_handed_on(gateway: House,
 
 
 async def test_a_plain_stream_ends_with_an_error_after_visible_text_and_the_turn_goes_on(
-    gateway: House, server: Moody
+    gateway: InProcessGateway, server: Moody
 ) -> None:
     """H22, S19: nothing is taken back that a client has shown; the answer is in the conversation."""
     server.moods["first"] = BROKEN
@@ -68,7 +72,7 @@ async def test_a_plain_stream_ends_with_an_error_after_visible_text_and_the_turn
     assert said == ["x", ANSWER, "and then"]
 
 
-async def test_a_client_that_takes_resets_is_shown_the_other_answer(gateway: House, server: Moody) -> None:
+async def test_a_client_that_takes_resets_is_shown_the_other_answer(gateway: InProcessGateway, server: Moody) -> None:
     server.moods["first"] = BROKEN
     reply = await chat(gateway, "x", session="talk", stream=True, headers=FULL)
     names = [name for name, _ in reply.events]
@@ -79,14 +83,14 @@ async def test_a_client_that_takes_resets_is_shown_the_other_answer(gateway: Hou
     assert reply.streamed.endswith(ANSWER) and b"[DONE]" in reply.body
 
 
-async def test_a_call_that_does_not_stream_gets_the_other_answer(gateway: House, server: Moody) -> None:
+async def test_a_call_that_does_not_stream_gets_the_other_answer(gateway: InProcessGateway, server: Moody) -> None:
     server.moods = {"first": BROKEN, "second": BROKEN}
     reply = await chat(gateway, "x", session="talk")
     assert (reply.status, reply.text) == (200, ANSWER)
     assert server.asked == ["first", "second", "third"]
 
 
-async def test_the_failure_of_all_is_one_error(gateway: House, server: Moody) -> None:
+async def test_the_failure_of_all_is_one_error(gateway: InProcessGateway, server: Moody) -> None:
     server.moods = {"first": "[status 429 retry-after=5]", "second": "[status 401]", "third": "[cut after=0]"}
     reply = await chat(gateway, "x")
     assert (reply.status, reply.error["code"]) == (429, "rate_limit_exceeded")
@@ -94,7 +98,7 @@ async def test_the_failure_of_all_is_one_error(gateway: House, server: Moody) ->
     assert all(f"'{name}'" in reply.error["message"] for name in ("first", "second", "third"))
 
 
-async def test_a_session_shows_who_answers_and_why(gateway: House, server: Moody) -> None:
+async def test_a_session_shows_who_answers_and_why(gateway: InProcessGateway, server: Moody) -> None:
     server.moods["first"] = "[status 503]"
     await chat(gateway, "x", session="talk")
     async with gateway.client.get("/api/sessions") as response:
@@ -113,7 +117,7 @@ async def test_a_session_shows_who_answers_and_why(gateway: House, server: Moody
         assert response.status < 300
 
 
-async def test_status_and_metrics_tell_how_models_stand(gateway: House, server: Moody) -> None:
+async def test_status_and_metrics_tell_how_models_stand(gateway: InProcessGateway, server: Moody) -> None:
     """X15: by closed labels, and without a secret."""
     server.moods = {"first": "[status 402]", "second": "[status 400]"}
     await chat(gateway, "x")
@@ -148,7 +152,7 @@ async def test_tools_that_a_caller_brings_are_told_to_whoever_answers(
     parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     tool = {"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": parameters}}
     server.moods = dict.fromkeys(failing, "[status 503]")
-    async with house(tmp_path / "home", toml=text) as h:
+    async with in_process_gateway(tmp_path / "home", toml=text) as h:
         reply = await chat(h, '[tool weather {"city": "Aarhus"}]', tools=[tool], tool_choice="auto")
         assert reply.status == 200, reply.body
         (choice,) = reply.json["choices"]
@@ -175,7 +179,7 @@ async def test_a_substitute_that_cannot_see_is_told_of_the_picture(
     )
     address = "data:image/png;base64," + base64.b64encode(saved(plain(4, 3), "PNG")).decode()
     content = [{"type": "text", "text": "what is this?"}, {"type": "image_url", "image_url": {"url": address}}]
-    async with house(tmp_path / "home", toml=text) as h:
+    async with in_process_gateway(tmp_path / "home", toml=text) as h:
         server.moods["first"] = "[status 400]"
         reply = await chat(h, session="talk", messages=[{"role": "user", "content": content}])
         assert (reply.status, reply.text) == (200, ANSWER)
@@ -212,7 +216,7 @@ async def test_a_callers_conversation_need_not_be_as_tidy_as_a_provider_wants_it
 ) -> None:
     """A2, H22: it begins with a greeting, numbers its calls anew in each answer, and has called what is no tool."""
     monkeypatch.setenv(KEY, "sesame")
-    async with house(tmp_path / "home", toml=toml(server.base_url, formats=(api, *FORMATS[:2]))) as h:
+    async with in_process_gateway(tmp_path / "home", toml=toml(server.base_url, formats=(api, *FORMATS[:2]))) as h:
         reply = await chat(h, messages=CALLED_TWICE)
     assert reply.status == 200, reply.body
     assert server.asked == ["first"] and server.stats()["refusals"] == []

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.in_process import House, house
+from tests.in_process import InProcessGateway, in_process_gateway
 from tests.web.asking import CHAT, asked, call, chat
 from tidegate.tools import ToolContext, Toolset, tool
 
@@ -25,12 +25,12 @@ async def test_a_garbled_answer_is_told_stored_and_asked_on(home: Path, model: S
     tools = '[agents.odd]\nmodel = "main"\ntools = ["odd"]\n'
     toolsets = {"odd": Toolset((odd,))}
     named = {"X-Session-Id": "talk"}
-    async with house(home, tools, model=model, toolsets=toolsets) as h:
+    async with in_process_gateway(home, tools, model=model, toolsets=toolsets) as h:
         streamed = await call(h, "POST", CHAT, json={**asked(GARBLED, stream=True), "model": "odd"}, headers=named)
         assert streamed.streamed == "l\ufffdw\n\nt\ufffdde"
         whole = await call(h, "POST", CHAT, json={**asked(GARBLED), "model": "odd"}, headers=named)
         assert whole.text == "t\ufffdde"
-    async with house(home, tools, model=model, toolsets=toolsets) as h:
+    async with in_process_gateway(home, tools, model=model, toolsets=toolsets) as h:
         after = await call(h, "POST", CHAT, json={**asked("and now?"), "model": "odd"}, headers=named)
         assert after.text.startswith("The tide")
         (session,) = (await call(h, "GET", "/api/sessions")).json["sessions"]
@@ -40,7 +40,7 @@ async def test_a_garbled_answer_is_told_stored_and_asked_on(home: Path, model: S
 
 
 @pytest.mark.parametrize("text", [rb"\ud800", rb"a\ude00b", rb"\ud83d and more", b"\xed\xa0\x80"])
-async def test_a_caller_is_told_that_the_text_holds_half_a_character(gateway: House, text: bytes) -> None:
+async def test_a_caller_is_told_that_the_text_holds_half_a_character(gateway: InProcessGateway, text: bytes) -> None:
     """H20: what a caller sends is not changed; 400 says what is wrong with it, and nothing is taken in."""
     for path, body in (
         (CHAT, b'{"model":"main","messages":[{"role":"user","content":"%b"}]}'),

@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.in_process import WAIT, House, house
+from tests.in_process import WAIT, InProcessGateway, in_process_gateway
 from tests.web.asking import CHAT, Reply, asked, call, chat
 from tidegate.store import receipts
 
@@ -19,7 +19,7 @@ KEY = {"Idempotency-Key": "order-7"}
 @pytest.mark.parametrize("session", [None, "n"])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_finished_turn_is_replayed(
-    gateway: House, model: ScriptedModel, session: str | None, stream: bool
+    gateway: InProcessGateway, model: ScriptedModel, session: str | None, stream: bool
 ) -> None:
     """H18: the same answer, the same turn, and the model is asked once; whitespace and key order do not matter."""
     first = await chat(gateway, headers=KEY, session=session, stream=stream)
@@ -38,7 +38,9 @@ async def test_a_finished_turn_is_replayed(
 
 @pytest.mark.parametrize("session", [None, "notes"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_replay_says_the_same_of_the_callers_tools(gateway: House, session: str | None, stream: bool) -> None:
+async def test_a_replay_says_the_same_of_the_callers_tools(
+    gateway: InProcessGateway, session: str | None, stream: bool
+) -> None:
     """H09, H18: `X-Caller-Tools` is part of the answer."""
     tools = [{"type": "function", "function": {"name": name}} for name in ("clock", "depth")]
     if session:
@@ -54,7 +56,7 @@ async def test_a_replay_says_the_same_of_the_callers_tools(gateway: House, sessi
     assert said[0][2] == ("changed, shadowed=clock" if session else "shadowed=clock")
 
 
-async def test_a_running_turn_is_joined_from_its_start(gateway: House, model: ScriptedModel) -> None:
+async def test_a_running_turn_is_joined_from_its_start(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """H18: both readers get the whole answer, streamed from the beginning."""
     replies: list[Reply] = []
 
@@ -66,8 +68,8 @@ async def test_a_running_turn_is_joined_from_its_start(gateway: House, model: Sc
             group.start_soon(say)
             await model.held("there")
             group.start_soon(say)
-            [turn] = gateway.door.engine.turns
-            while gateway.door.live(turn).readers < 2:
+            [turn] = gateway.service.engine.turns
+            while gateway.service.live(turn).readers < 2:
                 await anyio.sleep(0.005)
             model.release("there")
     first, second = replies
@@ -78,7 +80,7 @@ async def test_a_running_turn_is_joined_from_its_start(gateway: House, model: Sc
 
 
 async def test_who_joins_a_turn_that_has_already_spoken_is_told_its_words_from_the_first(
-    gateway: House, model: ScriptedModel
+    gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
     """H18: what was said before he came, once, and then what follows."""
     text = "x [words 30] [hold there after=5]"
@@ -94,7 +96,7 @@ async def test_who_joins_a_turn_that_has_already_spoken_is_told_its_words_from_t
                 seen += await first.content.readany()
             async with anyio.create_task_group() as group:
                 group.start_soon(say)
-                while gateway.door.live(first.headers["X-Turn-Id"]).readers < 2:
+                while gateway.service.live(first.headers["X-Turn-Id"]).readers < 2:
                     await anyio.sleep(0.005)
                 model.release("there")
             whole = Reply(first.status, first.headers, seen + await first.read())
@@ -114,7 +116,7 @@ async def test_who_joins_a_turn_that_has_already_spoken_is_told_its_words_from_t
         {"headers": {"X-Session-Id": "other"}},
     ],
 )
-async def test_another_request_under_the_same_key_is_422(gateway: House, change: dict) -> None:  # type: ignore[type-arg]
+async def test_another_request_under_the_same_key_is_422(gateway: InProcessGateway, change: dict) -> None:  # type: ignore[type-arg]
     """H17: another body, or another conversation."""
     assert (await chat(gateway, headers=KEY)).status == 200
     options = {"json": asked(), **change, "headers": {**KEY, **change.get("headers", {})}}
@@ -123,7 +125,7 @@ async def test_another_request_under_the_same_key_is_422(gateway: House, change:
     assert reply.error["param"] == "Idempotency-Key"
 
 
-async def test_a_key_is_its_principals_own(gateway: House, model: ScriptedModel) -> None:
+async def test_a_key_is_its_principals_own(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """H17: two principals may choose the same one."""
     anna = await gateway.add_key("anna")
     mine = await chat(gateway, headers=KEY)
@@ -132,7 +134,7 @@ async def test_a_key_is_its_principals_own(gateway: House, model: ScriptedModel)
     assert len(model.recorded) == 2
 
 
-async def test_an_error_is_replayed_too(gateway: House, model: ScriptedModel) -> None:
+async def test_an_error_is_replayed_too(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """H18: what cannot be helped by trying again is answered again as it was."""
     text = "x [status 400 code=bad_thing]"
     first = await chat(gateway, text, headers=KEY)
@@ -143,7 +145,7 @@ async def test_an_error_is_replayed_too(gateway: House, model: ScriptedModel) ->
     assert len(model.recorded) == 1
 
 
-async def test_an_error_that_says_try_again_is_not_replayed(gateway: House, model: ScriptedModel) -> None:
+async def test_an_error_that_says_try_again_is_not_replayed(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """H18: trying again is what happens."""
     text = "x [status 503 times=1]"
     first = await chat(gateway, text, headers=KEY)
@@ -154,14 +156,14 @@ async def test_an_error_that_says_try_again_is_not_replayed(gateway: House, mode
     assert again.headers["X-Turn-Id"] != first.headers["X-Turn-Id"]
 
 
-async def test_a_refused_request_leaves_its_key_unused(gateway: House) -> None:
+async def test_a_refused_request_leaves_its_key_unused(gateway: InProcessGateway) -> None:
     """H18: nothing was accepted, so nothing is remembered."""
     assert (await chat(gateway, n=2, headers=KEY)).status == 400
     assert (await chat(gateway, headers=KEY)).status == 200
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "a\tb"])
-async def test_a_key_must_be_printable_and_short(gateway: House, key: str) -> None:
+async def test_a_key_must_be_printable_and_short(gateway: InProcessGateway, key: str) -> None:
     """H17, H20: 1 to 255 characters."""
     reply = await chat(gateway, headers={"Idempotency-Key": key})
     assert reply.status == 400
@@ -170,7 +172,7 @@ async def test_a_key_must_be_printable_and_short(gateway: House, key: str) -> No
 
 async def test_keys_are_kept_for_a_day_and_bounded_in_number(home: Path, model: ScriptedModel) -> None:
     """H17, L04: after a day a key is free again; the oldest go when there are too many."""
-    async with house(home, "[limits]\nreceipts = 5", model=model) as h:
+    async with in_process_gateway(home, "[limits]\nreceipts = 5", model=model) as h:
         first = await chat(h, headers=KEY)
         kept = await h.store.read(lambda db: db.execute("SELECT max(expires - at) FROM receipts").get)
         assert kept == pytest.approx(86400)
@@ -188,7 +190,7 @@ AGAIN = {"X-Stainless-Lang": "python", "X-Stainless-Retry-Count": "1"}
 
 
 async def test_the_official_clients_retry_joins_the_turn_of_its_first_attempt(
-    gateway: House, model: ScriptedModel
+    gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
     """H19: same principal, session and body, within ten minutes."""
     first = await chat(gateway, session="n", headers=FIRST)
@@ -204,7 +206,7 @@ async def test_the_official_clients_retry_joins_the_turn_of_its_first_attempt(
     ]
 
 
-async def test_the_same_words_said_twice_are_two_turns(gateway: House, model: ScriptedModel) -> None:
+async def test_the_same_words_said_twice_are_two_turns(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """H19: only what says that it is a retry is taken for one."""
     first = await chat(gateway, "yes", session="n", headers=FIRST)
     second = await chat(gateway, "yes", session="n", headers=FIRST)
@@ -214,7 +216,7 @@ async def test_the_same_words_said_twice_are_two_turns(gateway: House, model: Sc
     assert plain.headers["X-Turn-Id"] != second.headers["X-Turn-Id"]
 
 
-async def test_a_retry_after_ten_minutes_is_a_new_turn(gateway: House) -> None:
+async def test_a_retry_after_ten_minutes_is_a_new_turn(gateway: InProcessGateway) -> None:
     """H19: marks are kept that long."""
     first = await chat(gateway, session="n", headers=FIRST)
     assert await gateway.store.read(
@@ -225,7 +227,7 @@ async def test_a_retry_after_ten_minutes_is_a_new_turn(gateway: House) -> None:
     assert again.headers["X-Turn-Id"] != first.headers["X-Turn-Id"]
 
 
-async def test_a_plain_client_leaves_no_receipt(gateway: House) -> None:
+async def test_a_plain_client_leaves_no_receipt(gateway: InProcessGateway) -> None:
     """H19: who sends neither key nor mark pays for neither."""
     await chat(gateway)
     await chat(gateway, session="n")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bench.scripted_model import ScriptedModel
 from tests import core
-from tests.in_process import House, house
+from tests.in_process import InProcessGateway, in_process_gateway
 from tests.spool.pictures import noise, plain, saved
 from tests.spool.sounds import mp3, wav
 from tests.web.asking import CHAT, Reply, call
@@ -65,7 +65,7 @@ def grows(model: ScriptedModel) -> None:
         assert later.startswith(earlier.removesuffix(b"]}"))
 
 
-async def post(gateway: House, body: dict[str, Any], **options: Any) -> Reply:
+async def post(gateway: InProcessGateway, body: dict[str, Any], **options: Any) -> Reply:
     """A large body."""
     return await call(gateway, "POST", CHAT, data=io.BytesIO(msgspec.json.encode(body)), **options)
 
@@ -79,7 +79,7 @@ async def test_what_a_caller_gives_reaches_the_model_as_it_is_also_after_a_resta
 ) -> None:
     """D3, H05, B4: small ones and large ones, sounds and pictures; requests only grow."""
     large_picture = saved(noise(400, 400), "PNG")
-    async with house(home, model=model) as gateway:
+    async with in_process_gateway(home, model=model) as gateway:
         body = said("listen", sound(LARGE), sound(SONG, "mp3"), picture(PICTURE))
         answer = await call(gateway, "POST", CHAT, json=body, headers={"X-Session-Id": "ears"})
         assert answer.status == 200, answer.body
@@ -89,14 +89,14 @@ async def test_what_a_caller_gives_reaches_the_model_as_it_is_also_after_a_resta
         assert (await call(gateway, "POST", CHAT, json=body, headers={"X-Session-Id": "ears"})).status == 200
         everything = [LARGE, SONG, PICTURE, large_picture, SMALL]
         assert given_to(model) == everything
-    async with house(home, model=model) as gateway:
+    async with in_process_gateway(home, model=model) as gateway:
         await gateway.chat("and now?", "ears")
         assert given_to(model) == everything
     grows(model)
 
 
 async def test_a_call_without_a_name_may_bring_them_anywhere_and_leaves_nothing(
-    home: Path, gateway: House, model: ScriptedModel
+    home: Path, gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
     """H04, D3: the whole conversation is the caller's; the spool is as empty as before."""
     messages = [
@@ -112,7 +112,7 @@ async def test_a_call_without_a_name_may_bring_them_anywhere_and_leaves_nothing(
     assert spooled(home) == []
 
 
-async def test_the_official_client_sends_sounds(gateway: House, model: ScriptedModel) -> None:
+async def test_the_official_client_sends_sounds(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """H04: as its documentation shows."""
     async with openai.AsyncOpenAI(base_url=gateway.url + "/v1", api_key=gateway.key) as client:
         answer = await client.chat.completions.create(
@@ -137,7 +137,7 @@ DEAF = "[A sound (audio/wav, 10.0 s) stands here, which this model cannot hear.]
 async def test_a_model_that_cannot_hear_is_told_in_words(home: Path, model: ScriptedModel) -> None:
     """D3: a note, not an error."""
     settings = core.settings(model).replace("audio = true\n", "")
-    async with house(home, toml=settings) as gateway:
+    async with in_process_gateway(home, toml=settings) as gateway:
         assert (await call(gateway, "POST", CHAT, json=said("listen", sound(LARGE)))).status == 200
         assert {"type": "text", "text": DEAF} in model.recorded[-1].decoded()["messages"][-1]["content"]
 
@@ -174,7 +174,7 @@ DATA = f"{PART}.input_audio.data"
     ],
 )  # fmt: skip
 async def test_what_is_not_what_it_says_is_refused_with_its_place(
-    home: Path, gateway: House, model: ScriptedModel, part: dict[str, Any], param: str, why: str
+    home: Path, gateway: InProcessGateway, model: ScriptedModel, part: dict[str, Any], param: str, why: str
 ) -> None:
     """H20, X08: 400 and one sentence; the model is not asked and nothing is kept."""
     answer = await call(gateway, "POST", CHAT, json=said("listen", part), headers={"X-Session-Id": "x"})
@@ -185,7 +185,9 @@ async def test_what_is_not_what_it_says_is_refused_with_its_place(
 
 async def test_what_is_too_large_or_too_much_is_413(home: Path, model: ScriptedModel) -> None:
     """H20: by its own bound, by the number, by the conversation's quota; what was begun is removed."""
-    async with house(home, '[limits]\nbody_bytes = "64 MiB"\nspool_bytes = "1 MiB"\n', model=model) as gateway:
+    async with in_process_gateway(
+        home, '[limits]\nbody_bytes = "64 MiB"\nspool_bytes = "1 MiB"\n', model=model
+    ) as gateway:
         answer = await post(gateway, said(sound(wav(0.1) + bytes(20_000_001 - len(wav(0.1))))))
         assert (answer.status, answer.error["param"]) == (413, "messages[0].content[0].input_audio.data")
         answer = await post(gateway, said(document(b"%PDF-1.7" + bytes(20_000_000))))
@@ -200,7 +202,9 @@ async def test_what_is_too_large_or_too_much_is_413(home: Path, model: ScriptedM
         assert not model.recorded and spooled(home) == []
 
 
-async def test_the_same_request_again_is_not_kept_twice(home: Path, gateway: House, model: ScriptedModel) -> None:
+async def test_the_same_request_again_is_not_kept_twice(
+    home: Path, gateway: InProcessGateway, model: ScriptedModel
+) -> None:
     """H18, D4: under its key it is the same turn."""
     headers = {"X-Session-Id": "ears", "Idempotency-Key": "k"}
     first = await call(gateway, "POST", CHAT, json=said(sound(LARGE)), headers=headers)
@@ -213,7 +217,7 @@ async def test_the_same_request_again_is_not_kept_twice(home: Path, gateway: Hou
 # -- out again ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_sound_can_be_fetched_whole_or_in_part_with_safe_headers(gateway: House) -> None:
+async def test_a_sound_can_be_fetched_whole_or_in_part_with_safe_headers(gateway: InProcessGateway) -> None:
     """D6: the row tells of it without its bytes; a browser that plays it asks for parts."""
     await call(gateway, "POST", CHAT, json=said(sound(LARGE), sound(SMALL)), headers={"X-Session-Id": "ears"})
     session = (await call(gateway, "GET", "/api/sessions")).json["sessions"][0]["id"]
@@ -237,7 +241,7 @@ async def test_a_sound_can_be_fetched_whole_or_in_part_with_safe_headers(gateway
 
 
 @pytest.mark.parametrize("data", [b"%PDF-1.7 small", b"%PDF-1.7" + bytes(300_000)], ids=["inline", "spooled"])
-async def test_a_document_is_named_in_the_transcript_and_downloaded(gateway: House, data: bytes) -> None:
+async def test_a_document_is_named_in_the_transcript_and_downloaded(gateway: InProcessGateway, data: bytes) -> None:
     """D6: never opened in the gateway's own origin, whatever it holds and whatever its name is."""
     name = 'high "tide"\r\nX-Evil: ö.pdf'
     await post(gateway, said(document(data, name)), headers={"X-Session-Id": "papers"})
@@ -300,7 +304,7 @@ async def test_what_the_spool_refuses_comes_with_its_message_and_is_heard_after_
     (home / "spool").write_text("in the way")
     named = {"X-Session-Id": "talk"}
     photograph = saved(noise(500, 500), "PNG")
-    async with house(home, model=model) as h:
+    async with in_process_gateway(home, model=model) as h:
         reply = await post(h, said(sound(LARGE), picture(photograph), "look"), headers=named)
         assert reply.status == 200, reply.body
         assert given_to(model) == [LARGE, photograph]
@@ -309,7 +313,7 @@ async def test_what_the_spool_refuses_comes_with_its_message_and_is_heard_after_
         assert reply.status == 503, reply.body
         assert "the disk refused it" in reply.error["message"] and "2097152 bytes" in reply.error["message"]
         assert len(model.recorded) == asked, "nothing of it was taken in"
-    async with house(home, model=model) as h:
+    async with in_process_gateway(home, model=model) as h:
         assert (await post(h, said("again"), headers=named)).status == 200
         assert given_to(model) == [LARGE, photograph]
         grows(model)
@@ -319,7 +323,7 @@ async def test_over_the_quota_several_of_one_message_go_as_far_as_there_is_room(
     home: Path, model: ScriptedModel
 ) -> None:
     """D4, D5: the first lies in the spool, the second in its message; neither is refused for the other."""
-    async with house(home, "[limits]\nspool_bytes = 1_048_576\n", model=model) as h:
+    async with in_process_gateway(home, "[limits]\nspool_bytes = 1_048_576\n", model=model) as h:
         reply = await post(h, said(sound(wav(25)), sound(wav(26)), "listen"))
         assert reply.status == 200, reply.body
         assert given_to(model) == [wav(25), wav(26)]

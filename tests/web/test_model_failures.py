@@ -7,7 +7,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests import core, random_model
-from tests.in_process import House, house
+from tests.in_process import InProcessGateway, in_process_gateway
 from tests.random_model import Moody
 from tests.web.asking import chat
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.anyio
 )
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_failing_model_has_its_status_and_says_what_happened(
-    gateway: House, script: str, status: int, code: str, stream: bool
+    gateway: InProcessGateway, script: str, status: int, code: str, stream: bool
 ) -> None:
     """H22: 502, 503 or 504 (400 for what the caller can change, 429 as the endpoint says); OpenAI's own codes; whether
     a retry is of use; the session takes the next message."""
@@ -55,7 +55,7 @@ async def test_a_failing_model_has_its_status_and_says_what_happened(
 async def test_a_model_that_hangs_is_504(home: Path, model: ScriptedModel) -> None:
     """H22: before its first byte, and in the middle of its answer."""
     toml = core.settings(model).replace("retries = 0", "retries = 0\nfirst_byte_timeout = 0.2\nidle_timeout = 0.2")
-    async with house(home, toml=toml) as h:
+    async with in_process_gateway(home, toml=toml) as h:
         silent = await chat(h, "x [hang]")
         assert silent.status == 504
         assert silent.error["code"] == "model_timeout"
@@ -65,7 +65,7 @@ async def test_a_model_that_hangs_is_504(home: Path, model: ScriptedModel) -> No
         assert half.streamed.startswith("w0")
 
 
-async def test_a_model_that_drops_in_mid_stream_ends_the_stream_with_an_error(gateway: House) -> None:
+async def test_a_model_that_drops_in_mid_stream_ends_the_stream_with_an_error(gateway: InProcessGateway) -> None:
     """H22: after visible text there is no status left to send; without it there is."""
     begun = await chat(gateway, "x [words 40] [cut after=4]", stream=True)
     assert begun.status == 200
@@ -77,7 +77,7 @@ async def test_a_model_that_drops_in_mid_stream_ends_the_stream_with_an_error(ga
 
 @pytest.mark.parametrize("script", ["[badargs clock]", "[unknowntool]"])
 async def test_wrong_tool_calls_are_told_to_the_model_and_answered(
-    gateway: House, model: ScriptedModel, script: str
+    gateway: InProcessGateway, model: ScriptedModel, script: str
 ) -> None:
     """H22: the model hears of its mistake and the caller gets an answer."""
     reply = await chat(gateway, f"x {script}", session="n")
@@ -93,7 +93,7 @@ async def test_a_credential_that_a_provider_echoes_does_not_reach_the_caller(
     monkeypatch.setenv("TEST_PROVIDER_KEY", "sk-verysecretproviderkey42")
     async with ScriptedModel(key="sk-verysecretproviderkey42") as model:
         toml = core.settings(model).replace("retries = 0", 'retries = 0\nkey = "env:TEST_PROVIDER_KEY"')
-        async with house(home, toml=toml) as h:
+        async with in_process_gateway(home, toml=toml) as h:
             reply = await chat(h, "x [status 401 echo]")
             assert reply.status == 502
             assert "verysecret" not in reply.body.decode()
@@ -102,7 +102,10 @@ async def test_a_credential_that_a_provider_echoes_does_not_reach_the_caller(
 async def test_our_retries_and_the_clients_do_not_multiply(home: Path, model: ScriptedModel) -> None:
     """H22: what the gateway has tried again itself, a client is told not to."""
     toml = core.settings(model).replace("retries = 0", "retries = 2")
-    async with house(home, toml=toml) as h, openai.AsyncOpenAI(base_url=f"{h.url}/v1", api_key=h.key) as client:
+    async with (
+        in_process_gateway(home, toml=toml) as h,
+        openai.AsyncOpenAI(base_url=f"{h.url}/v1", api_key=h.key) as client,
+    ):
         for script, kind in (("[status 503]", openai.InternalServerError), ("[status 429]", openai.RateLimitError)):
             before = len(model.recorded)
             with pytest.raises(kind) as caught:
@@ -120,7 +123,10 @@ async def test_the_retries_of_a_whole_chain_and_the_clients_do_not_multiply(
     monkeypatch.setenv(random_model.KEY, "sesame")
     async with Moody() as server:
         toml = random_model.toml(server.base_url).replace("retries = 0", "retries = 1")
-        async with house(home, toml=toml) as h, openai.AsyncOpenAI(base_url=f"{h.url}/v1", api_key=h.key) as client:
+        async with (
+            in_process_gateway(home, toml=toml) as h,
+            openai.AsyncOpenAI(base_url=f"{h.url}/v1", api_key=h.key) as client,
+        ):
             with pytest.raises(openai.InternalServerError) as caught:
                 await client.chat.completions.create(
                     model="main", messages=[{"role": "user", "content": "x [status 503]"}]

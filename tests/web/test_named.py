@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.in_process import House, house
+from tests.in_process import InProcessGateway, in_process_gateway
 from tests.web.asking import call, chat, raw
 
 pytestmark = pytest.mark.anyio
@@ -18,7 +18,9 @@ def sent(model: ScriptedModel) -> list[tuple[str, Any]]:
     return [(message["role"], message.get("content")) for message in messages]
 
 
-async def test_a_name_continues_a_conversation_behind_an_id_of_ours(gateway: House, model: ScriptedModel) -> None:
+async def test_a_name_continues_a_conversation_behind_an_id_of_ours(
+    gateway: InProcessGateway, model: ScriptedModel
+) -> None:
     """H03, X07: the name is the caller's, the id is opaque and not made from it."""
     await chat(gateway, "one", session="my notes")
     await chat(gateway, "two", session="my notes")
@@ -32,14 +34,14 @@ async def test_a_name_continues_a_conversation_behind_an_id_of_ours(gateway: Hou
 @pytest.mark.parametrize(
     "name", [b"x", b"x" * 200, "Gespräch über Ölfelder 🌊".encode(), b"../../etc/passwd", b"' OR 1=1; --", b"a  b"]
 )
-async def test_any_printable_name_is_taken_as_it_is(gateway: House, name: bytes) -> None:
+async def test_any_printable_name_is_taken_as_it_is(gateway: InProcessGateway, name: bytes) -> None:
     """H03, X07: 1 to 200 printable characters, also those that would mean something elsewhere."""
     await raw_chat(gateway, name)
     [view] = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
     assert view["name"] == name.decode()
 
 
-async def raw_chat(h: House, name: bytes) -> bytes:
+async def raw_chat(h: InProcessGateway, name: bytes) -> bytes:
     body = b'{"model":"main","messages":[{"role":"user","content":"hello"}]}'
     head, answer = await raw(
         h,
@@ -50,7 +52,7 @@ async def raw_chat(h: House, name: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("name", [b"", b"   ", b"x" * 201, b"tab\there", "zero​width".encode(), b"\xc2\x85"])
-async def test_a_name_that_is_empty_too_long_or_unprintable_is_refused(gateway: House, name: bytes) -> None:
+async def test_a_name_that_is_empty_too_long_or_unprintable_is_refused(gateway: InProcessGateway, name: bytes) -> None:
     """H03, H20: 400, naming the header."""
     answer = await raw_chat(gateway, name)
     assert answer.startswith(b"400 "), answer
@@ -58,7 +60,9 @@ async def test_a_name_that_is_empty_too_long_or_unprintable_is_refused(gateway: 
     assert b"200" in answer
 
 
-async def test_without_a_name_the_messages_are_the_whole_conversation(gateway: House, model: ScriptedModel) -> None:
+async def test_without_a_name_the_messages_are_the_whole_conversation(
+    gateway: InProcessGateway, model: ScriptedModel
+) -> None:
     """H04: nothing is added from before and nothing is kept."""
     history = [
         {"role": "system", "content": "Be brief."},
@@ -76,7 +80,9 @@ async def test_without_a_name_the_messages_are_the_whole_conversation(gateway: H
     assert (await call(gateway, "GET", "/api/sessions")).json["sessions"] == []
 
 
-async def test_with_a_name_what_follows_the_last_assistant_message_is_new(gateway: House, model: ScriptedModel) -> None:
+async def test_with_a_name_what_follows_the_last_assistant_message_is_new(
+    gateway: InProcessGateway, model: ScriptedModel
+) -> None:
     """H05: a client that sends its own history along does not have it counted twice."""
     first = await chat(gateway, "one", session="notes")
     history = [
@@ -93,7 +99,9 @@ async def test_with_a_name_what_follows_the_last_assistant_message_is_new(gatewa
     assert "money" not in str(sent(model))
 
 
-async def test_the_first_requests_system_message_is_the_extra_prompt(gateway: House, model: ScriptedModel) -> None:
+async def test_the_first_requests_system_message_is_the_extra_prompt(
+    gateway: InProcessGateway, model: ScriptedModel
+) -> None:
     """H06: the same one later is ignored, none is fine, a different one contradicts the session."""
 
     def with_system(text: str, said: str) -> list[dict[str, str]]:
@@ -118,14 +126,14 @@ async def test_the_first_requests_system_message_is_the_extra_prompt(gateway: Ho
     assert (await chat(gateway, "three", session="m")).status == 200
 
 
-async def test_a_developer_message_is_a_system_message(gateway: House, model: ScriptedModel) -> None:
+async def test_a_developer_message_is_a_system_message(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """H06: OpenAI's newer name for it."""
     messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "one"}]
     await chat(gateway, session="n", messages=messages)
     assert "Be brief." in sent(model)[0][1]
 
 
-async def test_the_name_of_an_ended_session_begins_a_new_one(gateway: House, model: ScriptedModel) -> None:
+async def test_the_name_of_an_ended_session_begins_a_new_one(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """H07, S02: the ended one is never opened again."""
     await chat(gateway, "one", session="notes")
     [old] = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
@@ -141,7 +149,7 @@ async def test_the_name_of_an_ended_session_begins_a_new_one(gateway: House, mod
 
 async def test_a_named_session_keeps_its_agent(home: Path, model: ScriptedModel) -> None:
     """H03: another model name under the same session name is a contradiction, not a new conversation."""
-    async with house(home, '[agents.writer]\nmodel = "main"\nprompt = "You write."', model=model) as h:
+    async with in_process_gateway(home, '[agents.writer]\nmodel = "main"\nprompt = "You write."', model=model) as h:
         assert (await chat(h, session="notes")).status == 200
         reply = await chat(h, session="notes", model="writer")
         assert reply.status == 409

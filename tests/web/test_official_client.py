@@ -11,7 +11,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from bench.scripted_model import ScriptedModel
-from tests.in_process import WAIT, House, house
+from tests.in_process import WAIT, InProcessGateway, in_process_gateway
 from tidegate.web.app.app import App
 
 pytestmark = pytest.mark.anyio
@@ -20,7 +20,7 @@ ANSWER = "The tide comes in, the gate keeps the level."
 
 
 @contextlib.asynccontextmanager
-async def client(h: House, **options: object) -> AsyncIterator[AsyncOpenAI]:
+async def client(h: InProcessGateway, **options: object) -> AsyncIterator[AsyncOpenAI]:
     settings = {"base_url": f"{h.url}/v1", "api_key": h.key, "timeout": WAIT, "max_retries": 0, **options}
     async with AsyncOpenAI(**settings) as made:  # type: ignore[arg-type]
         yield made
@@ -30,7 +30,7 @@ def user(text: str | None) -> list[dict[str, str | None]]:
     return [{"role": "user", "content": text}]
 
 
-async def test_it_asks_and_streams(gateway: House) -> None:
+async def test_it_asks_and_streams(gateway: InProcessGateway) -> None:
     """H10: whole and streamed, with usage."""
     async with client(gateway) as openai_client:
         whole = await openai_client.chat.completions.create(model="main", messages=user("hello"))  # type: ignore[call-overload]
@@ -49,7 +49,7 @@ async def test_it_asks_and_streams(gateway: House) -> None:
         assert usage is not None and usage.total_tokens > 0
 
 
-async def test_it_lists_models_and_names_its_conversations(gateway: House, model: ScriptedModel) -> None:
+async def test_it_lists_models_and_names_its_conversations(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """H02, H03: extra headers are all that a named session needs."""
     async with client(gateway, default_headers={"X-Session-Id": "notes"}) as openai_client:
         assert [entry.id async for entry in openai_client.models.list()] == ["main"]
@@ -61,7 +61,7 @@ async def test_it_lists_models_and_names_its_conversations(gateway: House, model
     assert said == ["one", "two"]
 
 
-async def test_the_synchronous_client_works_as_well(gateway: House) -> None:
+async def test_the_synchronous_client_works_as_well(gateway: InProcessGateway) -> None:
     """H10: from a thread, as in a script."""
 
     def script() -> tuple[str, str]:
@@ -74,7 +74,7 @@ async def test_the_synchronous_client_works_as_well(gateway: House) -> None:
         assert await anyio.to_thread.run_sync(script) == (ANSWER, ANSWER)
 
 
-async def test_errors_become_its_own_exceptions(gateway: House) -> None:
+async def test_errors_become_its_own_exceptions(gateway: InProcessGateway) -> None:
     """H20, H21, H22: each status is the exception that a program expects, with our sentence in it."""
     async with client(gateway) as good, client(gateway, api_key="wrong") as bad:
         create = good.chat.completions.create
@@ -98,7 +98,7 @@ async def test_errors_become_its_own_exceptions(gateway: House) -> None:
                 await create(model="main", messages=messages, extra_headers={"X-Session-Id": "n"})  # type: ignore[call-overload]
 
 
-async def test_an_error_in_a_begun_stream_is_raised(gateway: House) -> None:
+async def test_an_error_in_a_begun_stream_is_raised(gateway: InProcessGateway) -> None:
     """H22: after text was shown, as an event that the client raises."""
     async with client(gateway) as openai_client:
         stream = await openai_client.chat.completions.create(  # type: ignore[call-overload]
@@ -109,7 +109,7 @@ async def test_an_error_in_a_begun_stream_is_raised(gateway: House) -> None:
                 pass
 
 
-async def test_a_stream_that_fails_before_it_began_has_its_status(gateway: House) -> None:
+async def test_a_stream_that_fails_before_it_began_has_its_status(gateway: InProcessGateway) -> None:
     """H22: the response begins with the first thing said."""
     async with client(gateway) as openai_client:
         with pytest.raises(openai.InternalServerError) as failed:
@@ -140,7 +140,10 @@ async def test_its_own_retry_does_not_make_a_second_turn(
 
     monkeypatch.setattr(App, "__call__", drop_the_first)
     headers = {"X-Session-Id": session} if session else {}
-    async with house(home, model=model) as h, client(h, max_retries=2, default_headers=headers) as openai_client:
+    async with (
+        in_process_gateway(home, model=model) as h,
+        client(h, max_retries=2, default_headers=headers) as openai_client,
+    ):
         created = await openai_client.chat.completions.create(  # type: ignore[call-overload]
             model="main", messages=user("hello"), stream=stream
         )
@@ -157,7 +160,7 @@ IMPATIENCE = 1.0
 """Seconds that the client's first attempt waits; a later one is given all the time there is."""
 
 
-async def timed_out(h: House, model: ScriptedModel, headers: dict[str, str], *, stream: bool = False) -> str:
+async def timed_out(h: InProcessGateway, model: ScriptedModel, headers: dict[str, str], *, stream: bool = False) -> str:
     """What the client gets whose first attempt ran out of time while the model was held, and who tried again by itself.
     The model is let go when the second attempt has come."""
     answers: list[str] = []
@@ -177,8 +180,8 @@ async def timed_out(h: House, model: ScriptedModel, headers: dict[str, str], *, 
             group.start_soon(ask, impatient)
             await model.held("there")
             impatient.timeout = WAIT
-            [turn] = h.door.engine.turns
-            while (live := h.door.live(turn)) is not None and live.readers < 2:
+            [turn] = h.service.engine.turns
+            while (live := h.service.live(turn)) is not None and live.readers < 2:
                 await anyio.sleep(0.005)
             model.release("there")
     [answer] = answers
@@ -190,12 +193,12 @@ async def timed_out(h: House, model: ScriptedModel, headers: dict[str, str], *, 
     [({"X-Session-Id": "notes"}, False), ({"X-Session-Id": "notes"}, True), ({"X-On-Disconnect": "continue"}, False)],
 )
 async def test_its_retry_after_a_timeout_joins_a_turn_that_went_on(
-    gateway: House, model: ScriptedModel, headers: dict[str, str], stream: bool
+    gateway: InProcessGateway, model: ScriptedModel, headers: dict[str, str], stream: bool
 ) -> None:
     """H15, H19: the turn did not notice; the message is there once, and the model was asked once."""
     assert await timed_out(gateway, model, headers, stream=stream) == ANSWER
     assert len(model.recorded) == 1
-    assert gateway.door.status()["turns"]["answered"] == 1
+    assert gateway.service.status()["turns"]["answered"] == 1
     if "X-Session-Id" in headers:
         async with client(gateway, default_headers=headers) as patient:
             await patient.chat.completions.create(model="main", messages=user("next"))  # type: ignore[call-overload]
@@ -204,11 +207,11 @@ async def test_its_retry_after_a_timeout_joins_a_turn_that_went_on(
 
 
 async def test_its_retry_after_a_timeout_begins_anew_what_was_stopped_when_it_hung_up(
-    gateway: House, model: ScriptedModel
+    gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
     """H16, H19: a call without a name ends with its reader, its request to the model too; the retry is a new turn."""
     assert await timed_out(gateway, model, {}) == ANSWER
     assert len(model.recorded) == 2
-    turns = gateway.door.status()["turns"]
+    turns = gateway.service.status()["turns"]
     assert (turns["stopped"], turns["answered"]) == (1, 1)
     assert model.stats()["disconnects"] == 1

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as hypothesis_settings
 
 from bench.scripted_model import ScriptedModel
-from tests.in_process import WAIT, House, house
+from tests.in_process import WAIT, InProcessGateway, in_process_gateway
 from tests.web.asking import call
 from tidegate.web.chat.completions import CHAT
 
@@ -24,12 +24,12 @@ STREAMS = "/api/sessions/{id}/events"
 
 
 @pytest.fixture
-async def demo(home: Path) -> AsyncIterator[House]:
-    async with house(home) as running:
+async def demo(home: Path) -> AsyncIterator[InProcessGateway]:
+    async with in_process_gateway(home) as running:
         yield running
 
 
-async def test_the_description_names_every_endpoint(gateway: House) -> None:
+async def test_the_description_names_every_endpoint(gateway: InProcessGateway) -> None:
     """H20: OpenAPI 3.1, from the same table as the routes; every operation describes its errors."""
     reply = await call(gateway, "GET", "/openapi.json", key="")
     assert reply.status == 200
@@ -47,17 +47,17 @@ async def test_the_description_names_every_endpoint(gateway: House) -> None:
     assert described["paths"]["/api/sessions"]["get"]["security"] == [{"key": []}]
 
 
-async def test_no_documented_endpoint_breaks_its_description(demo: House) -> None:
+async def test_no_documented_endpoint_breaks_its_description(demo: InProcessGateway) -> None:
     """H20: with generated input, good and bad, nothing answers 5xx or violates its schema."""
     described = (await call(demo, "GET", "/openapi.json")).json
     first = await call(demo, "POST", "/api/messages", json={"text": "hello"})
-    await demo.door.wait(first.json["turn"])
+    await demo.service.wait(first.json["turn"])
     with anyio.fail_after(10 * WAIT):
         tried = await anyio.to_thread.run_sync(_try_everything, described, demo)
     assert tried >= EXAMPLES * 10
 
 
-def _try_everything(described: dict[str, Any], h: House) -> int:
+def _try_everything(described: dict[str, Any], h: InProcessGateway) -> int:
     schema = schemathesis.openapi.from_dict(described)
     tried = 0
     for found in schema.get_all_operations():
@@ -90,7 +90,7 @@ def _try_everything(described: dict[str, Any], h: House) -> int:
     return tried
 
 
-async def test_the_types_of_the_page_and_the_terminal_are_described(gateway: House) -> None:
+async def test_the_types_of_the_page_and_the_terminal_are_described(gateway: InProcessGateway) -> None:
     """H20: what `how` and `state` can be is in the description."""
     schemas = (await call(gateway, "GET", "/openapi.json")).json["components"]["schemas"]
     assert set(schemas["AcceptedAnswer"]["properties"]["how"]["enum"]) >= {"started", "queued", "steered"}
@@ -102,7 +102,7 @@ async def test_the_types_of_the_page_and_the_terminal_are_described(gateway: Hou
     assert schemas["AgentView"]["properties"]["demo"]["type"] == "boolean"
 
 
-async def test_a_chat_request_is_described_with_its_headers(gateway: House, model: ScriptedModel) -> None:
+async def test_a_chat_request_is_described_with_its_headers(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """H03, H13, H16, H17: and its body's types."""
     operation = (await call(gateway, "GET", "/openapi.json")).json["paths"]["/v1/chat/completions"]["post"]
     names = {parameter["name"] for parameter in operation["parameters"]}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.in_process import House, house
+from tests.in_process import InProcessGateway, in_process_gateway
 from tests.web.asking import CHAT, call, chat
 
 pytestmark = pytest.mark.anyio
@@ -22,7 +22,9 @@ caller_tools = "only"
 
 
 @pytest.mark.parametrize("session", [None, "notes"])
-async def test_parameters_hold_for_their_call_only(gateway: House, model: ScriptedModel, session: str | None) -> None:
+async def test_parameters_hold_for_their_call_only(
+    gateway: InProcessGateway, model: ScriptedModel, session: str | None
+) -> None:
     """H08: sampling, length, reasoning, stops and the caller's own marks reach the model for this call only."""
     given = {
         "temperature": 0.5,
@@ -47,7 +49,9 @@ async def test_parameters_hold_for_their_call_only(gateway: House, model: Script
     assert not {*given, "max_tokens"} & set(plain)
 
 
-async def test_max_tokens_is_taken_as_well_and_nulls_mean_nothing(gateway: House, model: ScriptedModel) -> None:
+async def test_max_tokens_is_taken_as_well_and_nulls_mean_nothing(
+    gateway: InProcessGateway, model: ScriptedModel
+) -> None:
     """H08: the older name; and clients send null for what they leave out."""
     assert (await chat(gateway, max_tokens=9)).status == 200
     asked = model.recorded[-1].decoded()
@@ -58,7 +62,7 @@ async def test_max_tokens_is_taken_as_well_and_nulls_mean_nothing(gateway: House
     assert (await chat(gateway, **nulls)).status == 200
 
 
-async def test_unknown_fields_are_ignored(gateway: House) -> None:
+async def test_unknown_fields_are_ignored(gateway: InProcessGateway) -> None:
     """H08: as OpenAI does."""
     reply = await chat(
         gateway, something_new={"deep": [1, None]}, store=True, prediction={"type": "content", "content": "x"}
@@ -101,14 +105,16 @@ async def test_unknown_fields_are_ignored(gateway: House) -> None:
         ("metadata", {str(i): "x" for i in range(17)}),
     ],
 )
-async def test_a_parameter_that_cannot_be_honoured_is_refused_by_name(gateway: House, field: str, value: Any) -> None:
+async def test_a_parameter_that_cannot_be_honoured_is_refused_by_name(
+    gateway: InProcessGateway, field: str, value: Any
+) -> None:
     """H08, H09, H20: 400 with the parameter, never a silent default."""
     reply = await chat(gateway, **{field: value})
     assert reply.status == 400
     assert reply.error["param"].split("[")[0].split(".")[0] == field
 
 
-async def test_a_plain_response_format_and_empty_tools_are_no_wish(gateway: House) -> None:
+async def test_a_plain_response_format_and_empty_tools_are_no_wish(gateway: InProcessGateway) -> None:
     """H09: what asks for nothing is refused nowhere, however the client writes it."""
     assert (await chat(gateway, session="n", tools=[], response_format={"type": "text"})).status == 200
     spaced = b'{"model": "main", "messages": [{"role": "user", "content": "hello"}], "tools": [\n  ]}'
@@ -116,7 +122,9 @@ async def test_a_plain_response_format_and_empty_tools_are_no_wish(gateway: Hous
     assert (again.status, again.headers.get("x-caller-tools")) == (200, None)
 
 
-async def test_a_tool_choice_without_tools_is_about_the_agents_own(gateway: House, model: ScriptedModel) -> None:
+async def test_a_tool_choice_without_tools_is_about_the_agents_own(
+    gateway: InProcessGateway, model: ScriptedModel
+) -> None:
     """H09: checked and passed on, not dropped."""
     assert (await chat(gateway, tool_choice="none")).status == 200
     assert model.recorded[-1].decoded()["tool_choice"] == "none"
@@ -124,7 +132,7 @@ async def test_a_tool_choice_without_tools_is_about_the_agents_own(gateway: Hous
     assert (refused.status, refused.error["param"]) == (400, "tool_choice")
 
 
-async def test_parameters_of_a_function_that_are_no_object_are_refused(gateway: House) -> None:
+async def test_parameters_of_a_function_that_are_no_object_are_refused(gateway: InProcessGateway) -> None:
     """H09, H20: under the name of the field that they came in."""
     function = {"name": "weather", "parameters": []}
     for field, value in (("functions", [function]), ("tools", [{"type": "function", "function": function}])):
@@ -134,7 +142,7 @@ async def test_parameters_of_a_function_that_are_no_object_are_refused(gateway: 
 
 async def test_a_callers_tool_call_comes_back_and_its_result_goes_in(home: Path, model: ScriptedModel) -> None:
     """H09, H10: OpenAI's own loop, driven by the caller, streamed and not, in the old form and the new."""
-    async with house(home, OPEN_AGENT, model=model) as h:
+    async with in_process_gateway(home, OPEN_AGENT, model=model) as h:
         wish = "go [tool weather {}]"
         whole = await chat(h, wish, model="open", tools=[TOOL])
         choice = whole.json["choices"][0]
@@ -195,7 +203,7 @@ async def test_what_a_caller_brings_must_be_well_formed(
     home: Path, model: ScriptedModel, field: str, value: Any, param: str, said: str
 ) -> None:
     """H09, H20: refused by us, with its path, before a model sees it."""
-    async with house(home, OPEN_AGENT, model=model) as h:
+    async with in_process_gateway(home, OPEN_AGENT, model=model) as h:
         fields = {"tools": [TOOL], field: value} if field == "tool_choice" else {field: value}
         reply = await chat(h, model="open", **fields)
         assert reply.status == 400

@@ -10,7 +10,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.effects import Deeds, configured
-from tests.in_process import WAIT, House, house
+from tests.in_process import WAIT, InProcessGateway, in_process_gateway
 from tests.web.asking import call, chat
 
 pytestmark = pytest.mark.anyio
@@ -25,13 +25,15 @@ def deeds() -> Deeds:
 
 
 @pytest.fixture
-async def careful(home: Path, model: ScriptedModel, deeds: Deeds) -> AsyncIterator[House]:
+async def careful(home: Path, model: ScriptedModel, deeds: Deeds) -> AsyncIterator[InProcessGateway]:
     """A gateway whose agent asks before it executes something."""
-    async with house(home, toml=configured(model), model=model, toolsets={"deeds": deeds.toolset()}) as running:
+    async with in_process_gateway(
+        home, toml=configured(model), model=model, toolsets={"deeds": deeds.toolset()}
+    ) as running:
         yield running
 
 
-async def begin(h: House, text: str, key: str | None = None, **fields: Any) -> tuple[str, str, Any]:
+async def begin(h: InProcessGateway, text: str, key: str | None = None, **fields: Any) -> tuple[str, str, Any]:
     """A turn that waits: its session, its id, and what it asks."""
     sent = {"text": text, "attended": True, **fields}
     accepted = (await call(h, "POST", "/api/messages", json=sent, key=key)).json
@@ -41,22 +43,22 @@ async def begin(h: House, text: str, key: str | None = None, **fields: Any) -> t
     return accepted["session"], accepted["turn"], found[0]
 
 
-async def waiting(h: House, key: str | None = None, **query: str) -> Any:
+async def waiting(h: InProcessGateway, key: str | None = None, **query: str) -> Any:
     reply = await call(h, "GET", "/api/approvals", params=query, key=key)
     assert reply.status == 200, reply.body
     return reply.json
 
 
-async def answer(h: House, id: str, key: str | None = None, **body: Any) -> Any:
+async def answer(h: InProcessGateway, id: str, key: str | None = None, **body: Any) -> Any:
     return await call(h, "POST", f"/api/approvals/{id}", json=body, key=key)
 
 
-async def outcome(h: House, turn: str) -> str:
+async def outcome(h: InProcessGateway, turn: str) -> str:
     with anyio.fail_after(WAIT):
-        return (await h.door.wait(turn)).text
+        return (await h.service.wait(turn)).text
 
 
-async def test_an_approval_is_listed_and_answered(careful: House, deeds: Deeds) -> None:
+async def test_an_approval_is_listed_and_answered(careful: InProcessGateway, deeds: Deeds) -> None:
     """S29: with what is to be run in full; the same answer again is the same, another is refused."""
     session, turn, row = await begin(careful, PUSH)
     assert (row["session"], row["turn"], row["kind"], row["tool"]) == (session, turn, "approval", "push")
@@ -75,7 +77,7 @@ async def test_an_approval_is_listed_and_answered(careful: House, deeds: Deeds) 
     ]
 
 
-async def test_a_question_is_answered_by_a_choice_or_its_number(careful: House) -> None:
+async def test_a_question_is_answered_by_a_choice_or_its_number(careful: InProcessGateway) -> None:
     """S29: anything else is refused with what there is."""
     _, turn, row = await begin(careful, QUESTION)
     assert row["choices"] == ["red", "blue"] and row["summary"] == "Which?"
@@ -97,7 +99,7 @@ async def test_a_question_is_answered_by_a_choice_or_its_number(careful: House) 
     assert await outcome(careful, turn) == "thanks"
 
 
-async def test_what_is_somebody_elses_is_not_there(careful: House, deeds: Deeds) -> None:
+async def test_what_is_somebody_elses_is_not_there(careful: InProcessGateway, deeds: Deeds) -> None:
     """X14, X06: 404 and the same words as for what does not exist, for the owner of the gateway too; never 403."""
     anna, bert = await careful.add_key("anna"), await careful.add_key("bert")
     session, turn, row = await begin(careful, PUSH, anna)
@@ -116,7 +118,7 @@ async def test_what_is_somebody_elses_is_not_there(careful: House, deeds: Deeds)
     assert await outcome(careful, turn) == "done" and deeds.done == []
 
 
-async def test_a_list_is_bounded_and_says_that_there_is_more(careful: House) -> None:
+async def test_a_list_is_bounded_and_says_that_there_is_more(careful: InProcessGateway) -> None:
     """L24: oldest first."""
     rows = [(await begin(careful, PUSH))[2] for _ in range(3)]
     found = await waiting(careful, limit="2")
@@ -127,7 +129,7 @@ async def test_a_list_is_bounded_and_says_that_there_is_more(careful: House) -> 
         await answer(careful, row["id"], decision="denied")
 
 
-async def test_a_stop_closes_what_waits(careful: House, deeds: Deeds) -> None:
+async def test_a_stop_closes_what_waits(careful: InProcessGateway, deeds: Deeds) -> None:
     """S30: an answer that comes too late says what happened."""
     session, turn, row = await begin(careful, PUSH)
     assert (await call(careful, "POST", f"/api/sessions/{session}/stop")).json["stopped"] == turn
@@ -136,7 +138,7 @@ async def test_a_stop_closes_what_waits(careful: House, deeds: Deeds) -> None:
     assert late.status == 409 and "cancelled" in late.error["message"] and deeds.done == []
 
 
-async def test_commands_answer_in_mid_turn(careful: House, deeds: Deeds) -> None:
+async def test_commands_answer_in_mid_turn(careful: InProcessGateway, deeds: Deeds) -> None:
     """S29, V19: the reply names the turn that goes on."""
     session, turn, _ = await begin(careful, PUSH)
     said = await call(careful, "POST", "/api/messages", json={"text": "/approve", "session": session})
@@ -146,7 +148,7 @@ async def test_commands_answer_in_mid_turn(careful: House, deeds: Deeds) -> None
     assert (refused.status, refused.error["code"]) == (404, "question_not_found")
 
 
-async def test_a_stream_that_is_opened_later_begins_with_what_waits(careful: House) -> None:
+async def test_a_stream_that_is_opened_later_begins_with_what_waits(careful: InProcessGateway) -> None:
     """S29: a second browser, a reload, another device."""
     session, turn, row = await begin(careful, PUSH)
     with anyio.fail_after(WAIT):
@@ -164,7 +166,7 @@ async def test_a_stream_that_is_opened_later_begins_with_what_waits(careful: Hou
     assert [event["state"] for event in events if event["type"] == "answered"] == ["approved"]
 
 
-async def test_nobody_waits_over_the_openai_api(careful: House, deeds: Deeds) -> None:
+async def test_nobody_waits_over_the_openai_api(careful: InProcessGateway, deeds: Deeds) -> None:
     """X11: a program is told at once, and a named session of its own keeps nothing open."""
     for session in (None, "named"):
         assert (await chat(careful, PUSH, session=session)).text == "done"
@@ -172,7 +174,7 @@ async def test_nobody_waits_over_the_openai_api(careful: House, deeds: Deeds) ->
     assert deeds.done == [] and (await waiting(careful))["approvals"] == []
 
 
-async def test_a_stream_of_all_events_tells_what_a_tool_puts_out(careful: House) -> None:
+async def test_a_stream_of_all_events_tells_what_a_tool_puts_out(careful: InProcessGateway) -> None:
     """D6: as an event of its own; a plain client is not bothered."""
     note = '[tool note {"what": "n"}] [say done]'
     full = await chat(careful, note, stream=True, headers={"X-Events": "full"})
@@ -182,11 +184,11 @@ async def test_a_stream_of_all_events_tells_what_a_tool_puts_out(careful: House)
     assert plain.events == [] and plain.comments == ["tool note started", "tool note ended"]
 
 
-async def test_status_and_metrics_say_how_many_wait(careful: House) -> None:
+async def test_status_and_metrics_say_how_many_wait(careful: InProcessGateway) -> None:
     """L31: turns that ask have no place among those that run."""
     _, turn, row = await begin(careful, PUSH)
     with anyio.fail_after(WAIT):
-        while careful.door.engine.away == 0:
+        while careful.service.engine.away == 0:
             await anyio.sleep(0.01)
     status = (await call(careful, "GET", "/api/status")).json
     assert status["questions"] == {"waiting": 1} and status["turns"]["asking"] == 1 and status["turns"]["running"] == 0

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tidegate.web.app.auth import Keyring
+from tidegate.web.app.auth import Credentials
 from tidegate.web.app.endpoint import Endpoint, PathApp
-from tidegate.web.app.request_body import Bodies
+from tidegate.web.app.request_body import RequestBodies
 from tidegate.web.app.routes import Routes
 
 PATHS = ("/", "/api/sessions", "/api/sessions/{id}", "/api/sessions/{id}/events", "/static/{name:path}", "/v1/a.b")
@@ -12,9 +12,9 @@ PATHS = ("/", "/api/sessions", "/api/sessions/{id}", "/api/sessions/{id}/events"
 
 @pytest.fixture
 def routes() -> Routes:
-    keyring: Keyring = None  # type: ignore[assignment]  # nobody is asked who calls
+    keyring: Credentials = None  # type: ignore[assignment]  # nobody is asked who calls
     return Routes(
-        {path: PathApp([Endpoint(method="GET", path=path, summary="")], keyring, Bodies(1)) for path in PATHS}
+        {path: PathApp([Endpoint(method="GET", path=path, summary="")], keyring, RequestBodies(1)) for path in PATHS}
     )
 
 
@@ -49,8 +49,8 @@ def test_a_path_that_was_not_declared_leads_nowhere(routes: Routes, path: str) -
 
 def test_a_path_that_is_spelt_out_comes_before_a_template() -> None:
     """H20: whichever was declared first."""
-    keyring: Keyring = None  # type: ignore[assignment]
-    apps = {path: PathApp([], keyring, Bodies(1)) for path in ("/a/{id}", "/a/new")}
+    keyring: Credentials = None  # type: ignore[assignment]
+    apps = {path: PathApp([], keyring, RequestBodies(1)) for path in ("/a/{id}", "/a/new")}
     found = Routes(apps).find("/a/new")
     assert found is not None
     assert found.path == "/a/new"

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.in_process import WAIT, House, house
+from tests.in_process import WAIT, InProcessGateway, in_process_gateway
 from tests.web.asking import CHAT, Reply, asked, call, chat, raw
 from tidegate.web.app.request_body import BODIES_AT_ONCE
 from tidegate.web.http1 import protocol, server
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.anyio
     ids=lambda value: repr(value[:30]),
 )
 async def test_what_is_no_http_request_of_a_sane_size_is_refused(
-    gateway: House, request_bytes: bytes, status: bytes, code: bytes
+    gateway: InProcessGateway, request_bytes: bytes, status: bytes, code: bytes
 ) -> None:
     """H20, L21: in OpenAI's shape, and the connection is closed."""
     head, body = await raw(gateway, request_bytes)
@@ -46,7 +46,7 @@ async def test_what_is_no_http_request_of_a_sane_size_is_refused(
     assert (await chat(gateway)).status == 200
 
 
-async def test_an_upgrade_that_nobody_speaks_is_an_ordinary_request(gateway: House) -> None:
+async def test_an_upgrade_that_nobody_speaks_is_an_ordinary_request(gateway: InProcessGateway) -> None:
     """H20: h2c and websockets are offered by some clients along with a request that must still be answered."""
     body = b'{"model":"main","messages":[{"role":"user","content":"x"}]}'
     for upgrade in (b"h2c", b"websocket"):
@@ -59,7 +59,9 @@ async def test_an_upgrade_that_nobody_speaks_is_an_ordinary_request(gateway: Hou
         assert head.startswith(b"HTTP/1.1 200"), head
 
 
-async def test_a_connection_that_never_asks_is_closed(gateway: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_never_asks_is_closed(
+    gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """L11, L21: not at its beginning, and not by sending its headers drop by drop."""
     monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.1)
     head, _ = await raw(gateway, b"")
@@ -73,7 +75,7 @@ async def test_a_connection_that_never_asks_is_closed(gateway: House, monkeypatc
                         await stream.receive()
 
 
-async def test_a_body_that_stops_arriving_is_given_up(gateway: House) -> None:
+async def test_a_body_that_stops_arriving_is_given_up(gateway: InProcessGateway) -> None:
     """L21: 408, and nothing of it is kept."""
     gateway.app.bodies._seconds = 0.1  # type: ignore[misc]
     head, body = await raw(
@@ -87,7 +89,7 @@ async def test_a_body_that_stops_arriving_is_given_up(gateway: House) -> None:
 
 async def test_large_bodies_that_arrive_together_are_bounded(home: Path, model: ScriptedModel) -> None:
     """L21, L22: what is being received is counted; beyond the budget one is told to come back."""
-    async with house(home, "[limits]\nbody_bytes = 131072\nmessage_bytes = 65536", model=model) as h:
+    async with in_process_gateway(home, "[limits]\nbody_bytes = 131072\nmessage_bytes = 65536", model=model) as h:
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\n" % h.key.encode()
         streams: list[anyio.abc.SocketStream] = []
         bodies = h.app.bodies
@@ -122,7 +124,7 @@ async def test_large_bodies_that_wait_for_the_store_are_bounded(home: Path, mode
     body = asked(text) if path == CHAT else {"text": text}
     limits = f"[limits]\nbody_bytes = {size}\nmessage_bytes = {size}"
     replies: list[Reply] = []
-    async with house(home, limits, model=model, fault=fault) as h:
+    async with in_process_gateway(home, limits, model=model, fault=fault) as h:
         bodies = h.app.bodies
         try:
             with anyio.fail_after(WAIT):
@@ -147,14 +149,14 @@ async def test_large_bodies_that_wait_for_the_store_are_bounded(home: Path, mode
         assert bodies.held == 0
 
 
-async def _say(h: House, path: str, body: Any, number: int, replies: list[Reply]) -> None:
+async def _say(h: InProcessGateway, path: str, body: Any, number: int, replies: list[Reply]) -> None:
     headers = {"X-Session-Id": f"n{number}"} if path == CHAT else {}
     replies.append(await call(h, "POST", path, json=body, headers=headers))
 
 
 async def test_a_refused_large_body_is_not_counted_any_more(home: Path, model: ScriptedModel) -> None:
     """L21, L23: whatever the reason."""
-    async with house(home, "[limits]\nbody_bytes = 262144\nmessage_bytes = 131072", model=model) as h:
+    async with in_process_gateway(home, "[limits]\nbody_bytes = 262144\nmessage_bytes = 131072", model=model) as h:
         for data in (
             b"x" * 200_000,
             msgspec.json.encode(asked("x" * 200_000)),
@@ -166,7 +168,7 @@ async def test_a_refused_large_body_is_not_counted_any_more(home: Path, model: S
 
 
 async def test_a_reader_that_takes_nothing_is_let_go(
-    gateway: House, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
+    gateway: InProcessGateway, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L21, L31: its buffers are full and stay so; the turn itself goes on."""
     monkeypatch.setattr(protocol, "STALL_SECONDS", 0.2)
@@ -186,13 +188,13 @@ async def test_a_reader_that_takes_nothing_is_let_go(
             await anyio.sleep(0.01)
         while gateway.app.pulse.open:
             await anyio.sleep(0.01)
-        while gateway.door.census()["turns_running"]:
+        while gateway.service.census()["turns_running"]:
             await anyio.sleep(0.01)
-    assert gateway.door.status()["turns"]["answered"] == 1
+    assert gateway.service.status()["turns"]["answered"] == 1
 
 
 async def test_a_reader_that_takes_nothing_of_the_rest_is_let_go(
-    gateway: House, monkeypatch: pytest.MonkeyPatch
+    gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L11, L21: also when the answer is complete and less is left than would fill the buffers."""
     monkeypatch.setattr(protocol, "STALL_SECONDS", 0.2)
@@ -209,7 +211,7 @@ async def test_a_reader_that_takes_nothing_of_the_rest_is_let_go(
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\nConnection: close\r\n"
             b"Content-Length: %d\r\n\r\n%b" % (gateway.key.encode(), len(body), body),
         )
-        while not gateway.door.status()["turns"]["answered"]:
+        while not gateway.service.status()["turns"]["answered"]:
             await anyio.sleep(0.01)
         while gateway.server.connections:
             await anyio.sleep(0.01)
@@ -219,7 +221,7 @@ async def test_running_answers_are_finished_when_the_server_stops(home: Path, mo
     """F1: no new connection, no new request; who is being answered gets his answer, event streams end."""
     replies: list[Any] = []
     with anyio.fail_after(WAIT):
-        async with anyio.create_task_group() as group, house(home, model=model) as h:
+        async with anyio.create_task_group() as group, in_process_gateway(home, model=model) as h:
 
             async def ask() -> None:
                 replies.append(await chat(h, "x [words 5] [hold there]", session="n", stream=True))
@@ -248,7 +250,7 @@ async def test_an_answer_that_cannot_be_finished_is_told_so(home: Path, model: S
     headers = {"X-Session-Id": "n"}
     with anyio.fail_after(WAIT):
         async with anyio.create_task_group() as group:
-            async with house(home, model=model, drain=0.05) as h:
+            async with in_process_gateway(home, model=model, drain=0.05) as h:
                 body = asked("x [tool clock {}] [hold there step=1]", stream=stream)
                 group.start_soon(_ask, h, body, headers, replies)
                 await model.held("there")
@@ -261,18 +263,18 @@ async def test_an_answer_that_cannot_be_finished_is_told_so(home: Path, model: S
             assert reply.error["code"] == "stopping"
             assert int(reply.headers["Retry-After"]) >= 1
         model.release("there")
-        async with house(home, model=model) as h:
-            outcome = await h.door.wait(reply.headers["X-Turn-Id"])
+        async with in_process_gateway(home, model=model) as h:
+            outcome = await h.service.wait(reply.headers["X-Turn-Id"])
             assert outcome.state == "answered"
 
 
-async def _ask(h: House, body: Any, headers: dict[str, str], replies: list[Reply]) -> None:
+async def _ask(h: InProcessGateway, body: Any, headers: dict[str, str], replies: list[Reply]) -> None:
     replies.append(await call(h, "POST", CHAT, json=body, headers=headers))
 
 
 async def test_a_request_that_comes_while_stopping_is_told_to_come_back(home: Path, model: ScriptedModel) -> None:
     """F1, H20: on a connection that is still open."""
-    async with house(home, model=model) as h:
+    async with in_process_gateway(home, model=model) as h:
         assert (await chat(h)).status == 200
         h.app.stop()
         reply = await chat(h)
@@ -285,7 +287,7 @@ async def test_connections_beyond_the_share_are_shed_idle_first(
     home: Path, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L11, L21: the one that has been idle longest is closed for a new one; none that was used just now."""
-    async with house(home, model=model) as h:
+    async with in_process_gateway(home, model=model) as h:
         monkeypatch.setattr(h.server, "_most", 2)
         monkeypatch.setattr(server, "IDLE_SECONDS", 0)
         ask = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -308,7 +310,7 @@ async def test_connections_beyond_the_share_are_shed_idle_first(
                     assert h.server.connections == 2
 
 
-async def test_small_pieces_of_a_stream_leave_at_once(gateway: House) -> None:
+async def test_small_pieces_of_a_stream_leave_at_once(gateway: InProcessGateway) -> None:
     """H11: no piece waits for the acknowledgement of the one before."""
     assert (await chat(gateway, stream=True)).status == 200
     for connection in gateway.server._state.connections:

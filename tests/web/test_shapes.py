@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.in_process import House, house
+from tests.in_process import InProcessGateway, in_process_gateway
 from tests.random_model import FORMATS, KEY, Moody, toml
 from tests.spool.pictures import plain, saved
 from tests.web.asking import chat
@@ -29,10 +29,12 @@ async def server() -> AsyncIterator[Moody]:
 
 
 @pytest.fixture
-async def gateway(tmp_path: Path, server: Moody, api: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
+async def gateway(
+    tmp_path: Path, server: Moody, api: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[InProcessGateway]:
     monkeypatch.setenv(KEY, "sesame")
     formats = (api, *(other for other in FORMATS if other != api))
-    async with house(tmp_path / "home", toml=toml(server.base_url, formats=formats)) as h:
+    async with in_process_gateway(tmp_path / "home", toml=toml(server.base_url, formats=formats)) as h:
         yield h
 
 
@@ -62,7 +64,7 @@ async def gateway(tmp_path: Path, server: Moody, api: str, monkeypatch: pytest.M
 )
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_openai_takes_is_taken_and_answered(
-    gateway: House, server: Moody, messages: list[Any], stream: bool
+    gateway: InProcessGateway, server: Moody, messages: list[Any], stream: bool
 ) -> None:
     """H04, H20: empty messages, a trailing assistant message, a system message alone; no model refuses what becomes of
     it."""
@@ -73,7 +75,7 @@ async def test_what_openai_takes_is_taken_and_answered(
     assert server.stats()["refusals"] == []
 
 
-async def test_our_own_empty_answer_can_be_sent_back(gateway: House, server: Moody) -> None:
+async def test_our_own_empty_answer_can_be_sent_back(gateway: InProcessGateway, server: Moody) -> None:
     """H04: it used to break every later call."""
     empty = await chat(gateway, "hello [say]")
     assert (empty.status, empty.text) == (200, "")
@@ -83,7 +85,7 @@ async def test_our_own_empty_answer_can_be_sent_back(gateway: House, server: Moo
 
 
 async def test_a_named_session_has_no_answer_to_go_on_with_and_takes_a_system_message_alone(
-    gateway: House, server: Moody
+    gateway: InProcessGateway, server: Moody
 ) -> None:
     """H05, H20: the history is ours."""
     trailing = await chat(gateway, messages=[USER, {"role": "assistant", "content": "The"}], session="n")
@@ -94,7 +96,9 @@ async def test_a_named_session_has_no_answer_to_go_on_with_and_takes_a_system_me
 
 
 @pytest.mark.parametrize("content", ["", " \n", []])
-async def test_an_empty_user_message_is_taken_in_a_named_session(gateway: House, server: Moody, content: Any) -> None:
+async def test_an_empty_user_message_is_taken_in_a_named_session(
+    gateway: InProcessGateway, server: Moody, content: Any
+) -> None:
     """H04, H05: also after others, and what is said later has it in its history."""
     for said in (content, "hello", content):
         reply = await chat(gateway, messages=[{"role": "user", "content": said}], session="n")
@@ -105,7 +109,7 @@ async def test_an_empty_user_message_is_taken_in_a_named_session(gateway: House,
 @pytest.mark.parametrize("text", ["", None])
 @pytest.mark.parametrize("bare", [False, True])
 async def test_a_picture_needs_no_text_and_its_address_may_be_a_string(
-    gateway: House, server: Moody, text: str | None, bare: bool
+    gateway: InProcessGateway, server: Moody, text: str | None, bare: bool
 ) -> None:
     """H04: as compatible servers take it."""
     url = "data:image/png;base64," + base64.b64encode(saved(plain(4, 4), "PNG")).decode()
@@ -116,14 +120,14 @@ async def test_a_picture_needs_no_text_and_its_address_may_be_a_string(
     assert server.stats()["refusals"] == []
 
 
-async def test_loose_values_that_other_servers_take_are_taken(gateway: House, server: Moody) -> None:
+async def test_loose_values_that_other_servers_take_are_taken(gateway: InProcessGateway, server: Moody) -> None:
     """H08: no limit as -1, a number as the user, metadata that is no text."""
     reply = await chat(gateway, max_tokens=-1, user=17, metadata={"n": 1, "deep": {"a": [True]}})
     assert reply.status == 200, reply.body
     assert server.stats()["refusals"] == []
 
 
-async def test_a_stop_sequence_is_honoured_by_every_format(gateway: House, server: Moody, api: str) -> None:
+async def test_a_stop_sequence_is_honoured_by_every_format(gateway: InProcessGateway, server: Moody, api: str) -> None:
     """H08: where the provider has no place for it, the answer is cut here."""
     for stream in (False, True):
         reply = await chat(gateway, stop=["keeps", "gate"], stream=stream)
@@ -135,7 +139,7 @@ async def test_a_stop_sequence_is_honoured_by_every_format(gateway: House, serve
 
 @pytest.mark.parametrize("stops", [[" "], ["END", " "]])
 async def test_a_stop_sequence_of_white_space_is_honoured_by_every_format(
-    gateway: House, server: Moody, api: str, stops: list[str]
+    gateway: InProcessGateway, server: Moody, api: str, stops: list[str]
 ) -> None:
     """H08: OpenAI takes it and Anthropic does not, so there the answer is cut here."""
     reply = await chat(gateway, stop=stops)
@@ -167,7 +171,7 @@ async def test_a_stop_sequence_of_white_space_is_honoured_by_every_format(
     ],
 )
 async def test_a_field_is_honoured_or_refused_by_name(
-    gateway: House, server: Moody, api: str, field: str, value: Any, refused_by: tuple[str, ...]
+    gateway: InProcessGateway, server: Moody, api: str, field: str, value: Any, refused_by: tuple[str, ...]
 ) -> None:
     """H08, H20: a caller's mistake is 400 with `param`, and is not tried again or elsewhere."""
     reply = await chat(gateway, **{field: value})
@@ -182,7 +186,7 @@ async def test_a_field_is_honoured_or_refused_by_name(
 
 
 async def test_a_value_that_only_the_provider_refuses_is_the_callers_mistake(
-    gateway: House, server: Moody, api: str
+    gateway: InProcessGateway, server: Moody, api: str
 ) -> None:
     """H08, H20: 400 with the caller's own name for the field, asked once and of no other model; a good one works."""
     field, wrong, right = {
@@ -212,7 +216,7 @@ async def test_a_value_that_only_the_provider_refuses_is_the_callers_mistake(
     ],
 )
 async def test_an_extra_of_the_wrong_type_is_refused_before_any_model_is_asked(
-    gateway: House, server: Moody, field: str, value: Any
+    gateway: InProcessGateway, server: Moody, field: str, value: Any
 ) -> None:
     """H08, H20: with every format, whatever the provider would have said of it."""
     reply = await chat(gateway, **{field: value})
@@ -221,7 +225,7 @@ async def test_an_extra_of_the_wrong_type_is_refused_before_any_model_is_asked(
 
 
 async def test_fields_that_change_no_answer_reach_the_formats_that_have_them(
-    gateway: House, server: Moody, api: str
+    gateway: InProcessGateway, server: Moody, api: str
 ) -> None:
     """H08: who asks, how long the beginning is cached, what the answer will probably be."""
     prediction = {"type": "content", "content": "The tide"}
@@ -237,7 +241,7 @@ async def test_fields_that_change_no_answer_reach_the_formats_that_have_them(
 
 
 async def test_a_schema_that_breaks_the_rules_of_strict_is_the_callers_mistake(
-    gateway: House, server: Moody, api: str
+    gateway: InProcessGateway, server: Moody, api: str
 ) -> None:
     """H08, H20: 400 with `param` and the provider's words; nobody else is asked."""
     schema = {"type": "object", "properties": {"name": {"type": "string"}}}
@@ -255,7 +259,7 @@ async def test_a_schema_that_breaks_the_rules_of_strict_is_the_callers_mistake(
 
 
 async def test_json_is_refused_by_name_where_the_provider_wants_it_mentioned(
-    gateway: House, server: Moody, api: str
+    gateway: InProcessGateway, server: Moody, api: str
 ) -> None:
     """H08, H20: OpenAI gives no `json_object` for messages without that word; the mistake is the caller's."""
     reply = await chat(gateway, response_format={"type": "json_object"})
@@ -269,7 +273,7 @@ async def test_json_is_refused_by_name_where_the_provider_wants_it_mentioned(
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
 async def test_a_refused_field_is_named_as_the_caller_named_it(
-    gateway: House, server: Moody, api: str, field: str, stream: bool
+    gateway: InProcessGateway, server: Moody, api: str, field: str, stream: bool
 ) -> None:
     """H08, H20: the limit of tokens has two names."""
     reply = await chat(gateway, stream=stream, **{field: 1})
@@ -280,7 +284,7 @@ async def test_a_refused_field_is_named_as_the_caller_named_it(
         assert reply.status == 200, reply.body
 
 
-async def test_a_name_tells_the_model_who_speaks(gateway: House, server: Moody, api: str) -> None:
+async def test_a_name_tells_the_model_who_speaks(gateway: InProcessGateway, server: Moody, api: str) -> None:
     """H04: in the format that has a place for it, without the characters that OpenAI refuses."""
     messages = [
         {"role": "user", "name": "Ann Lee", "content": "hi"},
@@ -297,7 +301,7 @@ async def test_a_name_tells_the_model_who_speaks(gateway: House, server: Moody, 
         assert [message.get("name") for message in second] == ["bob"]
 
 
-async def test_a_picture_may_stand_in_a_tools_result(gateway: House, server: Moody) -> None:
+async def test_a_picture_may_stand_in_a_tools_result(gateway: InProcessGateway, server: Moody) -> None:
     """H04, D3: as LangChain sends what a tool has drawn."""
     url = "data:image/png;base64," + base64.b64encode(saved(plain(4, 4), "PNG")).decode()
     asked = {"id": "c1", "type": "function", "function": {"name": "draw", "arguments": "{}"}}
@@ -313,7 +317,7 @@ async def test_a_picture_may_stand_in_a_tools_result(gateway: House, server: Moo
 
 
 @pytest.mark.parametrize("prefix", ["", "data:text/markdown;base64,"])
-async def test_a_file_of_text_becomes_text(gateway: House, server: Moody, prefix: str) -> None:
+async def test_a_file_of_text_becomes_text(gateway: InProcessGateway, server: Moody, prefix: str) -> None:
     """H04: under its name, as a data URL or as the bytes alone."""
     file = {"filename": "tides.md", "file_data": prefix + base64.b64encode("# High tide at noön".encode()).decode()}
     parts = [{"type": "text", "text": "Read this."}, {"type": "file", "file": file}]
@@ -357,14 +361,14 @@ async def test_a_pdf_reaches_the_model_as_it_is_also_after_a_restart(
     parts = [{"type": "text", "text": "Read this."}, document(PDF), document(LARGE_PDF, "ebb & flöd.pdf", prefix="")]
     messages = [{"role": "user", "content": parts}]
     given = [("tides.pdf", PDF), ("ebb & flöd.pdf", LARGE_PDF)]
-    async with house(tmp_path / "home", toml=settings) as gateway:
+    async with in_process_gateway(tmp_path / "home", toml=settings) as gateway:
         once = await chat(gateway, messages=messages)
         assert once.status == 200, once.body
         assert documents(server.recorded[-1].decoded()) == given
         named = await chat(gateway, messages=messages, session="papers")
         assert named.status == 200, named.body
         assert documents(server.recorded[-1].decoded()) == given
-    async with house(tmp_path / "home", toml=settings) as gateway:
+    async with in_process_gateway(tmp_path / "home", toml=settings) as gateway:
         assert (await chat(gateway, "And now?", session="papers")).status == 200
         assert documents(server.recorded[-1].decoded()) == given
     assert server.stats()["refusals"] == []
@@ -381,14 +385,14 @@ async def test_a_pdf_without_a_name_or_in_a_tools_result_is_taken(
         {"role": "assistant", "content": None, "tool_calls": [asked]},
         {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "printed"}, document(LARGE_PDF)]},
     ]
-    async with house(tmp_path / "home", toml=settings_with_vision(server, api)) as gateway:
+    async with in_process_gateway(tmp_path / "home", toml=settings_with_vision(server, api)) as gateway:
         reply = await chat(gateway, messages=messages)
     assert reply.status == 200, reply.body
     assert documents(server.recorded[-1].decoded()) == [("document.pdf", PDF), ("tides.pdf", LARGE_PDF)]
     assert server.stats()["refusals"] == []
 
 
-async def test_a_model_without_vision_is_told_of_a_pdf_in_words(gateway: House, server: Moody) -> None:
+async def test_a_model_without_vision_is_told_of_a_pdf_in_words(gateway: InProcessGateway, server: Moody) -> None:
     """H04, D3: a note, not an error."""
     reply = await chat(gateway, messages=[{"role": "user", "content": [document(LARGE_PDF, "a\nb.pdf")]}])
     assert reply.status == 200, reply.body
@@ -398,7 +402,7 @@ async def test_a_model_without_vision_is_told_of_a_pdf_in_words(gateway: House, 
     assert server.stats()["refusals"] == []
 
 
-async def test_json_without_a_schema_is_asked_of_every_format(gateway: House, server: Moody) -> None:
+async def test_json_without_a_schema_is_asked_of_every_format(gateway: InProcessGateway, server: Moody) -> None:
     """H09: in words, where the provider has no place for it."""
     reply = await chat(gateway, "Say it as json.", response_format={"type": "json_object"})
     assert reply.status == 200, reply.body
@@ -418,17 +422,17 @@ async def test_results_of_a_step_are_read_in_the_order_of_its_calls_live_and_aft
     tools = [{"type": "function", "function": {"name": name}} for name in ("weather", "tides")]
     shown: list[list[str]] = []
 
-    async def ask(h: House, **fields: Any) -> Any:
+    async def ask(h: InProcessGateway, **fields: Any) -> Any:
         reply = await chat(h, session="notes", tools=tools, **fields)
         assert reply.status == 200, reply.body
         sent = server.recorded[-1].body.decode()
         shown.append(sorted((mark for mark in ("sunny", "(UTC)", "No result") if mark in sent), key=sent.find))
         return reply.json["choices"][0]["message"]
 
-    async with house(tmp_path / "other", toml=settings) as h:
+    async with in_process_gateway(tmp_path / "other", toml=settings) as h:
         [first, *_] = (await ask(h, text=wish))["tool_calls"]
         await ask(h, messages=[{"role": "tool", "tool_call_id": first["id"], "content": "sunny"}])
-    async with house(tmp_path / "other", toml=settings) as h:
+    async with in_process_gateway(tmp_path / "other", toml=settings) as h:
         await ask(h, text="and now")
     in_order = ["sunny", "(UTC)" if "clock" in wish else "No result"]
     assert shown == [[], in_order, in_order]
@@ -436,7 +440,7 @@ async def test_results_of_a_step_are_read_in_the_order_of_its_calls_live_and_aft
 
 
 async def test_one_call_at_a_time_is_asked_for_in_the_words_of_each_format(
-    gateway: House, server: Moody, api: str
+    gateway: InProcessGateway, server: Moody, api: str
 ) -> None:
     """H08: `parallel_tool_calls` has another name at Anthropic's."""
     reply = await chat(gateway, parallel_tool_calls=False)

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.in_process import House, house
+from tests.in_process import InProcessGateway, in_process_gateway
 from tests.web.asking import CHAT, call, chat, raw, signed_in
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_code_becomes_a_cookie_and_dies(gateway: House) -> None:
+async def test_a_code_becomes_a_cookie_and_dies(gateway: InProcessGateway) -> None:
     """H23, X04: same-site, http-only, by POST; the code works once and is not the key."""
     code = await gateway.code()
     reply = await call(gateway, "POST", "/api/login", json={"code": code}, headers={"Origin": gateway.url}, key="")
@@ -30,7 +30,7 @@ async def test_a_code_becomes_a_cookie_and_dies(gateway: House) -> None:
     assert (await call(gateway, "GET", "/api/agents", headers=sent, key="")).status == 200
 
 
-async def test_neither_part_of_a_sign_in_is_enough_alone(gateway: House) -> None:
+async def test_neither_part_of_a_sign_in_is_enough_alone(gateway: InProcessGateway) -> None:
     """H23, X05: nor with a part of another sign-in; each refusal says what to do."""
     ours, other = await signed_in(gateway), await signed_in(gateway)
     cookie, token = {"Cookie": ours["Cookie"]}, {"X-Page-Token": ours["X-Page-Token"]}
@@ -48,7 +48,7 @@ async def test_neither_part_of_a_sign_in_is_enough_alone(gateway: House) -> None
 OPEN = {"/", "/static/{name}", "/healthz", "/openapi.json", "/api/login"}
 
 
-async def test_half_a_sign_in_opens_no_route(gateway: House) -> None:
+async def test_half_a_sign_in_opens_no_route(gateway: InProcessGateway) -> None:
     """H23, X05: every route that is described, event streams and downloads included, in the disguise of the page; and
     those that need no sign-in are known by name."""
     ours = await signed_in(gateway)
@@ -66,7 +66,7 @@ async def test_half_a_sign_in_opens_no_route(gateway: House) -> None:
                 assert (await call(gateway, "HEAD", there, headers=sent, key="")).status == 401
 
 
-async def test_a_refused_code_says_why_and_how_long_links_work(gateway: House) -> None:
+async def test_a_refused_code_says_why_and_how_long_links_work(gateway: InProcessGateway) -> None:
     """H23: a link that somebody else has used is worth knowing."""
     used, expired = await gateway.code(), await gateway.code(seconds=-1)
     await call(gateway, "POST", "/api/login", json={"code": used}, key="")
@@ -76,7 +76,7 @@ async def test_a_refused_code_says_why_and_how_long_links_work(gateway: House) -
         assert why in reply.error["message"] and "`tidegate status --link`" in reply.error["message"]
 
 
-async def test_signing_in_again_replaces_the_sign_in_of_that_browser(gateway: House) -> None:
+async def test_signing_in_again_replaces_the_sign_in_of_that_browser(gateway: InProcessGateway) -> None:
     """H23: so that the list of browsers is one of browsers."""
     before = await signed_in(gateway)
     headers = {**before, "Origin": gateway.url}
@@ -85,7 +85,7 @@ async def test_signing_in_again_replaces_the_sign_in_of_that_browser(gateway: Ho
     assert len((await call(gateway, "GET", "/api/browsers")).json["browsers"]) == 1
 
 
-async def test_a_code_expires_and_a_key_or_cookie_is_no_code(gateway: House) -> None:
+async def test_a_code_expires_and_a_key_or_cookie_is_no_code(gateway: InProcessGateway) -> None:
     """H23, X05: each token is for its own purpose."""
     sent = await signed_in(gateway)
     token = sent["Cookie"].partition("=")[2]
@@ -95,7 +95,7 @@ async def test_a_code_expires_and_a_key_or_cookie_is_no_code(gateway: House) -> 
     assert (await call(gateway, "GET", "/api/agents", key=token)).status == 401
 
 
-async def test_signing_out_ends_the_cookie(gateway: House) -> None:
+async def test_signing_out_ends_the_cookie(gateway: InProcessGateway) -> None:
     """H23: in the store, not only in the browser."""
     sent = await signed_in(gateway)
     out = await call(gateway, "POST", "/api/logout", json={}, headers={**sent, "Origin": gateway.url}, key="")
@@ -104,7 +104,7 @@ async def test_signing_out_ends_the_cookie(gateway: House) -> None:
     assert (await call(gateway, "GET", "/api/agents", headers=sent, key="")).status == 401
 
 
-async def test_another_page_cannot_use_the_cookie(gateway: House) -> None:
+async def test_another_page_cannot_use_the_cookie(gateway: InProcessGateway) -> None:
     """H23, X04: the origin is checked on what changes something, and wherever a browser tells it."""
     sent = await signed_in(gateway)
     message = {"text": "hello"}
@@ -123,7 +123,7 @@ async def test_another_page_cannot_use_the_cookie(gateway: House) -> None:
     assert (await call(gateway, "POST", "/api/messages", json=message, headers=ours, key="")).status == 202
 
 
-async def test_a_foreign_page_cannot_sign_in_either(gateway: House) -> None:
+async def test_a_foreign_page_cannot_sign_in_either(gateway: InProcessGateway) -> None:
     """H23, X04: and the code it tried is not spent."""
     code = await gateway.code()
     headers = {"Origin": "https://evil.example"}
@@ -131,14 +131,14 @@ async def test_a_foreign_page_cannot_sign_in_either(gateway: House) -> None:
     assert (await call(gateway, "POST", "/api/login", json={"code": code}, key="")).status == 200
 
 
-async def test_a_foreign_page_is_refused_before_its_body_is_read(gateway: House) -> None:
+async def test_a_foreign_page_is_refused_before_its_body_is_read(gateway: InProcessGateway) -> None:
     """H23, X04: the answer comes although nothing of the body was sent."""
     head = b"POST /api/login HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\nConnection: close\r\n"
     refused, body = await raw(gateway, head + b"Origin: https://evil.example\r\n\r\n")
     assert refused.startswith(b"HTTP/1.1 403") and b"origin_not_allowed" in body
 
 
-async def test_signing_in_takes_4_kib_at_most(gateway: House) -> None:
+async def test_signing_in_takes_4_kib_at_most(gateway: InProcessGateway) -> None:
     """H21: anybody may send them; said in advance or not."""
     code = await gateway.code()
     fits = b'{"code": "%b"%b}' % (code.encode(), b" " * (4096 - len(code) - 12))
@@ -159,7 +159,7 @@ async def test_signing_in_takes_4_kib_at_most(gateway: House) -> None:
     assert refused.startswith(b"HTTP/1.1 413")
 
 
-async def test_no_response_of_the_apis_is_stored_or_sniffed(gateway: House) -> None:
+async def test_no_response_of_the_apis_is_stored_or_sniffed(gateway: InProcessGateway) -> None:
     """X04: refusals, failures and what is not there included."""
     await chat(gateway, "hello", session="one")
     (session,) = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
@@ -187,7 +187,7 @@ async def test_no_response_of_the_apis_is_stored_or_sniffed(gateway: House) -> N
 
 async def test_an_allowed_origin_may(home: Path, model: ScriptedModel) -> None:
     """H23: server.origins, for a gateway behind a proxy; the cookie is then for https only."""
-    async with house(home, '[server]\norigins = ["https://chat.example"]', model=model) as h:
+    async with in_process_gateway(home, '[server]\norigins = ["https://chat.example"]', model=model) as h:
         headers = {"Origin": "https://chat.example", "Host": "chat.example"}
         reply = await call(h, "POST", "/api/login", json={"code": await h.code()}, headers=headers, key="")
         assert reply.status == 200
@@ -200,7 +200,7 @@ async def test_an_allowed_origin_may(home: Path, model: ScriptedModel) -> None:
 async def test_a_listed_page_may_call_with_a_key_and_no_other(home: Path, model: ScriptedModel) -> None:
     """H23, X04: browsers are told so for server.origins, never with the cookie; without them no page is."""
     asking = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
-    async with house(home, '[server]\norigins = ["https://app.example"]', model=model) as h:
+    async with in_process_gateway(home, '[server]\norigins = ["https://app.example"]', model=model) as h:
         for origin, allowed in (("https://app.example", True), ("https://evil.example", False)):
             before = await call(h, "OPTIONS", CHAT, headers={"Origin": origin, **asking}, key="")
             assert before.status == (204 if allowed else 405)
@@ -221,7 +221,7 @@ async def test_a_listed_page_may_call_with_a_key_and_no_other(home: Path, model:
 
 
 @pytest.mark.parametrize("host", [b"evil.example", b"evil.example:8420", b"127.0.0.1.evil.example"])
-async def test_a_rebound_name_gets_neither_page_nor_cookie(gateway: House, host: bytes) -> None:
+async def test_a_rebound_name_gets_neither_page_nor_cookie(gateway: InProcessGateway, host: bytes) -> None:
     """H23, X04: on loopback only the gateway's own names count; a key needs no name."""
     sent = "".join(f"\r\n{name}: {value}" for name, value in (await signed_in(gateway)).items()).encode()
     for line in (b"GET / HTTP/1.1", b"GET /api/sessions HTTP/1.1" + sent):
@@ -233,20 +233,20 @@ async def test_a_rebound_name_gets_neither_page_nor_cookie(gateway: House, host:
     assert head.startswith(b"HTTP/1.1 200")
 
 
-async def test_a_rebound_name_with_our_port_cannot_use_the_cookie(gateway: House) -> None:
+async def test_a_rebound_name_with_our_port_cannot_use_the_cookie(gateway: InProcessGateway) -> None:
     """H23, X04: there the cookie has its right name, and the name of the host is what gives it away."""
     headers = {**await signed_in(gateway), "Host": f"evil.example:{gateway.url.rpartition(':')[2]}"}
     reply = await call(gateway, "GET", "/api/sessions", headers=headers, key="")
     assert (reply.status, reply.error["code"]) == (403, "host_not_allowed")
 
 
-async def test_two_gateways_on_one_machine_do_not_share_a_cookie(gateway: House) -> None:
+async def test_two_gateways_on_one_machine_do_not_share_a_cookie(gateway: InProcessGateway) -> None:
     """H23: cookies know no ports, so the name has it."""
     name = (await signed_in(gateway))["Cookie"].partition("=")[0]
     assert name == f"tidegate_{gateway.url.rpartition(':')[2]}"
 
 
-async def test_nothing_takes_a_credential_from_the_address(gateway: House) -> None:
+async def test_nothing_takes_a_credential_from_the_address(gateway: InProcessGateway) -> None:
     """H23, X04: neither key nor code nor cookie."""
     code = await gateway.code()
     for query in (f"key={gateway.key}", f"api_key={gateway.key}", f"code={code}", f"token={gateway.key}"):
@@ -254,7 +254,7 @@ async def test_nothing_takes_a_credential_from_the_address(gateway: House) -> No
     assert (await call(gateway, "GET", f"/api/login?code={code}", key="")).status == 405
 
 
-async def test_the_page_comes_with_its_types_and_its_walls(gateway: House) -> None:
+async def test_the_page_comes_with_its_types_and_its_walls(gateway: InProcessGateway) -> None:
     """H23, X04: no foreign script, no frame, no sniffing; and it is revalidated, not loaded again."""
     page = await call(gateway, "GET", "/", key="")
     assert page.status == 200
@@ -291,7 +291,7 @@ async def test_the_page_comes_with_its_types_and_its_walls(gateway: House) -> No
         b"/static/%ff",
     ],
 )
-async def test_no_path_leads_out_of_the_pages_folder(gateway: House, path: bytes) -> None:
+async def test_no_path_leads_out_of_the_pages_folder(gateway: InProcessGateway, path: bytes) -> None:
     """H23, X07: names are compared with what lies there, never joined to a path."""
     head, body = await raw(gateway, b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     assert head.split(b" ")[1] in (b"404", b"400"), head

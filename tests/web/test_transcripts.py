@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.in_process import House
+from tests.in_process import InProcessGateway
 from tests.web.asking import call, chat
 from tidegate.store import messages
 from tidegate.values import Media, Message
@@ -16,7 +16,7 @@ LONG = PAGE_BYTES // 3
 ROWS = 8
 
 
-async def long_talk(h: House, *sizes: int) -> str:
+async def long_talk(h: InProcessGateway, *sizes: int) -> str:
     """A conversation with rows of these sizes after its first turn's two; the path of its messages."""
     await chat(h, "one", session="n")
     [view] = (await call(h, "GET", "/api/sessions")).json["sessions"]
@@ -32,7 +32,7 @@ async def long_talk(h: House, *sizes: int) -> str:
 
 @pytest.mark.parametrize(("first", "parameter"), [("after=0", "after"), ("limit=200", "before")])
 async def test_a_page_ends_before_it_grows_too_large_and_says_where_to_go_on(
-    gateway: House, first: str, parameter: str
+    gateway: InProcessGateway, first: str, parameter: str
 ) -> None:
     """L24: in either direction `next` leads through all rows, each of them whole, and null says that it was all."""
     path = await long_talk(gateway, *(LONG for _ in range(ROWS)))
@@ -50,7 +50,7 @@ async def test_a_page_ends_before_it_grows_too_large_and_says_where_to_go_on(
     assert {size for _, size in seen[2:]} == {LONG + 2}
 
 
-async def test_a_message_larger_than_a_page_comes_alone_and_whole(gateway: House) -> None:
+async def test_a_message_larger_than_a_page_comes_alone_and_whole(gateway: InProcessGateway) -> None:
     """L24: no limit is a silent cut."""
     path = await long_talk(gateway, 2 * PAGE_BYTES, 10)
     one = (await call(gateway, "GET", f"{path}?after=2")).json
@@ -61,7 +61,7 @@ async def test_a_message_larger_than_a_page_comes_alone_and_whole(gateway: House
     assert [row["seq"] for row in back["messages"]] == [3] and back["next"] == 3
 
 
-async def test_the_last_page_has_no_next_also_when_it_is_full(gateway: House) -> None:
+async def test_the_last_page_has_no_next_also_when_it_is_full(gateway: InProcessGateway) -> None:
     """H20: null means the end, so that nobody asks for an empty page; what was undone is not waited for."""
     path = await long_talk(gateway, 10, 10)
     for query in ("", "after=0", "after=2&limit=2", "before=3&limit=2", "after=9", "before=1"):
@@ -70,7 +70,7 @@ async def test_the_last_page_has_no_next_also_when_it_is_full(gateway: House) ->
         assert (await call(gateway, "GET", f"{path}?{query}")).json["next"] == where, query
 
 
-async def test_a_page_tells_of_pictures_and_each_can_be_fetched(gateway: House) -> None:
+async def test_a_page_tells_of_pictures_and_each_can_be_fetched(gateway: InProcessGateway) -> None:
     """D6: a listing carries no payload; the bytes come one by one, to whoever may read the transcript."""
     path = await long_talk(gateway)
     session = path.split("/")[3]

@@ -7,11 +7,11 @@ import anyio
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.in_process import WAIT, House
+from tests.in_process import WAIT, InProcessGateway
 from tests.logs import capture_logs
 from tests.web.asking import CHAT, Reply, asked, chat
 from tidegate.models.http.http_model import HttpModel
-from tidegate.web.chat.chat_stream import Telling
+from tidegate.web.chat.chat_stream import ChatStream
 
 pytestmark = pytest.mark.anyio
 
@@ -34,7 +34,7 @@ NAMED = {"X-Session-Id": "n"}
 
 
 async def begun_and_broken(
-    h: House, text: str, goes_on: Callable[[], None], headers: Mapping[str, str] = NAMED
+    h: InProcessGateway, text: str, goes_on: Callable[[], None], headers: Mapping[str, str] = NAMED
 ) -> Reply:
     """A stream that says something, breaks when told to, and is read to its end."""
     with anyio.fail_after(WAIT):
@@ -54,7 +54,7 @@ def has_ended_with_an_error(reply: Reply) -> Any:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_unforeseen_error_inside_a_turn_is_an_incident_and_the_session_goes_on(
-    gateway: House, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch, stream: bool
+    gateway: InProcessGateway, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     """H20, H22, L23: with its status, before anything was said."""
 
@@ -72,7 +72,7 @@ async def test_an_unforeseen_error_inside_a_turn_is_an_incident_and_the_session_
 
 
 async def test_an_unforeseen_error_of_a_turn_that_has_said_something_ends_its_stream_with_the_error(
-    gateway: House, monkeypatch: pytest.MonkeyPatch
+    gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H20, H22, L23: as an event, and the session takes the next message."""
     seen = anyio.Event()
@@ -90,44 +90,44 @@ async def test_an_unforeseen_error_of_a_turn_that_has_said_something_ends_its_st
 
 
 async def test_an_unforeseen_error_of_the_stream_itself_ends_it_with_the_error_and_not_its_turn(
-    gateway: House, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
+    gateway: InProcessGateway, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H15, H20, H22: the answer is stored all the same, and the session takes the next message."""
-    tell = Telling.of
+    tell = ChatStream.of
 
-    def broken(self: Telling, events: Any) -> bytes:
+    def broken(self: ChatStream, events: Any) -> bytes:
         if model.latch("there").opened.is_set():
             raise RuntimeError(SECRET)
         return tell(self, events)
 
     with capture_logs() as logged, monkeypatch.context() as patched:
-        patched.setattr(Telling, "of", broken)
+        patched.setattr(ChatStream, "of", broken)
         text = "one [words 30] [hold there after=5]"
         reply = await begun_and_broken(gateway, text, lambda: model.release("there"))
     told_and_logged(has_ended_with_an_error(reply), logged, "a request broke")
     with anyio.fail_after(WAIT):
-        outcome = await gateway.door.wait(reply.headers["X-Turn-Id"])
+        outcome = await gateway.service.wait(reply.headers["X-Turn-Id"])
     assert outcome.state == "answered" and outcome.text.endswith("w29")
     assert (await chat(gateway, "two", session="n")).status == 200
 
 
 async def test_an_ephemeral_turn_does_not_go_on_for_a_stream_that_broke(
-    gateway: House, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
+    gateway: InProcessGateway, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H16: nobody is left who could read it."""
 
-    def broken(self: Telling, events: Any) -> bytes:
+    def broken(self: ChatStream, events: Any) -> bytes:
         raise RuntimeError(SECRET)
 
     with capture_logs(), monkeypatch.context() as patched:
         text = "one [words 30] [hold there after=5] [slow ms=20]"
 
         def breaks() -> None:
-            patched.setattr(Telling, "of", broken)
+            patched.setattr(ChatStream, "of", broken)
             model.release("there")
 
         has_ended_with_an_error(await begun_and_broken(gateway, text, breaks, {}))
         with anyio.fail_after(WAIT):
-            while gateway.door.census()["turns_running"]:
+            while gateway.service.census()["turns_running"]:
                 await anyio.sleep(0.005)
-    assert gateway.door.status()["turns"]["stopped"] == 1
+    assert gateway.service.status()["turns"]["stopped"] == 1

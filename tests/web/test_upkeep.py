@@ -6,7 +6,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import settings
-from tests.in_process import House, house
+from tests.in_process import InProcessGateway, in_process_gateway
 from tests.web.asking import call, chat
 from tidegate.store import Db
 from tidegate.store import settings as stored
@@ -15,19 +15,19 @@ from tidegate.web.api.session_settings import MOST_SETTINGS
 pytestmark = pytest.mark.anyio
 
 
-async def session_of(h: House, name: str, key: str | None = None) -> str:
+async def session_of(h: InProcessGateway, name: str, key: str | None = None) -> str:
     """A conversation of that name with one answered turn; its id."""
     assert (await chat(h, session=name, key=key)).status == 200
     found = (await call(h, "GET", "/api/sessions", key=key)).json["sessions"]
     return str(next(view["id"] for view in found if view["name"] == name))
 
 
-async def command(h: House, session: str, line: str, key: str | None = None) -> None:
+async def command(h: InProcessGateway, session: str, line: str, key: str | None = None) -> None:
     reply = await call(h, "POST", "/api/messages", json={"text": line, "session": session}, key=key)
     assert reply.status == 200, reply.body
 
 
-async def test_the_owner_lists_and_clears_every_sessions_settings(gateway: House) -> None:
+async def test_the_owner_lists_and_clears_every_sessions_settings(gateway: InProcessGateway) -> None:
     """S06, X06: whose they are does not matter to him; to anybody else they are not there."""
     anna, bert = await gateway.add_key("anna"), await gateway.add_key("bert")
     theirs, own = await session_of(gateway, "a", anna), await session_of(gateway, "o")
@@ -55,19 +55,19 @@ async def test_the_owner_lists_and_clears_every_sessions_settings(gateway: House
     assert [row["session"] for row in (await call(gateway, "GET", "/api/settings")).json["settings"]] == [own]
 
 
-async def test_a_setting_that_has_expired_is_not_listed(gateway: House) -> None:
+async def test_a_setting_that_has_expired_is_not_listed(gateway: InProcessGateway) -> None:
     """S06: it does not hold any more, also before it is swept."""
     session = await session_of(gateway, "n")
-    now = gateway.door.clock()
+    now = gateway.service.clock()
     for key, expires in (("past", now - 1), ("future", now + 1000)):
         await gateway.store.write(stored.put, session, key, 1, "test", now, expires)
     [row] = (await call(gateway, "GET", "/api/settings")).json["settings"]
     assert (row["key"], row["expires"]) == ("future", now + 1000)
 
 
-async def test_settings_are_read_page_by_page_to_the_last(gateway: House) -> None:
+async def test_settings_are_read_page_by_page_to_the_last(gateway: InProcessGateway) -> None:
     """S06: more than one answer holds, also those chosen at the same moment; what has expired takes nobody's place."""
-    now = gateway.door.clock()
+    now = gateway.service.clock()
     session = await session_of(gateway, "n")
 
     def choose(db: Db) -> None:
@@ -93,12 +93,12 @@ async def test_settings_are_read_page_by_page_to_the_last(gateway: House) -> Non
 
 async def test_a_conversation_takes_its_prompt_anew_when_told_to(home: Path, model: ScriptedModel) -> None:
     """A4, P18, X06: by its principal or the owner, and only then; it says whether anything changed."""
-    async with house(home, model=model) as h:
+    async with in_process_gateway(home, model=model) as h:
         anna = await h.add_key("anna")
         theirs = await session_of(h, "a", anna)
         assert (await call(h, "POST", f"/api/sessions/{theirs}/reload", key=anna)).json == {"changed": False}
     changed = settings(model).replace("You are a test.", "You are another.")
-    async with house(home, toml=changed) as h:
+    async with in_process_gateway(home, toml=changed) as h:
         bert = await h.add_key("bert")
 
         async def prompt() -> str:
@@ -117,18 +117,18 @@ async def test_a_conversation_takes_its_prompt_anew_when_told_to(home: Path, mod
 async def test_a_reload_that_cannot_be_is_a_conflict(home: Path, model: ScriptedModel) -> None:
     """V19, H20: in mid-turn, after the end, and when the agent is not configured any more."""
     extra = '[agents.writer]\nmodel = "main"\nprompt = "Write."\n'
-    async with house(home, extra, model=model) as h:
+    async with in_process_gateway(home, extra, model=model) as h:
         accepted = (await call(h, "POST", "/api/messages", json={"text": "x [hold there]"})).json
         reload = f"/api/sessions/{accepted['session']}/reload"
         refused = await call(h, "POST", reload)
         assert (refused.status, refused.error["code"]) == (409, "mid_turn")
         model.release("there")
-        await h.door.wait(accepted["turn"])
+        await h.service.wait(accepted["turn"])
         await call(h, "POST", f"/api/sessions/{accepted['session']}/end")
         refused = await call(h, "POST", reload)
         assert (refused.status, refused.error["code"]) == (409, "session_ended")
         writer = (await call(h, "POST", "/api/messages", json={"text": "x", "agent": "writer"})).json
-        await h.door.wait(writer["turn"])
-    async with house(home, model=model) as h:
+        await h.service.wait(writer["turn"])
+    async with in_process_gateway(home, model=model) as h:
         refused = await call(h, "POST", f"/api/sessions/{writer['session']}/reload")
         assert (refused.status, refused.error["code"]) == (409, "agent_not_configured")

@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.in_process import WAIT, House, house
+from tests.in_process import WAIT, InProcessGateway, in_process_gateway
 from tests.web.asking import call, chat
 from tidegate.store import usage
 from tidegate.values import Usage
@@ -33,7 +33,7 @@ def priced(model: ScriptedModel, budgets: str = "") -> str:
     return PRICED.format(url=model.base_url) + budgets
 
 
-async def used(h: House, key: str | None = None, **query: Any) -> Any:
+async def used(h: InProcessGateway, key: str | None = None, **query: Any) -> Any:
     reply = await call(h, "GET", "/api/usage", params=query, **({} if key is None else {"key": key}))
     assert reply.status == 200, reply.body
     return reply.json
@@ -41,7 +41,7 @@ async def used(h: House, key: str | None = None, **query: Any) -> Any:
 
 async def test_a_principal_sees_his_own_usage_and_the_owner_all(home: Path, model: ScriptedModel) -> None:
     """X05, X22: tokens and dollars, by what is asked for."""
-    async with house(home, model=model, toml=priced(model)) as h:
+    async with in_process_gateway(home, model=model, toml=priced(model)) as h:
         anna = await h.add_key("anna")
         told = [(await chat(h, "hello", session="mine")).json["usage"], (await chat(h, "one-shot")).json["usage"]]
         hers = (await chat(h, "hi", session="hers", key=anna)).json["usage"]
@@ -61,7 +61,7 @@ async def test_a_principal_sees_his_own_usage_and_the_owner_all(home: Path, mode
 
 @pytest.mark.parametrize("by", usage.BY)
 async def test_it_can_be_asked_for_by_everything_that_a_call_has(home: Path, model: ScriptedModel, by: str) -> None:
-    async with house(home, model=model, toml=priced(model)) as h:
+    async with in_process_gateway(home, model=model, toml=priced(model)) as h:
         await chat(h, "hello", session="mine")
         found = await used(h, by=by)
         assert found["by"] == by and len(found["rows"]) == 1 and found["until"] is None
@@ -81,7 +81,7 @@ async def test_a_time_is_a_span_or_a_date_of_utc(home: Path, model: ScriptedMode
                 tokens=Usage(input=tokens), now=datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp(),
             )  # fmt: skip
 
-    async with house(home, model=model, toml=priced(model)) as h:
+    async with in_process_gateway(home, model=model, toml=priced(model)) as h:
         await h.store.write(fill)
         for since, until, tokens in (
             ("2026-11-01", "2026-11-02", 3),
@@ -110,7 +110,9 @@ async def test_a_time_is_a_span_or_a_date_of_utc(home: Path, model: ScriptedMode
         ({"limit": "many"}, "limit"),
     ],
 )
-async def test_a_wrong_value_is_refused_by_its_name(gateway: House, query: dict[str, str], param: str) -> None:
+async def test_a_wrong_value_is_refused_by_its_name(
+    gateway: InProcessGateway, query: dict[str, str], param: str
+) -> None:
     """H20: with 400 and one sentence."""
     reply = await call(gateway, "GET", "/api/usage", params=query)
     assert reply.status == 400
@@ -131,7 +133,7 @@ async def test_who_spent_all_gets_429_and_sees_how_it_stands(home: Path, model: 
     each = "day"
     money = 100
     """
-    async with house(home, model=model, toml=priced(model, budgets)) as h:
+    async with in_process_gateway(home, model=model, toml=priced(model, budgets)) as h:
         anna = await h.add_key("anna")
         first = await chat(h, "hello", session="hers", key=anna)
         session = (await call(h, "GET", "/api/sessions", key=anna)).json["sessions"][0]["id"]
@@ -160,19 +162,19 @@ async def test_the_official_client_does_not_try_again_what_waiting_does_not_help
 ) -> None:
     """X22, H19: one call is one turn."""
     budgets = '[budgets.all]\nper = "gateway"\neach = "total"\ntokens = 10\n'
-    async with house(home, model=model, toml=priced(model, budgets)) as h:
+    async with in_process_gateway(home, model=model, toml=priced(model, budgets)) as h:
         await chat(h, "one")
         async with openai.AsyncOpenAI(base_url=f"{h.url}/v1", api_key=h.key, timeout=WAIT, max_retries=2) as client:
             with pytest.raises(openai.RateLimitError, match="raise that limit"):
                 await client.chat.completions.create(model="main", messages=[{"role": "user", "content": "two"}])
-        assert h.door.status()["turns"]["failed"] == 1
+        assert h.service.status()["turns"]["failed"] == 1
 
 
 async def test_metrics_tell_tokens_cost_and_what_is_left(home: Path, model: ScriptedModel) -> None:
     """X22: by model and kind, and by the gateway's own budgets; no label comes from a caller."""
     budgets = '[budgets.all]\nper = "gateway"\neach = "month"\nmoney = 1\n'
     budgets += '[budgets.each]\nper = "principal"\neach = "month"\nmoney = 1\n'
-    async with house(home, model=model, toml=priced(model, budgets)) as h:
+    async with in_process_gateway(home, model=model, toml=priced(model, budgets)) as h:
         first = (await chat(h, "hello", session="s")).json["usage"]
         again = (await chat(h, "again", session="s")).json["usage"]
         metrics = (await call(h, "GET", "/metrics")).body.decode()
@@ -199,7 +201,7 @@ async def test_metrics_tell_tokens_cost_and_what_is_left(home: Path, model: Scri
 async def test_the_notice_at_four_fifths_is_an_event_of_the_stream(home: Path, model: ScriptedModel) -> None:
     """X22: for those who ask for events; the answer itself is as ever."""
     budgets = '[budgets.all]\nper = "gateway"\neach = "day"\ntokens = 20\n'
-    async with house(home, model=model, toml=priced(model, budgets)) as h:
+    async with in_process_gateway(home, model=model, toml=priced(model, budgets)) as h:
         reply = await chat(h, "hello", stream=True, headers={"X-Events": "full"})
         notices = [data["text"] for name, data in reply.events if name == "notice"]
         assert reply.status == 200 and reply.streamed

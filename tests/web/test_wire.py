@@ -12,7 +12,7 @@ import anyio.abc
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.in_process import WAIT, House, house
+from tests.in_process import WAIT, InProcessGateway, in_process_gateway
 from tests.web.asking import asked, call, raw
 from tidegate.web.http1 import lingering_close
 
@@ -22,18 +22,20 @@ UPLOAD = 20 * 1024 * 1024
 STREAMED = [False, True]
 
 
-async def connect(h: House) -> anyio.abc.SocketStream:
+async def connect(h: InProcessGateway) -> anyio.abc.SocketStream:
     return await anyio.connect_tcp("127.0.0.1", int(h.url.rpartition(":")[2]))
 
 
-def request(h: House, text: str = "hello", *, version: str = "1.1", headers: str = "", stream: bool = False) -> bytes:
+def request(
+    h: InProcessGateway, text: str = "hello", *, version: str = "1.1", headers: str = "", stream: bool = False
+) -> bytes:
     """A whole chat request, as bytes."""
     body = json.dumps(asked(text, stream=stream)).encode()
     head = f"POST /v1/chat/completions HTTP/{version}\r\nHost: x\r\nAuthorization: Bearer {h.key}\r\n{headers}"
     return head.encode() + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
 
 
-def upload(h: House, *, key: str, length: bool) -> bytes:
+def upload(h: InProcessGateway, *, key: str, length: bool) -> bytes:
     """The head of an upload after which the client wants to be hung up on."""
     size = f"Content-Length: {UPLOAD}" if length else "Transfer-Encoding: chunked"
     return (
@@ -94,7 +96,7 @@ CHUNKED = b"2\r\n{}\r\n0\r\n\r\n"
     ids=lambda value: repr(value)[-40:],
 )
 async def test_an_ambiguous_request_is_refused_and_its_connection_closed(
-    gateway: House, sent: bytes, code: str
+    gateway: InProcessGateway, sent: bytes, code: str
 ) -> None:
     """H20: 400 in OpenAI's shape: no host, two hosts, an invalid one, two lengths, foreign line ends."""
     head, body = await raw(gateway, sent)
@@ -115,14 +117,16 @@ async def test_an_ambiguous_request_is_refused_and_its_connection_closed(
         b"GET http://X:1/healthz HTTP/1.1\r\nHost: x:1\r\nConnection: close\r\n\r\n",
     ],
 )
-async def test_every_valid_form_of_a_host_is_accepted(gateway: House, sent: bytes) -> None:
+async def test_every_valid_form_of_a_host_is_accepted(gateway: InProcessGateway, sent: bytes) -> None:
     """H20: HTTP/1.0 may go without; an absolute address must name the same host."""
     head, body = await raw(gateway, sent)
     assert head.startswith(b"HTTP/1.1 200 "), head
     assert json.loads(body) == {"status": "ok"}
 
 
-async def test_a_refusal_waits_for_the_answers_to_the_requests_before_it(gateway: House, model: ScriptedModel) -> None:
+async def test_a_refusal_waits_for_the_answers_to_the_requests_before_it(
+    gateway: InProcessGateway, model: ScriptedModel
+) -> None:
     """H20: on one connection a client takes answers in the order of its requests, so that none may overtake."""
     with anyio.fail_after(WAIT):
         async with await connect(gateway) as wire:
@@ -140,7 +144,7 @@ async def test_a_refusal_waits_for_the_answers_to_the_requests_before_it(gateway
 
 @pytest.mark.parametrize(("known", "status"), [(True, b"413"), (False, b"401")])
 async def test_a_client_that_sends_everything_first_still_reads_an_early_refusal(
-    gateway: House, known: bool, status: bytes
+    gateway: InProcessGateway, known: bool, status: bytes
 ) -> None:
     """H20, H21: with Connection: close; what is still on its way is read and dropped, so that no reset takes the
     answer away."""
@@ -159,7 +163,7 @@ async def test_an_upload_without_a_length_that_turns_out_too_large_is_refused_re
     home: Path, model: ScriptedModel
 ) -> None:
     """H20: 413 in the middle of it."""
-    async with house(home, "[limits]\nbody_bytes = 8192\nmessage_bytes = 2048", model=model) as h:
+    async with in_process_gateway(home, "[limits]\nbody_bytes = 8192\nmessage_bytes = 2048", model=model) as h:
         with anyio.fail_after(WAIT):
             async with await connect(h) as stream:
                 await stream.send(upload(h, key=h.key, length=False))
@@ -180,7 +184,7 @@ async def test_an_early_refusal_is_readable_over_tls_too(home: Path, model: Scri
     await anyio.run_process([*made, "-keyout", str(home / "key.pem"), "-out", str(home / "cert.pem")])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(home / "cert.pem")
-    async with house(home, '[server]\ntls_cert = "cert.pem"\ntls_key = "key.pem"', model=model) as h:
+    async with in_process_gateway(home, '[server]\ntls_cert = "cert.pem"\ntls_key = "key.pem"', model=model) as h:
         port = int(h.url.rpartition(":")[2])
         with anyio.fail_after(WAIT):
             async with await anyio.connect_tcp("127.0.0.1", port, ssl_context=context, tls_hostname="localhost") as tls:
@@ -193,7 +197,7 @@ async def test_an_early_refusal_is_readable_over_tls_too(home: Path, model: Scri
                 await anyio.sleep(0.005)
 
 
-async def test_headers_without_end_are_refused_readably(gateway: House) -> None:
+async def test_headers_without_end_are_refused_readably(gateway: InProcessGateway) -> None:
     """H20, L21: 431, however much the client had wanted to say."""
     with anyio.fail_after(WAIT):
         async with await connect(gateway) as stream:
@@ -203,7 +207,7 @@ async def test_headers_without_end_are_refused_readably(gateway: House) -> None:
 
 
 async def test_what_is_read_after_an_early_answer_is_bounded_in_bytes(
-    gateway: House, monkeypatch: pytest.MonkeyPatch
+    gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L21: who sends for ever is cut off."""
     monkeypatch.setattr(lingering_close, "LINGER_BYTES", 256 * 1024)
@@ -218,7 +222,7 @@ async def test_what_is_read_after_an_early_answer_is_bounded_in_bytes(
 
 
 async def test_what_is_read_after_an_early_answer_is_bounded_in_time(
-    gateway: House, monkeypatch: pytest.MonkeyPatch
+    gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L11, L21: who neither sends nor hangs up is let go."""
     monkeypatch.setattr(lingering_close, "LINGER_SECONDS", 0.1)
@@ -233,7 +237,7 @@ async def test_what_is_read_after_an_early_answer_is_bounded_in_time(
 async def test_a_connection_that_lingers_does_not_hold_up_the_stop(home: Path, model: ScriptedModel) -> None:
     """F1: nothing of it is left when the server has stopped."""
     with anyio.fail_after(WAIT):
-        async with house(home, model=model) as h:
+        async with in_process_gateway(home, model=model) as h:
             stream = await connect(h)
             await stream.send(upload(h, key="no", length=True))
             assert b"401" in await rest(stream)
@@ -249,7 +253,7 @@ async def test_a_connection_that_lingers_does_not_hold_up_the_stop(home: Path, m
 @pytest.mark.parametrize("headers", ["", "X-Session-Id: n\r\n"])
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
 async def test_a_half_closed_connection_gets_its_answer(
-    gateway: House, model: ScriptedModel, stream: bool, headers: str, version: str
+    gateway: InProcessGateway, model: ScriptedModel, stream: bool, headers: str, version: str
 ) -> None:
     """H15, H16: only who hangs up wholly has left; the answer is whole, and then the gateway hangs up too."""
     with anyio.fail_after(WAIT):
@@ -267,10 +271,10 @@ async def test_a_half_closed_connection_gets_its_answer(
     assert b"whole" in body
     if stream and version == "1.1":
         assert unchunked(body).endswith(b"data: [DONE]\n\n")
-    assert gateway.door.status()["turns"]["answered"] == 1
+    assert gateway.service.status()["turns"]["answered"] == 1
 
 
-async def test_a_stream_goes_on_after_its_reader_half_closed(gateway: House, model: ScriptedModel) -> None:
+async def test_a_stream_goes_on_after_its_reader_half_closed(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """H16: also when it had begun."""
     with anyio.fail_after(WAIT):
         async with await connect(gateway) as wire:
@@ -301,7 +305,7 @@ def unchunked(body: bytes) -> bytes:
 
 @pytest.mark.parametrize("begun", [False, True])
 async def test_a_reader_that_hangs_up_wholly_has_left_however_it_does_it(
-    gateway: House, model: ScriptedModel, begun: bool
+    gateway: InProcessGateway, model: ScriptedModel, begun: bool
 ) -> None:
     """H16: first one half and then the other; before its answer has begun, and in the middle of it."""
     text = "one [tool clock {}] [hold there step=1]" if begun else "one [hold there]"
@@ -312,15 +316,15 @@ async def test_a_reader_that_hangs_up_wholly_has_left_however_it_does_it(
                 await wire.receive()
             await model.held("there")
             await wire.send_eof()
-        while gateway.door.census()["turns_running"]:
+        while gateway.service.census()["turns_running"]:
             await anyio.sleep(0.005)
-    assert gateway.door.status()["turns"]["stopped"] == 1
+    assert gateway.service.status()["turns"]["stopped"] == 1
     with anyio.fail_after(WAIT):
         while gateway.server.connections:
             await anyio.sleep(0.005)
 
 
-async def test_half_a_request_and_then_the_end_is_no_request(gateway: House, model: ScriptedModel) -> None:
+async def test_half_a_request_and_then_the_end_is_no_request(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """L11: nothing more can come; the connection is closed and nothing runs."""
     whole = request(gateway)
     with anyio.fail_after(WAIT):
@@ -334,7 +338,7 @@ async def test_half_a_request_and_then_the_end_is_no_request(gateway: House, mod
     assert not model.recorded
 
 
-async def test_a_reset_connection_is_a_reader_that_left(gateway: House, model: ScriptedModel) -> None:
+async def test_a_reset_connection_is_a_reader_that_left(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """H16: the rudest way of leaving."""
     with anyio.fail_after(WAIT):
         sock = socket.socket()
@@ -345,15 +349,15 @@ async def test_a_reset_connection_is_a_reader_that_left(gateway: House, model: S
             await loop.sock_sendall(sock, request(gateway, "one [hold there]"))
             await model.held("there")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
-        while gateway.door.census()["turns_running"]:
+        while gateway.service.census()["turns_running"]:
             await anyio.sleep(0.005)
-    assert gateway.door.status()["turns"]["stopped"] == 1
+    assert gateway.service.status()["turns"]["stopped"] == 1
 
 
 # -- HTTP/1.0 ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_stream_over_http_1_0_is_not_chunked_and_ends_with_the_connection(gateway: House) -> None:
+async def test_a_stream_over_http_1_0_is_not_chunked_and_ends_with_the_connection(gateway: InProcessGateway) -> None:
     """H10, H11: such a client knows no chunks."""
     with anyio.fail_after(WAIT):
         async with await connect(gateway) as wire:
@@ -366,7 +370,7 @@ async def test_a_stream_over_http_1_0_is_not_chunked_and_ends_with_the_connectio
     assert all(block.startswith((b"data: ", b": ")) for block in body.split(b"\n\n")[:-1])
 
 
-async def test_a_whole_answer_over_http_1_0_has_its_length(gateway: House) -> None:
+async def test_a_whole_answer_over_http_1_0_has_its_length(gateway: InProcessGateway) -> None:
     """H10: and so has a refusal."""
     with anyio.fail_after(WAIT):
         for text, status in (("hello", b"200"), ("", b"400")):
@@ -378,7 +382,7 @@ async def test_a_whole_answer_over_http_1_0_has_its_length(gateway: House) -> No
             assert json.loads(body)
 
 
-async def test_an_export_over_http_1_0_is_not_chunked(gateway: House) -> None:
+async def test_an_export_over_http_1_0_is_not_chunked(gateway: InProcessGateway) -> None:
     """H10: whatever is streamed."""
     await gateway.chat("hello", "n")
     [view] = (await call(gateway, "GET", "/api/sessions")).json["sessions"]

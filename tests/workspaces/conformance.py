@@ -19,7 +19,7 @@ from tidegate.errors import ToolFailed
 from tidegate.lifetimes import gather
 from tidegate.values import new_id
 from tidegate.workspaces.backends import shell_script
-from tidegate.workspaces.backends.interface import Backend, Box, BoxLimits, BoxSpec, Child
+from tidegate.workspaces.backends.interface import Backend, Child, Sandbox, SandboxLimits, SandboxSpec
 from tidegate.workspaces.processes.children import Spawner
 from tidegate.workspaces.processes.command_run import conduct
 
@@ -44,8 +44,8 @@ class Place:
     """A box of a backend, and the shell as its last command left it."""
 
     backend: Backend
-    spec: BoxSpec
-    box: Box
+    spec: SandboxSpec
+    box: Sandbox
     shell: bytes | None = None
 
     async def spawn(self, text: str) -> Child:
@@ -86,15 +86,15 @@ def spawner() -> Spawner:
     return Spawner(frozenset(os.sched_getaffinity(0)))
 
 
-def spec_of(home: Path, **settings: Any) -> BoxSpec:
+def spec_of(home: Path, **settings: Any) -> SandboxSpec:
     """With the folders that a backend finds made."""
     limits = {"memory_bytes": 1024 * MIB, "processes": 200, "disk_bytes": 64 * MIB, "file_bytes": 2 * MIB}
     session = new_id("s")
-    spec = BoxSpec(
+    spec = SandboxSpec(
         session=session,
         folder=home / session,
         private=home / f"{session}.private",
-        limits=BoxLimits(**limits, cpu_seconds=100),
+        limits=SandboxLimits(**limits, cpu_seconds=100),
         **{"environment": {"LANG": "C.UTF-8", "TERM": "dumb"}, **settings},
     )
     for folder in (spec.folder, spec.private, spec.home, spec.temporary):
@@ -103,7 +103,7 @@ def spec_of(home: Path, **settings: Any) -> BoxSpec:
 
 
 @contextlib.asynccontextmanager
-async def opened(backend: Backend, spec: BoxSpec) -> AsyncIterator[Place]:
+async def opened(backend: Backend, spec: SandboxSpec) -> AsyncIterator[Place]:
     with anyio.fail_after(WAIT):
         box = await backend.open(spec)
     try:

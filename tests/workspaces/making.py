@@ -15,12 +15,12 @@ from tidegate.lifetimes import Ledger, Presence, Scope
 from tidegate.spool import Spool
 from tidegate.store import ProcessRow, Store, notices, sessions
 from tidegate.values import new_id
-from tidegate.workspaces import Finished, Workspace, Workspaces
-from tidegate.workspaces.backends.bubblewrap import Bubblewrap
+from tidegate.workspaces import CommandEnd, Workspace, Workspaces
+from tidegate.workspaces.backends.bubblewrap import BubblewrapBackend
 from tidegate.workspaces.backends.interface import Backend
-from tidegate.workspaces.backends.local import Local
+from tidegate.workspaces.backends.local import LocalBackend
 from tidegate.workspaces.processes.children import Spawner
-from tidegate.workspaces.processes.live_sandbox import Site
+from tidegate.workspaces.processes.live_sandbox import LiveSandbox
 
 WAIT = 30
 """Seconds before a test that waits for something gives up; nothing asserts on how long it took."""
@@ -72,10 +72,10 @@ class Room:
     def of(self, session: str, agent: str = "main") -> Workspace:
         return self.workspaces.of(session, agent, "t_1")
 
-    def site(self, session: str) -> Site | None:
+    def site(self, session: str) -> LiveSandbox | None:
         return self.workspaces.present(session)
 
-    async def run(self, session: str, command: str, **options: Any) -> tuple[Finished, str]:
+    async def run(self, session: str, command: str, **options: Any) -> tuple[CommandEnd, str]:
         """A command, how it ended, and what it printed."""
         printed = bytearray()
 
@@ -168,7 +168,7 @@ async def room(
 
 def _without_groups(name: str) -> Backend:
     spawner = Spawner(frozenset(os.sched_getaffinity(0)))
-    return Local(spawner) if name == "local" else Bubblewrap(spawner)
+    return LocalBackend(spawner) if name == "local" else BubblewrapBackend(spawner)
 
 
 def _fail(name: str, error: BaseException) -> None:

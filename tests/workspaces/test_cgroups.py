@@ -14,17 +14,17 @@ from anyio import to_thread
 from tests.workspaces.conformance import Conformance, Place, opened, spawner, spec_of
 from tests.workspaces.making import FORKS, WAIT, Room, alive, room, token, until
 from tests.workspaces.test_kill import gateway
-from tidegate.workspaces.backends.bubblewrap import Bubblewrap
-from tidegate.workspaces.backends.interface import BoxLimits, Strain
-from tidegate.workspaces.backends.local import Local
-from tidegate.workspaces.kernel.cgroup_hierarchy import Tree, trees
-from tidegate.workspaces.kernel.cgroups import JOIN, Cgroups, Group, Leaf, handed_over
+from tidegate.workspaces.backends.bubblewrap import BubblewrapBackend
+from tidegate.workspaces.backends.interface import LimitEvents, SandboxLimits
+from tidegate.workspaces.backends.local import LocalBackend
+from tidegate.workspaces.kernel.cgroup_hierarchy import CgroupTree, trees
+from tidegate.workspaces.kernel.cgroups import JOIN, Cgroup, Cgroups, CommandGroup, handed_over
 
 pytestmark = pytest.mark.anyio
 
 MIB = 1 << 20
 BOTH = frozenset(("processes", "memory_bytes"))
-LIMITS = BoxLimits(memory_bytes=64 * MIB, processes=40, disk_bytes=MIB, file_bytes=MIB, cpu_seconds=100)
+LIMITS = SandboxLimits(memory_bytes=64 * MIB, processes=40, disk_bytes=MIB, file_bytes=MIB, cpu_seconds=100)
 
 SHARE = """
 import mmap
@@ -55,7 +55,7 @@ def prefix_of(home: Path) -> str:
 
 
 @contextlib.contextmanager
-def member(group: Group | Leaf, *command: str) -> Iterator[subprocess.Popen[bytes]]:
+def member(group: Cgroup | CommandGroup, *command: str) -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(["/bin/sh", "-c", JOIN, "sh", *group.joins, "--", *command]) as process:
         try:
             yield process
@@ -63,7 +63,7 @@ def member(group: Group | Leaf, *command: str) -> Iterator[subprocess.Popen[byte
             process.kill()
 
 
-def inside(group: Group | Leaf) -> int:
+def inside(group: Cgroup | CommandGroup) -> int:
     """How many have joined it, in every tree."""
     return min(len(Path(path).read_text().split()) for path in group.joins)
 
@@ -74,7 +74,7 @@ def inside(group: Group | Leaf) -> int:
 class TestBubblewrapInAGroup(Conformance):
     @pytest.fixture
     async def place(self, groups: Cgroups, tmp_path: Path) -> AsyncIterator[Place]:
-        async with opened(Bubblewrap(spawner(), groups), spec_of(tmp_path)) as made:
+        async with opened(BubblewrapBackend(spawner(), groups), spec_of(tmp_path)) as made:
             assert made.box.held == BOTH
             yield made
         assert folders(prefix_of(tmp_path)) == []
@@ -83,7 +83,7 @@ class TestBubblewrapInAGroup(Conformance):
 class TestLocalInAGroup(Conformance):
     @pytest.fixture
     async def place(self, groups: Cgroups, tmp_path: Path) -> AsyncIterator[Place]:
-        async with opened(Local(spawner(), groups), spec_of(tmp_path)) as made:
+        async with opened(LocalBackend(spawner(), groups), spec_of(tmp_path)) as made:
             assert made.box.held == BOTH
             yield made
         assert folders(prefix_of(tmp_path)) == []
@@ -222,7 +222,7 @@ async def test_what_is_refused_to_what_is_being_killed_is_no_limit_that_was_felt
         await until(lambda: process.poll() is not None)
     assert process.returncode == 2  # it could not go on
     await to_thread.run_sync(leaf.remove)
-    assert group.strain == Strain() and await to_thread.run_sync(group.end)
+    assert group.strain == LimitEvents() and await to_thread.run_sync(group.end)
 
 
 async def test_a_group_ends_whatever_is_in_it_and_in_those_below_it(groups: Cgroups) -> None:
@@ -237,7 +237,7 @@ async def test_a_group_ends_whatever_is_in_it_and_in_those_below_it(groups: Cgro
         assert await to_thread.run_sync(group.end)
         await until(lambda: alive(mark) == [])
         assert await to_thread.run_sync(group.end)  # again
-    assert group.strain == Strain()
+    assert group.strain == LimitEvents()
 
 
 async def test_a_group_that_was_removed_from_outside_is_made_again(groups: Cgroups, rooms: Room, session: str) -> None:
@@ -279,9 +279,9 @@ async def test_whoever_is_cancelled_while_a_group_is_made_leaves_none(groups: Cg
 def test_a_tree_that_was_not_handed_over_is_left_alone(tmp_path: Path) -> None:
     """L14: nothing is made, and nobody moved, where the kernel or systemd does not let us."""
     before = Path("/proc/self/cgroup").read_text()
-    assert handed_over(Tree(2, tmp_path, ("pids", "memory"))) is None
+    assert handed_over(CgroupTree(2, tmp_path, ("pids", "memory"))) is None
     (tmp_path / "cgroup.controllers").write_text("cpu io\n")
-    assert handed_over(Tree(2, tmp_path, ("pids", "memory"))) is None
+    assert handed_over(CgroupTree(2, tmp_path, ("pids", "memory"))) is None
     assert [path.name for path in tmp_path.iterdir()] == ["cgroup.controllers"]
     assert Path("/proc/self/cgroup").read_text() == before
 
@@ -309,7 +309,7 @@ async def test_a_group_of_version_2_is_joined_ended_and_removed(tmp_path: Path) 
     if not found or not os.access(found[0].folder, os.W_OK):
         pytest.skip("there is no tree of version 2 in which this process may make groups")
     mark = token()
-    group = Group(f"tidegate-test-{os.getpid()}-0", (Tree(2, found[0].folder, ()),), lambda _: None)
+    group = Cgroup(f"tidegate-test-{os.getpid()}-0", (CgroupTree(2, found[0].folder, ()),), lambda _: None)
     await to_thread.run_sync(group.begin, LIMITS)
     try:
         one, other = await to_thread.run_sync(group.leaf), await to_thread.run_sync(group.leaf)

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from tests.workspaces.conformance import Conformance, Place, opened, spawner, spec_of
-from tidegate.workspaces.backends.bubblewrap import Bubblewrap
+from tidegate.workspaces.backends.bubblewrap import BubblewrapBackend
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
 async def place(tmp_path: Path) -> AsyncIterator[Place]:
-    async with opened(Bubblewrap(spawner()), spec_of(tmp_path)) as made:
+    async with opened(BubblewrapBackend(spawner()), spec_of(tmp_path)) as made:
         yield made
 
 

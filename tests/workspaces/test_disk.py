@@ -16,8 +16,8 @@ from tests.workspaces.making import WAIT, room, until
 from tidegate.errors import ToolFailed
 from tidegate.tools.files.edit import edit
 from tidegate.tools.files.write import write
-from tidegate.workspaces.files.filesystem import Shelf
-from tidegate.workspaces.folders import Used, used
+from tidegate.workspaces.files.filesystem import Filesystem
+from tidegate.workspaces.folders import DiskUsage, used
 
 pytestmark = pytest.mark.anyio
 
@@ -172,9 +172,9 @@ async def test_a_large_workspace_is_measured_seldom(home: Path, monkeypatch: pyt
     """L20: to measure takes a small part of the time, whatever is asked."""
     monkeypatch.setattr("tidegate.workspaces.disk.QUICK_SECONDS", 0)
     monkeypatch.setattr("tidegate.workspaces.disk.MEASURE_AGAIN", 1e9)
-    measured: list[Used] = []
+    measured: list[DiskUsage] = []
 
-    def counted(folders: Any, enough: Used) -> Used:
+    def counted(folders: Any, enough: DiskUsage) -> DiskUsage:
         measured.append(enough)
         return used(folders, enough)
 
@@ -242,16 +242,16 @@ async def test_who_is_cancelled_while_a_file_is_opened_leaves_no_descriptor(
     yard.put({"file": "text"})
     files = yard.files()
     begun, go, over = asyncio.Event(), threading.Event(), asyncio.Event()
-    loop, real = asyncio.get_running_loop(), Shelf.open
+    loop, real = asyncio.get_running_loop(), Filesystem.open
 
-    def slow(shelf: Shelf, path: str) -> int:
-        fd = real(shelf, path)
+    def slow(skill_set: Filesystem, path: str) -> int:
+        fd = real(skill_set, path)
         loop.call_soon_threadsafe(begun.set)
         go.wait(30)
         loop.call_soon_threadsafe(loop.call_later, 0.01, over.set)
         return fd
 
-    monkeypatch.setattr(Shelf, "open", slow)
+    monkeypatch.setattr(Filesystem, "open", slow)
 
     async def use() -> None:
         async with files.opened("file"):

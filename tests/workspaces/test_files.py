@@ -12,7 +12,7 @@ import pytest
 from tests.workspaces.filing import INNER, SECRET, Yard
 from tidegate.errors import ToolFailed
 from tidegate.workspaces import Mount
-from tidegate.workspaces.files import Choice, filesystem, line_pages, mounts
+from tidegate.workspaces.files import FileFilter, filesystem, line_pages, mounts
 from tidegate.workspaces.files import walk as walking
 from tidegate.workspaces.files.local import LocalFiles
 from tidegate.workspaces.processes.children import Spawner
@@ -207,16 +207,16 @@ async def test_a_folder_exchanged_before_it_is_entered_is_not_listed(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """X07: it was a folder when its name was read, and is a link out when it is opened."""
-    real = walking.Walk._entered
+    real = walking.FolderWalk._entered
 
-    def exchanging(walk: walking.Walk, folder: int, name: str, path: str) -> int | None:
+    def exchanging(walk: walking.FolderWalk, folder: int, name: str, path: str) -> int | None:
         if path == "sub":
             (yard.work / "sub").rename(yard.work / "moved")
             (yard.work / "sub").symlink_to(yard.outside)
         return real(walk, folder, name, path)
 
-    monkeypatch.setattr(walking.Walk, "_entered", exchanging)
-    listing = await yard.files().list(".", Choice(), recursive=True, limit=100)
+    monkeypatch.setattr(walking.FolderWalk, "_entered", exchanging)
+    listing = await yard.files().list(".", FileFilter(), recursive=True, limit=100)
     assert [entry.path for entry in listing.entries] == ["sub"]
 
 
@@ -231,7 +231,7 @@ async def test_a_folder_exchanged_all_the_time_never_gives_what_is_outside(yard:
                 seen.add(await read(files, "flip/secret"))
             with suppress(ToolFailed):
                 seen.add((await files.load("flip/secret", limit=100)).data.decode())
-            listing = await files.list(".", Choice(), recursive=True, limit=100)
+            listing = await files.list(".", FileFilter(), recursive=True, limit=100)
             assert {entry.size for entry in listing.entries if entry.path.endswith("/secret")} <= {len("harmless")}
     assert seen == {"harmless"}
 
@@ -313,7 +313,7 @@ async def test_an_opened_file_is_closed_with_its_block(yard: Yard) -> None:
 
 
 async def listed(yard: Yard, path: str = ".", *, glob: str = "", hidden: bool = False, deep: bool = False) -> list[str]:
-    listing = await yard.files().list(path, Choice(glob=glob, hidden=hidden), recursive=deep, limit=100)
+    listing = await yard.files().list(path, FileFilter(glob=glob, hidden=hidden), recursive=deep, limit=100)
     return [entry.path for entry in listing.entries]
 
 
@@ -322,7 +322,7 @@ async def test_a_listing_is_in_the_order_of_names_and_tells_kinds(yard: Yard) ->
     yard.put({"b.txt": "12345", "a b": "", "sub/z": "", "ü": ""})
     os.mkfifo(yard.work / "pipe")
     (yard.work / "link").symlink_to("../outside")
-    listing = await yard.files().list(".", Choice(), recursive=True, limit=100)
+    listing = await yard.files().list(".", FileFilter(), recursive=True, limit=100)
     assert [tuple(entry) for entry in listing.entries] == [
         ("a b", "file", 0, ""),
         ("b.txt", "file", 5, ""),
@@ -344,7 +344,7 @@ async def test_a_listing_is_in_the_order_of_names_and_tells_kinds(yard: Yard) ->
 
 async def test_hidden_names_and_heavy_folders_are_left_out_and_mentioned(yard: Yard) -> None:
     yard.put({".git/config": "", "node_modules/x/y": "", "sub/.env": "", "sub/__pycache__/c": "", "a/node_modules": ""})
-    listing = await yard.files().list(".", Choice(), recursive=True, limit=100)
+    listing = await yard.files().list(".", FileFilter(), recursive=True, limit=100)
     assert [entry.path for entry in listing.entries] == ["a", "a/node_modules", "sub", "sub/deep", "sub/deep/note.txt"]
     assert listing.left_out == (".git", "node_modules", "sub/.env", "sub/__pycache__")
     assert await listed(yard, ".git") == [".git/config"]
@@ -354,14 +354,14 @@ async def test_hidden_names_and_heavy_folders_are_left_out_and_mentioned(yard: Y
 async def test_a_listing_that_is_not_all_says_why(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     yard.put({f"many/{number:02}": "" for number in range(20)})
     files = yard.files()
-    assert not (await files.list("many", Choice(), recursive=True, limit=20)).stopped
-    listing = await files.list("many", Choice(), recursive=True, limit=19)
+    assert not (await files.list("many", FileFilter(), recursive=True, limit=20)).stopped
+    listing = await files.list("many", FileFilter(), recursive=True, limit=19)
     assert len(listing.entries) == 19 and listing.stopped == "there are more than 19"
     monkeypatch.setattr(walking, "FOLDER_ENTRIES", 5)
-    listing = await files.list("many", Choice(), recursive=True, limit=100)
+    listing = await files.list("many", FileFilter(), recursive=True, limit=100)
     assert len(listing.entries) == 5 and "of folders with more than 5 names" in listing.stopped
     monkeypatch.setattr(walking, "MOST_ENTRIES", 3)
-    listing = await files.list(".", Choice(), recursive=True, limit=100)
+    listing = await files.list(".", FileFilter(), recursive=True, limit=100)
     assert listing.stopped == "only the first 3 names were looked at"
 
 
@@ -375,7 +375,7 @@ async def test_a_tree_deeper_than_descriptors_go_is_cut_and_said_to_be(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(walking, "DEEPEST", 2)
-    listing = await yard.files().list(".", Choice(), recursive=True, limit=100)
+    listing = await yard.files().list(".", FileFilter(), recursive=True, limit=100)
     assert [entry.path for entry in listing.entries] == ["sub", "sub/deep"]
     assert "more than 2 levels deep" in listing.stopped
 

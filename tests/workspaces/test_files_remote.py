@@ -12,9 +12,9 @@ import pytest
 from tests.workspaces.conformance import Place, opened, spawner, spec_of
 from tests.workspaces.making import WAIT
 from tidegate.errors import ToolFailed
-from tidegate.workspaces.backends.interface import Box
-from tidegate.workspaces.backends.local import Local
-from tidegate.workspaces.files import Choice, Files, Query, read_pattern
+from tidegate.workspaces.backends.interface import Sandbox
+from tidegate.workspaces.backends.local import LocalBackend
+from tidegate.workspaces.files import FileFilter, Files, SearchQuery, read_pattern
 from tidegate.workspaces.files import remote as remote_module
 from tidegate.workspaces.files.remote import RemoteFiles
 
@@ -26,7 +26,7 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
     """A box over there is a box: here it is one of this machine, so that both can be compared."""
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared" / "given").write_text("to be read\n")
-    async with opened(Local(spawner()), spec_of(tmp_path, read_only=(tmp_path / "shared",))) as made:
+    async with opened(LocalBackend(spawner()), spec_of(tmp_path, read_only=(tmp_path / "shared",))) as made:
         yield made
 
 
@@ -40,8 +40,8 @@ def remote(place: Place) -> RemoteFiles:
     return RemoteFiles(_opening(place), place.spec.read_only, place.spec.temporary)
 
 
-def _opening(place: Place) -> Callable[[], Awaitable[Box]]:
-    async def box() -> Box:
+def _opening(place: Place) -> Callable[[], Awaitable[Sandbox]]:
+    async def box() -> Sandbox:
         return place.box
 
     return box
@@ -118,8 +118,10 @@ async def test_what_commands_call_their_own_can_be_reached_and_what_may_be_read_
     assert "read-only" in await told(remote.write(given, b"x"))
 
 
-@pytest.mark.parametrize("choice", [Choice(), Choice(glob="**/t*"), Choice(hidden=True), Choice(glob="{a,b}")])
-async def test_listing_is_the_same(place: Place, local: Files, remote: RemoteFiles, choice: Choice) -> None:
+@pytest.mark.parametrize(
+    "choice", [FileFilter(), FileFilter(glob="**/t*"), FileFilter(hidden=True), FileFilter(glob="{a,b}")]
+)
+async def test_listing_is_the_same(place: Place, local: Files, remote: RemoteFiles, choice: FileFilter) -> None:
     fill(place.spec.folder)
     for path in (".", "gone", "binary", "up"):
         for recursive, limit in ((True, 100), (False, 2)):
@@ -131,8 +133,8 @@ async def test_listing_is_the_same(place: Place, local: Files, remote: RemoteFil
 async def test_searching_is_the_same(place: Place, local: Files, remote: RemoteFiles, pattern: str) -> None:
     fill(place.spec.folder)
     for query in (
-        Query(pattern=read_pattern(pattern, ignore_case=True), limit=10, context=2),
-        Query(pattern=read_pattern(pattern, ignore_case=False), limit=2000, choice=Choice(hidden=True)),
+        SearchQuery(pattern=read_pattern(pattern, ignore_case=True), limit=10, context=2),
+        SearchQuery(pattern=read_pattern(pattern, ignore_case=False), limit=2000, choice=FileFilter(hidden=True)),
     ):
         for path in (".", "sub/text", "gone", "out"):
             assert await told(remote.search(path, query)) == await told(local.search(path, query))
@@ -180,7 +182,7 @@ async def test_a_search_that_takes_for_ever_is_stopped(
 ) -> None:
     monkeypatch.setattr(remote_module, "SEARCH_SECONDS", 0.5)
     (place.spec.folder / "slow").write_text("a" * 40 + "\n")
-    found = await remote.search(".", Query(pattern=read_pattern("(a+)+b", ignore_case=False)))
+    found = await remote.search(".", SearchQuery(pattern=read_pattern("(a+)+b", ignore_case=False)))
     assert found.hits == () and found.stopped.startswith("it was stopped after 0.5 s")
     assert (await place.box.load()).processes == 0
 
@@ -188,7 +190,7 @@ async def test_a_search_that_takes_for_ever_is_stopped(
 async def test_who_no_longer_waits_leaves_nothing(place: Place, remote: RemoteFiles) -> None:
     (place.spec.folder / "slow").write_text("a" * 40 + "\n")
     with anyio.move_on_after(0.5):
-        await remote.search(".", Query(pattern=read_pattern("(a+)+b", ignore_case=False)))
+        await remote.search(".", SearchQuery(pattern=read_pattern("(a+)+b", ignore_case=False)))
     assert (await place.box.load()).processes == 0
 
 
@@ -211,7 +213,7 @@ async def test_whatever_the_other_machine_says_is_no_more_than_an_answer(
     fake.parent.mkdir(parents=True)
     fake.write_text(f"#!/bin/sh\n{program}\n")
     fake.chmod(0o755)
-    for call in (remote.load("x", limit=10), remote.list(".", Choice(), recursive=True, limit=10)):
+    for call in (remote.load("x", limit=10), remote.list(".", FileFilter(), recursive=True, limit=10)):
         assert await told(call) in (
             "Files on the other machine cannot be reached: no reason is known.",
             "The other machine gave an answer that cannot be read.",

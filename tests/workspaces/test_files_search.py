@@ -14,10 +14,10 @@ from tests.workspaces.filing import INNER, SECRET, Yard
 from tidegate.errors import ToolFailed
 from tidegate.lifetimes import gather
 from tidegate.workspaces.files import (
-    Choice,
-    Found,
-    Line,
-    Query,
+    FileFilter,
+    HitLine,
+    SearchQuery,
+    SearchResult,
     excerpts,
     read_pattern,
     search_input,
@@ -46,15 +46,15 @@ def yard(tmp_path: Path) -> Yard:
     return Yard(tmp_path)
 
 
-async def search(yard: Yard, pattern: str, path: str = ".", *, ripgrep: bool = True, **options: Any) -> Found:
-    choice = Choice(glob=options.pop("glob", ""), hidden=options.pop("hidden", False))
+async def search(yard: Yard, pattern: str, path: str = ".", *, ripgrep: bool = True, **options: Any) -> SearchResult:
+    choice = FileFilter(glob=options.pop("glob", ""), hidden=options.pop("hidden", False))
     words = {name: options.pop(name) for name in ("literal", "ignore_case") if name in options}
-    query = Query(pattern=read_pattern(pattern, **words), choice=choice, **options)
+    query = SearchQuery(pattern=read_pattern(pattern, **words), choice=choice, **options)
     with anyio.fail_after(60):
         return await yard.files(ripgrep=ripgrep).search(path, query)
 
 
-def places(found: Found) -> list[tuple[str, int]]:
+def places(found: SearchResult) -> list[tuple[str, int]]:
     return [(hit.path, line.number) for hit in found.hits for line in hit.lines if line.found]
 
 
@@ -108,7 +108,7 @@ async def test_a_long_line_is_shown_around_the_match(
     far, near, whole = (hit.lines[0] for hit in (await search(yard, "hit", ripgrep=ripgrep)).hits)
     assert far.before and far.after and "🌊hité" in far.text and set(far.text) == set("🌊hité")
     assert excerpts.SHOWN_BYTES - 8 <= len(far.text.encode()) <= excerpts.SHOWN_BYTES
-    assert near == Line(1, "hit" + "é" * 198, found=True, before=False, after=True)
+    assert near == HitLine(1, "hit" + "é" * 198, found=True, before=False, after=True)
     assert whole.text.endswith("hit") and whole.before and not whole.after
 
 
@@ -175,7 +175,7 @@ async def test_an_exchange_in_the_very_moment_gains_nothing(
         monkeypatch.setattr(owner, name, changed)
 
     if moment == "entered":
-        before(walk.Walk, "_entered", lambda: exchange("a", ""))
+        before(walk.FolderWalk, "_entered", lambda: exchange("a", ""))
     elif moment == "opened":
         before(search_input, "refer", lambda: exchange("a/secret", "secret"), after=True)
     else:
@@ -365,7 +365,7 @@ async def test_so_many_search_at_once_and_the_others_wait(yard: Yard, monkeypatc
             running -= 1
 
     monkeypatch.setattr(searching, "_run", counted)
-    query = Query(pattern=read_pattern("hit"))
+    query = SearchQuery(pattern=read_pattern("hit"))
     with anyio.fail_after(60):
         found = await gather([files.search(".", query) for _ in range(3 * HELPERS)])
     assert most == HELPERS and len(set(found)) == 1

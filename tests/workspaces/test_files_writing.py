@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.workspaces.filing import INNER, Yard, meanwhile
 from tidegate.errors import ToolFailed
 from tidegate.lifetimes import gather
-from tidegate.workspaces.files import Choice, atomic_write
+from tidegate.workspaces.files import FileFilter, atomic_write
 
 pytestmark = pytest.mark.anyio
 
@@ -261,7 +261,7 @@ async def test_of_writers_who_expect_the_same_one_wins_and_the_others_are_told(y
         await gather([add(), add()])
     assert int((yard.work / "number").read_text()) == added
     assert added >= 25
-    assert not (await yard.files().list(".", Choice(), recursive=True, limit=10)).left_out
+    assert not (await yard.files().list(".", FileFilter(), recursive=True, limit=10)).left_out
 
 
 async def test_a_folder_that_somebody_keeps_locked_is_written_in_all_the_same(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.workspaces.making import WAIT
-from tidegate.workspaces.processes.reaper import Strays
+from tidegate.workspaces.processes.reaper import Reaper
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,6 +32,6 @@ def test_no_zombie_stays_with_a_gateway_that_is_the_first_process(tmp_path: Path
 def test_where_there_is_another_first_process_nobody_elses_children_are_reaped() -> None:
     with subprocess.Popen(["/bin/sh", "-c", "exit 7"]) as child:
         assert os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT) is not None
-        strays = Strays()
+        strays = Reaper()
         assert [strays.reap() for _ in range(3)] == [0, 0, 0]
         assert child.wait() == 7

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.workspaces.backends.interface import BoxLimits
-from tidegate.workspaces.kernel.cgroup_hierarchy import Tree, counter, settings, trees
+from tidegate.workspaces.backends.interface import SandboxLimits
+from tidegate.workspaces.kernel.cgroup_hierarchy import CgroupTree, counter, settings, trees
 
-LIMITS = BoxLimits(memory_bytes=1000, processes=40, disk_bytes=1, file_bytes=1, cpu_seconds=1)
+LIMITS = SandboxLimits(memory_bytes=1000, processes=40, disk_bytes=1, file_bytes=1, cpu_seconds=1)
 
 SERVICE = "0::/system.slice/tidegate.service\n"
 V2 = "35 24 0:30 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate,memory_recursiveprot\n"
@@ -50,7 +50,7 @@ def test_a_process_finds_its_trees(cgroup: str, mounts: str, expected: list[tupl
 
 def test_this_process_is_in_the_trees_that_it_finds() -> None:
     for tree in trees(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text()):
-        assert isinstance(tree, Tree) and (tree.folder / "cgroup.procs").exists()
+        assert isinstance(tree, CgroupTree) and (tree.folder / "cgroup.procs").exists()
 
 
 @pytest.mark.parametrize(

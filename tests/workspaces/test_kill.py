@@ -21,7 +21,7 @@ from tests.workspaces.making import WAIT, Room, alive, room, token, until
 from tidegate.errors import ToolFailed
 from tidegate.store import processes
 from tidegate.workspaces.backends import guardian
-from tidegate.workspaces.backends.bubblewrap import Bubblewrap, Sandbox
+from tidegate.workspaces.backends.bubblewrap import BubblewrapBackend, BubblewrapSandbox
 from tidegate.workspaces.backends.interface import OWNER, owner_of
 from tidegate.workspaces.processes.children import Spawner
 
@@ -131,7 +131,7 @@ async def test_a_sandbox_ends_with_its_lifeline_which_no_command_can_hold(rooms:
     await rooms.of(session).start("server", tree)
     await until(lambda: len(alive(f"sleep\0{mark}")) == 3)
     site = rooms.site(session)
-    assert site is not None and isinstance(site.box, Sandbox)
+    assert site is not None and isinstance(site.box, BubblewrapSandbox)
     site.box._lifeline.close()
     await until(lambda: alive(mark) == [])
 
@@ -156,10 +156,10 @@ async def test_a_sandbox_whose_bwrap_is_killed_while_it_starts_leaves_nothing(
 ) -> None:
     """L09: its gateway lives on. Here bwrap is killed by a pipe that nobody reads, when its second process is there and
     waits for it."""
-    monkeypatch.setattr("tidegate.workspaces.bubblewrap.OPEN_SECONDS", 0.2)
+    monkeypatch.setattr("tidegate.workspaces.backends.bubblewrap.OPEN_SECONDS", 0.2)
     monkeypatch.setattr(os, "memfd_create", lambda _: broken_pipe())
     own = owner_of(tmp_path)
-    backend = Bubblewrap(Spawner(frozenset(os.sched_getaffinity(0)), own))
+    backend = BubblewrapBackend(Spawner(frozenset(os.sched_getaffinity(0)), own))
     with pytest.raises(ToolFailed, match="The sandbox was not there"):
         await backend.open(spec_of(tmp_path))
     assert await to_thread.run_sync(guardian.marked, f"{OWNER}={own}") == {}

@@ -12,7 +12,7 @@ from tests.logs import capture_logs
 from tests.workspaces.making import Clock, Room, alive, room, token, until
 from tidegate.errors import ToolFailed
 from tidegate.store import processes, sessions, workspaces
-from tidegate.workspaces.backends.bubblewrap import Bubblewrap
+from tidegate.workspaces.backends.bubblewrap import BubblewrapBackend
 from tidegate.workspaces.backends.interface import Backend
 from tidegate.workspaces.kernel.process_table import start_ticks
 from tidegate.workspaces.processes.children import Spawner
@@ -165,7 +165,7 @@ async def test_a_box_is_never_another_backends(home: Path) -> None:
     made: list[Backend] = []
 
     def other(name: str) -> Backend:
-        backend = Bubblewrap(Spawner(frozenset(os.sched_getaffinity(0))))
+        backend = BubblewrapBackend(Spawner(frozenset(os.sched_getaffinity(0))))
         backend.name = f"other-{len(made)}"  # type: ignore[misc]
         made.append(backend)
         return backend

@@ -12,7 +12,7 @@ import pytest
 from tests.workspaces.conformance import Conformance, Place, opened, spawner, spec_of, token
 from tests.workspaces.making import WAIT, alive, room, until
 from tidegate.errors import ToolFailed
-from tidegate.workspaces.backends.local import Local
+from tidegate.workspaces.backends.local import LocalBackend
 from tidegate.workspaces.files.local import LocalFiles
 from tidegate.workspaces.processes.children import Spawner
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 async def place(tmp_path: Path) -> AsyncIterator[Place]:
-    async with opened(Local(spawner()), spec_of(tmp_path)) as made:
+    async with opened(LocalBackend(spawner()), spec_of(tmp_path)) as made:
         yield made
 
 
@@ -133,14 +133,14 @@ async def test_a_crowd_that_makes_more_of_itself_is_ended(place: Place) -> None:
 
 async def test_a_command_says_whose_it_is_and_no_saved_shell_does(tmp_path: Path) -> None:
     """L14: so that the next gateway of the same home finds it, if its guardian is killed together with the gateway."""
-    backend = Local(Spawner(frozenset(os.sched_getaffinity(0)), "one"))
+    backend = LocalBackend(Spawner(frozenset(os.sched_getaffinity(0)), "one"))
     async with opened(backend, spec_of(tmp_path)) as place:
         assert await place.said("export A=b; echo $TIDEGATE_OWNER") == "one"
         assert place.shell is not None and b"A=" in place.shell and b"TIDEGATE_" not in place.shell
 
 
 async def test_an_environment_that_is_too_long_is_refused(tmp_path: Path) -> None:
-    async with opened(Local(spawner()), spec_of(tmp_path, environment={"LONG": "x" * 70_000})) as place:
+    async with opened(LocalBackend(spawner()), spec_of(tmp_path, environment={"LONG": "x" * 70_000})) as place:
         with pytest.raises(ToolFailed, match=r"workspaces\.environment"):
             await place.run("true")
 
@@ -160,10 +160,10 @@ GATEWAY = """
 import anyio, os, sys
 from pathlib import Path
 from tests.workspaces.conformance import opened, spawner, spec_of
-from tidegate.workspaces.backends.local import Local
+from tidegate.workspaces.backends.local import LocalBackend
 
 async def main():
-    async with opened(Local(spawner()), spec_of(Path(sys.argv[1]))) as place:
+    async with opened(LocalBackend(spawner()), spec_of(Path(sys.argv[1]))) as place:
         for _ in range(2):
             await place.start(sys.argv[2])
         await anyio.sleep_forever()

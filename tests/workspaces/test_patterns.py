@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tidegate.errors import ToolFailed
 from tidegate.values import Frozen
-from tidegate.workspaces.files import Pattern, Query, line_matcher, read_pattern
+from tidegate.workspaces.files import Pattern, SearchQuery, line_matcher, read_pattern
 from tidegate.workspaces.files.search import _python, _rg
 from tidegate.workspaces.processes.children import find
 
@@ -28,7 +28,7 @@ def by_python(pattern: Pattern, text: bytes) -> Places:
 def by_ripgrep(pattern: Pattern, text: bytes) -> Places:
     program = find("rg")
     assert program is not None
-    command = _rg(program, Query(pattern=pattern, limit=10_000)).command
+    command = _rg(program, SearchQuery(pattern=pattern, limit=10_000)).command
     reading = "/proc/self/fd/0"  # here the text comes by the standard input
     ended = subprocess.run([*command[:-1], reading], input=text, capture_output=True, check=False, timeout=60)
     assert ended.returncode in (0, 1), ended.stderr
@@ -221,7 +221,7 @@ def test_the_program_tells_the_places_and_stops_when_it_has_told_enough() -> Non
     os.write(writing, b"x\nab\nb\nb\nb")
     os.close(writing)
     try:
-        command = [*_python(Query(pattern=read_pattern("b"), limit=2)).command[:-1], str(reading)]
+        command = [*_python(SearchQuery(pattern=read_pattern("b"), limit=2)).command[:-1], str(reading)]
         ended = subprocess.run(command, pass_fds=(reading,), capture_output=True, timeout=60, check=True, env={})
     finally:
         os.close(reading)

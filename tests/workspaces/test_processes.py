@@ -15,8 +15,8 @@ from tests.workspaces.making import WAIT, Room, alive, room, token, until
 from tidegate.agent import Conversation
 from tidegate.errors import ToolFailed
 from tidegate.store import processes, workspaces
-from tidegate.workspaces.backends.bubblewrap import Bubblewrap, Sandbox
-from tidegate.workspaces.backends.interface import Backend, BoxSpec
+from tidegate.workspaces.backends.bubblewrap import BubblewrapBackend, BubblewrapSandbox
+from tidegate.workspaces.backends.interface import Backend, SandboxSpec
 from tidegate.workspaces.processes.background import MOST_RUNNING
 from tidegate.workspaces.processes.children import Spawner
 
@@ -61,8 +61,8 @@ async def test_its_row_is_there_before_it_is_and_says_so_when_it_could_not_be_st
     """L09: ownership is written down before the spawn."""
     seen: list[list[str]] = []
 
-    class Refusing(Bubblewrap):
-        async def open(self, spec: BoxSpec) -> Sandbox:
+    class Refusing(BubblewrapBackend):
+        async def open(self, spec: SandboxSpec) -> BubblewrapSandbox:
             rows = await rooms.store.read(processes.of_session, spec.session, principal=None)
             seen.append([row.state for row in rows])
             raise ToolFailed("No sandbox today.")
@@ -166,7 +166,7 @@ async def test_a_log_is_bounded_and_says_what_is_gone(home: Path) -> None:
 async def test_a_process_that_does_not_read_is_not_waited_for(
     rooms: Room, session: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidegate.workspaces.processes.WRITE_SECONDS", 0.2)
+    monkeypatch.setattr("tidegate.workspaces.processes.background.WRITE_SECONDS", 0.2)
     await rooms.of(session).start("deaf", "sleep 1000")
     with pytest.raises(ToolFailed, match="has not read all"):
         await rooms.of(session).write("deaf", b"x" * 1_000_000)
@@ -242,7 +242,7 @@ async def test_stop_asks_first_and_ends_the_whole_tree(rooms: Room, session: str
 
 
 async def test_what_does_not_listen_is_killed(rooms: Room, session: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidegate.workspaces.processes.STOP_GRACE", 0.2)
+    monkeypatch.setattr("tidegate.workspaces.processes.background.STOP_GRACE", 0.2)
     mark = token()
     await rooms.of(session).start("deaf", f"trap '' TERM; echo up; sleep {mark}; sleep {mark}")
     await rooms.of(session).wait("deaf", pattern="up", timeout=WAIT)
@@ -320,7 +320,7 @@ async def test_one_that_prints_without_end_does_not_take_the_gateway(rooms: Room
 
 async def test_output_is_taken_at_a_pace(rooms: Room, session: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """L21: three times what is taken in a second takes two seconds at least, however fast it comes."""
-    monkeypatch.setattr("tidegate.workspaces.processes.PACE_BYTES", 1 << 20)
+    monkeypatch.setattr("tidegate.workspaces.processes.background.PACE_BYTES", 1 << 20)
     loop = asyncio.get_running_loop()
     begun = loop.time()
     await rooms.of(session).start("yes", "yes")
@@ -339,8 +339,8 @@ async def test_unloading_touches_no_process(home: Path, model: ScriptedModel, ho
         session = (await house.say(_calls("process", action="start", name="server", command=f"sleep {mark}"))).session
         await house.say(_calls("terminal", command="cd /tmp; export A=b"))
         await until(lambda: alive(f"sleep\0{mark}"))
-        presence, before = house.door.presence, alive(mark)
-        site, record = house.door.workspaces.present(session), presence.get(session)
+        presence, before = house.service.presence, alive(mark)
+        site, record = house.service.workspaces.present(session), presence.get(session)
         assert site is not None and record is not None and isinstance(record.resident, Conversation)
         if how == "asked for":
             assert presence.unload(session, reason="test")
@@ -348,7 +348,7 @@ async def test_unloading_touches_no_process(home: Path, model: ScriptedModel, ho
             assert presence.sweep(record.used + presence.idle_ttl + 1) == 1
         await until(lambda: presence.stats().residents == 0 and not presence._leaving)
         assert presence.get(session) is record and record.resident is None
-        assert house.door.workspaces.present(session) is site and list(site.running) == ["server"]
+        assert house.service.workspaces.present(session) is site and list(site.running) == ["server"]
         assert alive(mark) == before
         await house.say(_calls("terminal", command="echo $PWD $A"))
         assert results(house)[-1].startswith("/tmp b")

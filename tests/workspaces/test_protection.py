@@ -269,7 +269,7 @@ async def test_what_is_exchanged_while_the_sandbox_is_made_is_never_shown(
     secret.mkdir()
     (secret / "key").write_text("sk-secret")
 
-    def then_exchange(folder: Path) -> tuple[project_protection.Protected, ...]:
+    def then_exchange(folder: Path) -> tuple[project_protection.ProtectedMount, ...]:
         found = protected(folder)
         (project / ".vscode").rename(project / "aside")
         if other == "a link":
@@ -278,7 +278,7 @@ async def test_what_is_exchanged_while_the_sandbox_is_made_is_never_shown(
             secret.rename(project / ".vscode")
         return found
 
-    monkeypatch.setattr("tidegate.workspaces.bubblewrap.protected", then_exchange)
+    monkeypatch.setattr("tidegate.workspaces.backends.bubblewrap.protected", then_exchange)
     async with room(home) as rooms:
         wanted = "cannot be started" if other == "a link" else "changed while the sandbox was made"
         with pytest.raises(ToolFailed, match=wanted):

@@ -21,10 +21,10 @@ from tests.workspaces.sshd import SSHD, Sshd, sshd
 from tidegate.errors import ToolFailed
 from tidegate.store import outbox, sessions, workspaces
 from tidegate.workspaces.backends import remote_keeper
-from tidegate.workspaces.backends.interface import Box
+from tidegate.workspaces.backends.interface import Sandbox
 from tidegate.workspaces.backends.remote_cleanup import FIRST_SECONDS, GIVE_UP_SECONDS, LONGEST_SECONDS
-from tidegate.workspaces.backends.ssh import Ssh
-from tidegate.workspaces.files import Choice, Query, read_pattern
+from tidegate.workspaces.backends.ssh import SshBackend
+from tidegate.workspaces.files import FileFilter, SearchQuery, read_pattern
 
 pytestmark = pytest.mark.anyio
 
@@ -40,12 +40,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
 
 
 @pytest.fixture
-def backend(server: Sshd) -> Ssh:
-    return Ssh(spawner(), HOST, server.options)
+def backend(server: Sshd) -> SshBackend:
+    return SshBackend(spawner(), HOST, server.options)
 
 
 @pytest.fixture
-async def place(backend: Ssh, tmp_path: Path) -> AsyncIterator[Place]:
+async def place(backend: SshBackend, tmp_path: Path) -> AsyncIterator[Place]:
     async with opened(backend, spec_of(tmp_path)) as made:
         yield made
 
@@ -65,7 +65,7 @@ async def test_a_session_has_one_connection_however_many_commands(server: Sshd, 
 
 
 async def test_nothing_of_the_gateways_environment_is_given_to_ssh(
-    backend: Ssh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    backend: SshBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """X18: neither secrets, nor an agent, nor a screen."""
     monkeypatch.setenv("SSH_AUTH_SOCK", "/nowhere/agent")
@@ -79,7 +79,7 @@ async def test_nothing_of_the_gateways_environment_is_given_to_ssh(
 
 
 async def test_the_socket_of_a_connection_is_in_a_private_folder_however_long_its_path_is(
-    backend: Ssh, tmp_path: Path
+    backend: SshBackend, tmp_path: Path
 ) -> None:
     deep = tmp_path / ("long" * 40)
     deep.mkdir()
@@ -90,7 +90,7 @@ async def test_the_socket_of_a_connection_is_in_a_private_folder_however_long_it
     assert not found.exists()
 
 
-async def test_a_socket_that_a_killed_gateway_left_is_in_nobodys_way(backend: Ssh, tmp_path: Path) -> None:
+async def test_a_socket_that_a_killed_gateway_left_is_in_nobodys_way(backend: SshBackend, tmp_path: Path) -> None:
     spec = spec_of(tmp_path)
     (spec.private / "ssh").touch()
     async with opened(backend, spec) as place:
@@ -98,7 +98,7 @@ async def test_a_socket_that_a_killed_gateway_left_is_in_nobodys_way(backend: Ss
 
 
 async def test_a_host_that_is_not_there_is_told_in_a_sentence(server: Sshd, tmp_path: Path) -> None:
-    backend = Ssh(spawner(), HOST, ("Port=1", *server.options))
+    backend = SshBackend(spawner(), HOST, ("Port=1", *server.options))
     assert await backend.check() is None
     with pytest.raises(ToolFailed, match=r"The workspace on 127\.0\.0\.1 cannot be used: .*Connection refused"):
         await backend.open(spec_of(tmp_path))
@@ -106,13 +106,13 @@ async def test_a_host_that_is_not_there_is_told_in_a_sentence(server: Sshd, tmp_
 
 async def test_a_host_that_is_another_than_it_was_is_refused(server: Sshd, tmp_path: Path) -> None:
     known = tmp_path / "known"
-    backend = Ssh(spawner(), HOST, (f"UserKnownHostsFile={known}", *server.options))
+    backend = SshBackend(spawner(), HOST, (f"UserKnownHostsFile={known}", *server.options))
     with pytest.raises(ToolFailed, match="Host key verification failed"):
         await backend.open(spec_of(tmp_path))
 
 
 async def test_a_key_that_does_not_fit_is_told_and_nobody_is_asked_for_a_password(server: Sshd, tmp_path: Path) -> None:
-    backend = Ssh(
+    backend = SshBackend(
         spawner(), HOST, ("IdentityFile=/dev/null", *(option for option in server.options if "Identity" not in option))
     )
     with pytest.raises(ToolFailed, match="Permission denied"):
@@ -121,7 +121,7 @@ async def test_a_key_that_does_not_fit_is_told_and_nobody_is_asked_for_a_passwor
 
 @pytest.mark.parametrize("host", ["", "-oProxyCommand=touch /tmp/x"])
 async def test_a_host_that_is_none_is_refused_before_anything_is_started(host: str) -> None:
-    why = await Ssh(spawner(), host, ()).check()
+    why = await SshBackend(spawner(), host, ()).check()
     assert why is not None and "workspaces.ssh_host" in why
 
 
@@ -132,7 +132,7 @@ async def test_no_configuration_opens_what_is_to_stay_closed(server: Sshd, tmp_p
         f"RemoteForward={tmp_path / 'back'} {tmp_path / 'forth'}",
         "RequestTTY=force",
     )
-    backend = Ssh(spawner(), HOST, (*wanted, *server.options))
+    backend = SshBackend(spawner(), HOST, (*wanted, *server.options))
     async with opened(backend, spec_of(tmp_path)) as place:
         assert await place.said("echo ${SSH_AUTH_SOCK:-none} ${SSH_TTY:-none}") == "none none"
         assert not (tmp_path / "back").exists()
@@ -161,7 +161,7 @@ async def test_the_folders_of_a_session_are_in_the_accounts_home_and_its_own(ser
 
 
 async def test_a_project_over_there_is_worked_in_and_one_that_is_not_there_is_told(
-    backend: Ssh, tmp_path: Path
+    backend: SshBackend, tmp_path: Path
 ) -> None:
     """V10: its path is the other machine's."""
     project = tmp_path / "project"
@@ -178,7 +178,7 @@ def _fields(spec: object) -> dict[str, object]:
 
 
 async def test_the_folders_of_an_ended_session_go_to_the_trash_and_from_there_when_they_are_old(
-    server: Sshd, backend: Ssh, tmp_path: Path
+    server: Sshd, backend: SshBackend, tmp_path: Path
 ) -> None:
     """V09: over there, too."""
     specs = [spec_of(tmp_path) for _ in range(3)]
@@ -206,9 +206,9 @@ async def test_files_over_there_are_read_written_and_found_as_they_are_here(plac
     assert (await files.write("new/data", data)).replaced is None
     assert (await files.load("new/data", limit=len(data))).data == data
     assert await place.said("sha256sum < new/data") == f"{hashlib.sha256(data).hexdigest()}  -"
-    found = await files.search(".", Query(pattern=read_pattern("needle", ignore_case=False)))
+    found = await files.search(".", SearchQuery(pattern=read_pattern("needle", ignore_case=False)))
     assert [hit.path for hit in found.hits] == ["deep/file"]
-    listed = await files.list(".", Choice(), recursive=False, limit=10)
+    listed = await files.list(".", FileFilter(), recursive=False, limit=10)
     assert [entry.path for entry in listed.entries] == ["deep", "new", "out"]
     with pytest.raises(ToolFailed, match="outside the workspace"):
         await files.load("out/passwd", limit=10_000)
@@ -216,8 +216,8 @@ async def test_files_over_there_are_read_written_and_found_as_they_are_here(plac
         assert os.pread(fd, len(data), 0) == data
 
 
-def _opening(place: Place) -> Callable[[], Awaitable[Box]]:
-    async def box() -> Box:
+def _opening(place: Place) -> Callable[[], Awaitable[Sandbox]]:
+    async def box() -> Sandbox:
         return place.box
 
     return box
@@ -304,10 +304,10 @@ import anyio, sys
 from pathlib import Path
 from tests.workspaces.conformance import opened, spawner, spec_of
 from tidegate.workspaces.backends.remote_cleanup import FIRST_SECONDS, GIVE_UP_SECONDS, LONGEST_SECONDS
-from tidegate.workspaces.backends.ssh import Ssh
+from tidegate.workspaces.backends.ssh import SshBackend
 
 async def main():
-    async with opened(Ssh(spawner(), sys.argv[1], sys.argv[4:]), spec_of(Path(sys.argv[2]))) as place:
+    async with opened(SshBackend(spawner(), sys.argv[1], sys.argv[4:]), spec_of(Path(sys.argv[2]))) as place:
         for _ in range(2):
             await place.start(sys.argv[3])
         await anyio.sleep_forever()

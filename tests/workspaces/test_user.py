@@ -9,7 +9,7 @@ import pytest
 from tests.workspaces.making import WAIT, alive, room, token, until
 from tidegate.errors import ToolFailed
 from tidegate.gateway.preflight.preflight import examine
-from tidegate.workspaces.files import Choice, Query, read_pattern
+from tidegate.workspaces.files import FileFilter, SearchQuery, read_pattern
 from tidegate.workspaces.kernel.users import NUMBERS, user_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.sandbox]
@@ -86,7 +86,7 @@ async def test_file_tools_read_nothing_that_the_user_may_not(home: Path) -> None
         with pytest.raises(ToolFailed, match="Permission denied"):
             async with files.opened("secret"):
                 pass
-        query = Query(pattern=read_pattern("needle"), choice=Choice(), context=0, limit=10)
+        query = SearchQuery(pattern=read_pattern("needle"), choice=FileFilter(), context=0, limit=10)
         assert [hit.path for hit in (await files.search(".", query)).hits] == ["open"]
         (home / "project").chmod(0o555)
         os.chown(home / "project", 0, 0)

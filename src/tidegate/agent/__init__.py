@@ -6,12 +6,12 @@ Everything here is written against `Turn`, so that the same loop runs in this pr
 from tidegate.agent.conversation import Conversation, weigh
 from tidegate.agent.history_cache import HistoryCache, HistoryState
 from tidegate.agent.loop import Bounds, run
-from tidegate.agent.metered_call import Budget, Payer, Purse
-from tidegate.agent.model_step import Care, Mind, Remedy
+from tidegate.agent.metered_call import Budget, Payer, SpendGuard
+from tidegate.agent.model_step import ModelSteps, Remedy, RequestFitter
 from tidegate.agent.prompt import EXTRA, PROMPT, freeze, part_of
-from tidegate.agent.side_call import Errand, run_errand
+from tidegate.agent.side_call import SideCall, run_side_call
 from tidegate.agent.tool_pairs import in_call_order, interrupted, is_balanced, missing, not_run
-from tidegate.agent.tool_runner import Equipment, Hands, Permits, tool_ended
+from tidegate.agent.tool_runner import Permissions, ToolRunner, ToolSetup, tool_ended
 from tidegate.agent.turn import EXCERPT_CHARACTERS, Effect, Parked, Turn
 
 __all__ = [
@@ -20,20 +20,20 @@ __all__ = [
     "PROMPT",
     "Bounds",
     "Budget",
-    "Care",
     "Conversation",
     "Effect",
-    "Equipment",
-    "Errand",
-    "Hands",
     "HistoryCache",
     "HistoryState",
-    "Mind",
+    "ModelSteps",
     "Parked",
     "Payer",
-    "Permits",
-    "Purse",
+    "Permissions",
     "Remedy",
+    "RequestFitter",
+    "SideCall",
+    "SpendGuard",
+    "ToolRunner",
+    "ToolSetup",
     "Turn",
     "freeze",
     "in_call_order",
@@ -43,7 +43,7 @@ __all__ = [
     "not_run",
     "part_of",
     "run",
-    "run_errand",
+    "run_side_call",
     "tool_ended",
     "weigh",
 ]

@@ -17,7 +17,7 @@ import msgspec
 from tidegate.agent.history import Group, History, Overflow
 from tidegate.agent.history_cache import HistoryState
 from tidegate.log import Log
-from tidegate.models import Encoded, Lease, Model
+from tidegate.models import EncodedPrefix, Lease, Model
 from tidegate.tools import Toolset
 from tidegate.values import Call, Media, Message
 
@@ -106,7 +106,7 @@ class Conversation:
         *,
         model: Model,
         lease: Lease,
-        prefix: Encoded,
+        prefix: EncodedPrefix,
         tools: Toolset,
         signature: bytes,
         messages: Iterable[Message] = (),
@@ -209,7 +209,7 @@ class Conversation:
             same = answer.model == self.model.provided and answer.bound.partition("/")[2] == self.mark
             tokens = 0 if answer.usage is None or answer.usage.estimated else answer.usage.input
             size = said + self.prefix_bytes
-            if same and self.model.gauge.believes(size, tokens):
+            if same and self.model.token_estimate.believes(size, tokens):
                 self._counted = (tokens, size)
                 return
 
@@ -258,8 +258,8 @@ class Conversation:
 
     def count(self, tokens: int) -> None:
         """The provider says that the request which this now stands for had so many tokens."""
-        self.model.gauge.learn(self.estimated_bytes, tokens)
-        if self.model.gauge.believes(self.estimated_bytes, tokens):
+        self.model.token_estimate.learn(self.estimated_bytes, tokens)
+        if self.model.token_estimate.believes(self.estimated_bytes, tokens):
             self._counted = (tokens, self.estimated_bytes)
 
     @property
@@ -271,9 +271,9 @@ class Conversation:
     def tokens(self) -> int:
         """Of a request as the conversation stands: as it was last counted, and an estimate of what came since."""
         if self._counted is None:
-            return self.model.gauge.tokens(self.estimated_bytes)
+            return self.model.token_estimate.tokens(self.estimated_bytes)
         tokens, size = self._counted
-        return tokens + self.model.gauge.tokens(self.estimated_bytes - size)
+        return tokens + self.model.token_estimate.tokens(self.estimated_bytes - size)
 
     @property
     def weight(self) -> int:
@@ -293,7 +293,7 @@ class Conversation:
     @property
     def prefix_tokens(self) -> int:
         """About how many tokens those are."""
-        return self.model.gauge.tokens(self.prefix_bytes)
+        return self.model.token_estimate.tokens(self.prefix_bytes)
 
     @property
     def asked_bytes(self) -> int:

@@ -51,7 +51,7 @@ class HistoryState(Frozen, frozen=True):
     counted: tuple[int, int] | None
 
 
-class Waiting:
+class PendingHistory:
     """A history on its way to the file."""
 
     __slots__ = ("lengths", "pieces", "session", "state")
@@ -63,7 +63,7 @@ class Waiting:
         self.lengths = tuple(map(len, pieces))
 
 
-class Entry(Frozen, frozen=True):
+class CachedHistory(Frozen, frozen=True):
     """`start` counts the bytes written since the file was opened; `lengths` are those of the pieces."""
 
     state: HistoryState
@@ -78,10 +78,10 @@ class HistoryCache:
         self._file: BinaryIO | None = None
         self._end = 0
         self._writing = asyncio.Lock()
-        self._waiting: list[Waiting] = []  # house: allow at most WAITING_BYTES
+        self._waiting: list[PendingHistory] = []  # house: allow at most WAITING_BYTES
         self._waiting_bytes = 0
         self._closed = False
-        self._entries: BoundedCache[str, Entry] = BoundedCache("histories", cap=ENTRIES)
+        self._entries: BoundedCache[str, CachedHistory] = BoundedCache("histories", cap=ENTRIES)
 
     def stats(self) -> CacheStats:
         return self._entries.stats()
@@ -97,7 +97,7 @@ class HistoryCache:
             return
         if self._waiting_bytes + size > min(WAITING_BYTES, self._size):
             return
-        self._waiting.append(Waiting(session, state, pieces))
+        self._waiting.append(PendingHistory(session, state, pieces))
         self._waiting_bytes += size
         async with self._writing:
             if self._waiting:  # else whoever had the lock before has written this one too
@@ -119,7 +119,7 @@ class HistoryCache:
             self._closed = True
             return
         for waiting in batch:
-            self._entries.put(waiting.session, Entry(state=waiting.state, start=start, lengths=waiting.lengths))
+            self._entries.put(waiting.session, CachedHistory(state=waiting.state, start=start, lengths=waiting.lengths))
             start += sum(waiting.lengths)
 
     async def find(self, session: str, signature: bytes, version: int) -> tuple[HistoryState, list[bytes]] | None:
@@ -157,11 +157,11 @@ class HistoryCache:
                 self._file.close()
                 self._file = None
 
-    def _is_there(self, entry: Entry) -> bool:
+    def _is_there(self, entry: CachedHistory) -> bool:
         """Whether nothing was written over it, nor is being."""
         return self._end - entry.start <= self._size
 
-    def _write(self, batch: Sequence[Waiting], offset: int) -> None:
+    def _write(self, batch: Sequence[PendingHistory], offset: int) -> None:
         if self._file is None:
             self._file = self._open()
         view = memoryview(b"".join(piece for waiting in batch for piece in waiting.pieces))

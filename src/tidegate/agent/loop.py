@@ -7,10 +7,10 @@ The loop owns nothing: the mind and the hands are its turn's, the journal its en
 
 import msgspec
 
-from tidegate.agent.loop_detector import Repeats, Verdict
-from tidegate.agent.model_step import Mind
+from tidegate.agent.loop_detector import LoopDetector, RepeatVerdict
+from tidegate.agent.model_step import ModelSteps
 from tidegate.agent.tool_pairs import model_step
-from tidegate.agent.tool_runner import Hands
+from tidegate.agent.tool_runner import ToolRunner
 from tidegate.agent.turn import Turn
 from tidegate.errors import TurnFailed
 from tidegate.values import Call, Frozen, Message
@@ -25,43 +25,43 @@ class Bounds(Frozen, frozen=True):
     repeats: int
 
 
-async def run(turn: Turn, mind: Mind, hands: Hands, call: Call, bounds: Bounds) -> Message:
+async def run(turn: Turn, model_steps: ModelSteps, tool_runner: ToolRunner, call: Call, bounds: Bounds) -> Message:
     """Work the turn to its answer, which is given back.
 
     A step that calls tools of the caller ends the turn: the agent's own calls of that step run first, and the caller
     gets the others. A `tool_choice` that forces a call is honoured by the first step only, or no turn would end.
     """
-    mind.extend(turn.incoming)
-    repeats = Repeats(bounds.repeats)
-    callers = mind.conversation.prefix.caller_tools
+    model_steps.extend(turn.incoming)
+    repeats = LoopDetector(bounds.repeats)
+    callers = model_steps.conversation.prefix.caller_tools
 
     async def next_answer() -> Message:
-        return await mind.ask(turn, call)
+        return await model_steps.ask(turn, call)
 
     def is_last(answer: Message) -> bool:
         return all(each.name in callers for each in answer.calls)
 
     for number in range(bounds.steps):
-        mind.extend(await turn.drain("steer"))
+        model_steps.extend(await turn.drain("steer"))
         answer = await turn.step(model_step(number), next_answer, ends=is_last)
-        mind.append(answer)
+        model_steps.append(answer)
         if is_last(answer):
             return answer
-        results = await hands.use(number, answer.calls, leave=callers)
-        mind.extend(results)
+        results = await tool_runner.use(number, answer.calls, leave=callers)
+        model_steps.extend(results)
         if len(results) < len(answer.calls):
             return turn.conclude(answer, tuple(each for each in answer.calls if each.name in callers))
         if call.is_forced:
             call = msgspec.structs.replace(call, tool_choice=b"")
         verdict = repeats.round(answer, results)
-        if verdict is Verdict.STOP:
+        if verdict is RepeatVerdict.STOP:
             raise TurnFailed(
                 f"The agent made the same tool call {2 * bounds.repeats} times in a row with the same result, so its "
                 "turn was ended; say differently what you need, or raise limits.repeats.",
                 code="loop",
             )
-        if verdict is Verdict.WARN:
-            mind.extend(await _warn(turn, number, bounds.repeats))
+        if verdict is RepeatVerdict.WARN:
+            model_steps.extend(await _warn(turn, number, bounds.repeats))
     raise TurnFailed(
         f"The agent used all {bounds.steps} steps of its turn without an answer; say 'go on' to continue, or raise "
         "limits.turn_steps.",

@@ -9,13 +9,13 @@ from enum import Enum
 from tidegate.values import Message
 
 
-class Verdict(Enum):
+class RepeatVerdict(Enum):
     FINE = "fine"
     WARN = "warn"
     STOP = "stop"
 
 
-class Repeats:
+class LoopDetector:
     """Counts equal rounds in a row. A round is a model's calls together with their results."""
 
     def __init__(self, allowed: int) -> None:
@@ -23,7 +23,7 @@ class Repeats:
         self._last: tuple[object, ...] = ()
         self._count = 0
 
-    def round(self, answer: Message, results: Sequence[Message]) -> Verdict:
+    def round(self, answer: Message, results: Sequence[Message]) -> RepeatVerdict:
         this = (
             tuple((call.name, call.arguments) for call in answer.calls),
             tuple((result.text, result.failed) for result in results),
@@ -31,5 +31,5 @@ class Repeats:
         self._count = self._count + 1 if this == self._last else 1
         self._last = this
         if self._count >= 2 * self._allowed:
-            return Verdict.STOP
-        return Verdict.WARN if self._count >= self._allowed else Verdict.FINE
+            return RepeatVerdict.STOP
+        return RepeatVerdict.WARN if self._count >= self._allowed else RepeatVerdict.FINE

@@ -45,7 +45,7 @@ class Budget(Protocol):
         ...
 
 
-class Purse(Frozen, frozen=True):
+class SpendGuard(Frozen, frozen=True):
     """What a turn's calls are paid from. `model` is the provider's name of what is paid for; `count` is told of all
     of it, for the statistics."""
 
@@ -69,9 +69,9 @@ class Purse(Frozen, frozen=True):
         turn.cut(self.model, usage)
 
 
-async def ask(turn: Turn, conversation: Conversation, call: Call, purse: Purse) -> Message:
+async def ask(turn: Turn, conversation: Conversation, call: Call, spend_guard: SpendGuard) -> Message:
     """The model's answer, with its usage; whoever follows the turn sees it as it comes."""
-    purse.check(turn)
+    spend_guard.check(turn)
     shown = 0
 
     def on_text(text: str) -> None:
@@ -81,11 +81,11 @@ async def ask(turn: Turn, conversation: Conversation, call: Call, purse: Purse) 
 
     def on_reset(why: str, heard: int) -> None:
         nonlocal shown
-        purse.cut(turn, _estimate(conversation, heard))
+        spend_guard.cut(turn, _estimate(conversation, heard))
         if shown:
             turn.emit(TextReset(reason=why))
         shown = 0
-        purse.check(turn)  # what comes now is another call
+        spend_guard.check(turn)  # what comes now is another call
 
     try:
         answer = await conversation.ask(call, on_text=on_text, on_reset=on_reset)
@@ -94,18 +94,18 @@ async def ask(turn: Turn, conversation: Conversation, call: Call, purse: Purse) 
         # known.
         heard = shown if isinstance(error, asyncio.CancelledError) else error.heard
         if isinstance(error, asyncio.CancelledError) or heard:
-            purse.cut(turn, _estimate(conversation, heard))
+            spend_guard.cut(turn, _estimate(conversation, heard))
         raise
     usage = believed(conversation.model, answer.usage, asked=conversation.estimated_bytes, received=received(answer))
     if not usage.estimated:
         conversation.count(usage.input)
-    purse.spend(turn, usage)
+    spend_guard.spend(turn, usage)
     return msgspec.structs.replace(answer, usage=usage)
 
 
 def _estimate(conversation: Conversation, said: int) -> Usage:
     model = conversation.model
-    tokens = model.gauge.tokens
+    tokens = model.token_estimate.tokens
     return model.facts.priced(Usage(input=tokens(conversation.estimated_bytes), output=tokens(said), estimated=True))
 
 

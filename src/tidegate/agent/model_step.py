@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Literal, Protocol
 
 from tidegate.agent.conversation import Conversation
-from tidegate.agent.metered_call import Purse, ask
+from tidegate.agent.metered_call import SpendGuard, ask
 from tidegate.agent.turn import Turn
 from tidegate.errors import ModelFailed
 from tidegate.models import Model
@@ -27,7 +27,7 @@ TRIES: Mapping[Remedy, int] = MappingProxyType({"thoughts": 1, "context": 1, "si
 """How often each is tried in one step: of media, the older ones are left out first."""
 
 
-class Care(Protocol):
+class RequestFitter(Protocol):
     """Who sees to it that a conversation can be asked."""
 
     def is_due(self, conversation: Conversation) -> bool:
@@ -43,7 +43,7 @@ class Care(Protocol):
         ...
 
 
-class Residency(Protocol):
+class ResidentAccess(Protocol):
     """Where a turn's conversation is held between its steps. It may be unloaded while the turn waits for a person."""
 
     def holds(self, conversation: Conversation) -> bool:
@@ -59,24 +59,24 @@ class Residency(Protocol):
         ...
 
 
-FallBack = Callable[[Conversation, tuple[Model, ...], ModelFailed], Awaitable[tuple[Conversation, Purse] | None]]
+FallBack = Callable[[Conversation, tuple[Model, ...], ModelFailed], Awaitable[tuple[Conversation, SpendGuard] | None]]
 """Another conversation, to the same point, with another model than those that failed in this step, the last of them
 with the failure; None when there is no other."""
 
 
-class Mind:
-    __slots__ = ("_care", "_fall_back", "_residency", "conversation", "purse")
+class ModelSteps:
+    __slots__ = ("_care", "_fall_back", "_residency", "conversation", "spend_guard")
 
     def __init__(
         self,
         conversation: Conversation,
-        purse: Purse,
+        spend_guard: SpendGuard,
         fall_back: FallBack | None = None,
-        care: Care | None = None,
-        residency: Residency | None = None,
+        care: RequestFitter | None = None,
+        residency: ResidentAccess | None = None,
     ) -> None:
         self.conversation = conversation
-        self.purse = purse
+        self.spend_guard = spend_guard
         self._fall_back = fall_back
         self._care = care
         self._residency = residency
@@ -105,7 +105,7 @@ class Mind:
                 if self._care is not None and self._care.is_due(self.conversation):
                     await self._care.fit(self.conversation)
                     self._weigh()
-                return await ask(turn, self.conversation, call, self.purse)
+                return await ask(turn, self.conversation, call, self.spend_guard)
             except ModelFailed as failure:
                 if failure.param is not None and first is None:
                     raise  # the caller's mistake: another model would not answer what was asked for
@@ -124,7 +124,7 @@ class Mind:
                 failed, mended = tried, ()
                 # Without its trace, which holds this very frame, and with it the turn.
                 first = (failure if first is None else both(first, failure)).with_traceback(None)
-                self.conversation, self.purse = other
+                self.conversation, self.spend_guard = other
 
     async def _mend(self, remedy: Remedy, failure: ModelFailed) -> bool:
         return self._care is not None and await self._care.mend(self.conversation, remedy, failure)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import anyio
 
-from tidegate.agent.metered_call import Purse, received
+from tidegate.agent.metered_call import SpendGuard, received
 from tidegate.errors import ModelFailed
 from tidegate.models import Model, believed
 from tidegate.values import Call, Event, Message, Prefix, Usage
@@ -19,7 +19,7 @@ from tidegate.values import Call, Event, Message, Prefix, Usage
 NOTHING = Usage()
 
 
-class Errand:
+class SideCall:
     """What budgets are told of it: whose it is, and what it has used."""
 
     def __init__(self, session: str, *, tell: Callable[[Event], None] | None = None, used: Usage = NOTHING) -> None:
@@ -38,25 +38,32 @@ class Errand:
         self.calls.append((model, usage))
 
 
-async def run_errand(
-    errand: Errand, model: Model, purse: Purse, prefix: Prefix, message: Message, call: Call, *, within: float
+async def run_side_call(
+    side_call: SideCall,
+    model: Model,
+    spend_guard: SpendGuard,
+    prefix: Prefix,
+    message: Message,
+    call: Call,
+    *,
+    within: float,
 ) -> Message:
     """The model's answer. ModelFailed, also when it takes longer than `within` seconds; BudgetSpent."""
-    purse.check(errand)
+    spend_guard.check(side_call)
     wire = model.wire
     encoded = wire.encode_prefix(prefix)
     history = [wire.encode(message)]
     asked = len(encoded.system) + len(history[0])
 
     def broke(heard: int) -> None:
-        tokens = model.gauge.tokens
+        tokens = model.token_estimate.tokens
         usage = model.facts.priced(Usage(input=tokens(asked), output=tokens(heard), estimated=True))
-        purse.spend(errand, usage)
-        errand.pay(purse.model, usage)
+        spend_guard.spend(side_call, usage)
+        side_call.pay(spend_guard.model, usage)
 
     def on_reset(_: str, heard: int) -> None:
         broke(heard)
-        purse.check(errand)
+        spend_guard.check(side_call)
 
     try:
         with anyio.fail_after(within):
@@ -75,9 +82,9 @@ async def run_errand(
         raise
     usage = believed(model, answer.usage, asked=asked, received=received(answer))
     if not usage.estimated:
-        model.gauge.learn(asked, usage.input)
-    purse.spend(errand, usage)
-    errand.pay(purse.model, usage)
+        model.token_estimate.learn(asked, usage.input)
+    spend_guard.spend(side_call, usage)
+    side_call.pay(spend_guard.model, usage)
     return answer
 
 

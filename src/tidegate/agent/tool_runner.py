@@ -30,7 +30,7 @@ log = Log(__name__)
 GATEWAY_STOPPED = "The gateway stopped while it ran."
 
 
-class Permits(Protocol):
+class Permissions(Protocol):
     """Who decides whether a call may run."""
 
     async def permit(self, turn: Turn, step: str, tool: Tool, call: ToolCall) -> str | None:
@@ -46,25 +46,25 @@ class Permits(Protocol):
         ...
 
 
-class Equipment(NamedTuple):
+class ToolSetup(NamedTuple):
     """What the calls of one turn work with, and who permits them."""
 
     context: ToolContext
-    permits: Permits
+    permissions: Permissions
 
 
-class Hands:
+class ToolRunner:
     """What one turn uses its tools with. Most turns call none, so that `equip` is asked with the first call."""
 
-    __slots__ = ("_context", "_equip", "_parallel", "_permits", "_tools", "_turn", "used")
+    __slots__ = ("_context", "_parallel", "_permissions", "_setup", "_tools", "_turn", "used")
 
     _context: ToolContext
-    _permits: Permits
+    _permissions: Permissions
 
-    def __init__(self, turn: Turn, tools: Toolset, equip: Callable[[], Equipment], *, parallel: int) -> None:
+    def __init__(self, turn: Turn, tools: Toolset, setup: Callable[[], ToolSetup], *, parallel: int) -> None:
         self._turn = turn
         self._tools = tools
-        self._equip = equip
+        self._setup = setup
         self._parallel = parallel
         self.used = False
         """Whether any tool was called."""
@@ -74,7 +74,7 @@ class Hands:
     ) -> list[Message]:
         """The results of the calls of model step `number`, but for calls of the tools to `leave`."""
         if not self.used:
-            self._context, self._permits = self._equip()
+            self._context, self._permissions = self._setup()
             self.used = True
         results: list[Message] = []
         own = [(place, call) for place, call in enumerate(calls) if call.name not in leave]
@@ -98,7 +98,7 @@ class Hands:
         self._turn.emit(ToolStarted(call_id=call.id, name=call.name, arguments=call.arguments[:EXCERPT_CHARACTERS]))
         effect = self._effect(step, tool, call)
         message = await self._turn.step(step, lambda: self._run(step, tool, call, effect.hosts.append), effect=effect)
-        await self._permits.withdraw(self._turn, step, lost=message.interrupted)
+        await self._permissions.withdraw(self._turn, step, lost=message.interrupted)
         self._turn.emit(tool_ended(message))
         return message
 
@@ -109,7 +109,7 @@ class Hands:
             if tool is None:
                 why: str | None = f"There is no tool named {call.name!r} here."
             else:
-                why = await self._permits.permit(self._turn, step, tool, call)
+                why = await self._permissions.permit(self._turn, step, tool, call)
             return None if why is None else _result(call, Result(text=why, failed=True))
 
         return Effect(
@@ -131,7 +131,7 @@ class Hands:
                 call=call.id,
                 progress=progress,
                 contacts=contacts,
-                ask=partial(self._permits.ask, self._turn, step),
+                ask=partial(self._permissions.ask, self._turn, step),
             )
             result = await self._outcome(tool, context, call)
         if isinstance(result, Message):

@@ -21,11 +21,11 @@ def command() -> None:
 @json_option
 def list_(session: str | None, limit: int, home: Path, as_json: bool) -> None:
     """List what waits for your answer, in full, the oldest first."""
-    from tidegate.cli.client import Api
+    from tidegate.cli.client import GatewayClient
     from tidegate.cli.terminal.question_text import described, heading
     from tidegate.gateway import hint
 
-    found = Api(home).call("GET", "/api/approvals", query={"session": session, "limit": limit})
+    found = GatewayClient(home).call("GET", "/api/approvals", query={"session": session, "limit": limit})
     if as_json:
         print_json(found["approvals"])
     elif not found["approvals"]:
@@ -47,10 +47,10 @@ def list_(session: str | None, limit: int, home: Path, as_json: bool) -> None:
 def answer(id: str, words: tuple[str, ...], home: Path, as_json: bool) -> None:
     """Answer what `tidegate approvals list` shows under ID: `approve`, `deny [REASON]`, or the answer to a question
     (one of its choices or its number, where it has some)."""
-    from tidegate.cli.client import Api
+    from tidegate.cli.client import GatewayClient
     from tidegate.cli.terminal.question_text import answer_of
 
-    api = Api(home)
+    api = GatewayClient(home)
     path = api.approval(id)
     question = api.call("GET", path)
     said = answer_of(question, " ".join(words))

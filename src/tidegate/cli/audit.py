@@ -38,9 +38,9 @@ def command(
 
     It holds ids and digests, never content.
     """
-    from tidegate.cli.client import Api
+    from tidegate.cli.client import GatewayClient
 
-    api = Api(home)
+    api = GatewayClient(home)
     query = {"since": since, "kind": kind, "principal": principal, "session": session, "host": host}
     events: list[dict[str, Any]] = []
     before = None

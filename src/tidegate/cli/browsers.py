@@ -18,9 +18,9 @@ def command() -> None:
 @json_option
 def list_(home: Path, as_json: bool) -> None:
     """List the signed-in browsers of all users."""
-    from tidegate.cli.client import Api
+    from tidegate.cli.client import GatewayClient
 
-    browsers = Api(home).call("GET", "/api/browsers")["browsers"]
+    browsers = GatewayClient(home).call("GET", "/api/browsers")["browsers"]
     if as_json:
         print_json(browsers)
         return
@@ -39,11 +39,11 @@ def list_(home: Path, as_json: bool) -> None:
 @json_option
 def revoke(browser_id: str | None, everyone: bool, home: Path, as_json: bool) -> None:
     """Sign out the browser with this id (see `tidegate browsers list`), or all of them."""
-    from tidegate.cli.client import Api
+    from tidegate.cli.client import GatewayClient
 
     if (browser_id is None) is not everyone:
         raise click.UsageError("Give the id of a browser, or --all.")
-    api = Api(home)
+    api = GatewayClient(home)
     if browser_id is None:
         count = api.call("DELETE", "/api/browsers", query={"everyone": "true"})["signed_out"]
     else:

@@ -12,14 +12,14 @@ from typing import Any
 
 import click
 
-from tidegate.cli.client import Api, Unanswered
+from tidegate.cli.client import GatewayClient, GatewayUnanswered
 from tidegate.cli.options import home_option
 from tidegate.cli.output import at_terminal, plain
 from tidegate.cli.terminal.greeting import greeting, last_exchange
-from tidegate.cli.terminal.interrupts import Interrupts, Left
-from tidegate.cli.terminal.person import Person
+from tidegate.cli.terminal.interrupts import InterruptHandler, LeftTurn
+from tidegate.cli.terminal.person import TerminalQuestions
 from tidegate.cli.terminal.printer import Printer
-from tidegate.cli.terminal.turn_follower import Follower
+from tidegate.cli.terminal.turn_follower import TurnFollower
 from tidegate.errors import NotFound, TidegateError
 from tidegate.gateway import hint
 
@@ -41,7 +41,7 @@ def command(context: click.Context, home: Path, agent: str | None, session: str 
     """
     if session is not None and new:
         raise click.UsageError("Give --session or --new, not both.")
-    api = Api(home)
+    api = GatewayClient(home)
     if agent is not None:
         _check_agent(api, agent)
     if session is not None:
@@ -53,7 +53,7 @@ def command(context: click.Context, home: Path, agent: str | None, session: str 
     context.exit(_converse(chat, home) if interactive else _pipe(chat))
 
 
-def _check_agent(api: Api, agent: str) -> None:
+def _check_agent(api: GatewayClient, agent: str) -> None:
     known = [view["name"] for view in api.call("GET", "/api/agents")["agents"]]
     if agent not in known:
         from tidegate.config import nearest
@@ -61,7 +61,7 @@ def _check_agent(api: Api, agent: str) -> None:
         raise NotFound(f"There is no agent {agent[:100]!r}{nearest(agent, known)}")
 
 
-def _check_session(api: Api, home: Path, session: str, agent: str | None) -> None:
+def _check_session(api: GatewayClient, home: Path, session: str, agent: str | None) -> None:
     """Whether one can talk there: what the first message would be refused for is told before it is written."""
     view = api.call("GET", api.session(session))
     if view.get("ended"):
@@ -75,7 +75,7 @@ def _check_session(api: Api, home: Path, session: str, agent: str | None) -> Non
     api.call("POST", "/api/messages", {"text": "/status", "session": session})
 
 
-def _last(api: Api, agent: str | None) -> str | None:
+def _last(api: GatewayClient, agent: str | None) -> str | None:
     """The most recently used live conversation of this client."""
     for view in api.call("GET", "/api/sessions", query={"limit": 50})["sessions"]:
         if view["channel"] == _CHANNEL and not view.get("ended") and agent in (None, view["agent"]):
@@ -86,14 +86,16 @@ def _last(api: Api, agent: str | None) -> str | None:
 class _Chat:
     """One conversation at a time, which a command may change."""
 
-    def __init__(self, api: Api, home: Path, *, agent: str | None, session: str | None, interactive: bool) -> None:
+    def __init__(
+        self, api: GatewayClient, home: Path, *, agent: str | None, session: str | None, interactive: bool
+    ) -> None:
         self._api = api
         self._home = home
         self._agent = agent
         self.session = session
         self._attended = interactive  # nobody reads a pipe who could be asked
         self._printer = Printer(interactive=interactive)
-        self._person = Person(api, self._printer, self._command) if interactive else None
+        self._person = TerminalQuestions(api, self._printer, self._command) if interactive else None
 
     def say(self, text: str) -> bool:
         """Send one message and print what comes of it; False if the turn failed."""
@@ -101,7 +103,7 @@ class _Chat:
             text.encode()
         except UnicodeEncodeError:
             raise TidegateError(_NOT_UTF_8) from None
-        with Interrupts() as interrupts:
+        with InterruptHandler() as interrupts:
             return self._said(text, interrupts)
 
     def catch_up(self) -> None:
@@ -112,7 +114,7 @@ class _Chat:
         # It may be a task's of the turn that runs here, which is the one to follow.
         turn = self._api.call("GET", self._api.session(self.session))["running"] if waiting else None
         if turn is not None:
-            with Interrupts() as interrupts:
+            with InterruptHandler() as interrupts:
                 self._follow(self.session, turn, interrupts)
 
     def _command(self, line: str) -> None:
@@ -129,7 +131,7 @@ class _Chat:
             body["agent"] = self._agent
         return self._api.call("POST", "/api/messages", body)
 
-    def _said(self, text: str, interrupts: Interrupts) -> bool:
+    def _said(self, text: str, interrupts: InterruptHandler) -> bool:
         answer = self._send(text)
         if "reply" in answer:
             return self._replied(answer["reply"], interrupts)
@@ -143,7 +145,7 @@ class _Chat:
         for line in last_exchange(self._api, self.session) if self.session else ():
             self._printer.note(line)
 
-    def _replied(self, reply: dict[str, Any], interrupts: Interrupts) -> bool:
+    def _replied(self, reply: dict[str, Any], interrupts: InterruptHandler) -> bool:
         if reply.get("text"):
             self._printer.line(reply["text"])
         # Where the person is now; None: the next message begins a new one.
@@ -156,10 +158,10 @@ class _Chat:
             self.catch_up()
         return True
 
-    def _follow(self, session: str, turn: str, interrupts: Interrupts) -> bool:
+    def _follow(self, session: str, turn: str, interrupts: InterruptHandler) -> bool:
         self.session = session
         interrupts.stops(self._stop)
-        return Follower(self._api, self._printer, session, turn, self._person).follow()
+        return TurnFollower(self._api, self._printer, session, turn, self._person).follow()
 
     def _stop(self) -> None:
         try:
@@ -178,7 +180,7 @@ def _pipe(chat: _Chat) -> int:
         try:
             if (line := raw.decode().strip()) and not chat.say(line):
                 code = 1
-        except Unanswered:
+        except GatewayUnanswered:
             raise  # nor would the next line be
         except (TidegateError, UnicodeDecodeError) as error:
             why = error.message if isinstance(error, TidegateError) else _NOT_UTF_8
@@ -203,7 +205,7 @@ def _converse(chat: _Chat, home: Path) -> int:
                 chat.say(line)
         except EOFError:
             return 0
-        except Left:
+        except LeftTurn:
             raise
         except KeyboardInterrupt:
             print("(Ctrl-D leaves)")

@@ -34,16 +34,16 @@ _WHERE_TO_LOOK = {
 }
 
 
-class Unanswered(TidegateError):
+class GatewayUnanswered(TidegateError):
     """The connection broke or stayed silent, or the gateway is away for a moment; what was accepted before goes on."""
 
 
-class NotRunning(Unanswered):
+class NotRunning(GatewayUnanswered):
     def __init__(self, home: Path) -> None:
         super().__init__(f"No gateway runs for {home}: start one with {hint(home, 'up')}.")
 
 
-class Api:
+class GatewayClient:
     """One gateway as its owner sees it."""
 
     def __init__(self, home: Path) -> None:
@@ -56,7 +56,7 @@ class Api:
         if holder is None:
             raise NotRunning(self._home)
         if not holder.address:
-            raise Unanswered(
+            raise GatewayUnanswered(
                 f"The gateway of {self._home} (pid {holder.pid}) is still starting: try again in a moment."
             )
         self.address = holder.address
@@ -168,11 +168,11 @@ class Api:
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise self._unanswered(error) from error
 
-    def _unanswered(self, error: Exception) -> "Unanswered":
+    def _unanswered(self, error: Exception) -> "GatewayUnanswered":
         why = "no answer in time" if isinstance(error, TimeoutError | socket.timeout) else str(error)
         if isinstance(error, http.client.IncompleteRead):
             why = "its answer broke off"
-        return Unanswered(
+        return GatewayUnanswered(
             f"The gateway at {self.address} does not answer ({why}): look at {hint(self._home, 'doctor')}."
         )
 

@@ -16,7 +16,7 @@ from tidegate.cli.output import plain, print_json, print_table, when
 from tidegate.errors import Misconfigured, NotFound, TidegateError
 
 if TYPE_CHECKING:
-    from tidegate.cli.client import Api
+    from tidegate.cli.client import GatewayClient
 
 _NAME = re.compile(r"(?=.*\S)[^\x00-\x1f\x7f]{1,100}")  # as the gateway has it, and not of spaces alone
 
@@ -44,11 +44,11 @@ def add(
     The key is shown once: the gateway keeps only its digest. Conversations belong to the principal, so a second key of
     the same NAME finds them.
     """
-    from tidegate.cli.client import Api
+    from tidegate.cli.client import GatewayClient
 
     if not _NAME.fullmatch(name):
         raise TidegateError("The name of a principal has 1 to 100 characters, all of them printable: choose another.")
-    api = Api(home)
+    api = GatewayClient(home)
     _check_agents(api, agents)
     had = next((key for key in api.call("GET", "/api/keys")["keys"] if key["name"] == name), None)
     holds = had["role"] if had is not None else role or "member"
@@ -65,7 +65,7 @@ def add(
     print(plain(_told(name, holds, allowed, had is None)), file=sys.stderr)
 
 
-def _check_agents(api: "Api", agents: tuple[str, ...]) -> None:
+def _check_agents(api: "GatewayClient", agents: tuple[str, ...]) -> None:
     known = [view["name"] for view in api.call("GET", "/api/agents")["agents"]] if agents else []
     for agent in agents:
         if agent not in known:
@@ -94,9 +94,9 @@ def _told(name: str, role: str, agents: list[str] | None, new: bool) -> str:
 @json_option
 def list_(home: Path, as_json: bool) -> None:
     """List keys: whose, what for, when last used. The keys themselves are not kept."""
-    from tidegate.cli.client import Api
+    from tidegate.cli.client import GatewayClient
 
-    keys = Api(home).call("GET", "/api/keys")["keys"]
+    keys = GatewayClient(home).call("GET", "/api/keys")["keys"]
     if as_json:
         print_json(keys)
         return
@@ -114,9 +114,9 @@ def list_(home: Path, as_json: bool) -> None:
 @json_option
 def revoke(key_id: str, home: Path, as_json: bool) -> None:
     """Revoke the key with this id (see `tidegate keys list`): it is refused from now on."""
-    from tidegate.cli.client import Api, another_key
+    from tidegate.cli.client import GatewayClient, another_key
 
-    api = Api(home)
+    api = GatewayClient(home)
     changed = True
     try:
         api.call("DELETE", api.key(key_id))
@@ -133,7 +133,7 @@ def revoke(key_id: str, home: Path, as_json: bool) -> None:
         print(f"It was the command line's own key: {another_key(home)}.", file=sys.stderr)
 
 
-def _works(api: "Api") -> bool:
+def _works(api: "GatewayClient") -> bool:
     """Whether the command line's own key is still valid."""
     try:
         api.call("GET", "/api/agents")

@@ -20,7 +20,7 @@ from tidegate.cli.output import at_terminal, counted, plain, print_json, when
 from tidegate.errors import TidegateError
 
 if TYPE_CHECKING:
-    from tidegate.cli.client import Api
+    from tidegate.cli.client import GatewayClient
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -44,9 +44,9 @@ def _whose(function: F) -> F:
 @json_option
 def list_(principal: str | None, agent: str | None, home: Path, as_json: bool) -> None:
     """List notes, those that people wrote first, then the newest: the order in which conversations begin with them."""
-    from tidegate.cli.client import Api
+    from tidegate.cli.client import GatewayClient
 
-    found = _found(Api(home), principal, agent)
+    found = _found(GatewayClient(home), principal, agent)
     if as_json:
         print_json(found)
         return
@@ -66,10 +66,10 @@ def list_(principal: str | None, agent: str | None, home: Path, as_json: bool) -
 @json_option
 def add(words: tuple[str, ...], principal: str | None, agent: str | None, home: Path, as_json: bool) -> None:
     """Remember a note."""
-    from tidegate.cli.client import Api
+    from tidegate.cli.client import GatewayClient
 
     body = {"text": " ".join(words), "principal": principal, "agent": agent}
-    note = Api(home).call("POST", _PATH, body)
+    note = GatewayClient(home).call("POST", _PATH, body)
     print_json(note) if as_json else print(f"Remembered as note {note['id']}.")
 
 
@@ -80,9 +80,9 @@ def add(words: tuple[str, ...], principal: str | None, agent: str | None, home: 
 @json_option
 def forget(number: int, principal: str | None, agent: str | None, home: Path, as_json: bool) -> None:
     """Forget the note of this number (see `tidegate memory list`)."""
-    from tidegate.cli.client import Api
+    from tidegate.cli.client import GatewayClient
 
-    Api(home).call("DELETE", f"{_PATH}/{number}", query={"principal": principal, "agent": agent})
+    GatewayClient(home).call("DELETE", f"{_PATH}/{number}", query={"principal": principal, "agent": agent})
     print_json({"forgotten": number}) if as_json else print(f"Forgotten: note {number}.")
 
 
@@ -96,9 +96,9 @@ def edit(principal: str | None, agent: str | None, file: str | None, home: Path,
 
     Your editor is VISUAL or EDITOR.
     """
-    from tidegate.cli.client import Api
+    from tidegate.cli.client import GatewayClient
 
-    api = Api(home)
+    api = GatewayClient(home)
     found = _found(api, principal, agent)
     if file is None:
         if not at_terminal():
@@ -126,7 +126,7 @@ def _what_changed(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> 
     return f"{added} added, {changed} changed, {forgotten} forgotten; kept now: {counted(len(new), 'note')}."
 
 
-def _found(api: "Api", principal: str | None, agent: str | None) -> dict[str, Any]:
+def _found(api: "GatewayClient", principal: str | None, agent: str | None) -> dict[str, Any]:
     found: dict[str, Any] = api.call("GET", _PATH, query={"principal": principal, "agent": agent})
     return found
 

@@ -17,7 +17,7 @@ from tidegate.errors import TidegateError
 from tidegate.safe_text import shown
 
 if TYPE_CHECKING:
-    from tidegate.cli.client import Api
+    from tidegate.cli.client import GatewayClient
 
 _PATH = "/api/projects/files"
 _SHOWN_BYTES = 1024 * 1024  # as much as a prompt could take, and as the gateway digests
@@ -33,9 +33,9 @@ def command() -> None:
 @json_option
 def list_(home: Path, as_json: bool) -> None:
     """List AGENTS.md and its like, and the files of skills, in folders that conversations of others had."""
-    from tidegate.cli.client import Api
+    from tidegate.cli.client import GatewayClient
 
-    files = _files(Api(home))
+    files = _files(GatewayClient(home))
     if as_json:
         print_json(files)
         return
@@ -53,11 +53,11 @@ def trust(paths: tuple[str, ...], yes: bool, home: Path, as_json: bool) -> None:
 
     Each one is shown first. New conversations use what you accept.
     """
-    from tidegate.cli.client import Api
+    from tidegate.cli.client import GatewayClient
 
     if not yes and not at_terminal():
         raise TidegateError("There is no terminal to ask at: read the files, then say --yes.")
-    api = Api(home)
+    api = GatewayClient(home)
     chosen = _chosen(_files(api), paths)
     accepted = [file for file in chosen if yes or _is_accepted(file)]
     if accepted:
@@ -71,7 +71,7 @@ def trust(paths: tuple[str, ...], yes: bool, home: Path, as_json: bool) -> None:
         print("Nothing was accepted.", file=sys.stderr)
 
 
-def _files(api: "Api") -> list[dict[str, Any]]:
+def _files(api: "GatewayClient") -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = api.call("GET", _PATH)["files"]
     return [{**file, "trusted": file.get("trusted", False)} for file in found]
 

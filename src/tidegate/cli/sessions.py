@@ -29,9 +29,9 @@ def command() -> None:
 @json_option
 def list_(query: str | None, limit: int, ended: bool, everyone: bool, home: Path, as_json: bool) -> None:
     """List conversations, the most recently used first: your own, or with --all everybody's."""
-    from tidegate.cli.client import Api
+    from tidegate.cli.client import GatewayClient
 
-    api = Api(home)
+    api = GatewayClient(home)
     asked = {"q": query, "limit": limit, "ended": "true" if ended else None, "everyone": "true" if everyone else None}
     found = api.call("GET", "/api/sessions", query=asked)["sessions"]
     if as_json:
@@ -57,9 +57,9 @@ def list_(query: str | None, limit: int, ended: bool, everyone: bool, home: Path
 @json_option
 def show(session: str, home: Path, as_json: bool) -> None:
     """Print one conversation."""
-    from tidegate.cli.client import Api
+    from tidegate.cli.client import GatewayClient
 
-    api = Api(home)
+    api = GatewayClient(home)
     view = api.call("GET", api.session(session))
     rows = _transcript(api, session)
     if as_json:
@@ -122,9 +122,9 @@ def _said(message: dict[str, Any]) -> str:
 @json_option
 def context(session: str, home: Path, as_json: bool) -> None:
     """Show what fills the model's window in a conversation, by part."""
-    from tidegate.cli.client import Api
+    from tidegate.cli.client import GatewayClient
 
-    api = Api(home)
+    api = GatewayClient(home)
     filling = api.call("GET", f"{api.session(session)}/context")
     if as_json:
         print_json(filling)
@@ -152,9 +152,9 @@ def context(session: str, home: Path, as_json: bool) -> None:
 @json_option
 def end(session: str, home: Path, as_json: bool) -> None:
     """End a conversation for good; its transcript is kept, read-only, for its retention."""
-    from tidegate.cli.client import Api
+    from tidegate.cli.client import GatewayClient
 
-    api = Api(home)
+    api = GatewayClient(home)
     changed = api.call("POST", f"{api.session(session)}/end")["ended"]
     if as_json:
         print_json({"ended": session, "changed": changed})
@@ -170,10 +170,10 @@ def end(session: str, home: Path, as_json: bool) -> None:
 @click.pass_context
 def delete(context: click.Context, session: str, yes: bool, home: Path, as_json: bool) -> None:
     """Delete a conversation with its transcript."""
-    from tidegate.cli.client import Api
+    from tidegate.cli.client import GatewayClient
     from tidegate.errors import TidegateError
 
-    api = Api(home)
+    api = GatewayClient(home)
     path = api.session(session)
     if not yes:
         if not at_terminal():
@@ -197,10 +197,10 @@ def delete(context: click.Context, session: str, yes: bool, home: Path, as_json:
 @home_option
 def export(session: str, output: Path | None, force: bool, home: Path) -> None:
     """Write a conversation as JSON lines."""
-    from tidegate.cli.client import Api
+    from tidegate.cli.client import GatewayClient
     from tidegate.cli.output_files import write_whole
 
-    api = Api(home)
+    api = GatewayClient(home)
     lines = api.lines(f"{api.session(session)}/export")
     if output is not None:
         write_whole(output, lines, force=force)
@@ -215,9 +215,9 @@ def export(session: str, output: Path | None, force: bool, home: Path) -> None:
 @json_option
 def settings(home: Path, as_json: bool) -> None:
     """List what was chosen for single conversations, such as a model; everybody's, the latest first."""
-    from tidegate.cli.client import Api
+    from tidegate.cli.client import GatewayClient
 
-    api = Api(home)
+    api = GatewayClient(home)
     found: list[dict[str, Any]] = []
     before: str | None = None
     while True:
@@ -240,9 +240,9 @@ def settings(home: Path, as_json: bool) -> None:
 @json_option
 def clear(session: str, key: str, home: Path, as_json: bool) -> None:
     """Clear the setting KEY of a conversation: the agent's own configuration holds again from its next turn."""
-    from tidegate.cli.client import Api
+    from tidegate.cli.client import GatewayClient
 
-    api = Api(home)
+    api = GatewayClient(home)
     api.call("DELETE", api.setting(session, key))
     if as_json:
         print_json({"session": session, "cleared": key})
@@ -260,11 +260,11 @@ def reload(session: str | None, everyone: bool, home: Path, as_json: bool) -> No
 
     The model reads a conversation that changed anew once: its cached prefix is rebuilt.
     """
-    from tidegate.cli.client import Api
+    from tidegate.cli.client import GatewayClient
 
     if (session is None) != everyone:
         raise click.UsageError("Give the id of a conversation, or --all.")
-    api = Api(home)
+    api = GatewayClient(home)
     if session is None:
         _reload_all(api, as_json)
         return

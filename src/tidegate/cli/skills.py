@@ -16,7 +16,7 @@ from tidegate.gateway import settings
 
 if TYPE_CHECKING:
     from tidegate.config import Config
-    from tidegate.skills import Shelf
+    from tidegate.skills import SkillSet
 
 
 @click.command("skills")
@@ -45,15 +45,15 @@ def command(agent: str | None, home: Path, as_json: bool) -> None:
 
 
 def _found(config: "Config", agents: list[str]) -> Iterator[dict[str, Any]]:
-    from tidegate.skills import Looker
+    from tidegate.skills import SkillDiscovery
 
-    looker = Looker(config)
+    looker = SkillDiscovery(config)
     for name in agents:
         if "skills" in config.agents[name].tools:
             yield {"agent": name, **_told(looker.look(name))}
 
 
-def _told(shelf: "Shelf") -> dict[str, Any]:
+def _told(skill_set: "SkillSet") -> dict[str, Any]:
     return {
         "skills": [
             {
@@ -66,10 +66,10 @@ def _told(shelf: "Shelf") -> dict[str, Any]:
                 "metadata": dict(entry.skill.metadata),
                 "tools": list(entry.skill.tools),
             }
-            for entry in shelf.entries
+            for entry in skill_set.entries
         ],
         "left_out": [
-            {"path": left.where, "why": left.why, "covered": left.covered} for left in shelf.left_out
+            {"path": left.where, "why": left.why, "covered": left.covered} for left in skill_set.left_out
         ],
     }  # fmt: skip
 

@@ -64,7 +64,7 @@ def _print_facts(status: dict[str, Any]) -> None:
     if any(status["context"].values()):
         facts.append(("windows", _compactions(status["context"])))
     if status["tape"] is not None:
-        facts.append((status["tape"]["does"], _tape(status["tape"])))
+        facts.append((status["tape"]["does"], _recording(status["tape"])))
     facts[4:4] = [
         *((f"agent {agent['agent']}", _model(agent)) for agent in status["agents"]),
         *((f"model {name}", told) for name, state in status["model_states"].items() if (told := _state(state))),
@@ -120,14 +120,12 @@ def _state(state: dict[str, Any]) -> str:
     return "; ".join(told)
 
 
-def _tape(tape: dict[str, Any]) -> str:
-    exchanges = counted(tape["exchanges"], "exchange")
-    if tape["does"] == "replays":
-        return (
-            f"{tape['file']}, {exchanges}; {tape['replayed']} replayed, {tape['unknown']} asked that it does not hold"
-        )
-    stopped = f"; stopped: {tape['stopped']}" if tape["stopped"] else ""
-    return f"{tape['file']}, {exchanges}, {size(tape['bytes'])}{stopped}"
+def _recording(recording: dict[str, Any]) -> str:
+    exchanges = counted(recording["exchanges"], "exchange")
+    if recording["does"] == "replays":
+        return f"{recording['file']}, {exchanges}; {recording['replayed']} replayed, {recording['unknown']} asked that it does not hold"
+    stopped = f"; stopped: {recording['stopped']}" if recording["stopped"] else ""
+    return f"{recording['file']}, {exchanges}, {size(recording['bytes'])}{stopped}"
 
 
 def _model(agent: dict[str, Any]) -> str:

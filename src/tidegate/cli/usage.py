@@ -31,9 +31,9 @@ def command(by: str, since: str, until: str | None, budgets: bool, home: Path, a
 
     Of conversations that were deleted the numbers stay, without whose they were.
     """
-    from tidegate.cli.client import Api
+    from tidegate.cli.client import GatewayClient
 
-    api = Api(home)
+    api = GatewayClient(home)
     if budgets:
         found = api.call("GET", "/api/budgets")
         print_json(found) if as_json else _print_budgets(found)

@@ -4,12 +4,12 @@
 """
 
 from tidegate.commands import approvals, context, conversation, memory, settings, skills
-from tidegate.commands.registry import Command, CommandInfo, Commands, Context, Reply
+from tidegate.commands.registry import CommandContext, CommandInfo, CommandReply, Commands, SlashCommand
 from tidegate.sessions import Sessions
 
-__all__ = ["COMMANDS", "Command", "CommandInfo", "Commands", "Context", "Reply", "build"]
+__all__ = ["COMMANDS", "CommandContext", "CommandInfo", "CommandReply", "Commands", "SlashCommand", "build"]
 
-COMMANDS: tuple[Command, ...] = (
+COMMANDS: tuple[SlashCommand, ...] = (
     *conversation.COMMANDS,
     *approvals.COMMANDS,
     *settings.COMMANDS,
@@ -20,5 +20,5 @@ COMMANDS: tuple[Command, ...] = (
 """All but /help, which a registry makes for itself."""
 
 
-def build(door: Sessions) -> Commands:
-    return Commands(door, COMMANDS)
+def build(service: Sessions) -> Commands:
+    return Commands(service, COMMANDS)

@@ -6,7 +6,7 @@ An id may be left out where only one thing waits: in this conversation or, befor
 import re
 from typing import Literal
 
-from tidegate.commands.registry import Command, Context, Reply
+from tidegate.commands.registry import CommandContext, CommandReply, SlashCommand
 from tidegate.errors import Conflict, NotFound, Refused
 from tidegate.sessions import QuestionView
 
@@ -19,19 +19,19 @@ LINE_CHARACTERS = 80
 _ID = re.compile(r"(ap_\w+)(?:\s+|$)")
 
 
-async def approve(context: Context, words: str) -> Reply:
+async def approve(context: CommandContext, words: str) -> CommandReply:
     id, rest = _split(words)
     if rest:
         raise Refused("Say /approve, or /approve ID; only a denial takes words.", code="bad_argument")
     return await _answer(context, id, "approved", "", "Approved")
 
 
-async def deny(context: Context, words: str) -> Reply:
+async def deny(context: CommandContext, words: str) -> CommandReply:
     id, reason = _split(words)
     return await _answer(context, id, "denied", reason, "Denied")
 
 
-async def answer(context: Context, words: str) -> Reply:
+async def answer(context: CommandContext, words: str) -> CommandReply:
     id, text = _split(words)
     if not text:
         raise Refused("Say the answer too: /answer TEXT, or its number.", code="missing_argument")
@@ -39,18 +39,18 @@ async def answer(context: Context, words: str) -> Reply:
 
 
 async def _answer(
-    context: Context, id: str, decision: Literal["approved", "denied", "answered"], text: str, done: str
-) -> Reply:
+    context: CommandContext, id: str, decision: Literal["approved", "denied", "answered"], text: str, done: str
+) -> CommandReply:
     question = await _find(context, id, "question" if decision == "answered" else "approval")
-    answered = await context.door.questions.answer(question.id, context.principal, decision, text)
+    answered = await context.service.questions.answer(question.id, context.principal, decision, text)
     here = answered.session == context.session
     what = answered.answer if decision == "answered" else first_line(answered)
-    return Reply(text=f"{done}: {what}", session=context.session, turn=answered.turn if here else None)
+    return CommandReply(text=f"{done}: {what}", session=context.session, turn=answered.turn if here else None)
 
 
-async def _find(context: Context, id: str, kind: Literal["approval", "question"]) -> QuestionView:
+async def _find(context: CommandContext, id: str, kind: Literal["approval", "question"]) -> QuestionView:
     """The one that is meant. Of several, or of another kind, which there are is said."""
-    questions = context.door.questions
+    questions = context.service.questions
     if id:
         return await questions.get(id, context.principal)
     found = await questions.open_for(context.principal, session=context.session)
@@ -87,19 +87,19 @@ def _split(words: str) -> tuple[str, str]:
 _COMMANDS = {"approval": "/approve", "question": "/answer"}
 
 COMMANDS = (
-    Command(
+    SlashCommand(
         name="approve",
         arguments="[ID]",
         help="Let the agent do what it asks leave for.",
         handler=approve,
     ),
-    Command(
+    SlashCommand(
         name="deny",
         arguments="[ID] [REASON]",
         help="Refuse what the agent asks leave for; it is told the reason and goes on.",
         handler=deny,
     ),
-    Command(
+    SlashCommand(
         name="answer",
         arguments="[ID] TEXT|NUMBER",
         help="Answer a question of the agent's, by one of its choices or freely where it has none.",

@@ -2,9 +2,9 @@
 
 import time
 
-from tidegate.commands.registry import Command, Context, Reply
+from tidegate.commands.registry import CommandContext, CommandReply, SlashCommand
 from tidegate.errors import Refused
-from tidegate.sessions import Filling, operations
+from tidegate.sessions import WindowUsage, operations
 
 BAR = 24
 """Characters of a bar as long as the window."""
@@ -12,17 +12,17 @@ BAR = 24
 REBUILDS = "The model reads the conversation anew once (its cached prefix is rebuilt)."
 
 
-async def context(context: Context, words: str) -> Reply:
+async def context(context: CommandContext, words: str) -> CommandReply:
     _check_alone("context", words)
-    filling = await context.door.filling(context.here(), context.principal)
-    return Reply(text=told(filling), session=context.session)
+    filling = await context.service.filling(context.here(), context.principal)
+    return CommandReply(text=told(filling), session=context.session)
 
 
-async def compact(context: Context, words: str) -> Reply:
+async def compact(context: CommandContext, words: str) -> CommandReply:
     _check_alone("compact", words)
-    await operations.ask_to_compact(context.door, context.here(), context.principal)
+    await operations.ask_to_compact(context.service, context.here(), context.principal)
     text = f"Older messages are summarised with your next message; nothing is deleted. {REBUILDS}"
-    return Reply(text=text, session=context.session)
+    return CommandReply(text=text, session=context.session)
 
 
 def _check_alone(command: str, words: str) -> None:
@@ -30,7 +30,7 @@ def _check_alone(command: str, words: str) -> None:
         raise Refused(f"Say /{command} alone.", code="bad_argument")
 
 
-def told(filling: Filling) -> str:
+def told(filling: WindowUsage) -> str:
     """As people read it, in lines."""
     about = "" if filling.counted else "about "
     lines = [
@@ -55,11 +55,11 @@ def told(filling: Filling) -> str:
     return "\n".join(lines)
 
 
-def _share(tokens: int, filling: Filling) -> str:
+def _share(tokens: int, filling: WindowUsage) -> str:
     return f"{tokens / filling.window:.1%}"
 
 
-def _bar(tokens: int, filling: Filling) -> str:
+def _bar(tokens: int, filling: WindowUsage) -> str:
     """How full it is, with the marks in it."""
     full = min(BAR, round(BAR * tokens / filling.window))
     cells = ["█"] * full + ["·"] * (BAR - full)
@@ -70,8 +70,8 @@ def _bar(tokens: int, filling: Filling) -> str:
 
 
 COMMANDS = (
-    Command(name="context", help="What fills the model's window, by part.", handler=context),
-    Command(
+    SlashCommand(name="context", help="What fills the model's window, by part.", handler=context),
+    SlashCommand(
         name="compact",
         help="Have older messages summarised for the model; the transcript stays whole.",
         handler=compact,

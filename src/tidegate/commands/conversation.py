@@ -2,7 +2,7 @@
 
 import time
 
-from tidegate.commands.registry import Command, Context, Reply
+from tidegate.commands.registry import CommandContext, CommandReply, SlashCommand
 from tidegate.errors import Refused
 from tidegate.sessions import SessionView, operations
 
@@ -14,75 +14,75 @@ REBUILDS = "The model reads the conversation anew once (its cached prefix is reb
 KEPT = " What is worth remembering of this one is kept; /memory shows it."
 
 
-async def new(context: Context, words: str) -> Reply:
+async def new(context: CommandContext, words: str) -> CommandReply:
     if words:
         raise Refused("Say /new alone; /title names a conversation once it has begun.", code="bad_argument")
     kept = ""
     if context.session is not None:
-        row = await context.door.row(context.session, context.principal)
-        learner = context.door.learner
-        if await context.door.end(context.session, context.principal, "new") and learner is not None:
-            kept = KEPT if learner.applies(row) else ""
-    return Reply(text=f"A new conversation begins with your next message.{kept}")
+        row = await context.service.row(context.session, context.principal)
+        extractor = context.service.extractor
+        if await context.service.end(context.session, context.principal, "new") and extractor is not None:
+            kept = KEPT if extractor.applies(row) else ""
+    return CommandReply(text=f"A new conversation begins with your next message.{kept}")
 
 
-async def stop(context: Context, _: str) -> Reply:
-    turn = await context.door.stop(context.here(), context.principal)
-    return Reply(text="Stopped." if turn else "Nothing is running.", session=context.session)
+async def stop(context: CommandContext, _: str) -> CommandReply:
+    turn = await context.service.stop(context.here(), context.principal)
+    return CommandReply(text="Stopped." if turn else "Nothing is running.", session=context.session)
 
 
-async def retry(context: Context, _: str) -> Reply:
-    accepted = await operations.retry(context.door, context.here(), context.principal)
-    return Reply(text=f"Trying again. {REBUILDS}", session=context.session, turn=accepted.turn)
+async def retry(context: CommandContext, _: str) -> CommandReply:
+    accepted = await operations.retry(context.service, context.here(), context.principal)
+    return CommandReply(text=f"Trying again. {REBUILDS}", session=context.session, turn=accepted.turn)
 
 
-async def undo(context: Context, _: str) -> Reply:
-    await operations.undo(context.door, context.here(), context.principal)
-    return Reply(text=f"The last turn is undone. {REBUILDS}", session=context.session)
+async def undo(context: CommandContext, _: str) -> CommandReply:
+    await operations.undo(context.service, context.here(), context.principal)
+    return CommandReply(text=f"The last turn is undone. {REBUILDS}", session=context.session)
 
 
-async def reload(context: Context, _: str) -> Reply:
-    changed = await operations.reload(context.door, context.here(), context.principal)
+async def reload(context: CommandContext, _: str) -> CommandReply:
+    changed = await operations.reload(context.service, context.here(), context.principal)
     text = f"Prompt and tools are as configured now. {REBUILDS}" if changed else "Prompt and tools had not changed."
-    return Reply(text=text, session=context.session)
+    return CommandReply(text=text, session=context.session)
 
 
-async def title(context: Context, words: str) -> Reply:
+async def title(context: CommandContext, words: str) -> CommandReply:
     if not words:
         raise Refused("Say the title too: /title Holiday plans", code="missing_argument")
-    await operations.set_title(context.door, context.here(), context.principal, words)
-    return Reply(text="Titled.", session=context.session)
+    await operations.set_title(context.service, context.here(), context.principal, words)
+    return CommandReply(text="Titled.", session=context.session)
 
 
-async def resume(context: Context, which: str) -> Reply:
+async def resume(context: CommandContext, which: str) -> CommandReply:
     if not which:
         raise Refused("Say which one: /resume NUMBER from /sessions, or its id.", code="missing_argument")
-    session, is_new = await operations.resume(context.door, await _find(context, which), context.principal)
-    view = await context.door.session(session, context.principal)
+    session, is_new = await operations.resume(context.service, await _find(context, which), context.principal)
+    view = await context.service.session(session, context.principal)
     name = view.title or view.name or view.id
     text = f"{name} had ended; a new one begins with its transcript." if is_new else f"You are back in: {name}"
-    return Reply(text=text, session=session)
+    return CommandReply(text=text, session=session)
 
 
-async def sessions(context: Context, words: str) -> Reply:
+async def sessions(context: CommandContext, words: str) -> CommandReply:
     found = await _recent(context, words or None)
     if not found:
         text = f"No conversation mentions {words}." if words else "There are no conversations yet."
-        return Reply(text=text, session=context.session)
+        return CommandReply(text=text, session=context.session)
     if words:
         # A number is a place in the plain list: here it would name another conversation.
         lines = [f"{view.id}  {_line(view, view.title or view.name or '')}" for view in found]
     else:
         named = ((view, view.title or view.name or view.id) for view in found)
         lines = [f"{number:3}. {_line(*each)}" for number, each in enumerate(named, 1)]
-    return Reply(text="\n".join(lines), session=context.session)
+    return CommandReply(text="\n".join(lines), session=context.session)
 
 
-async def _recent(context: Context, query: str | None = None) -> list[SessionView]:
-    return await context.door.sessions(context.principal, limit=LISTED, ended=None, query=query)
+async def _recent(context: CommandContext, query: str | None = None) -> list[SessionView]:
+    return await context.service.sessions(context.principal, limit=LISTED, ended=None, query=query)
 
 
-async def _find(context: Context, which: str) -> str:
+async def _find(context: CommandContext, which: str) -> str:
     if not which.isdecimal() or len(which) > len(str(LISTED)):
         return which
     found = await _recent(context)
@@ -99,43 +99,43 @@ def _line(view: SessionView, name: str) -> str:
 
 
 COMMANDS = (
-    Command(
+    SlashCommand(
         name="new",
         aliases=("reset",),
         help="End this conversation and begin a new one.",
         handler=new,
         mid_turn="stops the running turn first",
     ),
-    Command(name="stop", help="Stop the running turn; what it has said stays.", handler=stop),
-    Command(
+    SlashCommand(name="stop", help="Stop the running turn; what it has said stays.", handler=stop),
+    SlashCommand(
         name="retry",
         help="Undo the last turn and work its message again.",
         handler=retry,
         cost=REBUILDS,
         mid_turn="refused until the turn has ended",
     ),
-    Command(
+    SlashCommand(
         name="undo",
         help="Take the last turn out of what the model sees.",
         handler=undo,
         cost=REBUILDS,
         mid_turn="refused until the turn has ended",
     ),
-    Command(
+    SlashCommand(
         name="reload",
         help="Take the agent's prompt and tools as they are configured now.",
         handler=reload,
         cost=REBUILDS,
         mid_turn="refused until the turn has ended",
     ),
-    Command(name="title", arguments="WORDS", help="Name this conversation.", handler=title),
-    Command(
+    SlashCommand(name="title", arguments="WORDS", help="Name this conversation.", handler=title),
+    SlashCommand(
         name="sessions",
         arguments="[WORDS]",
         help="List conversations by number, or those that mention WORDS by id.",
         handler=sessions,
     ),
-    Command(
+    SlashCommand(
         name="resume",
         arguments="NUMBER|ID",
         help="Go back to a conversation; one that has ended begins anew with its transcript.",

@@ -6,7 +6,7 @@ the gateway's clock and as what is left, so that it is right in every time zone.
 
 import time
 
-from tidegate.config import Duration, Wrong
+from tidegate.config import Duration, InvalidValue
 from tidegate.errors import Refused
 
 _FOR = "for"
@@ -35,7 +35,7 @@ def split(command: str, words: str) -> tuple[str, float | None]:
 def _seconds(said: str) -> float | None:
     try:
         return _READ.read(said)
-    except Wrong:
+    except InvalidValue:
         return None
 
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from tidegate.commands.registry import Command, Context, Reply
+from tidegate.commands.registry import CommandContext, CommandReply, SlashCommand
 from tidegate.errors import NotFound, Refused
 
 if TYPE_CHECKING:
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 _SOURCES = {"person": "{} wrote it", "tool": "noted in a conversation with {}", "end": "learnt from {}"}
 
 
-async def memory(context: Context, words: str) -> Reply:
+async def memory(context: CommandContext, words: str) -> CommandReply:
     try:
         return await _memory(context, words)
     except NotFound as error:
         raise _with_hint(error) from None
 
 
-async def _memory(context: Context, words: str) -> Reply:
+async def _memory(context: CommandContext, words: str) -> CommandReply:
     service = _service(context)
     verb, _, rest = words.partition(" ")
     if verb.lower() == "agent":
@@ -27,18 +27,18 @@ async def _memory(context: Context, words: str) -> Reply:
         about_agent = False
     verb, rest = verb.lower(), rest.strip()
     if not verb:
-        return Reply(text=await _shown(context, service, about_agent), session=context.session)
+        return CommandReply(text=await _shown(context, service, about_agent), session=context.session)
     subject = await _subject(context, service, about_agent)
     if verb == "add":
         note = await service.put(context.principal, subject, rest)
-        return Reply(text=f"Remembered as note {note.id}. {_WHEN}", session=context.session)
+        return CommandReply(text=f"Remembered as note {note.id}. {_WHEN}", session=context.session)
     if verb == "edit":
         number, _, text = rest.partition(" ")
         note = await service.put(context.principal, subject, text.strip(), _number(number))
-        return Reply(text=f"Note {note.id} is changed. {_WHEN}", session=context.session)
+        return CommandReply(text=f"Note {note.id} is changed. {_WHEN}", session=context.session)
     if verb == "forget":
         gone = await service.drop(context.principal, subject, _number(rest))
-        return Reply(text=f"Forgotten: {gone.text}", session=context.session)
+        return CommandReply(text=f"Forgotten: {gone.text}", session=context.session)
     raise Refused(
         "Say /memory alone, /memory add TEXT, /memory edit NUMBER TEXT or /memory forget NUMBER; the same after "
         "/memory agent for the notes about the agent's work.",
@@ -49,7 +49,7 @@ async def _memory(context: Context, words: str) -> Reply:
 _WHEN = "New conversations begin with it; those that run are told with their next message."
 
 
-async def _shown(context: Context, service: "Memory", about_agent: bool) -> str:
+async def _shown(context: CommandContext, service: "Memory", about_agent: bool) -> str:
     subjects = [] if about_agent else [await _subject(context, service, False)]
     agent = await _agent(context)
     if about_agent or (agent is not None and service.serves(agent)):
@@ -66,7 +66,7 @@ async def _listed(service: "Memory", subject: "Subject") -> str:
     return "\n".join((f"About {of} ({book.bytes} of {book.most} bytes):", *lines))
 
 
-async def _subject(context: Context, service: "Memory", about_agent: bool) -> "Subject":
+async def _subject(context: CommandContext, service: "Memory", about_agent: bool) -> "Subject":
     if not about_agent:
         return await service.subject(context.principal)
     agent = await _agent(context)
@@ -75,16 +75,16 @@ async def _subject(context: Context, service: "Memory", about_agent: bool) -> "S
     return await service.subject(context.principal, agent=agent)
 
 
-async def _agent(context: Context) -> str | None:
+async def _agent(context: CommandContext) -> str | None:
     if context.session is None:
         return context.agent
-    return (await context.door.row(context.session, context.principal)).agent
+    return (await context.service.row(context.session, context.principal)).agent
 
 
-def _service(context: Context) -> "Memory":
-    if context.door.memory is None:
+def _service(context: CommandContext) -> "Memory":
+    if context.service.memory is None:
         raise NotFound("No agent here has a memory; give one the toolset 'memory' in tidegate.toml.", code="no_memory")
-    return context.door.memory
+    return context.service.memory
 
 
 def _with_hint(error: NotFound) -> NotFound:
@@ -102,7 +102,7 @@ def _number(text: str) -> int:
 
 
 COMMANDS = (
-    Command(
+    SlashCommand(
         name="memory",
         arguments="[agent] [add|edit|forget …]",
         help="Show or change what is remembered about you; with agent, about the agent's work.",

@@ -16,10 +16,10 @@ LONGEST_NAME = 100
 """Characters of an unknown command that are compared and quoted; a whole message may begin with a slash."""
 
 
-class Context(Frozen, frozen=True):
+class CommandContext(Frozen, frozen=True):
     """Who says it, where, and about which conversation."""
 
-    door: Sessions
+    service: Sessions
     principal: Principal
     channel: str
     session: str | None
@@ -31,7 +31,7 @@ class Context(Frozen, frozen=True):
         return self.session
 
 
-class Reply(Frozen, frozen=True):
+class CommandReply(Frozen, frozen=True):
     """What the person is told. `session` is where he is now: None when the conversation is over and the next message
     starts a new one. `turn` is a turn of it that the command started, or let go on."""
 
@@ -40,7 +40,7 @@ class Reply(Frozen, frozen=True):
     turn: str | None = None
 
 
-Handler = Callable[[Context, str], Awaitable[Reply]]
+Handler = Callable[[CommandContext, str], Awaitable[CommandReply]]
 
 
 class CommandInfo(Frozen, frozen=True, omit_defaults=False):
@@ -55,7 +55,7 @@ class CommandInfo(Frozen, frozen=True, omit_defaults=False):
     owner_only: bool
 
 
-class Command(Frozen, frozen=True):
+class SlashCommand(Frozen, frozen=True):
     name: str
     help: str
     handler: Handler
@@ -80,9 +80,9 @@ class Command(Frozen, frozen=True):
 
 
 class Commands:
-    def __init__(self, door: Sessions, commands: Iterable[Command]) -> None:
-        self._door = door
-        self._commands: dict[str, Command] = {}
+    def __init__(self, service: Sessions, commands: Iterable[SlashCommand]) -> None:
+        self._service = service
+        self._commands: dict[str, SlashCommand] = {}
         self._ordered = (*commands, self._help())
         for command in self._ordered:
             for name in (command.name, *command.aliases):
@@ -101,7 +101,7 @@ class Commands:
 
     async def run(
         self, line: str, *, principal: Principal, channel: str, session: str | None, agent: str | None
-    ) -> Reply:
+    ) -> CommandReply:
         word, _, rest = line.strip().removeprefix("/").partition(" ")
         command = self._commands.get(word.lower())
         if command is None:
@@ -113,15 +113,17 @@ class Commands:
             raise Refused(f"There is no command /{word}; {hint}", code="unknown_command")
         if command.owner_only:
             principal.require("configure")
-        context = Context(door=self._door, principal=principal, channel=channel, session=session, agent=agent)
+        context = CommandContext(
+            service=self._service, principal=principal, channel=channel, session=session, agent=agent
+        )
         return await command.handler(context, rest.strip())
 
-    def _help(self) -> Command:
-        async def show(context: Context, name: str) -> Reply:
+    def _help(self) -> SlashCommand:
+        async def show(context: CommandContext, name: str) -> CommandReply:
             text = self._explain(name.removeprefix("/")) if name else self._overview()
-            return Reply(text=text, session=context.session)
+            return CommandReply(text=text, session=context.session)
 
-        return Command(
+        return SlashCommand(
             name="help", aliases=("h",), arguments="[COMMAND]", help="What can be said with a slash.", handler=show
         )
 

@@ -5,10 +5,10 @@ from typing import get_args
 
 from tidegate.commands import approvals
 from tidegate.commands.durations import span, split, until
-from tidegate.commands.registry import Command, Context, Reply
+from tidegate.commands.registry import CommandContext, CommandReply, SlashCommand
 from tidegate.config import nearest
 from tidegate.errors import Refused
-from tidegate.sessions import FALLBACK, Fallen, SessionView, operations, reason
+from tidegate.sessions import FALLBACK, FallbackState, SessionView, operations, reason
 from tidegate.values import Reasoning, dollars
 
 EFFORTS = get_args(Reasoning)
@@ -18,61 +18,63 @@ PARTS = 3
 """Of what fills the window, that /status names."""
 
 
-async def model(context: Context, words: str) -> Reply:
+async def model(context: CommandContext, words: str) -> CommandReply:
     session = context.here()
-    names = context.door.models
+    names = context.service.models
     name, lasts = split("model", words)
     if not name:
-        lines = _model(context, await context.door.session(session, context.principal))
+        lines = _model(context, await context.service.session(session, context.principal))
         lines.append(f"There are: {', '.join(names)}.")
-        return Reply(text="\n".join(lines), session=session)
+        return CommandReply(text="\n".join(lines), session=session)
     if name == "default":
         for key in ("model", FALLBACK):
-            await operations.clear_setting(context.door, session, context.principal, key)
-        instead = (await context.door.session(session, context.principal)).fallback
+            await operations.clear_setting(context.service, session, context.principal, key)
+        instead = (await context.service.session(session, context.principal)).fallback
         when = _when(context) if instead is None else f"once it is back; until then {instead.model} answers"
-        return Reply(text=f"The agent's own model again, {when}.", session=session)
+        return CommandReply(text=f"The agent's own model again, {when}.", session=session)
     if name not in names:
         raise Refused(f"There is no model {name[:100]!r}{nearest(name, names)}", code="model_not_found")
-    ends = await operations.choose_model(context.door, session, context.principal, name, lasts=lasts)
+    ends = await operations.choose_model(context.service, session, context.principal, name, lasts=lasts)
     when = _from_when(context, ends)
     again = "" if lasts is None else ", and again when it ends"
-    return Reply(text=f"{name}, {when}. The cached prefix is rebuilt once{again}.", session=session)
+    return CommandReply(text=f"{name}, {when}. The cached prefix is rebuilt once{again}.", session=session)
 
 
-async def reasoning(context: Context, words: str) -> Reply:
+async def reasoning(context: CommandContext, words: str) -> CommandReply:
     session = context.here()
     effort, lasts = split("reasoning", words)
     if not effort:
-        lines = _reasoning(context, await context.door.session(session, context.principal))
+        lines = _reasoning(context, await context.service.session(session, context.principal))
         lines.append(f"There are: {', '.join(EFFORTS)}.")
-        return Reply(text="\n".join(lines), session=session)
+        return CommandReply(text="\n".join(lines), session=session)
     if effort == "default":
-        await operations.clear_setting(context.door, session, context.principal, "reasoning")
-        view = await context.door.session(session, context.principal)
-        return Reply(text=f"{_whose(context, view).capitalize()} default again, {_when(context)}.", session=session)
+        await operations.clear_setting(context.service, session, context.principal, "reasoning")
+        view = await context.service.session(session, context.principal)
+        return CommandReply(
+            text=f"{_whose(context, view).capitalize()} default again, {_when(context)}.", session=session
+        )
     if effort not in EFFORTS:
         raise Refused(f"Reasoning is one of {', '.join(EFFORTS)} or default.", code="bad_argument")
     ends = await operations.set_setting(
-        context.door, session, context.principal, "reasoning", effort, source=SOURCE, lasts=lasts
+        context.service, session, context.principal, "reasoning", effort, source=SOURCE, lasts=lasts
     )
     when = _from_when(context, ends)
-    return Reply(text=f"Reasoning {effort}, {when}. Nothing is rebuilt.", session=session)
+    return CommandReply(text=f"Reasoning {effort}, {when}. Nothing is rebuilt.", session=session)
 
 
-def _from_when(context: Context, ends: float | None) -> str:
+def _from_when(context: CommandContext, ends: float | None) -> str:
     """From when until when a setting holds."""
-    return _when(context) if ends is None else f"{_when(context)} {until(ends, context.door.clock())}"
+    return _when(context) if ends is None else f"{_when(context)} {until(ends, context.service.clock())}"
 
 
-def _when(context: Context) -> str:
-    running = context.session is not None and context.door.engine.running(context.session) is not None
+def _when(context: CommandContext) -> str:
+    running = context.session is not None and context.service.engine.running(context.session) is not None
     return "from the next turn on" if running else "from now on"
 
 
-async def status(context: Context, _: str) -> Reply:
-    view = await context.door.session(context.here(), context.principal)
-    expiry = context.door.config.expiry.named_idle
+async def status(context: CommandContext, _: str) -> CommandReply:
+    view = await context.service.session(context.here(), context.principal)
+    expiry = context.service.config.expiry.named_idle
     lines = [
         f"conversation  {view.title or view.name or view.id}",
         f"agent         {view.agent}",
@@ -85,12 +87,12 @@ async def status(context: Context, _: str) -> Reply:
         *await _asked(context),
         f"since         {time.strftime('%Y-%m-%d %H:%M', time.localtime(view.created))}",
     ]
-    return Reply(text="\n".join(lines), session=context.session)
+    return CommandReply(text="\n".join(lines), session=context.session)
 
 
-async def _filled(context: Context) -> list[str]:
+async def _filled(context: CommandContext) -> list[str]:
     """How full the model's window is, and of what most of all."""
-    filling = await context.door.filling(context.here(), context.principal)
+    filling = await context.service.filling(context.here(), context.principal)
     about = "" if filling.counted else "about "
     share = f"{filling.tokens / filling.window:.0%}"
     parts = sorted(filling.parts, key=lambda part: -part.tokens)[:PARTS]
@@ -101,25 +103,25 @@ async def _filled(context: Context) -> list[str]:
     ]
 
 
-async def _used(context: Context) -> str:
+async def _used(context: CommandContext) -> str:
     """What this conversation has cost so far."""
-    used = await context.door.used_in(context.here(), context.principal)
+    used = await context.service.used_in(context.here(), context.principal)
     cached = f" ({used.cached / used.input:.0%} of the former cached)" if used.cached else ""
     about = "about " if used.estimated else ""
     cost = f", {dollars(used.cost)}" if used.cost else ""
     return f"{about}{used.input:,} tokens in, {used.output:,} out{cached}{cost}"
 
 
-async def _asked(context: Context) -> list[str]:
+async def _asked(context: CommandContext) -> list[str]:
     """What waits for this person's answer here."""
-    found = await context.door.questions.open_for(context.principal, session=context.session, limit=approvals.LISTED)
+    found = await context.service.questions.open_for(context.principal, session=context.session, limit=approvals.LISTED)
     return [f"asked         {line}" for line in approvals.listing(found).splitlines()]
 
 
-def _model(context: Context, view: SessionView) -> list[str]:
+def _model(context: CommandContext, view: SessionView) -> list[str]:
     """The model that answers, why, and what would answer else."""
     chosen = view.settings.get("model")
-    agent = context.door.config.agents.get(view.agent)
+    agent = context.service.config.agents.get(view.agent)
     if agent is None:
         return [f"model         none: the agent {view.agent} is not configured any more"]
     if view.fallback is not None:
@@ -138,9 +140,9 @@ def _model(context: Context, view: SessionView) -> list[str]:
     ]
 
 
-def _instead(context: Context, fallen: Fallen) -> list[str]:
+def _instead(context: CommandContext, fallen: FallbackState) -> list[str]:
     """Who answers instead of the agent's own model."""
-    now = context.door.clock()
+    now = context.service.clock()
     again = f"not before {until(fallen.until, now).removeprefix('until ')}" if fallen.until > now else "next"
     return [
         f"model         {fallen.model} (instead of the agent's own, {fallen.instead_of}, which {reason(fallen)})",
@@ -148,11 +150,11 @@ def _instead(context: Context, fallen: Fallen) -> list[str]:
     ]
 
 
-def _reasoning(context: Context, view: SessionView) -> list[str]:
+def _reasoning(context: CommandContext, view: SessionView) -> list[str]:
     chosen = view.settings.get("reasoning")
     own = _whose(context, view)
     if chosen is None:
-        agent = context.door.config.agents.get(view.agent)
+        agent = context.service.config.agents.get(view.agent)
         given = agent.reasoning if agent is not None else None
         return [f"reasoning     {own}" if given is None else f"reasoning     {given} ({own})"]
     return [
@@ -162,22 +164,22 @@ def _reasoning(context: Context, view: SessionView) -> list[str]:
     ]
 
 
-def _whose(context: Context, view: SessionView) -> str:
+def _whose(context: CommandContext, view: SessionView) -> str:
     """Whose reasoning holds where nobody chose another."""
-    agent = context.door.config.agents.get(view.agent)
+    agent = context.service.config.agents.get(view.agent)
     return "the model's own" if agent is None or agent.reasoning is None else "the agent's own"
 
 
-def _held(context: Context, view: SessionView, key: str) -> str:
+def _held(context: CommandContext, view: SessionView, key: str) -> str:
     """Where a setting comes from, and how long it holds."""
     setting = view.settings[key]
     source = f"chosen here by /{key}" if setting.source == SOURCE else f"set by {setting.source}"
     ends = setting.expires
-    return f"{source}, {'to the end of the conversation' if ends is None else until(ends, context.door.clock())}"
+    return f"{source}, {'to the end of the conversation' if ends is None else until(ends, context.service.clock())}"
 
 
 COMMANDS = (
-    Command(
+    SlashCommand(
         name="model",
         arguments="[NAME|default] [for TIME]",
         help="Show or choose the model of this conversation, to its end or for a time such as 30m, 2h or 7d.",
@@ -185,14 +187,14 @@ COMMANDS = (
         cost="The cached prefix is rebuilt once, and again when a time ends.",
         mid_turn="applies from the next turn",
     ),
-    Command(
+    SlashCommand(
         name="reasoning",
         arguments="[EFFORT|default] [for TIME]",
         help=f"Show or choose how hard the model thinks here ({', '.join(EFFORTS)}), to the end or for a time.",
         handler=reasoning,
         mid_turn="applies from the next turn",
     ),
-    Command(
+    SlashCommand(
         name="status",
         help="What this conversation uses, where that comes from, and how long it holds.",
         handler=status,

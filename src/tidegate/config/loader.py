@@ -22,12 +22,12 @@ from tidegate.config.settings import (
     BudgetSettings,
     Config,
     ModelSettings,
-    Server,
+    ServerSettings,
     WebSettings,
     is_loopback,
     settings_of,
 )
-from tidegate.config.value_types import NAME, Wrong, is_reference, looks_secret, nearest, quote
+from tidegate.config.value_types import NAME, InvalidValue, is_reference, looks_secret, nearest, quote
 from tidegate.errors import Misconfigured
 from tidegate.values import Frozen
 
@@ -178,7 +178,7 @@ def _table(kind: type[Frozen], table: Any, where: str, faults: list[str]) -> Any
             continue
         try:
             read_value = setting.rule.read(value)
-        except Wrong as wrong:
+        except InvalidValue as wrong:
             faults.append(f"{where}.{key} {wrong}")
             continue
         values[key] = MappingProxyType(read_value) if isinstance(read_value, dict) else read_value
@@ -213,7 +213,7 @@ def _named(group: str, document: dict[str, Any], faults: list[str]) -> dict[str,
     return found
 
 
-def _check_server(server: Server | None, faults: list[str]) -> None:
+def _check_server(server: ServerSettings | None, faults: list[str]) -> None:
     if server is None:
         return
     if not re.fullmatch(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?", server.host):

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from tidegate.config.settings import NAMED, SINGLE, Config, Setting, settings_of
+from tidegate.config.settings import NAMED, SINGLE, Config, DeclaredSetting, settings_of
 from tidegate.config.value_types import Plain, References
 from tidegate.values import Frozen
 
@@ -62,7 +62,7 @@ def _block(title: str, kind: type[Frozen], value: Frozen) -> str:
     return "\n".join(lines)
 
 
-def reference() -> Iterator[tuple[str, str, list[Setting]]]:
+def reference() -> Iterator[tuple[str, str, list[DeclaredSetting]]]:
     """(table as written in the file, what it is for, its settings) for every table; the documentation is made of it."""
     for name, kind in SINGLE.items():
         yield name, inspect.cleandoc(kind.__doc__ or ""), list(settings_of(kind).values())

@@ -13,25 +13,25 @@ from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 import msgspec
 
 from tidegate.config.value_types import (
-    Address,
+    BaseUrl,
     Dollars,
     Duration,
     FilePath,
     Flag,
+    Fraction,
     Headers,
-    Lines,
     Networks,
     OneOf,
     Origins,
     Price,
     Reference,
     References,
-    Rule,
     Several,
-    Share,
     Size,
     Text,
+    TextLines,
     UserName,
+    ValueType,
     Whole,
     Words,
 )
@@ -44,24 +44,24 @@ HOUR = 3600.0
 DAY = 24 * HOUR
 
 
-class Setting(NamedTuple):
+class DeclaredSetting(NamedTuple):
     """One setting as declared. `default` is `msgspec.NODEFAULT` for one that must be given."""
 
     name: str
-    rule: Rule
+    rule: ValueType
     doc: str
     default: Any
 
 
-def settings_of(table: type[msgspec.Struct]) -> dict[str, Setting]:
+def settings_of(table: type[msgspec.Struct]) -> dict[str, DeclaredSetting]:
     """The settings of a table, in the order of their declaration."""
     hints = get_type_hints(table, include_extras=True)
-    found: dict[str, Setting] = {}
+    found: dict[str, DeclaredSetting] = {}
     for field in msgspec.structs.fields(table):
         if (marks := getattr(hints[field.name], "__metadata__", None)) is None:
             continue
         default = field.default_factory() if field.default_factory is not msgspec.NODEFAULT else field.default
-        found[field.name] = Setting(field.name, marks[0], marks[1], default)
+        found[field.name] = DeclaredSetting(field.name, marks[0], marks[1], default)
     return found
 
 
@@ -76,10 +76,10 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class Server(Frozen, frozen=True):
+class ServerSettings(Frozen, frozen=True):
     """Where the gateway listens."""
 
-    host: Annotated[str, Text(needed=True, at_most=253), "Address to listen on. Anything but loopback needs TLS."] = (
+    host: Annotated[str, Text(needed=True, at_most=253), "BaseUrl to listen on. Anything but loopback needs TLS."] = (
         "127.0.0.1"
     )
     port: Annotated[int, Whole(0, 65535), "Port to listen on; 0 takes any free one."] = 8420
@@ -118,7 +118,7 @@ class ModelSettings(Frozen, frozen=True):
     ]
     base_url: Annotated[
         str,
-        Address(),
+        BaseUrl(),
         "Base of the API; needed for every api but demo. With a key it must be https, or on this machine.",
     ] = ""
     model: Annotated[str, Text(), "The provider's name of the model; needed for every api but demo."] = ""
@@ -220,7 +220,7 @@ class AgentSettings(Frozen, frozen=True):
     ] = "balanced"
     rules: Annotated[
         tuple[str, ...],
-        Lines(),
+        TextLines(),
         'Rules before that, the first that fits decides: `"ask terminal command=git push*"`; see docs/approvals.md.',
     ] = ()
     recall: Annotated[
@@ -235,7 +235,7 @@ class AgentSettings(Frozen, frozen=True):
     ] = ()
     project_files: Annotated[
         tuple[str, ...],
-        Lines(),
+        TextLines(),
         "Files in its `workspace`, by their paths there, that a conversation's prompt begins with; see docs/skills.md.",
     ] = ("AGENTS.md", "CLAUDE.md")
     delegates: Annotated[
@@ -265,11 +265,13 @@ class BudgetSettings(Frozen, frozen=True):
     tokens: Annotated[int | None, Whole(1), "Tokens that may be used, those of requests and answers together."] = None
     money: Annotated[float | None, Dollars(), "Dollars that may be spent; every model needs a known price then."] = None
     only: Annotated[
-        tuple[str, ...], Lines(), "Names of the agents, principals or jobs that it is for; by default it is for each."
+        tuple[str, ...],
+        TextLines(),
+        "Names of the agents, principals or jobs that it is for; by default it is for each.",
     ] = ()
 
 
-class Limits(Frozen, frozen=True):
+class LimitSettings(Frozen, frozen=True):
     """Every bound of the process. Whoever exceeds one is told its name; nothing is cut silently."""
 
     residents: Annotated[int, Whole(1), "Conversations kept ready in memory; the others are in the store."] = 128
@@ -301,7 +303,7 @@ class Limits(Frozen, frozen=True):
     message_bytes: Annotated[int, Size(1 * KiB, 2**30), "Largest text of one message."] = 12 * MiB
     answer_bytes: Annotated[int, Size(1 * KiB, 2**30), "Largest answer of a model, as it streams in."] = 4 * MiB
     tool_output_bytes: Annotated[int, Size(512), "Bytes of a tool's result that the model is shown."] = 16 * KiB
-    tool_output_lines: Annotated[int, Whole(3), "Lines of a tool's result that the model is shown."] = 400
+    tool_output_lines: Annotated[int, Whole(3), "TextLines of a tool's result that the model is shown."] = 400
     spool_bytes: Annotated[int, Size(1 * MiB), "Long results that one conversation keeps on disk."] = 1024 * MiB
     questions: Annotated[int, Whole(1, 100_000), "Turns that may wait for a person's answer at once."] = 256
     questions_each: Annotated[int, Whole(1, 100_000), "Turns of one principal that may wait for an answer at once."] = (
@@ -333,14 +335,20 @@ class ContextSettings(Frozen, frozen=True):
     """How long conversations are fitted into their model's window. Nothing is ever cut from the transcript."""
 
     soft: Annotated[
-        float, Share(0.1, 0.95), "Share of the window from which on a summary of old messages is prepared meanwhile."
+        float,
+        Fraction(0.1, 0.95),
+        "Fraction of the window from which on a summary of old messages is prepared meanwhile.",
     ] = 0.7
     hard: Annotated[
-        float, Share(0.1, 0.98), "Share of the window above which old messages are replaced by it before the next step."
+        float,
+        Fraction(0.1, 0.98),
+        "Fraction of the window above which old messages are replaced by it before the next step.",
     ] = 0.8
-    keep: Annotated[float, Share(0.02, 0.9), "Share of the window for the newest messages, kept word for word."] = 0.2
+    keep: Annotated[
+        float, Fraction(0.02, 0.9), "Fraction of the window for the newest messages, kept word for word."
+    ] = 0.2
     least: Annotated[
-        float, Share(0.01, 0.9), "Share by which a request must become smaller, or nothing is replaced."
+        float, Fraction(0.01, 0.9), "Fraction by which a request must become smaller, or nothing is replaced."
     ] = 0.2
     model: Annotated[
         str, Text(), "Name of the model in `[models.…]` that writes the summaries; by default the conversation's own."
@@ -383,7 +391,9 @@ class SkillSettings(Frozen, frozen=True):
     docs/skills.md."""
 
     folders: Annotated[
-        tuple[str, ...], Lines(), "Folders of yours that hold skills; each skill is a folder with a SKILL.md in one."
+        tuple[str, ...],
+        TextLines(),
+        "Folders of yours that hold skills; each skill is a folder with a SKILL.md in one.",
     ] = ()
 
 
@@ -429,10 +439,10 @@ class WorkspaceSettings(Frozen, frozen=True):
         Words(),
         "Variables of the gateway's own environment that commands may see; none that holds a secret.",
     ] = ("LANG", "TZ")
-    read_only: Annotated[tuple[str, ...], Lines(), "Folders outside that commands in a sandbox may read."] = ()
+    read_only: Annotated[tuple[str, ...], TextLines(), "Folders outside that commands in a sandbox may read."] = ()
     ssh_host: Annotated[str, Text(), "Where commands run with the backend ssh: `host` or `user@host`."] = ""
     ssh_options: Annotated[
-        tuple[str, ...], Lines(), 'Options for ssh, one each: `"Port=2222"`, `"IdentityFile=~/.ssh/agent"`.'
+        tuple[str, ...], TextLines(), 'Options for ssh, one each: `"Port=2222"`, `"IdentityFile=~/.ssh/agent"`.'
     ] = ()
 
 
@@ -452,12 +462,12 @@ class WebSettings(Frozen, frozen=True):
         "Who answers searches.",
     ] = "none"
     search_url: Annotated[
-        str, Address(), "Base of the search engine's API; needed for searxng, the others have one of their own."
+        str, BaseUrl(), "Base of the search engine's API; needed for searxng, the others have one of their own."
     ] = ""
     search_key: Annotated[str | None, Reference(), "Where its API key is; needed for brave and tavily."] = None
 
 
-class Expiry(Frozen, frozen=True):
+class ExpirySettings(Frozen, frozen=True):
     """When idle conversations end, and how long what is over is kept."""
 
     named_idle: Annotated[float | None, Duration(60, never=True), "Idle time after which a conversation ends."] = None
@@ -477,7 +487,7 @@ class LogSettings(Frozen, frozen=True):
         "The least severity that is logged.",
     ] = "info"
     format: Annotated[
-        Literal["text", "json"], OneOf("text", "json"), "Lines for people, or one JSON object a line."
+        Literal["text", "json"], OneOf("text", "json"), "TextLines for people, or one JSON object a line."
     ] = "text"
 
 
@@ -485,18 +495,18 @@ class Config(Frozen, frozen=True):
     """All settings of one gateway. `demo` says that no model is configured and the demo model stands in."""
 
     home: Path
-    server: Server = Server()
+    server: ServerSettings = ServerSettings()
     store: StoreSettings = StoreSettings()
     models: Mapping[str, ModelSettings] = msgspec.field(default_factory=lambda: MappingProxyType({}))
     agents: Mapping[str, AgentSettings] = msgspec.field(default_factory=lambda: MappingProxyType({}))
-    limits: Limits = Limits()
+    limits: LimitSettings = LimitSettings()
     budgets: Mapping[str, BudgetSettings] = msgspec.field(default_factory=lambda: MappingProxyType({}))
     workspaces: WorkspaceSettings = WorkspaceSettings()
     web: WebSettings = WebSettings()
     context: ContextSettings = ContextSettings()
     memory: MemorySettings = MemorySettings()
     skills: SkillSettings = SkillSettings()
-    expiry: Expiry = Expiry()
+    expiry: ExpirySettings = ExpirySettings()
     log: LogSettings = LogSettings()
     demo: bool = False
 
@@ -515,15 +525,15 @@ class Config(Frozen, frozen=True):
 
 SINGLE: Mapping[str, type[Frozen]] = MappingProxyType(
     {
-        "server": Server,
+        "server": ServerSettings,
         "store": StoreSettings,
-        "limits": Limits,
+        "limits": LimitSettings,
         "workspaces": WorkspaceSettings,
         "web": WebSettings,
         "context": ContextSettings,
         "memory": MemorySettings,
         "skills": SkillSettings,
-        "expiry": Expiry,
+        "expiry": ExpirySettings,
         "log": LogSettings,
     }
 )

@@ -1,6 +1,6 @@
 """What a setting may be: one rule per kind of value, each of which reads a TOML value, names itself and writes itself.
 
-Guarantee: a rule either returns a value of the setting's type or raises `Wrong` with the end of a sentence ("must be
+Guarantee: a rule either returns a value of the setting's type or raises `InvalidValue` with the end of a sentence ("must be
 …"). A refused value is quoted only when it cannot be a secret.
 """
 
@@ -55,7 +55,7 @@ RICHEST = 1_000_000_000
 """Dollars of a budget; in billionths it is still a number that the store can add up."""
 
 
-class Wrong(Exception):
+class InvalidValue(Exception):
     """The end of a sentence about a value that was refused: "must be …"."""
 
 
@@ -105,7 +105,7 @@ def nearest(word: str, words: Iterable[str]) -> str:
     return f"; valid: {', '.join(known)}" if known else ""
 
 
-class Rule(Protocol):
+class ValueType(Protocol):
     """How one kind of setting is read (`read`), named in an error and the documentation (`shape`) and written."""
 
     @property
@@ -129,7 +129,7 @@ class Flag(Plain):
 
     def read(self, value: Any) -> bool:
         if not isinstance(value, bool):
-            raise Wrong(f"must be true or false, not {quote(value)}")
+            raise InvalidValue(f"must be true or false, not {quote(value)}")
         return value
 
 
@@ -144,15 +144,15 @@ class Whole(Plain):
 
     def read(self, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise Wrong(f"must be {self.shape}, not {quote(value)}")
+            raise InvalidValue(f"must be {self.shape}, not {quote(value)}")
         if not self.at_least <= value <= self.at_most:
-            raise Wrong(
+            raise InvalidValue(
                 f"must be {self.shape if value < self.at_least else f'at most {self.at_most}'}, not {quote(value)}"
             )
         return value
 
 
-class Share(Plain):
+class Fraction(Plain):
     """A part of a whole, as a number between two others."""
 
     def __init__(self, at_least: float, at_most: float) -> None:
@@ -164,9 +164,9 @@ class Share(Plain):
 
     def read(self, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise Wrong(f"must be {self.shape}, not {quote(value)}")
+            raise InvalidValue(f"must be {self.shape}, not {quote(value)}")
         if not self.at_least <= value <= self.at_most:
-            raise Wrong(f"must be {self.shape}, not {quote(value)}")
+            raise InvalidValue(f"must be {self.shape}, not {quote(value)}")
         return float(value)
 
 
@@ -177,9 +177,9 @@ class Price(Plain):
 
     def read(self, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-            raise Wrong(f"must be {self.shape}, not {quote(value)}")
+            raise InvalidValue(f"must be {self.shape}, not {quote(value)}")
         if value > DEAREST:
-            raise Wrong(f"must be at most {DEAREST}, not {quote(value)}")
+            raise InvalidValue(f"must be at most {DEAREST}, not {quote(value)}")
         return float(value)
 
 
@@ -190,9 +190,9 @@ class Dollars(Plain):
 
     def read(self, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise Wrong(f"must be {self.shape}, not {quote(value)}")
+            raise InvalidValue(f"must be {self.shape}, not {quote(value)}")
         if value > RICHEST:
-            raise Wrong(f"must be at most {RICHEST}, not {quote(value)}")
+            raise InvalidValue(f"must be at most {RICHEST}, not {quote(value)}")
         return float(value)
 
 
@@ -214,9 +214,9 @@ class Size:
         if isinstance(value, str) and len(value) <= QUOTED_AT_MOST and (found := SIZE.fullmatch(value)):
             size = int(found[1]) * BYTES[found[2]]
         if isinstance(size, bool) or not isinstance(size, int) or size < self.at_least:
-            raise Wrong(f"must be {self.shape}, not {quote(value)}")
+            raise InvalidValue(f"must be {self.shape}, not {quote(value)}")
         if size > self.at_most:
-            raise Wrong(f"must be at most {self.write(self.at_most).strip(chr(34))}, not {quote(value)}")
+            raise InvalidValue(f"must be at most {self.write(self.at_most).strip(chr(34))}, not {quote(value)}")
         return size
 
     def write(self, value: int | None) -> str:
@@ -247,11 +247,11 @@ class Duration:
         if isinstance(value, str) and len(value) <= QUOTED_AT_MOST and (found := DURATION.fullmatch(value)):
             span = float(found[1]) * SECONDS[found[2]]
         if isinstance(span, bool) or not isinstance(span, int | float) or not math.isfinite(_bounded(span)):
-            raise Wrong(f"must be {self.shape}, not {quote(value)}")
+            raise InvalidValue(f"must be {self.shape}, not {quote(value)}")
         if span < self.at_least or span < 0:
-            raise Wrong(f"must be {self.shape}, not {quote(value)}")
+            raise InvalidValue(f"must be {self.shape}, not {quote(value)}")
         if span > LONGEST:
-            raise Wrong(f"must be at most a hundred years, not {quote(value)}")
+            raise InvalidValue(f"must be at most a hundred years, not {quote(value)}")
         return float(span)
 
     def write(self, value: float | None) -> str:
@@ -279,13 +279,13 @@ class Text(Plain):
 
     def read(self, value: Any) -> str:
         if not isinstance(value, str):
-            raise Wrong(f"must be {self.shape}, not {quote(value)}")
+            raise InvalidValue(f"must be {self.shape}, not {quote(value)}")
         if self.needed and not value.strip():
-            raise Wrong("must not be empty")
+            raise InvalidValue("must not be empty")
         if self.one_line and any(ord(c) < 32 or ord(c) == 127 for c in value):
-            raise Wrong("must be one line of text without control characters")
+            raise InvalidValue("must be one line of text without control characters")
         if len(value) > self.at_most:
-            raise Wrong(f"must have at most {self.at_most} characters, not {len(value)}")
+            raise InvalidValue(f"must have at most {self.at_most} characters, not {len(value)}")
         return value
 
 
@@ -300,9 +300,9 @@ class UserName(Text):
         try:
             number = int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid if name else None
         except KeyError:
-            raise Wrong(f"must be {self.shape}; there is no user {quote(name)} here") from None
+            raise InvalidValue(f"must be {self.shape}; there is no user {quote(name)} here") from None
         if number == 0 or (number is not None and number > LARGEST_USER):
-            raise Wrong(f"must be {self.shape}, not {quote(name)}")
+            raise InvalidValue(f"must be {self.shape}, not {quote(name)}")
         return name
 
 
@@ -329,7 +329,7 @@ class OneOf(Plain):
             value = self._flags.get(value, value)
         if not isinstance(value, str) or value not in self.words:
             hint = nearest(value, self.words) if isinstance(value, str) else ""
-            raise Wrong(f"must be {self.shape}, not {quote(value)}{hint if '?' in hint else ''}")
+            raise InvalidValue(f"must be {self.shape}, not {quote(value)}{hint if '?' in hint else ''}")
         return value
 
 
@@ -345,10 +345,10 @@ class Several(Plain):
 
     def read(self, value: Any) -> tuple[str, ...]:
         if not isinstance(value, list) or not value:
-            raise Wrong(f"must be {self.shape}, not {'an empty list' if value == [] else quote(value)}")
+            raise InvalidValue(f"must be {self.shape}, not {'an empty list' if value == [] else quote(value)}")
         for word in value:
             if not isinstance(word, str) or word not in self.words:
-                raise Wrong(f"must be {self.shape}, and holds {quote(word)}")
+                raise InvalidValue(f"must be {self.shape}, and holds {quote(word)}")
         return tuple(word for word in self.words if word in value)
 
 
@@ -362,23 +362,23 @@ class Words(Plain):
 
     def read(self, value: Any) -> tuple[str, ...]:
         if not isinstance(value, list):
-            raise Wrong(f"must be {self.shape}, not {quote(value)}")
+            raise InvalidValue(f"must be {self.shape}, not {quote(value)}")
         for word in value:
             if not isinstance(word, str) or not NAME.fullmatch(word):
-                raise Wrong(f"must be {self.shape} (letters, digits, '.', '_', '-'), and holds {quote(word)}")
+                raise InvalidValue(f"must be {self.shape} (letters, digits, '.', '_', '-'), and holds {quote(word)}")
             if self.once and value.count(word) > 1:
-                raise Wrong(f"must name each at most once, and holds {quote(word)} several times")
+                raise InvalidValue(f"must name each at most once, and holds {quote(word)} several times")
         return tuple(dict.fromkeys(value))
 
 
-class Lines(Plain):
+class TextLines(Plain):
     """A list of lines of text, in the file's order."""
 
     shape = "a list of lines of text"
 
     def read(self, value: Any) -> tuple[str, ...]:
         if not isinstance(value, list):
-            raise Wrong(f"must be {self.shape}, not {quote(value)}")
+            raise InvalidValue(f"must be {self.shape}, not {quote(value)}")
         line = Text(needed=True)
         return tuple(line.read(each) for each in value)
 
@@ -390,14 +390,14 @@ class Networks(Plain):
 
     def read(self, value: Any) -> tuple[str, ...]:
         if not isinstance(value, list):
-            raise Wrong(f"must be {self.shape}, not {quote(value)}")
+            raise InvalidValue(f"must be {self.shape}, not {quote(value)}")
         for text in value:
             try:
                 if not isinstance(text, str):
                     raise ValueError
                 ipaddress.ip_network(text)
             except ValueError:
-                raise Wrong(f"must be {self.shape}, and holds {quote(text)}") from None
+                raise InvalidValue(f"must be {self.shape}, and holds {quote(text)}") from None
         return tuple(dict.fromkeys(value))
 
 
@@ -406,10 +406,10 @@ class Origins(Plain):
 
     def read(self, value: Any) -> tuple[str, ...]:
         if not isinstance(value, list):
-            raise Wrong(f"must be {self.shape}, not {quote(value)}")
+            raise InvalidValue(f"must be {self.shape}, not {quote(value)}")
         for origin in value:
             if not isinstance(origin, str) or not _is_origin(origin):
-                raise Wrong(f"must be {self.shape}, without a path or '*', and holds {quote(origin)}")
+                raise InvalidValue(f"must be {self.shape}, without a path or '*', and holds {quote(origin)}")
         return tuple(dict.fromkeys(value))
 
 
@@ -432,7 +432,7 @@ def _split_url(text: str) -> tuple[str, str, str] | None:
     return parts.hostname, parts.path, parts.query + parts.fragment
 
 
-class Address(Plain):
+class BaseUrl(Plain):
     """Base of an HTTP API. User, password and query are refused: an address is shown and logged, so it can hold no
     secret. The refused text is never quoted for the same reason."""
 
@@ -441,9 +441,9 @@ class Address(Plain):
     def read(self, value: Any) -> str:
         parts = _split_url(value) if isinstance(value, str) else None
         if not isinstance(value, str) or parts is None or parts[2] or len(value) > 2000:
-            raise Wrong(f"must be {self.shape}, without user, password or query")
+            raise InvalidValue(f"must be {self.shape}, without user, password or query")
         if looks_secret(value.split("://", 1)[1].partition("/")[2]) and SECRET.search(value):
-            raise Wrong("must hold no secret; put it where `key` refers to")
+            raise InvalidValue("must hold no secret; put it where `key` refers to")
         return value.rstrip("/")
 
 
@@ -454,7 +454,7 @@ class Reference(Plain):
 
     def read(self, value: Any) -> str:
         if not isinstance(value, str) or not is_reference(value):
-            raise Wrong(f"must be {self.shape}; a secret itself must not stand in this file")
+            raise InvalidValue(f"must be {self.shape}; a secret itself must not stand in this file")
         return value
 
 
@@ -465,11 +465,11 @@ class References(Plain):
 
     def read(self, value: Any) -> tuple[str, ...]:
         if not isinstance(value, list) or not value or len(value) > REFERENCES_AT_MOST:
-            raise Wrong(f"must be {self.shape}, one to {REFERENCES_AT_MOST} of them")
+            raise InvalidValue(f"must be {self.shape}, one to {REFERENCES_AT_MOST} of them")
         if not all(isinstance(each, str) and is_reference(each) for each in value):
-            raise Wrong(f"must be {self.shape}; a secret itself must not stand in this file")
+            raise InvalidValue(f"must be {self.shape}; a secret itself must not stand in this file")
         if len(set(value)) < len(value):
-            raise Wrong("must name each reference once")
+            raise InvalidValue("must name each reference once")
         return tuple(value)
 
 
@@ -480,16 +480,18 @@ class Headers:
 
     def read(self, value: Any) -> dict[str, str]:
         if not isinstance(value, dict):
-            raise Wrong(f"must be {self.shape}, not {quote(value)}")
+            raise InvalidValue(f"must be {self.shape}, not {quote(value)}")
         for name, text in value.items():
             if not HEADER.fullmatch(name):
-                raise Wrong(f"has {quote(name)}, which is no name of an HTTP header")
+                raise InvalidValue(f"has {quote(name)}, which is no name of an HTTP header")
             if name.lower() in FRAMING:
-                raise Wrong(f"has the header {quote(name)}, which the gateway sets itself; remove it")
+                raise InvalidValue(f"has the header {quote(name)}, which the gateway sets itself; remove it")
             if not isinstance(text, str) or any(ord(c) < 32 or ord(c) >= 127 for c in text):
-                raise Wrong(f"has the header {quote(name)}, whose value must be one line of plain text")
+                raise InvalidValue(f"has the header {quote(name)}, whose value must be one line of plain text")
             if (SENSITIVE_HEADER.search(name) or looks_secret(text)) and not is_reference(text):
-                raise Wrong(f'has the header {quote(name)}, which must be a reference, "env:NAME" or "file:PATH"')
+                raise InvalidValue(
+                    f'has the header {quote(name)}, which must be a reference, "env:NAME" or "file:PATH"'
+                )
         return dict(value)
 
     def write(self, value: Any) -> str:

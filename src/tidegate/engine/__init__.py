@@ -9,21 +9,21 @@ from tidegate.agent import Parked
 from tidegate.engine.embedded import TASK_OF_NONE, EmbeddedEngine, EngineStats
 from tidegate.engine.interface import Engine
 from tidegate.engine.journal import Journal, slim, without_bytes
-from tidegate.engine.live import Live
+from tidegate.engine.live import LiveTurn
 from tidegate.engine.turn_failures import describe, stopped
 from tidegate.engine.turn_log import TurnLog
-from tidegate.engine.turn_start import Begun, Taken, begin_at_once
+from tidegate.engine.turn_start import StartedTurn, TakenTurn, begin_at_once
 
 __all__ = [
     "TASK_OF_NONE",
-    "Begun",
     "EmbeddedEngine",
     "Engine",
     "EngineStats",
     "Journal",
-    "Live",
+    "LiveTurn",
     "Parked",
-    "Taken",
+    "StartedTurn",
+    "TakenTurn",
     "TurnLog",
     "begin_at_once",
     "describe",

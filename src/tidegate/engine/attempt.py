@@ -5,24 +5,24 @@ failed was stopped, with what it had said. Nothing is read or written here.
 """
 
 from tidegate.engine.journal import Billing, Journal
-from tidegate.engine.live import Live
-from tidegate.engine.settlement import Ending
+from tidegate.engine.live import LiveTurn
+from tidegate.engine.settlement import TurnEnd
 from tidegate.engine.turn_failures import stopped
-from tidegate.engine.turn_start import Taken
+from tidegate.engine.turn_start import TakenTurn
 from tidegate.store import SessionRow, TurnRow
 from tidegate.values import Failure, Message, Usage
 
 
-class Work:
+class Attempt:
     __slots__ = ("failure", "journal", "taken")
 
     def __init__(self) -> None:
-        self.taken: Taken | None = None
+        self.taken: TakenTurn | None = None
         self.journal: Journal | None = None
         self.failure: Failure | None = None
 
 
-def ending_of(live: Live, work: Work, taken: Taken, tallied: tuple[Usage, int]) -> Ending:
+def ending_of(live: LiveTurn, work: Attempt, taken: TakenTurn, tallied: tuple[Usage, int]) -> TurnEnd:
     """`tallied` is what the turn has used, and its steps."""
     journal, failure = work.journal, work.failure
     answer = journal.tail if journal is not None else None
@@ -37,7 +37,7 @@ def ending_of(live: Live, work: Work, taken: Taken, tallied: tuple[Usage, int]) 
         if draft := live.log.draft():
             tail = (("partial", Message(role="assistant", text=draft, finish="stopped")),)
     usage, steps = tallied
-    return Ending(
+    return TurnEnd(
         turn=live.turn,
         session=live.session,
         billing=bill_to(taken.turn, taken.session),
@@ -58,10 +58,10 @@ def ending_of(live: Live, work: Work, taken: Taken, tallied: tuple[Usage, int]) 
     )
 
 
-def given_up(turn: TurnRow, session: SessionRow, failure: Failure, tallied: tuple[Usage, int]) -> Ending:
+def given_up(turn: TurnRow, session: SessionRow, failure: Failure, tallied: tuple[Usage, int]) -> TurnEnd:
     """The end of a turn that an earlier process left and that does not go on."""
     usage, steps = tallied
-    return Ending(
+    return TurnEnd(
         turn=turn.id,
         session=session.id,
         billing=bill_to(turn, session),

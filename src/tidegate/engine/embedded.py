@@ -17,15 +17,15 @@ import anyio
 
 from tidegate.agent import Parked, tool_ended
 from tidegate.engine import held
-from tidegate.engine.attempt import Work, bill_to, ending_of, given_up
+from tidegate.engine.attempt import Attempt, bill_to, ending_of, given_up
 from tidegate.engine.interface import Engine
 from tidegate.engine.journal import Journal, slim
-from tidegate.engine.live import Live
-from tidegate.engine.settlement import Ending, Settled, settle
-from tidegate.engine.slots import Places
+from tidegate.engine.live import LiveTurn
+from tidegate.engine.settlement import Settlement, TurnEnd, settle
+from tidegate.engine.slots import Slots
 from tidegate.engine.turn_failures import describe
 from tidegate.engine.turn_log import TurnLog
-from tidegate.engine.turn_start import Begun, Taken, begin, peek
+from tidegate.engine.turn_start import StartedTurn, TakenTurn, begin, peek
 from tidegate.errors import Conflict, ModelFailed, Stopping, StoreFailed, TurnFailed
 from tidegate.lifetimes import Presence, Present, Scope, ScopeClosed, is_cancelled
 from tidegate.log import Log
@@ -45,7 +45,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
 
 
 class Handler(Protocol):
-    async def __call__(self, journal: Journal, taken: Taken) -> None: ...
+    async def __call__(self, journal: Journal, taken: TakenTurn) -> None: ...
 
     def ended(self, session: str, outcome: Outcome, version: int) -> None:
         """The turn has ended and its record is about to be released; `version` is the session's in the store now."""
@@ -79,10 +79,10 @@ class EmbeddedEngine(Engine):
         self._store = store
         self._presence = presence
         self._handler = handler
-        self.places = Places(turns)
+        self.places = Slots(turns)
         self._turn_seconds = turn_seconds
         self._clock = clock
-        self._live: dict[str, Live] = {}
+        self._live: dict[str, LiveTurn] = {}
         self._logs: WeakSet[TurnLog] = WeakSet()  # a log outlives its turn while somebody reads it
         self._ready: dict[Present, None] = {}
         self.parking = False
@@ -123,7 +123,7 @@ class EmbeddedEngine(Engine):
         """Whether this turn may give tasks now: while it runs, also when nothing else is taken in any more."""
         return turn in self._live and not self.resting
 
-    def _is_open(self, parent: Live | None) -> bool:
+    def _is_open(self, parent: LiveTurn | None) -> bool:
         return self._scope.open and not (self.parking if parent is not None else self._closed)
 
     def submit(
@@ -132,7 +132,7 @@ class EmbeddedEngine(Engine):
         turn: str,
         principal: str,
         *,
-        begun: Begun | None = None,
+        begun: StartedTurn | None = None,
         resumed: bool = False,
         within: str | None = None,
     ) -> TurnLog:
@@ -141,7 +141,7 @@ class EmbeddedEngine(Engine):
         live = self._live.get(turn)
         if live is None:
             parent = self._live.get(within) if within is not None else None
-            live = self._live[turn] = Live(turn, session, principal, begun=begun, resumed=resumed, parent=parent)
+            live = self._live[turn] = LiveTurn(turn, session, principal, begun=begun, resumed=resumed, parent=parent)
             self._logs.add(live.log)
             record = self._presence.obtain(session)
             record.waiting.append(live)
@@ -175,7 +175,7 @@ class EmbeddedEngine(Engine):
         """Every turn that waits or runs here."""
         return tuple(self._live)
 
-    def running(self, session: str) -> Live | None:
+    def running(self, session: str) -> LiveTurn | None:
         record = self._presence.get(session)
         return record.turn if record is not None else None
 
@@ -275,10 +275,10 @@ class EmbeddedEngine(Engine):
         while (live := next(filter(self._is_busy, self._live.values()), None)) is not None:
             await self._until_gone(live)
 
-    def _is_busy(self, live: Live) -> bool:
+    def _is_busy(self, live: LiveTurn) -> bool:
         return live.placed and not (self.parking and live.waits)
 
-    async def _until_gone(self, live: Live) -> None:
+    async def _until_gone(self, live: LiveTurn) -> None:
         """Until the turn's end is told, and some time more if it could not be stored yet."""
         await live.log.ended()
         await anyio.sleep(FIRST_PAUSE if live.turn in self._live else 0)
@@ -298,7 +298,7 @@ class EmbeddedEngine(Engine):
         self._scope.start(self._run, record, live, name=f"turn {live.turn}")
         record.tell()
 
-    def _leave_queue(self, live: Live) -> bool:
+    def _leave_queue(self, live: LiveTurn) -> bool:
         """Give up the turn's place; False when it has none, because it runs."""
         record = self._presence.get(live.session)
         if record is None or live not in record.waiting:
@@ -308,31 +308,31 @@ class EmbeddedEngine(Engine):
             self._ready.pop(record, None)
         return True
 
-    async def _withdraw(self, live: Live) -> None:
+    async def _withdraw(self, live: LiveTurn) -> None:
         """End a turn that has left the queue without having run. Its session stays present until the end is told, and
         no longer."""
         with contextlib.ExitStack() as present:
             record = present.enter_context(self._presence.attend(live.session))
 
-            def release(settled: Settled) -> None:
+            def release(settled: Settlement) -> None:
                 self._release(record, live, settled)
                 present.close()
 
             try:
                 await self._end_tasks(live)
-                ending = await self._ending(live, Work())
+                ending = await self._ending(live, Attempt())
                 if ending is not None:
                     await self._commit(live, ending, release)
             finally:
                 self._release(record, live, None)
 
-    async def _run(self, record: Present, live: Live) -> None:
+    async def _run(self, record: Present, live: LiveTurn) -> None:
         try:
             await self._work(record, live)
         finally:
             self._release(record, live, None)
 
-    def _release(self, record: Present, live: Live, settled: Settled | None) -> None:
+    def _release(self, record: Present, live: LiveTurn, settled: Settlement | None) -> None:
         """The one place where a turn's record is let go, once: as soon as its end is stored, so that whoever waits for
         it is told in the same round of the loop; at the latest when its task ends."""
         if live.released:
@@ -350,7 +350,7 @@ class EmbeddedEngine(Engine):
             self._ready[record] = None  # behind the sessions that waited for a place meanwhile
         self._fill(live.parent)
 
-    def _fill(self, tree: Live | None) -> None:
+    def _fill(self, tree: LiveTurn | None) -> None:
         """Give the free places to the sessions that wait for one; before that, what the turns of a tree keep for their
         tasks, to those."""
         while tree is not None:
@@ -364,7 +364,7 @@ class EmbeddedEngine(Engine):
             self._pump(waiting)
 
     @contextlib.contextmanager
-    def _absent(self, live: Live) -> Iterator[None]:
+    def _absent(self, live: LiveTurn) -> Iterator[None]:
         """A step of the turn waits for a person: others get its place, its resident may be unloaded, and its time does
         not count. When it comes back it does not wait for a place, it has waited enough; limits.questions bounds how
         many there are."""
@@ -376,16 +376,16 @@ class EmbeddedEngine(Engine):
         finally:
             self._fill(live.parent)
 
-    def _let_rest(self, asking: Live) -> None:
+    def _let_rest(self, asking: LiveTurn) -> None:
         """Nothing of this turn works now, nor of those that wait for it."""
-        live: Live | None = asking
+        live: LiveTurn | None = asking
         while live is not None:
             record = self._presence.get(live.session)
             if live.asks and record is not None and record.turn is live:
                 self._presence.turn_asks(record)
             live = live.parent
 
-    def _tell(self, live: Live, settled: Settled) -> None:
+    def _tell(self, live: LiveTurn, settled: Settlement) -> None:
         outcome = settled.outcome
         self._counts[outcome.state] += 1
         if live.started is not None:
@@ -405,9 +405,9 @@ class EmbeddedEngine(Engine):
                 live.log.append(Notice(text=text))
         live.log.append(TurnEnded(outcome=outcome))
 
-    async def _work(self, record: Present, live: Live) -> None:
+    async def _work(self, record: Present, live: LiveTurn) -> None:
         """Take the turn, have it handled, settle it; or leave it for the next start."""
-        work = Work()
+        work = Attempt()
         live.run()
         live.limit(self._turn_seconds)
         try:
@@ -444,7 +444,7 @@ class EmbeddedEngine(Engine):
         """Whether a turn broke because nothing can be opened any more: that is no fault of its own."""
         return not self._scope.open and (isinstance(error, ScopeClosed) or is_cancelled())
 
-    async def _end_tasks(self, live: Live) -> None:
+    async def _end_tasks(self, live: LiveTurn) -> None:
         """What others work on for this turn ends with it, and before it."""
         if not live.children:
             return
@@ -457,7 +457,7 @@ class EmbeddedEngine(Engine):
         if patience.cancelled_caught:
             log.warning("a task outlives the turn that gave it", session=live.session, turn=live.turn)
 
-    async def _park(self, live: Live, journal: Journal | None) -> None:
+    async def _park(self, live: LiveTurn, journal: Journal | None) -> None:
         """An orderly stop is no fault of the turn's: it goes on at the next start, and no resume is spent. What the
         call cost that was under way is written down: it will be made again."""
 
@@ -469,7 +469,7 @@ class EmbeddedEngine(Engine):
             with contextlib.suppress(StoreFailed):
                 await self._store.write(write)
 
-    def _log_failure(self, live: Live, failure: Failure, error: BaseException) -> None:
+    def _log_failure(self, live: LiveTurn, failure: Failure, error: BaseException) -> None:
         """One line a failed turn, so that a wrong key or a broken model is seen by the operator too. What an endpoint
         said stays out of it: it may quote the conversation."""
         if failure.code == "internal":
@@ -482,7 +482,7 @@ class EmbeddedEngine(Engine):
                 told = error.message
             log.warning("a turn failed", session=live.session, turn=live.turn, code=failure.code, told=told)
 
-    async def _handle(self, live: Live, work: Work) -> None:
+    async def _handle(self, live: LiveTurn, work: Attempt) -> None:
         begun, live.begun = live.begun, None
         if begun is None:
             begun = await self._store.write(begin, live.turn, self._clock())
@@ -490,7 +490,7 @@ class EmbeddedEngine(Engine):
         work.journal = self._open_journal(live, begun)
         await self._handler(work.journal, begun.taken)
 
-    def _open_journal(self, live: Live, begun: Begun) -> Journal:
+    def _open_journal(self, live: LiveTurn, begun: StartedTurn) -> Journal:
         if begun.taken.turn.usage.tokens:
             live.use(begun.taken.turn.usage)
         live.log.append(TurnStarted(turn=live.turn, resumed=live.resumed))
@@ -508,7 +508,7 @@ class EmbeddedEngine(Engine):
             clock=self._clock,
         )
 
-    async def _ending(self, live: Live, work: Work) -> Ending | None:
+    async def _ending(self, live: LiveTurn, work: Attempt) -> TurnEnd | None:
         """How the turn ends. One that was not taken was stopped while it waited, or the store refused it."""
         taken = work.taken or (live.begun.taken if live.begun is not None else None)
         taken = taken or await self._store.read(peek, live.turn)
@@ -519,7 +519,7 @@ class EmbeddedEngine(Engine):
             return ending_of(live, work, taken, await self._store.read(turns.tally, live.turn))
         return ending_of(live, work, taken, (live.used, work.journal.steps))
 
-    async def _commit(self, live: Live, ending: Ending, release: Callable[[Settled], None]) -> None:
+    async def _commit(self, live: LiveTurn, ending: TurnEnd, release: Callable[[Settlement], None]) -> None:
         """Stores the end and releases the turn. While the store refuses, whoever waits is told so at once, and the
         session stays with this turn until its end is stored: a later turn must not come before it."""
         pause = FIRST_PAUSE
@@ -529,7 +529,7 @@ class EmbeddedEngine(Engine):
             except Conflict:
                 ended = await self._store.read(turns.outcome, live.turn)
                 if ended is not None:
-                    release(Settled(outcome=ended))
+                    release(Settlement(outcome=ended))
             except StoreFailed as error:
                 if not live.log.closed:
                     log.error(
@@ -545,7 +545,7 @@ class EmbeddedEngine(Engine):
     async def give_up(self, turn: TurnRow, session: SessionRow, failure: Failure) -> bool:
         """Settle a turn that will not be resumed; False when it has ended meanwhile."""
 
-        def then(settled: Settled) -> None:
+        def then(settled: Settlement) -> None:
             if settled.spilled is not None:
                 self.submit(session.id, settled.spilled, session.principal)
 

@@ -7,7 +7,7 @@ whatever is said.
 
 from collections.abc import Iterable, Iterator
 
-from tidegate.engine.live import Live
+from tidegate.engine.live import LiveTurn
 from tidegate.engine.turn_log import TurnLog
 from tidegate.lifetimes import Holding
 
@@ -18,7 +18,7 @@ WAITING_BYTES = 2 * 1024
 """A waiting turn: its record and empty log."""
 
 
-def by_turns(turns: Iterable[Live]) -> Iterator[tuple[str, Holding]]:
+def by_turns(turns: Iterable[LiveTurn]) -> Iterator[tuple[str, Holding]]:
     for live in turns:
         yield f"session {live.session}", Holding(1, WAITING_BYTES if live.started is None else RUNNING_BYTES)
 

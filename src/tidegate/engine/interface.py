@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from tidegate.engine.turn_log import TurnLog
-from tidegate.engine.turn_start import Begun
+from tidegate.engine.turn_start import StartedTurn
 from tidegate.values import Event, Outcome
 
 
@@ -20,7 +20,7 @@ class Engine(Protocol):
         turn: str,
         principal: str,
         *,
-        begun: Begun | None = None,
+        begun: StartedTurn | None = None,
         resumed: bool = False,
         within: str | None = None,
     ) -> TurnLog:

@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from tidegate.agent import EXCERPT_CHARACTERS, Effect, Parked
-from tidegate.engine.live import Live
+from tidegate.engine.live import LiveTurn
 from tidegate.errors import StoreFailed
 from tidegate.store import AuditKind, Db, IntentRow, MessageRow, Store, audit, intents, messages, turns, usage
 from tidegate.values import Event, Frozen, Message, MessageAdded, ToolCall, Usage
@@ -113,7 +113,7 @@ def record_call(
 class Journal:
     def __init__(
         self,
-        live: Live,
+        live: LiveTurn,
         store: Store,
         billing: Billing,
         *,

@@ -8,7 +8,7 @@ way the turn ends. A record holds ids and values and other records, never a sess
 import asyncio
 
 from tidegate.engine.turn_log import TurnLog
-from tidegate.engine.turn_start import Begun
+from tidegate.engine.turn_start import StartedTurn
 from tidegate.values import Event, Notice, Usage
 
 NOTICES_KEPT = 16
@@ -17,7 +17,7 @@ NOTICES_KEPT = 16
 NOTHING = Usage()
 
 
-class Live:
+class LiveTurn:
     __slots__ = (
         "_due",
         "_halts",
@@ -55,9 +55,9 @@ class Live:
         session: str,
         principal: str = "",
         *,
-        begun: Begun | None = None,
+        begun: StartedTurn | None = None,
         resumed: bool = False,
-        parent: "Live | None" = None,
+        parent: "LiveTurn | None" = None,
     ) -> None:
         self.turn = turn
         self.session = session
@@ -67,7 +67,7 @@ class Live:
         self.resumed = resumed
         self.parent = parent
         """The turn that gave it its task."""
-        self.children: dict[str, Live] = {}
+        self.children: dict[str, LiveTurn] = {}
         """The turns that work on tasks of its, by id."""
         self.delegated = resumed
         """Whether it may have given tasks."""
@@ -114,7 +114,7 @@ class Live:
         return bool(self.away or (self.tasks and self._halts))
 
     @property
-    def root(self) -> "Live":
+    def root(self) -> "LiveTurn":
         """The outermost turn that it works for; itself, if nobody gave it its task."""
         live = self
         while live.parent is not None:

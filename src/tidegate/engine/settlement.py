@@ -21,7 +21,7 @@ LONG_TURN = 60.0
 """Seconds after which a turn's end counts as activity of its own; before that, its beginning is recent enough."""
 
 
-class Ending(Frozen, frozen=True):
+class TurnEnd(Frozen, frozen=True):
     """How a turn ends, decided by the engine before it is written."""
 
     turn: str
@@ -49,7 +49,7 @@ class Ending(Frozen, frozen=True):
     """Stopped before it was taken: what it was to read stays out of the transcript, and nobody else takes it."""
 
 
-class Settled(Frozen, frozen=True):
+class Settlement(Frozen, frozen=True):
     outcome: Outcome
     rows: tuple[MessageRow, ...] = ()
     spilled: str | None = None
@@ -58,7 +58,7 @@ class Settled(Frozen, frozen=True):
     """The session's version now, by which a resident knows whether it is up to date; -1 when there is none."""
 
 
-def settle(db: Db, ending: Ending, now: float) -> Settled:
+def settle(db: Db, ending: TurnEnd, now: float) -> Settlement:
     first = turns.settle(
         db,
         ending.turn,
@@ -98,13 +98,13 @@ def settle(db: Db, ending: Ending, now: float) -> Settled:
     if ending.ephemeral:
         receipts.finish(db, ending.turn, outcome)
         sessions.delete(db, ending.session)
-        return Settled(outcome=outcome, rows=tuple(rows))
+        return Settlement(outcome=outcome, rows=tuple(rows))
     if not goes_on:
         rows += messages.close_inbox(db, ending.session)
-    return Settled(outcome=outcome, rows=tuple(rows), spilled=spilled, version=sessions.version(db, ending.session))
+    return Settlement(outcome=outcome, rows=tuple(rows), spilled=spilled, version=sessions.version(db, ending.session))
 
 
-def _owed(db: Db, ending: Ending, now: float) -> Iterator[tuple[str, Message]]:
+def _owed(db: Db, ending: TurnEnd, now: float) -> Iterator[tuple[str, Message]]:
     """The results that the turn's calls still lack. Those that had begun are recorded as interrupted."""
     begun = intents.open_of(db, ending.turn)
     why = ending.error.message if ending.error is not None else "The turn ended first."
@@ -127,17 +127,17 @@ def _owed(db: Db, ending: Ending, now: float) -> Iterator[tuple[str, Message]]:
             yield step, interrupted(call, why, read_only=intent.read_only)
 
 
-def _answer(ending: Ending) -> Message | None:
+def _answer(ending: TurnEnd) -> Message | None:
     said = (message for _, message in reversed(ending.tail) if message.role == "assistant")
     return ending.concluded or next(said, None)
 
 
-def _finish(ending: Ending) -> str:
+def _finish(ending: TurnEnd) -> str:
     answer = _answer(ending)
     return (answer.finish if answer else "") or ("error" if ending.error else "")
 
 
-def _outcome(ending: Ending, notices: tuple[str, ...], now: float) -> Outcome:
+def _outcome(ending: TurnEnd, notices: tuple[str, ...], now: float) -> Outcome:
     answer = _answer(ending)
     return Outcome(
         turn=ending.turn,
@@ -168,7 +168,7 @@ def _late_notices(late: int, spilled: str | None) -> Iterator[str]:
         yield f"{some} {be} not answered, because the conversation ended first; send {it} again in a new one."
 
 
-def _spill(db: Db, ending: Ending, now: float) -> str:
+def _spill(db: Db, ending: TurnEnd, now: float) -> str:
     """What was accepted into this turn and not drained becomes the next turn, so that it is taken exactly once. The
     caller tools stay as they are."""
     turn = new_id("t")

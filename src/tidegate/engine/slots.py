@@ -11,10 +11,10 @@ person. Nothing is started here; whoever frees a place fills it.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tidegate.engine.live import Live
+from tidegate.engine.live import LiveTurn
 
 
-class Places:
+class Slots:
     def __init__(self, cap: int) -> None:
         self._cap = cap
         self.taken = 0
@@ -34,11 +34,11 @@ class Places:
     def free(self) -> bool:
         return self.taken < self._cap
 
-    def open_to(self, parent: Live | None) -> bool:
+    def open_to(self, parent: LiveTurn | None) -> bool:
         """Whether a turn could begin, of one's own or on a task of that parent's."""
         return self.free or (parent is not None and _is_kept(parent))
 
-    def begin(self, live: Live) -> None:
+    def begin(self, live: LiveTurn) -> None:
         """The turn has a place from now on: its parent's, if that keeps one."""
         self.started += 1
         self._count(live, 1)
@@ -46,7 +46,7 @@ class Places:
         self.taken += 1
         self._balance(live.parent)
 
-    def end(self, live: Live) -> None:
+    def end(self, live: LiveTurn) -> None:
         """The turn is over, or was never begun. Its place is its parent's again, if that has no other."""
         if live.started is not None:
             self._count(live, -1)
@@ -57,7 +57,7 @@ class Places:
             self._balance(live.parent)
 
     @contextmanager
-    def asks(self, live: Live) -> Iterator[None]:
+    def asks(self, live: LiveTurn) -> Iterator[None]:
         """A call of the turn waits for a person."""
         halted = [*_up(live)]
         for each in halted:
@@ -71,7 +71,7 @@ class Places:
                 each.go_on()
 
     @contextmanager
-    def delegates(self, live: Live) -> Iterator[None]:
+    def delegates(self, live: LiveTurn) -> Iterator[None]:
         """A call of the turn waits for a task that it gives."""
         live.delegated = True
         self._change(live, tasks=1)
@@ -80,20 +80,20 @@ class Places:
         finally:
             self._change(live, tasks=-1)
 
-    def _change(self, live: Live, *, away: int = 0, tasks: int = 0) -> None:
+    def _change(self, live: LiveTurn, *, away: int = 0, tasks: int = 0) -> None:
         self._count(live, -1)
         live.away += away
         live.tasks += tasks
         self._count(live, 1)
         self._balance(live)
 
-    def _count(self, live: Live, by: int) -> None:
+    def _count(self, live: LiveTurn, by: int) -> None:
         if live.away:
             self.asking += by
         elif live.tasks:
             self.delegating += by
 
-    def _balance(self, live: Live | None) -> None:
+    def _balance(self, live: LiveTurn | None) -> None:
         """The turn has a place if it works itself, or keeps one for its tasks; and so on upwards."""
         while live is not None:
             if live.started is None or live.released or not _wants(live):
@@ -103,24 +103,24 @@ class Places:
                 self.taken += 1
             live = live.parent
 
-    def _vacate(self, live: Live) -> None:
+    def _vacate(self, live: LiveTurn) -> None:
         if live.placed:
             live.placed = False
             self.taken -= 1
 
 
-def _up(live: Live | None) -> Iterator[Live]:
+def _up(live: LiveTurn | None) -> Iterator[LiveTurn]:
     while live is not None:
         yield live
         live = live.parent
 
 
-def _is_kept(live: Live) -> bool:
+def _is_kept(live: LiveTurn) -> bool:
     """Whether it has a place that it does not use itself."""
     return live.placed and live.waits
 
 
-def _wants(live: Live) -> bool:
+def _wants(live: LiveTurn) -> bool:
     if not live.waits:
         return True
     # A call whose task has not begun, or is over and not heard of yet, is one that a place is needed for.
@@ -128,5 +128,5 @@ def _wants(live: Live) -> bool:
     return live.tasks > begun and not any(map(_holds, live.children.values()))
 
 
-def _holds(live: Live) -> bool:
+def _holds(live: LiveTurn) -> bool:
     return live.placed or any(map(_holds, live.children.values()))

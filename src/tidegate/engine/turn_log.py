@@ -11,10 +11,10 @@ from collections.abc import AsyncGenerator
 from sys import getsizeof
 
 from tidegate.values import (
-    Asked,
     Event,
     MessageAdded,
     Notice,
+    QuestionAsked,
     TextDelta,
     ToolEnded,
     ToolProgress,
@@ -164,7 +164,7 @@ class TurnLog:
 def _weigh(event: Event) -> int:
     if isinstance(event, TextDelta | ToolProgress):
         return EVENT_BYTES + getsizeof(event.text)
-    if isinstance(event, Asked):
+    if isinstance(event, QuestionAsked):
         return MESSAGE_BYTES + getsizeof(event.summary)
     if isinstance(event, MessageAdded):
         message = event.message

@@ -13,10 +13,10 @@ from tidegate.store import (
     Db,
     IntentRow,
     MessageRow,
+    ParentTurn,
     SessionRow,
-    Setting,
+    SettingRow,
     TurnRow,
-    Within,
     intents,
     messages,
     notes,
@@ -37,27 +37,27 @@ def is_incoming(row: MessageRow) -> bool:
     return (row.step or "").startswith(turns.INCOMING)
 
 
-class Taken(Frozen, frozen=True):
+class TakenTurn(Frozen, frozen=True):
     """A turn as its handler gets it: the rows as they were when it was taken."""
 
     turn: TurnRow
     session: SessionRow
-    settings: tuple[Setting, ...]
+    settings: tuple[SettingRow, ...]
     tools_changed: bool = False
     """Whether the prefix was frozen anew with other caller tools."""
 
 
-class Begun(Frozen, frozen=True):
+class StartedTurn(Frozen, frozen=True):
     """A turn that may run: what it was begun with, by place, and what an earlier attempt left."""
 
-    taken: Taken
+    taken: TakenTurn
     incoming: tuple[tuple[int, Message], ...]
     recorded: tuple[MessageRow, ...] = ()
     intents: dict[str, IntentRow] = msgspec.field(default_factory=dict)
     """Of the steps that began in an earlier attempt and left no row."""
 
 
-def begin(db: Db, turn: str, now: float) -> Begun:
+def begin(db: Db, turn: str, now: float) -> StartedTurn:
     """Take a turn that waited, or one that an earlier process left."""
     changed = _take_caller_tools(db, turn, now)
     row = turns.take(db, turn, now)
@@ -68,8 +68,8 @@ def begin(db: Db, turn: str, now: float) -> Begun:
     held = tuple(settings.get_all(db, row.session, now))
     if all(is_incoming(each) and each.step != NOTICE for each in recorded):
         recorded += _tell(db, session, turn, held, now)
-    return Begun(
-        taken=Taken(turn=row, session=session, settings=held, tools_changed=changed),
+    return StartedTurn(
+        taken=TakenTurn(turn=row, session=session, settings=held, tools_changed=changed),
         incoming=tuple((each.seq or 0, each.message) for each in recorded if is_incoming(each)),
         recorded=tuple(recorded),
         intents=intents.open_of(db, turn),
@@ -87,8 +87,8 @@ def begin_at_once(
     incoming: Sequence[Message],
     now: float,
     job: str = "",
-    within: Within | None = None,
-) -> Begun:
+    within: ParentTurn | None = None,
+) -> StartedTurn:
     """Accept and take in one, for a session in which nothing else waits or runs: its rows are written once."""
     before = session
     session = freeze_caller_tools(db, session, call)
@@ -115,13 +115,13 @@ def begin_at_once(
     if closed:
         placed = messages.journal(db, turn)
     changed = session.caller_tools != before.caller_tools
-    return Begun(
-        taken=Taken(turn=row, session=session, settings=held, tools_changed=changed),
+    return StartedTurn(
+        taken=TakenTurn(turn=row, session=session, settings=held, tools_changed=changed),
         incoming=tuple((each.seq or 0, each.message) for each in placed),
     )
 
 
-def _tell(db: Db, session: SessionRow, turn: str, held: tuple[Setting, ...], now: float) -> list[MessageRow]:
+def _tell(db: Db, session: SessionRow, turn: str, held: tuple[SettingRow, ...], now: float) -> list[MessageRow]:
     """What happened meanwhile joins the turn as a message of its own, behind what was said."""
     texts = [notices.take(db, session.id), switches.take(db, session.id, held, now)]
     if session.memory_seen:
@@ -133,11 +133,11 @@ def _tell(db: Db, session: SessionRow, turn: str, held: tuple[Setting, ...], now
     return [messages.append(db, session=session.id, turn=turn, step=NOTICE, message=told, now=now)]
 
 
-def peek(db: Db, turn: str) -> Taken | None:
+def peek(db: Db, turn: str) -> TakenTurn | None:
     """The turn without taking it."""
     row = turns.get(db, turn)
     session = sessions.get(db, row.session) if row is not None else None
-    return Taken(turn=row, session=session, settings=()) if row is not None and session is not None else None
+    return TakenTurn(turn=row, session=session, settings=()) if row is not None and session is not None else None
 
 
 def freeze_caller_tools(db: Db, session: SessionRow, call: Call) -> SessionRow:

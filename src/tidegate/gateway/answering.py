@@ -8,7 +8,7 @@ from tidegate.values import Frozen
 DEMO = "the built-in demo model"
 
 
-class Answering(Frozen, frozen=True, omit_defaults=False):
+class AgentModel(Frozen, frozen=True, omit_defaults=False):
     agent: str
     setting: str
     """The model's name in the configuration."""
@@ -22,15 +22,15 @@ class Answering(Frozen, frozen=True, omit_defaults=False):
         return f"agent {self.agent}: {self.model} at {self.host}"
 
 
-def answering(config: Config) -> tuple[Answering, ...]:
+def agent_models(config: Config) -> tuple[AgentModel, ...]:
     return tuple(_of(name, config) for name in sorted(config.agents))
 
 
-def _of(name: str, config: Config) -> Answering:
+def _of(name: str, config: Config) -> AgentModel:
     setting = config.agents[name].model
     settings = config.models[setting]
     if settings.api == "demo":
-        return Answering(agent=name, setting=setting, model="demo", host="", demo=True)
+        return AgentModel(agent=name, setting=setting, model="demo", host="", demo=True)
     # The address was checked to hold neither user nor password.
     host = urlsplit(settings.base_url).netloc
-    return Answering(agent=name, setting=setting, model=settings.model, host=host, demo=False)
+    return AgentModel(agent=name, setting=setting, model=settings.model, host=host, demo=False)

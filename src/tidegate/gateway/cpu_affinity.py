@@ -33,7 +33,7 @@ _IDLE_FIELD = 3  # of a core's line there, behind its name
 _PROCESSOR_FIELD = 36  # of /proc/self/stat, counted from behind the command's name
 
 
-class OneCore:
+class CpuAffinity:
     """Owned by the process. Constructed it does nothing; `look` is called on the timer, off the loop."""
 
     def __init__(self) -> None:

@@ -24,23 +24,23 @@ from tidegate.errors import Misconfigured, StoreDamaged, TidegateError
 from tidegate.gateway import home as home_folder
 from tidegate.gateway import listen_address, start_message
 from tidegate.gateway.control import Control
-from tidegate.gateway.cpu_affinity import LOOK_SECONDS, OneCore
+from tidegate.gateway.cpu_affinity import LOOK_SECONDS, CpuAffinity
 from tidegate.gateway.hint import hint
 from tidegate.gateway.lock import TAKEOVER_NAME, BeingTakenOver, HomeLock, holder_of
 from tidegate.gateway.maintenance import Maintenance
 from tidegate.gateway.memory.allocator import trim
-from tidegate.gateway.memory.memory_limit import Ceiling
+from tidegate.gateway.memory.memory_limit import MemoryLimit
 from tidegate.gateway.memory.pressure import LOOK_SECONDS as PRESSURE_SECONDS
-from tidegate.gateway.memory.pressure import Pressure
+from tidegate.gateway.memory.pressure import MemoryPressure
 from tidegate.gateway.memory.report import MemoryReport
 from tidegate.gateway.preflight import preflight
-from tidegate.gateway.recording import Tape
-from tidegate.gateway.status import Reception
+from tidegate.gateway.recording import Recording
+from tidegate.gateway.status import StatusService
 from tidegate.lifetimes import Descriptors, Ledger, Scope
 from tidegate.log import Log
 from tidegate.models import Clients, Models
 from tidegate.security import Redactor, configure_logging
-from tidegate.sessions import Chore, Sessions
+from tidegate.sessions import MaintenanceTask, Sessions
 from tidegate.store import Store, audit, maintenance
 from tidegate.web import Health, Server, create_app
 
@@ -62,7 +62,7 @@ class StartFailed(TidegateError):
     """Something that nobody foresaw kept the house from being built."""
 
 
-class House:
+class Gateway:
     """One gateway. `fault` is called after each stage of building, for tests that let it fail there."""
 
     def __init__(
@@ -82,7 +82,7 @@ class House:
         self.address = ""
         self._port = port
         self._replace = replace
-        self._tape = Tape(record, replay)
+        self._recording = Recording(record, replay)
         self._say = say
         self._fault = fault
         self._asked = asyncio.Event()
@@ -198,10 +198,10 @@ class House:
         await to_thread.run_sync(home_folder.prepare, self.home)
 
     async def _read_config(self) -> None:
-        examine = partial(preflight.examine, keyless=self._tape.replays)
+        examine = partial(preflight.examine, keyless=self._recording.replays)
         self._ready = await to_thread.run_sync(examine, self.home, os.environ)
         self._config = self._ready.config
-        await to_thread.run_sync(self._tape.prepare, self._ready)
+        await to_thread.run_sync(self._recording.prepare, self._ready)
 
     async def _take_lock(self) -> None:
         self._lock, self._takeover = HomeLock(self.home), HomeLock(self.home, TAKEOVER_NAME)
@@ -279,9 +279,15 @@ class House:
         self._memory.watch_clients(self._clients)
         secrets = self._ready.secrets
         self._redactor.learn(*secrets.values())
-        traffic = await self._tape.open(self._scope, self._clients, self._config, self._redactor, self._ledger)
+        traffic = await self._recording.open(self._scope, self._clients, self._config, self._redactor, self._ledger)
         self._models = await self._scope.enter(
-            Models(self._config.models, traffic, secrets.__getitem__, limits.answer_bytes, patience=self._tape.patience)
+            Models(
+                self._config.models,
+                traffic,
+                secrets.__getitem__,
+                limits.answer_bytes,
+                patience=self._recording.patience,
+            )
         )
 
     async def _open_sessions(self) -> None:
@@ -307,15 +313,15 @@ class House:
         self._health = Health(self.store)
         registry = commands.build(self.sessions)
         app = create_app(
-            door=self.sessions,
+            service=self.sessions,
             commands=registry,
             store=self.store,
             config=self._config,
             models=self._models,
             redactor=self._redactor,
             health=self._health,
-            status=lambda: self._reception.status(memory=True),
-            gauges=lambda: self._reception.gauges(),
+            status=lambda: self._status_service.status(memory=True),
+            gauges=lambda: self._status_service.gauges(),
             descriptors=self._descriptors,
             terminal=await home_folder.key_digest(self.home),
         )
@@ -324,34 +330,36 @@ class House:
         await self._server.start(self._scope)
 
     async def _start_maintenance(self) -> None:
-        self._pressure = Pressure(self.sessions.presence, Ceiling(self._config.limits.memory_bytes))
-        chores = [
-            *self.sessions.chores(),
-            Chore(name="trim", interval=_TRIM_SECONDS, run=_trim),
-            Chore(name="memory", interval=PRESSURE_SECONDS, run=self._pressure.look),
-            Chore(name="files", interval=_FILES_SECONDS, run=self._look_at_files, within=_INTEGRITY_WITHIN),
-            Chore(name="integrity", interval=_INTEGRITY_SECONDS, run=self.store.integrity, within=_INTEGRITY_WITHIN),
+        self._pressure = MemoryPressure(self.sessions.presence, MemoryLimit(self._config.limits.memory_bytes))
+        maintenance_tasks = [
+            *self.sessions.maintenance_tasks(),
+            MaintenanceTask(name="trim", interval=_TRIM_SECONDS, run=_trim),
+            MaintenanceTask(name="memory", interval=PRESSURE_SECONDS, run=self._pressure.look),
+            MaintenanceTask(name="files", interval=_FILES_SECONDS, run=self._look_at_files, within=_INTEGRITY_WITHIN),
+            MaintenanceTask(
+                name="integrity", interval=_INTEGRITY_SECONDS, run=self.store.integrity, within=_INTEGRITY_WITHIN
+            ),
         ]
         self._health.watch("lock", self._lock.complaint)
         if self._config.server.one_core:
-            chores.append(await self._settle_on_a_core())
-        self._maintenance = Maintenance(chores, beat=self._health.beat)
-        for chore in chores:
+            maintenance_tasks.append(await self._settle_on_a_core())
+        self._maintenance = Maintenance(maintenance_tasks, beat=self._health.beat)
+        for chore in maintenance_tasks:
             self._health.expect(chore.name, chore.interval)
         scope = self._scope.child("maintenance")
         # At once too, in the background: the quick look at the opening does not read every page.
         scope.start(self.store.integrity, name="integrity check")
         self._maintenance.start(scope)
 
-    async def _settle_on_a_core(self) -> Chore:
-        core = OneCore()
+    async def _settle_on_a_core(self) -> MaintenanceTask:
+        core = CpuAffinity()
         self._scope.on_close(core.everywhere, name="cores")
 
         async def look() -> None:
             await to_thread.run_sync(core.look)
 
         await look()
-        return Chore(name="core", interval=LOOK_SECONDS, run=look)
+        return MaintenanceTask(name="core", interval=LOOK_SECONDS, run=look)
 
     async def _look_at_files(self) -> None:
         """See that the database is in its place; if another program has written to it, check all of it at once."""
@@ -361,7 +369,7 @@ class House:
             await self.store.integrity()
 
     async def _open_control(self) -> None:
-        self._reception = Reception(
+        self._status_service = StatusService(
             config=self._config,
             address=self.address,
             sessions=self.sessions,
@@ -372,10 +380,10 @@ class House:
             maintenance=self._maintenance,
             memory=self._memory,
             pressure=self._pressure,
-            tape=self._tape,
+            recording=self._recording,
             stop=self.ask_to_stop,
         )
-        await Control(self.home, self._reception.verbs(), self._descriptors).open(self._scope.child("control"))
+        await Control(self.home, self._status_service.verbs(), self._descriptors).open(self._scope.child("control"))
         # What stands now stands until the end: the collector need not look at it again.
         gc.collect()
         gc.freeze()
@@ -383,9 +391,9 @@ class House:
 
     async def _welcome(self) -> None:
         self._takeover.release()
-        for line in self._tape.lines(self._config):
+        for line in self._recording.lines(self._config):
             self._say(line)
-        for line in start_message.lines(self._config, self.address, *await self._reception.link()):
+        for line in start_message.lines(self._config, self.address, *await self._status_service.link()):
             self._say(line)
 
 

@@ -8,13 +8,13 @@ import errno
 import ipaddress
 import socket
 
-from tidegate.config import Server
+from tidegate.config import ServerSettings
 from tidegate.errors import Misconfigured
 
 _BACKLOG = 1024  # connections that wait while the loop is busy; a burst of clients, not a flood
 
 
-def bind(server: Server, port: int | None) -> socket.socket:
+def bind(server: ServerSettings, port: int | None) -> socket.socket:
     """A listening socket for these settings; the caller owns it."""
     wanted = server.port if port is None else port
     try:
@@ -52,7 +52,7 @@ def _is_loopback(bound: socket.socket) -> bool:
     return ipaddress.ip_address(str(bound.getsockname()[0]).partition("%")[0]).is_loopback
 
 
-def _refuse_exposed(server: Server, bound: socket.socket) -> None:
+def _refuse_exposed(server: ServerSettings, bound: socket.socket) -> None:
     if not _is_loopback(bound) and server.tls_cert is None and not server.insecure:
         raise Misconfigured(
             f"tidegate.toml: [server] host {server.host!r} is reachable from other machines: set tls_cert and tls_key, "
@@ -60,7 +60,7 @@ def _refuse_exposed(server: Server, bound: socket.socket) -> None:
         )
 
 
-def warning(server: Server, bound: socket.socket) -> str | None:
+def warning(server: ServerSettings, bound: socket.socket) -> str | None:
     """What an operator must know of this address, or None on loopback."""
     if _is_loopback(bound):
         return None
@@ -72,7 +72,7 @@ def warning(server: Server, bound: socket.socket) -> str | None:
     return f"Other machines can reach {address_of(server, bound)}, with TLS and a valid key only."
 
 
-def address_of(server: Server, bound: socket.socket) -> str:
+def address_of(server: ServerSettings, bound: socket.socket) -> str:
     """The address as a person opens it."""
     host, port = bound.getsockname()[:2]
     scheme = "http" if server.tls_cert is None else "https"

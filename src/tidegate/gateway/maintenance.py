@@ -15,7 +15,7 @@ import anyio
 from tidegate.errors import TidegateError
 from tidegate.lifetimes import Scope
 from tidegate.log import Log
-from tidegate.sessions import Chore
+from tidegate.sessions import MaintenanceTask
 from tidegate.values import Frozen
 
 _SPREAD = 0.2  # share of an interval by which first runs are spread, so that chores do not all run at once
@@ -36,7 +36,7 @@ class ChoreReport(Frozen, frozen=True):
 class _Record:
     __slots__ = ("chore", "error", "failures", "finished", "runs", "took")
 
-    def __init__(self, chore: Chore) -> None:
+    def __init__(self, chore: MaintenanceTask) -> None:
         self.chore = chore
         self.runs = 0
         self.failures = 0
@@ -49,12 +49,16 @@ class Maintenance:
     """Runs chores; `beat` is told the name of each that has finished a run well."""
 
     def __init__(
-        self, chores: Sequence[Chore], *, beat: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+        self,
+        maintenance_tasks: Sequence[MaintenanceTask],
+        *,
+        beat: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        names = [chore.name for chore in chores]
+        names = [chore.name for chore in maintenance_tasks]
         if len(set(names)) != len(names):
             raise ValueError(f"two chores have one name: {sorted(names)}")
-        self._records = tuple(_Record(chore) for chore in chores)
+        self._records = tuple(_Record(chore) for chore in maintenance_tasks)
         self._beat = beat
         self._clock = clock
         self._log = Log("tidegate.maintenance")

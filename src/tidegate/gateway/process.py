@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tidegate.gateway.gateway import House
+from tidegate.gateway.gateway import Gateway
 from tidegate.lifetimes import Descriptors
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -32,11 +32,13 @@ def run_process(
     descriptors = Descriptors()
     descriptors.keep(_DESCRIPTORS)  # most systems give a process 1,024 at first and let it ask for more
     asyncio.run(
-        _serve(House(home, port=port, replace=replace, record=record, replay=replay, say=say, descriptors=descriptors))
+        _serve(
+            Gateway(home, port=port, replace=replace, record=record, replay=replay, say=say, descriptors=descriptors)
+        )
     )
 
 
-async def _serve(house: House) -> None:
+async def _serve(house: Gateway) -> None:
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
         loop.add_signal_handler(number, house.ask_to_stop)

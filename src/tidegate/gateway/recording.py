@@ -12,17 +12,17 @@ from tidegate.config import Config, is_reference
 from tidegate.errors import Misconfigured
 from tidegate.gateway.preflight.preflight import NO_KEY, Ready
 from tidegate.lifetimes import Holding, Ledger, Scope
-from tidegate.models import Clients, Patience, Traffic
+from tidegate.models import Clients, RetryPolicy, Transport
 from tidegate.security import Redactor
 
 if TYPE_CHECKING:
-    from tidegate.models.recording.recorder import Recorder
-    from tidegate.models.recording.replayer import Replayer
+    from tidegate.models.recording.recorder import TransportRecorder
+    from tidegate.models.recording.replayer import TransportReplayer
 
 PROCESS = "process"
 
 
-class Tape:
+class Recording:
     """What is made of the model traffic; nothing, for most gateways."""
 
     def __init__(self, record: Path | None = None, replay: Path | None = None) -> None:
@@ -30,8 +30,8 @@ class Tape:
             raise Misconfigured("A gateway either records or replays: give --record or --replay, not both.")
         self._record = record
         self._replay = replay
-        self._replayer: Replayer | None = None
-        self._recorder: Recorder | None = None
+        self._replayer: TransportReplayer | None = None
+        self._recorder: TransportRecorder | None = None
 
     @property
     def replays(self) -> bool:
@@ -45,33 +45,37 @@ class Tape:
             check(self._record)
             _keep_apart(self._record, ready.config)
         if self._replay is not None:
-            from tidegate.models.recording.replayer import Replayer
+            from tidegate.models.recording.replayer import TransportReplayer
 
             known = (secret for secret in ready.secrets.values() if secret is not NO_KEY)
-            self._replayer = Replayer(self._replay, Redactor(known))
+            self._replayer = TransportReplayer(self._replay, Redactor(known))
             self._replayer.open()
 
-    async def open(self, scope: Scope, clients: Clients, config: Config, redactor: Redactor, ledger: Ledger) -> Traffic:
+    async def open(
+        self, scope: Scope, clients: Clients, config: Config, redactor: Redactor, ledger: Ledger
+    ) -> Transport:
         """What models are to ask."""
         if self._replayer is not None:
             return self._replayer
         if self._record is None:
             return clients
-        from tidegate.models.recording.recorder import Recorder
+        from tidegate.models.recording.recorder import TransportRecorder
 
-        recorder = await scope.enter(Recorder(clients, self._record, redactor, referred=set(_referred(config))))
+        recorder = await scope.enter(
+            TransportRecorder(clients, self._record, redactor, referred=set(_referred(config)))
+        )
         self._recorder = recorder
         ledger.view("recording", lambda: ((PROCESS, Holding(1, recorder.pen.pending, fds=1)),))
         return recorder
 
     @property
-    def patience(self) -> Patience | None:
+    def patience(self) -> RetryPolicy | None:
         """With which models try again; None for their own."""
         return None if self._replayer is None else self._replayer.patience
 
     def status(self) -> dict[str, Any] | None:
-        tape = self._recorder or self._replayer
-        return None if tape is None else tape.status()
+        recording = self._recorder or self._replayer
+        return None if recording is None else recording.status()
 
     def lines(self, config: Config) -> Iterator[str]:
         """What a person is told at the start."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from tidegate import __version__
 from tidegate.config import FILE_NAME, Config, example
-from tidegate.gateway.answering import answering
+from tidegate.gateway.answering import agent_models
 from tidegate.gateway.hint import hint
 
 _AGENTS_SHOWN = 20  # `tidegate status` names them all
@@ -20,7 +20,7 @@ def lines(config: Config, address: str, chat: str, expires: float) -> Iterator[s
         for line in example().splitlines():
             if line and not line.startswith("#"):
                 yield f"    {line}"
-    agents = answering(config)
+    agents = agent_models(config)
     yield from map(str, agents[:_AGENTS_SHOWN])
     if len(agents) > _AGENTS_SHOWN:
         yield f"and {len(agents) - _AGENTS_SHOWN} more agents"

@@ -14,20 +14,20 @@ import msgspec
 from tidegate import __version__
 from tidegate.config import Config
 from tidegate.gateway import start_message
-from tidegate.gateway.answering import answering
+from tidegate.gateway.answering import agent_models
 from tidegate.gateway.control import Verb
 from tidegate.gateway.home import one_time_code
 from tidegate.gateway.maintenance import Maintenance
-from tidegate.gateway.memory.pressure import Pressure
+from tidegate.gateway.memory.pressure import MemoryPressure
 from tidegate.gateway.memory.report import MemoryReport, kernel_figures, private_bytes
-from tidegate.gateway.recording import Tape
+from tidegate.gateway.recording import Recording
 from tidegate.models import Clients
 from tidegate.sessions import Sessions
 from tidegate.store import Store
 from tidegate.web import Health, Server
 
 
-class Reception:
+class StatusService:
     """Knows the rooms and changes none of them; `stop` is the house's own."""
 
     def __init__(
@@ -42,8 +42,8 @@ class Reception:
         server: Server,
         maintenance: Maintenance,
         memory: MemoryReport,
-        pressure: Pressure,
-        tape: Tape,
+        pressure: MemoryPressure,
+        recording: Recording,
         stop: Callable[..., None],
     ) -> None:
         self._config = config
@@ -56,7 +56,7 @@ class Reception:
         self._maintenance = maintenance
         self._memory = memory
         self._pressure = pressure
-        self._tape = tape
+        self._recording = recording
         self._stop = stop
         self._since = time.time()
 
@@ -74,14 +74,14 @@ class Reception:
             "address": self._address,
             "uptime": round(time.time() - self._since, 3),
             "demo": self._config.demo,
-            "agents": _plain(answering(self._config)),
+            "agents": _plain(agent_models(self._config)),
             **self._sessions.status(),
             "census": {**self._sessions.census(), "tasks": len(asyncio.all_tasks())},
             "health": _plain(await self._health.check()),
             "store": _plain(self._store.stats()),
             "connections": self._server.report(),
             "clients": _plain(self._clients.stats()),
-            "tape": self._tape.status(),
+            "tape": self._recording.status(),
             "chores": _plain(self._maintenance.report()),
             "memory": {**figures, **self._pressure.report()},
         }

@@ -15,7 +15,7 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 
 from tidegate.lifetimes.ledger import Holding
-from tidegate.lifetimes.single_flight import Flight
+from tidegate.lifetimes.single_flight import SingleFlight
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -93,7 +93,7 @@ class BoundedCache(Generic[K, V]):
         self._clock = clock
         self._on_evict = on_evict
         self._entries: OrderedDict[K, _Entry[V]] = OrderedDict()
-        self._flights: dict[K, Flight[V]] = {}
+        self._flights: dict[K, SingleFlight[V]] = {}
         self._bytes = self._hits = self._misses = self._evictions = 0
 
     def __len__(self) -> int:
@@ -157,7 +157,7 @@ class BoundedCache(Generic[K, V]):
 
     async def _make(self, key: K, make: Callable[[], Awaitable[V]]) -> V:
         _require_value(self.name, key)
-        flight = self._flights[key] = Flight[V]()
+        flight = self._flights[key] = SingleFlight[V]()
         try:
             value = await flight.lead(make)
         finally:

@@ -28,7 +28,7 @@ NICENESS = 10
 _ABOVE = 64  # every number that a process is given
 
 
-class Starter:
+class ProcessStarter:
     """`cores` are what the gateway was given; None for those that it has. `running` are the processes that it started
     and that have not been reaped."""
 
@@ -44,7 +44,7 @@ class Starter:
         given: Mapping[int, int | None],
         *,
         within: Callable[[Callable[[], int]], int] | None = None,
-    ) -> "Spawned":
+    ) -> "SpawnedProcess":
         """`given` says, for a number in the process, which descriptor of ours it is; None for one that leads nowhere.
         `within` calls what starts the process, on a thread from which it inherits something. Raises OSError when it
         cannot be started, or not be watched."""
@@ -77,7 +77,7 @@ class Starter:
             for fd in copies:
                 os.close(fd)
         try:
-            spawned = Spawned(pid, self._forget)
+            spawned = SpawnedProcess(pid, self._forget)
         except BaseException:
             # No descriptor left to watch it by: then it may not be.
             os.kill(pid, signal.SIGKILL)
@@ -107,7 +107,7 @@ class Starter:
                 os.sched_setaffinity(0, before)
 
 
-class Spawned:
+class SpawnedProcess:
     """One that was started. `reaped` is called with its number when it has been reaped."""
 
     def __init__(self, pid: int, reaped: Callable[[int], None]) -> None:

@@ -37,7 +37,7 @@ Measure = Callable[[], Iterable[tuple[str, Holding]]]
 """All that is held of one kind at this moment, by owner; an owner may come more than once."""
 
 
-class Books(msgspec.Struct, frozen=True):
+class LedgerReading(msgspec.Struct, frozen=True):
     """One reading of the ledger: what is held by kind, and by owner and kind."""
 
     kinds: dict[str, Holding]
@@ -69,7 +69,7 @@ class Ledger:
         self._known[kind] = None
         self._views.append((kind, measure))
 
-    def read(self) -> Books:
+    def read(self) -> LedgerReading:
         """What is held now. A kind that was ever known stays listed, with zeros: its metric does not vanish."""
         kinds = dict.fromkeys(sorted(self._known), NOTHING)
         owners: dict[str, dict[str, Holding]] = {}
@@ -77,7 +77,7 @@ class Ledger:
             kinds[kind] += holding
             own = owners.setdefault(owner, {})
             own[kind] = own.get(kind, NOTHING) + holding
-        return Books(kinds, owners)
+        return LedgerReading(kinds, owners)
 
     def totals(self) -> dict[str, Holding]:
         """What is held, by kind."""

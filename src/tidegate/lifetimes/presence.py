@@ -21,9 +21,9 @@ from typing import Any, Protocol, TypeVar, cast
 import msgspec
 
 from tidegate.lifetimes.ledger import Holding
-from tidegate.lifetimes.resident_order import Link, Order
+from tidegate.lifetimes.resident_order import OrderLink, ResidentOrder
 from tidegate.lifetimes.scope import Scope, ScopeClosed
-from tidegate.lifetimes.single_flight import Flight
+from tidegate.lifetimes.single_flight import SingleFlight
 
 RELEASE_WITHIN = 30.0
 """Seconds that a resident's release may take before it is given up and reported."""
@@ -52,11 +52,11 @@ R = TypeVar("R", bound=Resident)
 Warn = Callable[[str, dict[str, Any]], None]
 
 
-class Dropped(RuntimeError):
+class SessionEnded(RuntimeError):
     """The session ended while its resident was being built; the resident was released."""
 
 
-class Present(Link):
+class Present(OrderLink):
     """The record of a present session. A resident replaced in mid-turn waits in `detached` for the turn's end; what a
     one-shot turn works on, and nobody keeps, is in `passing` until then."""
 
@@ -83,7 +83,7 @@ class Present(Link):
         self.turn: Any | None = None
         self.waiting: deque[Any] = deque()  # house: allow the engine bounds it by limits.queue_length
         self.resident: Resident | None = None
-        self.building: Flight[Resident] | None = None
+        self.building: SingleFlight[Resident] | None = None
         self.wanted = b""
         self.detached: tuple[Resident, ...] = ()
         self.passing: Resident | None = None
@@ -182,7 +182,7 @@ class Presence:
         self._clock = clock
         self._warn: Warn = warn if warn is not None else _log_warning
         self._records: dict[str, Present] = {}
-        self._order: Order[Present] = Order()
+        self._order: ResidentOrder[Present] = ResidentOrder()
         self._unloads: dict[str, int] = {}
         # By the object's own identity: what has left the order and is not yet released is still held.
         self._leaving: dict[int, tuple[str, Resident]] = {}
@@ -327,7 +327,7 @@ class Presence:
             self._insert(record, resident)
             return resident
 
-        record.building, record.wanted = Flight[Resident](), signature
+        record.building, record.wanted = SingleFlight[Resident](), signature
         self.unload(record.key, reason="changed")  # not before: without the construction the record might be forgotten
         try:
             return cast(R, await record.building.lead(construct))
@@ -337,7 +337,7 @@ class Presence:
 
     def _refusal(self, record: Present, signature: bytes, resident: Resident) -> Exception | None:
         if self._records.get(record.key) is not record:
-            return Dropped(f"session {record.key} ended while its resident was being built")
+            return SessionEnded(f"session {record.key} ended while its resident was being built")
         if not self._scope.open:
             return ScopeClosed(f"the gateway was closed while the resident of session {record.key} was being built")
         if resident.signature != signature:

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from typing import Generic, TypeVar, cast
 
 
-class Link:
+class OrderLink:
     """A place in the ring. `weight` is what the ring has on its books for it."""
 
     __slots__ = ("newer", "older", "weight")
 
     def __init__(self) -> None:
-        self.newer: Link | None = None
-        self.older: Link | None = None
+        self.newer: OrderLink | None = None
+        self.older: OrderLink | None = None
         self.weight = 0
 
     @property
@@ -24,16 +24,16 @@ class Link:
         return self.newer is not None
 
 
-L = TypeVar("L", bound=Link)
+L = TypeVar("L", bound=OrderLink)
 
 
-class Order(Generic[L]):
+class ResidentOrder(Generic[L]):
     """Links from the least to the most recently used."""
 
     __slots__ = ("_anchor", "bytes", "size")
 
     def __init__(self) -> None:
-        self._anchor = Link()
+        self._anchor = OrderLink()
         self._anchor.newer = self._anchor.older = self._anchor
         self.size = 0
         self.bytes = 0
@@ -88,13 +88,13 @@ class Order(Generic[L]):
             freed += link.weight
         return found
 
-    def _append(self, link: Link) -> None:
+    def _append(self, link: OrderLink) -> None:
         newest = self._anchor.older
         assert newest is not None
         link.older, link.newer = newest, self._anchor
         newest.newer = self._anchor.older = link
 
-    def _detach(self, link: Link) -> None:
+    def _detach(self, link: OrderLink) -> None:
         older, newer = link.older, link.newer
         assert older is not None and newer is not None
         older.newer, newer.older = newer, older

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 V = TypeVar("V")
 
 
-class Flight(Generic[V]):
+class SingleFlight(Generic[V]):
     """One construction under way."""
 
     __slots__ = ("_end",)

@@ -8,18 +8,18 @@ no running session, compacts nothing and begins no session. It is paid from the 
 conversation that is deleted leaves nothing.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
 
 import anyio
 import msgspec
 
-from tidegate.agent import Errand, run_errand
+from tidegate.agent import SideCall, SpendGuard, run_side_call
 from tidegate.config import Config
-from tidegate.errors import ModelFailed, Refused
+from tidegate.errors import ModelFailed, NotYet, Refused
 from tidegate.log import Log
 from tidegate.memory.memory import Memory
 from tidegate.models import NOTES_TASK, Model, Models
-from tidegate.sessions.lifecycle import NotYet, Write
 from tidegate.store import (
     Db,
     MessageRow,
@@ -34,7 +34,6 @@ from tidegate.store import (
     summaries,
     usage,
 )
-from tidegate.turns.budgets.budgets import Budgets
 from tidegate.values import Call, Frozen, Message, Prefix, Usage
 
 HOOK = "memory"
@@ -97,7 +96,13 @@ class _Material(Frozen, frozen=True):
     said: int
 
 
-class Learner:
+SpendGuardFor = Callable[[Model, SessionRow, str], Awaitable[SpendGuard]]
+"""Gives the budgets that a side call of a session is paid from, by model and job."""
+
+Write = Callable[[Db], Any]
+
+
+class NoteExtractor:
     """The slow end hook of that name."""
 
     def __init__(
@@ -106,14 +111,14 @@ class Learner:
         config: Config,
         store: Store,
         models: Models,
-        budgets: Budgets,
+        spend_guard: SpendGuardFor,
         clock: Callable[[], float],
     ) -> None:
         self._memory = memory
         self._config = config
         self._store = store
         self._models = models
-        self._budgets = budgets
+        self._spend_guard = spend_guard
         self._clock = clock
 
     async def prepare(self, session: SessionRow) -> Write | None:
@@ -155,15 +160,17 @@ class Learner:
         kept = await self._memory.keeper.listing("person", session.principal)
         given = _given(material, [note.text for note in kept], _room(model))
         message = Message(role="user", text=msgspec.json.encode(given).decode())
-        errand = Errand(session.id)
-        purse = await self._budgets.purse(model, session, "")
+        side_call = SideCall(session.id)
+        spend_guard = await self._spend_guard(model, session, "")
         try:
-            answer = await run_errand(errand, model, purse, Prefix(prompt=TASK), message, Call(), within=SECONDS)
+            answer = await run_side_call(
+                side_call, model, spend_guard, Prefix(prompt=TASK), message, Call(), within=SECONDS
+            )
         finally:
             # Whatever comes of it, this was spent; and its effect may be another's, or never be committed.
-            if errand.calls:
+            if side_call.calls:
                 with anyio.CancelScope(shield=True):
-                    await self._store.write(_bill, session, tuple(errand.calls), self._clock())
+                    await self._store.write(_bill, session, tuple(side_call.calls), self._clock())
         learnt = read_answer(answer.text)
         if learnt is None:
             log.warning("a model's answer at a conversation's end is no list of notes", session=session.id)
@@ -205,7 +212,7 @@ def bounded(learnt: Iterable[str]) -> tuple[list[str], int]:
 
 def _room(model: Model) -> int:
     """Bytes that it is given."""
-    return min(GIVEN_BYTES, model.gauge.size(int(WINDOW_SHARE * model.facts.window)))
+    return min(GIVEN_BYTES, model.token_estimate.size(int(WINDOW_SHARE * model.facts.window)))
 
 
 def _given(material: _Material, kept: Sequence[str], room: int) -> _Given:

@@ -16,9 +16,9 @@ from tidegate.agent import part_of
 from tidegate.config import Config
 from tidegate.errors import NotAllowed, NotFound, Refused, ToolFailed
 from tidegate.lifetimes import CacheStats, Holding
-from tidegate.memory.stored_notes import Keeper, Marks, StoredNotes, line_of
+from tidegate.memory.stored_notes import NoteMarks, NoteStore, StoredNotes, line_of
+from tidegate.memory.views import Notebook, NoteView
 from tidegate.security import Principal
-from tidegate.sessions.views import Notebook, NoteView
 from tidegate.store import About, SessionRow, Store, notes, notices, principals, sessions
 from tidegate.tools import ToolContext
 from tidegate.tools.memory_provider import Draft, Note, find
@@ -56,15 +56,15 @@ class Memory:
         self._store = store
         self._clock = clock
         self._agents = frozenset(name for name, agent in config.agents.items() if TOOLSET in agent.tools)
-        self._marks = Marks(store)
-        self.keeper: Keeper = StoredNotes(store, config.memory, self._marks, clock)
+        self._marks = NoteMarks(store)
+        self.keeper: NoteStore = StoredNotes(store, config.memory, self._marks, clock)
 
     async def __aenter__(self) -> Self:
         """Finds the provider, where one is configured; it is opened when it is first asked."""
         if name := self._config.memory.provider:
-            from tidegate.memory.provider_notes import ProvidedNotes  # only where it is used
+            from tidegate.memory.provider_notes import ProviderNotes  # only where it is used
 
-            self.keeper = ProvidedNotes(
+            self.keeper = ProviderNotes(
                 name,
                 find(name, self._config.home),
                 self._config.home,

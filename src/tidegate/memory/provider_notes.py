@@ -17,7 +17,7 @@ from tidegate.config import MemorySettings
 from tidegate.errors import Busy, NotFound, TidegateError
 from tidegate.lifetimes import CacheStats
 from tidegate.log import Log
-from tidegate.memory.stored_notes import Marks, Write, marked
+from tidegate.memory.stored_notes import NoteMarks, Write, marked
 from tidegate.store import About, SessionRow, Store, notes
 from tidegate.tools.memory_provider import Draft, MemoryProvider, Note, Provide
 
@@ -41,11 +41,11 @@ MOST_NOTES = 1000
 log = Log(__name__)
 
 
-class Unanswered(Busy):
+class ProviderUnanswered(Busy):
     code = "memory_unavailable"
 
 
-class ProvidedNotes:
+class ProviderNotes:
     def __init__(
         self,
         name: str,
@@ -53,7 +53,7 @@ class ProvidedNotes:
         home: Path,
         store: Store,
         settings: MemorySettings,
-        marks: Marks,
+        marks: NoteMarks,
         clock: Callable[[], float],
     ) -> None:
         self._name = name
@@ -74,7 +74,7 @@ class ProvidedNotes:
     async def part(self, agent: str, principal: str) -> str:
         try:
             text = await self._ask(lambda provider: provider.part(agent, principal))
-        except Unanswered as error:
+        except ProviderUnanswered as error:
             return f"# Notes about the person you talk with\n{error.message} This conversation begins without them."
         # Each as a note: no line can pass for a heading of the gateway's.
         lines = [f"- {line.strip().lstrip('#-* ')}" for line in text.splitlines() if line.strip()]
@@ -179,8 +179,8 @@ class ProvidedNotes:
             self._marks.moved, notes.changed, about, whose, text[: 2 * notes.NOTE_BYTES], session, self._clock()
         )
 
-    def _unanswered(self) -> Unanswered:
-        return Unanswered(
+    def _unanswered(self) -> ProviderUnanswered:
+        return ProviderUnanswered(
             f"The memory {self._name!r} does not answer, so that the notes are not known now; try again soon, or see "
             "the operator's log.",
             retry_after=REST_SECONDS,

@@ -37,7 +37,7 @@ log = Log(__name__)
 Write = Callable[[Db], None]
 
 
-class Marks:
+class NoteMarks:
     """From which change on a conversation that begins now is to be told: the newest there is, and one more."""
 
     def __init__(self, store: Store) -> None:
@@ -54,7 +54,7 @@ class Marks:
         self._latest = latest if latest is None or self._latest is None else max(latest, self._latest)
 
 
-class Keeper(Protocol):
+class NoteStore(Protocol):
     """Where notes are: the gateway's own store, or a provider's."""
 
     async def part(self, agent: str, principal: str) -> str: ...
@@ -91,7 +91,7 @@ class Keeper(Protocol):
 
 
 class StoredNotes:
-    def __init__(self, store: Store, settings: MemorySettings, marks: Marks, clock: Callable[[], float]) -> None:
+    def __init__(self, store: Store, settings: MemorySettings, marks: NoteMarks, clock: Callable[[], float]) -> None:
         self._store = store
         self._settings = settings
         self._marks = marks
@@ -121,7 +121,7 @@ class StoredNotes:
         return [_note(row) for row in await self._store.read(notes.listing, about, whose)]
 
     async def remember(self, draft: Draft) -> tuple[Note, bool]:
-        def then(kept: notes.Kept) -> tuple[Note, bool]:
+        def then(kept: notes.NoteChange) -> tuple[Note, bool]:
             self._changed(draft.about, draft.whose, kept.latest)
             return _note(kept.note), kept.changed
 
@@ -140,7 +140,7 @@ class StoredNotes:
         )
 
     async def forget(self, about: About, whose: str, note: int, session: str | None) -> Note:
-        def then(kept: notes.Kept) -> Note:
+        def then(kept: notes.NoteChange) -> Note:
             self._changed(about, whose, kept.latest)
             return _note(kept.note)
 

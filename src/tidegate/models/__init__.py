@@ -9,9 +9,9 @@ from tidegate.models.formats.json_repair import repaired
 from tidegate.models.formats.request_text import NOTES_TASK, SUMMARY_TASK
 from tidegate.models.formats.token_counts import believed
 from tidegate.models.http.clients import Clients, ClientStats, Lease
-from tidegate.models.http.retry import Patience
-from tidegate.models.http.transport import Traffic
-from tidegate.models.interface import Encoded, Model, Wire
+from tidegate.models.http.retry import RetryPolicy
+from tidegate.models.http.transport import Transport
+from tidegate.models.interface import EncodedPrefix, Model, Wire
 from tidegate.models.registry import Models, ModelState
 
 __all__ = [
@@ -19,14 +19,14 @@ __all__ = [
     "SUMMARY_TASK",
     "ClientStats",
     "Clients",
-    "Encoded",
+    "EncodedPrefix",
     "Facts",
     "Lease",
     "Model",
     "ModelState",
     "Models",
-    "Patience",
-    "Traffic",
+    "RetryPolicy",
+    "Transport",
     "Wire",
     "believed",
     "repaired",

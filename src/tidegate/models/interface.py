@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from tidegate.models.catalog.facts import Facts
-from tidegate.models.formats.token_estimate import Gauge
+from tidegate.models.formats.token_estimate import TokenEstimate
 from tidegate.models.http.clients import Lease
 from tidegate.values import Call, Frozen, Message, Prefix
 
 
-class Encoded(Frozen, frozen=True):
+class EncodedPrefix(Frozen, frozen=True):
     """A session's frozen prefix in wire format: the system message (one JSON object, or nothing) and the tool list
     (a JSON array, or nothing). `caller_tools` names those that the caller runs."""
 
@@ -53,9 +53,9 @@ class Wire(Protocol):
         """All results of one model step, in the order of its calls, with what they show."""
         ...
 
-    def encode_prefix(self, prefix: Prefix) -> Encoded: ...
+    def encode_prefix(self, prefix: Prefix) -> EncodedPrefix: ...
 
-    def body(self, prefix: Encoded, history: Sequence[bytes], call: Call) -> list[bytes]:
+    def body(self, prefix: EncodedPrefix, history: Sequence[bytes], call: Call) -> list[bytes]:
         """The whole request for a stream, in pieces that are sent one after the other. `history` holds what was
         encoded, in order; several of them may stand in one, joined by a comma."""
         ...
@@ -80,7 +80,7 @@ class Model(Protocol):
     def facts(self) -> Facts: ...
 
     @property
-    def gauge(self) -> Gauge:
+    def token_estimate(self) -> TokenEstimate:
         """How many tokens its text has, as far as its provider has told."""
         ...
 
@@ -89,7 +89,7 @@ class Model(Protocol):
 
     async def ask(
         self,
-        prefix: Encoded,
+        prefix: EncodedPrefix,
         history: Sequence[bytes],
         call: Call,
         *,

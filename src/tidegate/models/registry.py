@@ -17,11 +17,11 @@ from tidegate.errors import Misconfigured, ModelKind
 from tidegate.models.catalog.catalog import Catalogue
 from tidegate.models.catalog.facts import Facts
 from tidegate.models.formats.openai.chat import OpenAIChat
-from tidegate.models.http.cooldown import Rests
+from tidegate.models.http.cooldown import Cooldowns
 from tidegate.models.http.http_model import Format, HttpModel
 from tidegate.models.http.keyring import Key, KeyRing
-from tidegate.models.http.retry import Patience
-from tidegate.models.http.transport import Traffic
+from tidegate.models.http.retry import RetryPolicy
+from tidegate.models.http.transport import Transport
 from tidegate.models.interface import Model
 from tidegate.security import Redactor, Secret
 from tidegate.values import Frozen
@@ -45,20 +45,20 @@ class Models:
     def __init__(
         self,
         settings: Mapping[str, ModelSettings],
-        traffic: Traffic,
+        traffic: Transport,
         resolve: Callable[[str], Secret],
         answer_bytes: int,
         *,
-        patience: Patience | None = None,
+        patience: RetryPolicy | None = None,
     ) -> None:
         self._settings = settings
         self._traffic = traffic
         self._resolve = resolve
         self._answer_bytes = answer_bytes
-        self._patience = patience or Patience()
+        self._patience = patience or RetryPolicy()
         self._models: dict[str, Model] = {}
-        self._key_rests = Rests(self._patience.clock)
-        self.rests = Rests(self._patience.clock)
+        self._key_rests = Cooldowns(self._patience.clock)
+        self.cooldowns = Cooldowns(self._patience.clock)
         """Models by name that are left alone for a while."""
 
     async def __aenter__(self) -> Self:
@@ -87,7 +87,7 @@ class Models:
         return {name: self._state(name, model) for name, model in self._models.items()}
 
     def _state(self, name: str, model: Model) -> ModelState:
-        rest = self.rests.of(name)
+        rest = self.cooldowns.of(name)
         http = model if isinstance(model, HttpModel) else None
         return ModelState(
             keys=sum(key.secret is not None for key in http.keys.keys) if http is not None else 0,
@@ -154,8 +154,8 @@ def _format(settings: ModelSettings, facts: Facts) -> Format:
 
             return OpenAIResponses(settings.model, facts)
         case "anthropic":
-            from tidegate.models.formats.anthropic.messages import Anthropic
+            from tidegate.models.formats.anthropic.messages import AnthropicMessages
 
-            return Anthropic(settings.model, facts, cache_ttl=settings.cache_ttl or "5m")
+            return AnthropicMessages(settings.model, facts, cache_ttl=settings.cache_ttl or "5m")
         case _:
             return OpenAIChat(settings.base_url, settings.model, facts)

@@ -14,9 +14,9 @@ from tidegate.config import Config
 from tidegate.errors import ToolFailed
 from tidegate.lifetimes import Scope
 from tidegate.recall import render
-from tidegate.recall.render import Page
-from tidegate.recall.search import Seeker, Seeking, Stage
-from tidegate.recall.search_index import Plugged
+from tidegate.recall.render import RenderedPage
+from tidegate.recall.search import MessageSearch, SearchRequest, SearchStage
+from tidegate.recall.search_index import PluginIndex
 from tidegate.spool import Spool
 from tidegate.store import Db, MessageRow, Store, SummaryRow, messages, sessions, summaries
 from tidegate.tools import ToolContext
@@ -41,7 +41,7 @@ LEAST_LINES = 4
 """Without which a page could not hold a line of a message."""
 
 
-class Wanted(Frozen, frozen=True):
+class TranscriptSpan(Frozen, frozen=True):
     """Places of a session to be shown, the first of them from a character on."""
 
     session: str
@@ -51,15 +51,15 @@ class Wanted(Frozen, frozen=True):
     summary: int | None
 
 
-class Recalling:
+class RecallService:
     def __init__(self, config: Config, store: Store, spool: Spool, scope: Scope) -> None:
         """Until it is entered, the full-text index answers alone."""
         self._config = config
         self._store = store
         self._spool = spool
         name = config.context.index
-        self.index = Plugged(name, config.home, scope, store) if name else None
-        self._seeker = Seeker(store, spool, self.index)
+        self.index = PluginIndex(name, config.home, scope, store) if name else None
+        self._seeker = MessageSearch(store, spool, self.index)
 
     async def __aenter__(self) -> Self:
         if self.index is not None:
@@ -83,7 +83,7 @@ class Recalling:
         if everywhere and not self._may_look_everywhere(ctx):
             raise ToolFailed(_NOT_EVERYWHERE)
         page = self._page()
-        seeking = Seeking(
+        seeking = SearchRequest(
             principal=ctx.principal,
             own=ctx.session,
             turn=ctx.turn,
@@ -95,7 +95,7 @@ class Recalling:
         )
         return self._shown(page, await self._seeker.seek(seeking, after))
 
-    def _shown(self, page: Page, stage: Stage) -> str:
+    def _shown(self, page: RenderedPage, stage: SearchStage) -> str:
         after, shown = stage.after, 0
         if stage.hits:
             page.add(render.NOTICE)
@@ -148,7 +148,7 @@ class Recalling:
         self._list(db, page, session, below, after)
         return page.text()
 
-    def _list(self, db: Db, page: Page, session: str, rows: list[SummaryRow], after: int) -> None:
+    def _list(self, db: Db, page: RenderedPage, session: str, rows: list[SummaryRow], after: int) -> None:
         following = [row for row in rows if row.first > after]
         for place, row in enumerate(following):
             about, text = _about(db, session, row), render.QUOTE + render.one_line(row.text[:BEGINNING])
@@ -179,10 +179,10 @@ class Recalling:
             raise ToolFailed("context_expand: give summary, or first")
         if last is not None and last < first:
             raise ToolFailed("context_expand: last must not be before first")
-        wanted = Wanted(session=of, first=first, last=last, offset=offset, summary=summary)
+        wanted = TranscriptSpan(session=of, first=first, last=last, offset=offset, summary=summary)
         return await self._store.read(self._original, wanted, foreign=of != ctx.session)
 
-    def _original(self, db: Db, wanted: Wanted, *, foreign: bool) -> str:
+    def _original(self, db: Db, wanted: TranscriptSpan, *, foreign: bool) -> str:
         """The messages as they were said, as many as fit."""
         end = wanted.first if wanted.last is None else wanted.last
         page = self._page()
@@ -209,7 +209,7 @@ class Recalling:
         page.add("[that is all]")
         return page.text()
 
-    def _show(self, page: Page, row: MessageRow, offset: int, *, foreign: bool) -> int | None:
+    def _show(self, page: RenderedPage, row: MessageRow, offset: int, *, foreign: bool) -> int | None:
         """Shows a message, or as much of it as fits: then up to which character."""
         place, total = row.seq or 0, render.length(row.message)
         heading = render.heading(place, row.message, row.at, row.session if foreign else None)
@@ -223,10 +223,10 @@ class Recalling:
         reached = render.show(page, row.message, offset)
         return reached if reached < total else None
 
-    def _page(self) -> Page:
+    def _page(self) -> RenderedPage:
         """What is shown whole: a longer answer would be kept in the spool, and shown by an excerpt."""
         most, lines = self._spool.excerpt_bytes, self._spool.excerpt_lines
-        return Page(max(most - RESERVE, most * 3 // 4), max(lines - RESERVED_LINES, lines // 2, LEAST_LINES))
+        return RenderedPage(max(most - RESERVE, most * 3 // 4), max(lines - RESERVED_LINES, lines // 2, LEAST_LINES))
 
     def _may_look_everywhere(self, ctx: ToolContext) -> bool:
         agent = self._config.agents.get(ctx.agent)
@@ -239,7 +239,7 @@ _NOT_EVERYWHERE = (
 )
 
 
-def _go_on(wanted: Wanted, place: int, reached: int) -> str:
+def _go_on(wanted: TranscriptSpan, place: int, reached: int) -> str:
     said = [f"first={place}"]
     if reached:
         said.append(f"offset={reached}")

@@ -70,7 +70,7 @@ def _accented(text: str, words: Sequence[str]) -> int:
     return next((place.start() for place in places if place), 0)
 
 
-class Page:
+class RenderedPage:
     """Lines to be shown, within bounds."""
 
     def __init__(self, max_bytes: int, max_lines: int) -> None:
@@ -123,7 +123,7 @@ def length(message: Message) -> int:
     return sum(len(text) for _, text in parts(message))
 
 
-def show(page: Page, message: Message, offset: int = 0) -> int:
+def show(page: RenderedPage, message: Message, offset: int = 0) -> int:
     """Quotes a message from that character on, counted through all its parts; up to which one it came."""
     passed = 0
     for label, text in parts(message):

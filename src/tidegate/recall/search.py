@@ -11,9 +11,9 @@ import time
 
 from tidegate.errors import ToolFailed
 from tidegate.recall import render
-from tidegate.recall.search_index import Found, Plugged, Unanswered
+from tidegate.recall.search_index import IndexHits, IndexUnanswered, PluginIndex
 from tidegate.spool import Spool
-from tidegate.spool.search_many import Sought, Spots, search_files, search_texts
+from tidegate.spool.search_many import SearchMatches, SearchTerms, search_files, search_texts
 from tidegate.store import Db, SpooledRow, Store, messages, search, sessions, spooled
 from tidegate.store.tables.search import Mention
 from tidegate.values import Frozen, Message
@@ -41,7 +41,7 @@ _RESULTS = f"r{_LAST_NUMBER}.-.0"
 """The last stage, from its beginning."""
 
 
-class Seeking(Frozen, frozen=True):
+class SearchRequest(Frozen, frozen=True):
     """What is sought, by whom and where: in `own`, the session that asks, or everywhere."""
 
     principal: str
@@ -58,7 +58,7 @@ class Seeking(Frozen, frozen=True):
         return None if self.everywhere else self.own
 
 
-class Hit(Frozen, frozen=True):
+class ShownHit(Frozen, frozen=True):
     """What is shown of a place, and where a search goes on behind it."""
 
     heading: str
@@ -66,24 +66,24 @@ class Hit(Frozen, frozen=True):
     after: str
 
 
-class Stage(Frozen, frozen=True):
+class SearchStage(Frozen, frozen=True):
     """What one stage has found; where to go on when asked to, None when it went through all; what is to be said
     beside it."""
 
-    hits: tuple[Hit, ...]
+    hits: tuple[ShownHit, ...]
     after: str | None
     notes: tuple[str, ...] = ()
 
 
-class Seeker:
-    def __init__(self, store: Store, spool: Spool, index: Plugged | None) -> None:
+class MessageSearch:
+    def __init__(self, store: Store, spool: Spool, index: PluginIndex | None) -> None:
         self._store = store
         self._spool = spool
         self._index = index
 
-    async def seek(self, seeking: Seeking, after: str) -> Stage:
+    async def seek(self, seeking: SearchRequest, after: str) -> SearchStage:
         """What is found from that place on, at most as many as wanted."""
-        hits: list[Hit] = []
+        hits: list[ShownHit] = []
         notes: list[str] = []
         at = after or self._first(seeking)
         while True:
@@ -93,16 +93,16 @@ class Seeker:
             is_last = at.startswith("r")
             at = stage.after or _RESULTS
             if stage.after is None and is_last:
-                return Stage(hits=tuple(hits), after=None, notes=tuple(notes))
+                return SearchStage(hits=tuple(hits), after=None, notes=tuple(notes))
             if stage.after is not None or len(hits) >= seeking.limit:
-                return Stage(hits=tuple(hits), after=at, notes=tuple(notes))
+                return SearchStage(hits=tuple(hits), after=at, notes=tuple(notes))
 
-    def _first(self, seeking: Seeking) -> str:
+    def _first(self, seeking: SearchRequest) -> str:
         if seeking.regex:
             return f"x{_LAST_NUMBER}.{_LAST_PLACE}"
         return "i0." if self._index is not None and self._index.is_open else f"w{search.LAST}"
 
-    async def _stage(self, seeking: Seeking, at: str, limit: int) -> Stage:
+    async def _stage(self, seeking: SearchRequest, at: str, limit: int) -> SearchStage:
         found = _CURSORS.fullmatch(at)
         kinds = "xr" if seeking.regex else "wir"
         if found is None or at[0] not in kinds:
@@ -118,9 +118,9 @@ class Seeker:
 
     # -- words, by the full-text index --
 
-    async def _words(self, seeking: Seeking, below: int, limit: int) -> Stage:
+    async def _words(self, seeking: SearchRequest, below: int, limit: int) -> SearchStage:
         notes: tuple[str, ...] = ()
-        hits: list[Hit] = []
+        hits: list[ShownHit] = []
         following: int | None = below
         may_wait = True
         for _ in range(search.READS):
@@ -133,37 +133,37 @@ class Seeker:
                 continue
             more, following = found
             hits += more
-        return Stage(hits=tuple(hits), after=None if following is None else f"w{following}", notes=notes)
+        return SearchStage(hits=tuple(hits), after=None if following is None else f"w{following}", notes=notes)
 
     # -- an index of another maker --
 
-    async def _asked(self, seeking: Seeking, after: str, skip: int, limit: int) -> Stage:
+    async def _asked(self, seeking: SearchRequest, after: str, skip: int, limit: int) -> SearchStage:
         index = self._index
         name = "" if index is None else index.name
         try:
             if index is None:
-                raise Unanswered("is not configured any more")
-            found: Found = await index.search(
+                raise IndexUnanswered("is not configured any more")
+            found: IndexHits = await index.search(
                 seeking.query, principal=seeking.principal, session=seeking.session, limit=limit, after=after
             )
             if len(found.after) > INDEX_AFTER:
-                raise Unanswered("gave no answer that can be read")
-        except Unanswered as error:
+                raise IndexUnanswered("gave no answer that can be read")
+        except IndexUnanswered as error:
             if after or skip:
                 raise ToolFailed(f"The index {name!r} {error}; search again without after.") from None
             stage = await self._words(seeking, search.LAST, limit)
             note = f"the index {name!r} {error}; this is the full-text search"
-            return Stage(hits=stage.hits, after=stage.after, notes=(note, *stage.notes))
+            return SearchStage(hits=stage.hits, after=stage.after, notes=(note, *stage.notes))
         claims = [(place, hit.message) for place, hit in enumerate(found.hits[:limit])][skip:]
         shown = await self._store.read(_claimed, seeking, claims, after)
-        return Stage(hits=tuple(shown), after=f"i0.{found.after}" if found.after else None)
+        return SearchStage(hits=tuple(shown), after=f"i0.{found.after}" if found.after else None)
 
     # -- regular expressions --
 
-    async def _pattern(self, seeking: Seeking, number: int, place: int, limit: int) -> Stage:
+    async def _pattern(self, seeking: SearchRequest, number: int, place: int, limit: int) -> SearchStage:
         left_behind = _behind(await search.catch_up(self._store)) if seeking.everywhere else ()
         until = time.monotonic() + PATTERN_SECONDS
-        hits: list[Hit] = []
+        hits: list[ShownHit] = []
         at: tuple[int, int] | None = (number, place)
         while at is not None:
             begun = at
@@ -172,8 +172,12 @@ class Seeker:
             if not said:
                 continue
             if left <= 0 or len(hits) >= limit:
-                return Stage(hits=tuple(hits), after=f"x{begun[0]}.{begun[1]}", notes=(*left_behind, *_late(left)))
-            sought = Sought(limit=limit - len(hits), max_bytes=seeking.max_bytes, seconds=left, pattern=seeking.query)
+                return SearchStage(
+                    hits=tuple(hits), after=f"x{begun[0]}.{begun[1]}", notes=(*left_behind, *_late(left))
+                )
+            sought = SearchTerms(
+                limit=limit - len(hits), max_bytes=seeking.max_bytes, seconds=left, pattern=seeking.query
+            )
             try:
                 spots = await search_texts(self._spool.workers, (text for *_, text in said), sought)
             except TimeoutError:
@@ -183,19 +187,19 @@ class Seeker:
                 ) from None
             for spot in spots.found:
                 of, at_place, heading, _ = said[spot.number]
-                hits.append(Hit(heading=heading, excerpt=spot.text, after=f"x{of}.{at_place}"))
+                hits.append(ShownHit(heading=heading, excerpt=spot.text, after=f"x{of}.{at_place}"))
             if spots.next is not None:
                 # The one before it was looked at, so that the search goes on behind that.
                 last = said[spots.next[0] - 1][:2] if spots.next[0] else begun
                 late = _late(0.0 if spots.late else 1.0)
-                return Stage(hits=tuple(hits), after=f"x{last[0]}.{last[1]}", notes=(*left_behind, *late))
-        return Stage(hits=tuple(hits), after=None, notes=left_behind)
+                return SearchStage(hits=tuple(hits), after=f"x{last[0]}.{last[1]}", notes=(*left_behind, *late))
+        return SearchStage(hits=tuple(hits), after=None, notes=left_behind)
 
     # -- results in the spool --
 
-    async def _results(self, seeking: Seeking, start: tuple[int, str, int], limit: int) -> Stage:
+    async def _results(self, seeking: SearchRequest, start: tuple[int, str, int], limit: int) -> SearchStage:
         until = time.monotonic() + PATTERN_SECONDS
-        hits: list[Hit] = []
+        hits: list[ShownHit] = []
         notes: list[str] = []
         number, id, byte = start
         at: tuple[int, str] | None = (number, id)
@@ -207,7 +211,7 @@ class Seeker:
             left = until - time.monotonic()
             if rows and (left <= 0 or len(hits) >= limit):
                 then = f"r{rows[0][0]}.{rows[0][1].id}.{byte}"
-                return Stage(hits=tuple(hits), after=then, notes=(*notes, *_late(left)))
+                return SearchStage(hits=tuple(hits), after=then, notes=(*notes, *_late(left)))
             if rows:
                 spots = await self._search_files(seeking, rows, byte, limit - len(hits), left, words)
                 hits += (_result(seeking, rows, spots, place) for place in range(len(spots.found)))
@@ -216,20 +220,20 @@ class Seeker:
                     of, row = rows[spots.next[0]]
                     late = _late(0.0 if spots.late else 1.0)
                     then = f"r{of}.{row.id}.{spots.next[1]}"
-                    return Stage(hits=tuple(hits), after=then, notes=(*notes, *late))
+                    return SearchStage(hits=tuple(hits), after=then, notes=(*notes, *late))
             at, byte = following, 0
-        return Stage(hits=tuple(hits), after=None, notes=tuple(notes))
+        return SearchStage(hits=tuple(hits), after=None, notes=tuple(notes))
 
     async def _search_files(
         self,
-        seeking: Seeking,
+        seeking: SearchRequest,
         rows: list[tuple[int, SpooledRow]],
         byte: int,
         limit: int,
         seconds: float,
         words: tuple[str, ...],
-    ) -> Spots:
-        sought = Sought(
+    ) -> SearchMatches:
+        sought = SearchTerms(
             limit=limit,
             max_bytes=seeking.max_bytes,
             seconds=seconds,
@@ -253,7 +257,7 @@ def _late(left: float) -> tuple[str, ...]:
     return (f"not all was searched in {PATTERN_SECONDS:g} s",) if left <= 0 else ()
 
 
-def _result(seeking: Seeking, rows: list[tuple[int, SpooledRow]], spots: Spots, place: int) -> Hit:
+def _result(seeking: SearchRequest, rows: list[tuple[int, SpooledRow]], spots: SearchMatches, place: int) -> ShownHit:
     spot = spots.found[place]
     number, row = rows[spot.number]
     # The next place, or the byte behind this one: neither is found twice or left out.
@@ -264,7 +268,7 @@ def _result(seeking: Seeking, rows: list[tuple[int, SpooledRow]], spots: Spots, 
         after = f"r{of}.{following.id}.{then.byte}"
     where = f"conversation {row.session}, " if row.session != seeking.own else ""
     heading = f"{where}result {row.id} of {render.plain(row.name)} · line {spot.line}, byte {spot.byte}"
-    return Hit(heading=f"{heading} · {render.when(row.created)}", excerpt=" ".join(spot.text.split()), after=after)
+    return ShownHit(heading=f"{heading} · {render.when(row.created)}", excerpt=" ".join(spot.text.split()), after=after)
 
 
 # -- what is read ------------------------------------------------------------------------------------------------------
@@ -279,14 +283,16 @@ def _is_behind(db: Db, turn: str) -> bool:
     return waiting is not None
 
 
-def _said(db: Db, seeking: Seeking, below: int, limit: int, *, may_wait: bool) -> tuple[list[Hit], int | None] | None:
+def _said(
+    db: Db, seeking: SearchRequest, below: int, limit: int, *, may_wait: bool
+) -> tuple[list[ShownHit], int | None] | None:
     """What is found next; None when the index is behind and is to be waited for."""
     if may_wait and _is_behind(db, seeking.turn):
         return None
     words = search.words(db, seeking.query)
 
-    def show(mention: Mention) -> Hit:
-        return Hit(
+    def show(mention: Mention) -> ShownHit:
+        return ShownHit(
             heading=_heading(seeking, mention.session, mention.place, mention.message, mention.at),
             excerpt=render.excerpt(search.searchable(mention.message), words),
             after=f"w{mention.entry}",
@@ -305,20 +311,20 @@ def _said(db: Db, seeking: Seeking, below: int, limit: int, *, may_wait: bool) -
     )
 
 
-def _claimed(db: Db, seeking: Seeking, claims: list[tuple[int, int]], after: str) -> list[Hit]:
+def _claimed(db: Db, seeking: SearchRequest, claims: list[tuple[int, int]], after: str) -> list[ShownHit]:
     """Those of the messages that the principal may be shown, in that order; each came with its place in the answer."""
     words = search.words(db, seeking.query)
-    found: list[Hit] = []
+    found: list[ShownHit] = []
     for place, number in claims:
         mention = search.mention(db, number, seeking.turn) if 0 <= number < search.LAST else None
         if mention is not None and _may_read(db, seeking, mention.session):
             text = search.searchable(mention.message)
             heading = _heading(seeking, mention.session, mention.place, mention.message, mention.at)
-            found.append(Hit(heading=heading, excerpt=render.excerpt(text, words), after=f"i{place + 1}.{after}"))
+            found.append(ShownHit(heading=heading, excerpt=render.excerpt(text, words), after=f"i{place + 1}.{after}"))
     return found
 
 
-def _may_read(db: Db, seeking: Seeking, session: str) -> bool:
+def _may_read(db: Db, seeking: SearchRequest, session: str) -> bool:
     if session == seeking.own:
         return True
     row = sessions.owned(db, session, seeking.principal) if seeking.everywhere else None
@@ -326,7 +332,7 @@ def _may_read(db: Db, seeking: Seeking, session: str) -> bool:
 
 
 def _texts(
-    db: Db, seeking: Seeking, number: int, place: int
+    db: Db, seeking: SearchRequest, number: int, place: int
 ) -> tuple[list[tuple[int, int, str, str]], tuple[int, int] | None]:
     """The next messages: the number of their session, their place, their heading and their text; and where to go on."""
     found: list[tuple[int, int, str, str]] = []
@@ -347,7 +353,7 @@ def _texts(
     return found, None if following is None else (following, _LAST_PLACE)
 
 
-def _walk(db: Db, seeking: Seeking, number: int) -> tuple[list[tuple[int, str]], int | None]:
+def _walk(db: Db, seeking: SearchRequest, number: int) -> tuple[list[tuple[int, str]], int | None]:
     """The next sessions to look through, from that number on, and the number to go on from."""
     if not seeking.everywhere:
         return [(number, seeking.own)], None
@@ -357,7 +363,7 @@ def _walk(db: Db, seeking: Seeking, number: int) -> tuple[list[tuple[int, str]],
 
 
 def _files(
-    db: Db, seeking: Seeking, number: int, id: str
+    db: Db, seeking: SearchRequest, number: int, id: str
 ) -> tuple[list[tuple[int, SpooledRow]], tuple[int, str] | None, tuple[str, ...]] | None:
     """The next results, from that one on, each with the number of its session; where to go on; and the words. None when
     the one to begin with is no longer there."""
@@ -387,5 +393,5 @@ def _files(
     return found, None if following is None else (following - 1, ""), words
 
 
-def _heading(seeking: Seeking, session: str, place: int, message: Message, at: float) -> str:
+def _heading(seeking: SearchRequest, session: str, place: int, message: Message, at: float) -> str:
     return render.heading(place, message, at, None if session == seeking.own else session)

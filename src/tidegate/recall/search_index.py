@@ -42,20 +42,20 @@ BATCHES = 20
 """Batches of one run of the timer."""
 
 
-class Hit(Frozen, frozen=True):
+class IndexHit(Frozen, frozen=True):
     """A message that an index has found, by its number in the store."""
 
     message: int
 
 
-class Found(Frozen, frozen=True):
+class IndexHits(Frozen, frozen=True):
     """Hits, the best first. `after` is what the index wants to be told to go on; empty when there are no more."""
 
-    hits: tuple[Hit, ...] = ()
+    hits: tuple[IndexHit, ...] = ()
     after: str = ""
 
 
-class Said(Frozen, frozen=True):
+class IndexedMessage(Frozen, frozen=True):
     """A message as an index is told of it; `message` is its number in the store, by which it is found again."""
 
     message: int
@@ -72,16 +72,16 @@ class SearchIndex(Protocol):
 
     name: str
 
-    async def search(self, query: str, *, principal: str, session: str | None, limit: int, after: str) -> Found: ...
+    async def search(self, query: str, *, principal: str, session: str | None, limit: int, after: str) -> IndexHits: ...
 
     async def close(self) -> None: ...
 
 
 @runtime_checkable
-class Learning(Protocol):
+class LearningIndex(Protocol):
     """An index that is told what was said, and which sessions are no more."""
 
-    async def add(self, messages: Sequence[Said]) -> None: ...
+    async def add(self, messages: Sequence[IndexedMessage]) -> None: ...
 
     async def forget(self, session: str) -> None: ...
 
@@ -97,11 +97,11 @@ def find(name: str, home: Path) -> Make:
     return found
 
 
-class Unanswered(Exception):
+class IndexUnanswered(Exception):
     """The index did not answer; why, as the end of a sentence."""
 
 
-class Plugged:
+class PluginIndex:
     """An index of another maker. Process lifetime: one that is not entered is not there."""
 
     def __init__(self, name: str, home: Path, scope: Scope, store: Store) -> None:
@@ -143,24 +143,24 @@ class Plugged:
     def is_open(self) -> bool:
         return self._index is not None
 
-    async def search(self, query: str, *, principal: str, session: str | None, limit: int, after: str) -> Found:
+    async def search(self, query: str, *, principal: str, session: str | None, limit: int, after: str) -> IndexHits:
         """What it finds; Unanswered when it fails, hangs, or gives something else."""
         index = self._index
         if index is None:
-            raise Unanswered("is not open")
+            raise IndexUnanswered("is not open")
 
         async def ask() -> Any:
             return await index.search(query, principal=principal, session=session, limit=limit, after=after)
 
         found = await self._bounded(ask, SECONDS)
-        if not isinstance(found, Found):
-            raise Unanswered("gave no answer that can be read")
+        if not isinstance(found, IndexHits):
+            raise IndexUnanswered("gave no answer that can be read")
         return found
 
     async def _bounded(self, ask: Callable[[], Any], seconds: float) -> Any:
         """In a task of the process: one that does not end when it is cancelled is left to itself."""
         if len(self._calls) >= AT_ONCE:
-            raise Unanswered(f"has {AT_ONCE} calls under way that it does not answer")
+            raise IndexUnanswered(f"has {AT_ONCE} calls under way that it does not answer")
         call = self._scope.start(_caught, ask, name=f"index {self.name}")
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
@@ -169,17 +169,17 @@ class Plugged:
         finally:
             call.cancel()
         if not done or call.cancelled():
-            raise Unanswered(f"did not answer in {seconds:g} s")
+            raise IndexUnanswered(f"did not answer in {seconds:g} s")
         found = call.result()
         if isinstance(found, Exception):
             log.warning("an index failed", index=self.name, error=f"{type(found).__name__}: {found}")
-            raise Unanswered(f"failed ({type(found).__name__})")
+            raise IndexUnanswered(f"failed ({type(found).__name__})")
         return found
 
     async def feed(self) -> int:
         """Tells the index what was said since; how many messages. What it does not take in is told again."""
         index, fed = self._index, 0
-        if not isinstance(index, Learning):
+        if not isinstance(index, LearningIndex):
             return 0
         for _ in range(BATCHES):
             said, mark = await self._store.read(_unlearned, self._mark)
@@ -188,7 +188,7 @@ class Plugged:
             if said:
                 try:
                     await self._bounded(lambda said=said: index.add(said), LEARN_SECONDS)
-                except Unanswered as error:
+                except IndexUnanswered as error:
                     log.warning("an index does not take in what was said", index=self.name, error=str(error))
                     break
             await self._store.write(_learned, self._mark, mark)
@@ -198,10 +198,10 @@ class Plugged:
     async def forget(self, session: str) -> None:
         """The session is no more. What the index does not forget is not shown: each hit is checked."""
         index = self._index
-        if isinstance(index, Learning):
+        if isinstance(index, LearningIndex):
             try:
                 await self._bounded(lambda: index.forget(session), SECONDS)
-            except Unanswered as error:
+            except IndexUnanswered as error:
                 log.warning("an index does not forget a session", index=self.name, session=session, error=str(error))
 
 
@@ -213,17 +213,17 @@ async def _caught(ask: Callable[[], Any]) -> Any:
         return error
 
 
-def _unlearned(db: Db, key: str) -> tuple[list[Said], int | None]:
+def _unlearned(db: Db, key: str) -> tuple[list[IndexedMessage], int | None]:
     """What follows the mark, and where it ends; None when nothing does. One-shot conversations are nobody's past."""
     mark = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).get or 0
-    said: list[Said] = []
+    said: list[IndexedMessage] = []
     last: int | None = None
     size = 0
     for id, session, principal, kind, role, at, body, packed in db.execute(_FOLLOWING, (mark, BATCH)):
         last = id
         text = searchable(unpack(body, packed)) if kind == "named" else ""
         if text:
-            said.append(Said(message=id, session=session, principal=principal, role=role, at=at, text=text))
+            said.append(IndexedMessage(message=id, session=session, principal=principal, role=role, at=at, text=text))
             size += len(text)
         if size > BATCH_CHARACTERS:
             break

@@ -51,14 +51,14 @@ class Action(Frozen, frozen=True):
     contained: bool
 
 
-class Verdict(Frozen, frozen=True):
+class PolicyVerdict(Frozen, frozen=True):
     """`because` names the rule or the mode that decided, for whoever has to understand it."""
 
     decision: Decision
     because: str
 
 
-class Rule(Frozen, frozen=True):
+class PolicyRule(Frozen, frozen=True):
     """One parsed line; as a string, the same line again. Empty `tool`, `effect` or `channel` means any."""
 
     decision: Decision
@@ -95,7 +95,7 @@ class Rule(Frozen, frozen=True):
         return " ".join(words)
 
 
-def parse(text: str) -> Rule:
+def parse(text: str) -> PolicyRule:
     """A rule from its line; Misconfigured says what is wrong with it."""
     decision, subject, rest = (*text.split(None, 2), "", "", "")[:3]
     if decision not in _DECISIONS:
@@ -109,7 +109,7 @@ def parse(text: str) -> Rule:
             text, f"must say after {decision!r} what it is about: a tool, a pattern of tools, effect:NAME or *"
         )
     channel, arguments = _conditions(text, rest.strip())
-    return Rule(
+    return PolicyRule(
         decision=decision,  # type: ignore[arg-type]
         tool="" if is_effect or subject == "*" else subject,
         effect=effect if is_effect else "",
@@ -118,14 +118,14 @@ def parse(text: str) -> Rule:
     )
 
 
-def decide(rules: Sequence[Rule], mode: Mode, action: Action) -> Verdict:
+def decide(rules: Sequence[PolicyRule], mode: Mode, action: Action) -> PolicyVerdict:
     for rule in rules:
         if rule.fits(action):
-            return Verdict(decision=rule.decision, because=f"rule: {rule}")
-    return Verdict(decision=_by_mode(mode, action), because=f"approvals = {mode}")
+            return PolicyVerdict(decision=rule.decision, because=f"rule: {rule}")
+    return PolicyVerdict(decision=_by_mode(mode, action), because=f"approvals = {mode}")
 
 
-def strictest(verdicts: Iterable[Verdict]) -> Verdict:
+def strictest(verdicts: Iterable[PolicyVerdict]) -> PolicyVerdict:
     """The verdict that holds where several policies do: a denial before a question, a question before leave."""
     return max(verdicts, key=lambda verdict: _DECISIONS.index(verdict.decision))
 

@@ -4,15 +4,17 @@ The way of a message: `Sessions.accept` (inbox, one transaction) → the session
 `Runner` → its answer in the store, fetched by whoever asked. Ends, expiry and recovery run from the store.
 """
 
+from tidegate.memory.views import Notebook, NoteView
 from tidegate.sessions.lifecycle import EndHook
-from tidegate.sessions.maintenance import Chore
+from tidegate.sessions.maintenance import MaintenanceTask
 from tidegate.sessions.service import Sessions
-from tidegate.sessions.views import AgentView, Notebook, NoteView, QuestionView, SessionView, SettingView
+from tidegate.sessions.views import AgentView, SessionView, SettingView
+from tidegate.turns.approvals import QuestionView
 from tidegate.turns.budgets.budgets import BudgetView
 from tidegate.turns.channels import CHANNELS, DELEGATE, Channel, Channels
 from tidegate.turns.fallback import KEY as FALLBACK
-from tidegate.turns.fallback import Fallen, reason
-from tidegate.turns.window_usage import Filling
+from tidegate.turns.fallback import FallbackState, reason
+from tidegate.turns.window_usage import WindowUsage
 
 __all__ = [
     "CHANNELS",
@@ -22,15 +24,15 @@ __all__ = [
     "BudgetView",
     "Channel",
     "Channels",
-    "Chore",
     "EndHook",
-    "Fallen",
-    "Filling",
+    "FallbackState",
+    "MaintenanceTask",
     "NoteView",
     "Notebook",
     "QuestionView",
     "SessionView",
     "Sessions",
     "SettingView",
+    "WindowUsage",
     "reason",
 ]

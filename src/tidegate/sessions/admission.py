@@ -9,11 +9,11 @@ from typing import Literal
 
 import msgspec
 
-from tidegate.engine import Begun, begin_at_once
+from tidegate.engine import StartedTurn, begin_at_once
 from tidegate.errors import Busy, Conflict, Mismatch, NotFound, Refused
 from tidegate.sessions import titles
-from tidegate.spool import Arrivals
-from tidegate.store import Db, ReceiptRow, SessionRow, Within, messages, receipts, sessions, turns
+from tidegate.spool import UploadFolder
+from tidegate.store import Db, ParentTurn, ReceiptRow, SessionRow, messages, receipts, sessions, turns
 from tidegate.values import (
     DELEGATED,
     IDEMPOTENCY,
@@ -29,7 +29,7 @@ from tidegate.values import (
 )
 
 
-class Fresh(Frozen, frozen=True):
+class NewSession(Frozen, frozen=True):
     """What a new session would begin with, prepared outside the transaction."""
 
     prefix: Prefix
@@ -43,7 +43,7 @@ class Admission(Frozen, frozen=True):
     turn: str
     session: str
     how: Literal["queued", "steered", "attached", "replayed"]
-    begun: Begun | None = None
+    begun: StartedTurn | None = None
     tools: ToolsNote = ToolsNote()
 
 
@@ -51,12 +51,12 @@ def admit(
     db: Db,
     inbound: Inbound,
     turn: str,
-    fresh: Fresh | None,
+    fresh: NewSession | None,
     *,
     queue_length: int,
     take: bool,
     now: float,
-    arrivals: Arrivals | None = None,
+    arrivals: UploadFolder | None = None,
 ) -> Admission:
     """`take` says that a turn could start now: in a session with nothing else to do it is taken in this transaction,
     which spares one of its own. `arrivals` is where the larger media of the messages is."""
@@ -215,14 +215,14 @@ def _follow(db: Db, row: ReceiptRow, *, final: bool) -> Admission | None:
     return Admission(turn=turn.id, session=turn.session, how="replayed", tools=row.tools)
 
 
-def _within(db: Db, inbound: Inbound) -> Within | None:
+def _within(db: Db, inbound: Inbound) -> ParentTurn | None:
     """Where in a tree of tasks its turn stands; None for one that nobody delegated."""
     if not inbound.within:
         return None
     parent = turns.get(db, inbound.within)
     if parent is None or parent.state != "running":
         raise Conflict("The turn that this is a part of has ended.", code="turn_ended")
-    return Within(parent.id, inbound.depth, parent.payer, parent.job)
+    return ParentTurn(parent.id, inbound.depth, parent.payer, parent.job)
 
 
 def _accept(db: Db, inbound: Inbound, session: str, turn: str, now: float) -> None:
@@ -236,7 +236,7 @@ def _note_receipts(db: Db, inbound: Inbound, turn: str, tools: ToolsNote, now: f
         receipts.put(db, inbound.principal, kept, turn, now, tools)
 
 
-def _session(db: Db, inbound: Inbound, fresh: Fresh | None, id: str, now: float) -> tuple[SessionRow, bool]:
+def _session(db: Db, inbound: Inbound, fresh: NewSession | None, id: str, now: float) -> tuple[SessionRow, bool]:
     """The one that is there, or a new one with this id."""
     row = None
     if inbound.session is not None:

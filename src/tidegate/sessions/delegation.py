@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 from tidegate.agent import Parked
 from tidegate.engine import TASK_OF_NONE
 from tidegate.errors import NotFound, Refused, Stopping, ToolFailed
-from tidegate.sessions.relay import Relay
+from tidegate.sessions.relay import TaskProgress
 from tidegate.store import principals, receipts
 from tidegate.tools import ToolContext
 from tidegate.turns.channels import DELEGATE
-from tidegate.values import Accepted, Inbound, Message, Outcome
+from tidegate.values import Acceptance, Inbound, Message, Outcome
 
 if TYPE_CHECKING:
     from tidegate.sessions.service import Sessions
@@ -44,19 +44,19 @@ class Delegation:
     """Of the part of the prompt that says who there is."""
     needs_tools = True
 
-    def __init__(self, door: "Sessions") -> None:
-        self._door = door
+    def __init__(self, service: "Sessions") -> None:
+        self._service = service
         self._rooms: dict[str, _Room] = {}  # by turn, while tasks of its are worked on
 
     # -- who may be given tasks --
 
     def serves(self, agent: str) -> bool:
-        settings = self._door.config.agents[agent]
+        settings = self._service.config.agents[agent]
         return DELEGATE in settings.tools and bool(settings.delegates)
 
     async def part(self, agent: str, principal: str) -> str:
         """What a prompt says of the agents that there are: fixed with it when a session starts."""
-        agents = self._door.config.agents
+        agents = self._service.config.agents
         lines = [
             f"- {name}: {about}" if (about := agents[name].description) else f"- {name}"
             for name in await self._open_to(agent, principal)
@@ -65,8 +65,8 @@ class Delegation:
 
     async def _open_to(self, agent: str, principal: str) -> list[str]:
         """The agents that this one may give tasks to for this principal, in the order of their names."""
-        named = self._door.config.agents[agent].delegates if agent in self._door.config.agents else ()
-        known = await self._door.store.read(principals.get, principal)
+        named = self._service.config.agents[agent].delegates if agent in self._service.config.agents else ()
+        known = await self._service.store.read(principals.get, principal)
         if known is None:
             return []
         return sorted(name for name in set(named) if known.agents is None or name in known.agents)
@@ -78,11 +78,11 @@ class Delegation:
         and the turn that gave it go on in the next process."""
         await self._check(ctx, agent)
         async with self._room(ctx.turn):
-            with self._door.engine.delegating(ctx.turn):
+            with self._service.engine.delegating(ctx.turn):
                 return told(agent, await self._outcome(ctx, agent, task))
 
     async def _check(self, ctx: ToolContext, agent: str) -> None:
-        most = self._door.config.limits.delegate_depth
+        most = self._service.config.limits.delegate_depth
         if ctx.depth >= most:
             raise ToolFailed(
                 f"What you work on was handed on {ctx.depth} times already (limits.delegate_depth is {most}): do it "
@@ -98,7 +98,7 @@ class Delegation:
         """One of the tasks of this turn that are worked on at once."""
         room = self._rooms.get(turn)
         if room is None:
-            room = self._rooms[turn] = _Room(self._door.config.limits.delegates)
+            room = self._rooms[turn] = _Room(self._service.config.limits.delegates)
         room.users += 1
         try:
             async with room.places:
@@ -110,23 +110,23 @@ class Delegation:
 
     async def _outcome(self, ctx: ToolContext, agent: str, task: str) -> Outcome:
         accepted = await self._give(ctx, agent, task)
-        relay = Relay(self._door.engine, ctx, agent)
+        relay = TaskProgress(self._service.engine, ctx, agent)
         relay.begin()
         try:
-            if (log := self._door.live(accepted.turn)) is not None:
+            if (log := self._service.live(accepted.turn)) is not None:
                 async with aclosing(log.read()) as batches:
                     async for batch in batches:
                         for event in batch:
                             relay.tell(event)
             return await self._ended(accepted.turn)
         except BaseException:
-            if not self._door.engine.resting:
-                self._door.engine.interrupt(accepted.turn, TASK_OF_NONE)
+            if not self._service.engine.resting:
+                self._service.engine.interrupt(accepted.turn, TASK_OF_NONE)
             raise
         finally:
             relay.end()
 
-    async def _give(self, ctx: ToolContext, agent: str, task: str) -> Accepted:
+    async def _give(self, ctx: ToolContext, agent: str, task: str) -> Acceptance:
         """The task, or the one that this very step has given before."""
         given = hashlib.sha256(b"%d:%b" % (len(agent.encode()), agent.encode()) + task.encode(errors="replace"))
         inbound = Inbound(
@@ -140,7 +140,7 @@ class Delegation:
             depth=ctx.depth + 1,
         )
         try:
-            return await self._door.accept(inbound)
+            return await self._service.accept(inbound)
         except Stopping:
             raise Parked from None
         except Refused as error:
@@ -148,7 +148,7 @@ class Delegation:
 
     async def _ended(self, turn: str) -> Outcome:
         try:
-            outcome = await self._door.wait(turn)
+            outcome = await self._service.wait(turn)
         except Stopping:
             raise Parked from None
         except NotFound:

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from tidegate.engine import Live, TurnLog, slim
+from tidegate.engine import LiveTurn, TurnLog, slim
 from tidegate.sessions import queries
 from tidegate.values import Event, MessageAdded, TextDelta, TextReset
 
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 
 
 async def watch(
-    door: "Sessions", session: str, principal: "Principal", after: int
+    service: "Sessions", session: str, principal: "Principal", after: int
 ) -> AsyncGenerator[tuple[int | None, Event], None]:
     """Ends when the session has ended and everything was told."""
     seen = after
     followed: TurnLog | None = None
-    with door.presence.attend(session) as record:
-        live = _unfollowed(door, session, followed)
-        await door.row(session, principal)
-        for question in await door.questions.standing(session):
+    with service.presence.attend(session) as record:
+        live = _unfollowed(service, session, followed)
+        await service.row(session, principal)
+        for question in await service.questions.standing(session):
             yield None, question
         while True:
             news = record.expect()
             # Looked at before anything is awaited: a quick turn is over when its rows have been read, and only its log
             # tells what else there was, how it ended too.
-            live = live or _unfollowed(door, session, followed)
+            live = live or _unfollowed(service, session, followed)
             try:
-                row = await door.row(session, principal)
-                page = await door.store.read(queries.page, session, seen, queries.STREAM_ROWS, queries.STREAM_BYTES)
-                live = live or _unfollowed(door, session, followed)
+                row = await service.row(session, principal)
+                page = await service.store.read(queries.page, session, seen, queries.STREAM_ROWS, queries.STREAM_BYTES)
+                live = live or _unfollowed(service, session, followed)
                 for found in page.rows:
                     if live is not None and found.turn == live.turn and not live.resumed:
                         break  # told by the turn's log, in its place
@@ -68,8 +68,8 @@ async def watch(
                 news.cancel()
 
 
-def _unfollowed(door: "Sessions", session: str, followed: TurnLog | None) -> Live | None:
-    live = door.engine.running(session)
+def _unfollowed(service: "Sessions", session: str, followed: TurnLog | None) -> LiveTurn | None:
+    live = service.engine.running(session)
     return live if live is not None and live.log is not followed else None
 
 

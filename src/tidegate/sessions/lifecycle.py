@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import anyio
 
 from tidegate.engine import EmbeddedEngine
+from tidegate.errors import NotYet
 from tidegate.lifetimes import Presence, Scope, gather
 from tidegate.log import Log
 from tidegate.store import Db, SessionKind, SessionRow, Store, endings, maintenance, sessions, turns
@@ -49,10 +50,6 @@ EndHook = Callable[[SessionRow], Awaitable[Write | None]]
 """Prepares what a session's end should leave behind. It may be prepared twice; what it returns is committed once."""
 
 
-class NotYet(Exception):
-    """A slow hook could not be prepared, and has said why in the log; it is tried again."""
-
-
 class SlowHook(Protocol):
     """An end hook for which nobody waits."""
 
@@ -67,7 +64,7 @@ class SlowHook(Protocol):
         ...
 
 
-class Endings:
+class SessionEndings:
     def __init__(
         self,
         store: Store,

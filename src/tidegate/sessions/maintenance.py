@@ -33,7 +33,7 @@ SPOOL_SECONDS = 600.0
 """Between two looks for files that no session owns."""
 
 
-class Chore(Frozen, frozen=True):
+class MaintenanceTask(Frozen, frozen=True):
     """What is run every `interval` seconds. A run that takes longer than `within` hangs: chores work in small
     batches."""
 
@@ -54,61 +54,63 @@ async def drain(batch: Callable[[], Awaitable[int]], full: int, most: int = BATC
     return total
 
 
-def chores(door: "Sessions") -> list[Chore]:
-    store, expiry, limits = door.store, door.config.expiry, door.config.limits
+def maintenance_tasks(service: "Sessions") -> list[MaintenanceTask]:
+    store, expiry, limits = service.store, service.config.expiry, service.config.limits
 
     async def sweep() -> int:
-        return door.presence.sweep()
+        return service.presence.sweep()
 
     async def expire() -> int:
         return (
-            await door.endings.expire("named", expiry.named_idle)
-            + await door.endings.expire("ephemeral", expiry.ephemeral_idle)
-            + await door.endings.purge(expiry.retention)
-            + await door.endings.finish()
+            await service.endings.expire("named", expiry.named_idle)
+            + await service.endings.expire("ephemeral", expiry.ephemeral_idle)
+            + await service.endings.purge(expiry.retention)
+            + await service.endings.finish()
         )
 
     async def take_up() -> int:
-        resumed = await recover(door, older=STRANDED_SECONDS)
-        await door.workspaces.processes.tell()
+        resumed = await recover(service, older=STRANDED_SECONDS)
+        await service.workspaces.processes.tell()
         return resumed
 
     async def tidy() -> None:
-        await drain(lambda: store.write(receipts.prune, door.clock(), limits.receipts), receipts.BATCH)
-        await maintenance.tidy(store, door.clock())
-        if door.memory is not None:
-            await drain(lambda: store.write(notes.prune, door.clock(), maintenance.BATCH), maintenance.BATCH)
-        await drain(lambda: store.write(audit.prune, door.clock() - expiry.audit, maintenance.BATCH), maintenance.BATCH)
-        await store.write(audit.append_further_failures, door.clock())
-        door.audit_rows = await store.read(audit.count)
+        await drain(lambda: store.write(receipts.prune, service.clock(), limits.receipts), receipts.BATCH)
+        await maintenance.tidy(store, service.clock())
+        if service.memory is not None:
+            await drain(lambda: store.write(notes.prune, service.clock(), maintenance.BATCH), maintenance.BATCH)
+        await drain(
+            lambda: store.write(audit.prune, service.clock() - expiry.audit, maintenance.BATCH), maintenance.BATCH
+        )
+        await store.write(audit.append_further_failures, service.clock())
+        service.audit_rows = await store.read(audit.count)
         await drain(lambda: store.write(usage.fold, usage.FOLDED_AT_ONCE), usage.FOLDED_AT_ONCE)
         await drain(lambda: store.write(maintenance.vacuum, VACUUM_PAGES), 1)
         await store.write(maintenance.checkpoint)
 
     async def folders() -> None:
-        await door.workspaces.tidy()
-        await keep_within(store, door.workspaces.folders, door.config.workspaces.trash_bytes)
+        await service.workspaces.tidy()
+        await keep_within(store, service.workspaces.folders, service.config.workspaces.trash_bytes)
 
     async def close_late_questions() -> int:
-        return await drain(door.questions.expire, approvals.EXPIRED_AT_ONCE)
+        return await drain(service.questions.expire, approvals.EXPIRED_AT_ONCE)
 
     async def index() -> int:
         indexed = await drain(lambda: store.write(search.index), 1, INDEX_BATCHES)
-        if door.recall is not None and door.recall.index is not None:
-            await door.recall.index.feed()
+        if service.recall is not None and service.recall.index is not None:
+            await service.recall.index.feed()
         return indexed
 
-    chores = [
-        Chore(name="sweep", interval=min(30.0, max(0.2, limits.idle_ttl / 4)), run=sweep),
-        Chore(name="expire", interval=60.0, run=expire),
-        Chore(name="recover", interval=60.0, run=take_up),
-        Chore(name="index", interval=5.0, run=index),
-        Chore(name="questions", interval=10.0, run=close_late_questions),
-        Chore(name="workspaces", interval=RECONCILE_SECONDS, run=door.workspaces.reconcile),
-        Chore(name="folders", interval=TIDY_SECONDS, run=folders),
-        Chore(name="spool", interval=SPOOL_SECONDS, run=door.spool.sweep),
-        Chore(name="tidy", interval=300.0, run=tidy),
+    maintenance_tasks = [
+        MaintenanceTask(name="sweep", interval=min(30.0, max(0.2, limits.idle_ttl / 4)), run=sweep),
+        MaintenanceTask(name="expire", interval=60.0, run=expire),
+        MaintenanceTask(name="recover", interval=60.0, run=take_up),
+        MaintenanceTask(name="index", interval=5.0, run=index),
+        MaintenanceTask(name="questions", interval=10.0, run=close_late_questions),
+        MaintenanceTask(name="workspaces", interval=RECONCILE_SECONDS, run=service.workspaces.reconcile),
+        MaintenanceTask(name="folders", interval=TIDY_SECONDS, run=folders),
+        MaintenanceTask(name="spool", interval=SPOOL_SECONDS, run=service.spool.sweep),
+        MaintenanceTask(name="tidy", interval=300.0, run=tidy),
     ]
-    if door.learner is not None:
-        chores.append(Chore(name="learn", interval=60.0, run=door.endings.finish_slow))
-    return chores
+    if service.extractor is not None:
+        maintenance_tasks.append(MaintenanceTask(name="learn", interval=60.0, run=service.endings.finish_slow))
+    return maintenance_tasks

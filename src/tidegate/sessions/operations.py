@@ -12,10 +12,10 @@ import msgspec
 
 from tidegate.errors import Conflict
 from tidegate.sessions import titles
-from tidegate.sessions.admission import Fresh
+from tidegate.sessions.admission import NewSession
 from tidegate.store import Db, SessionRow, audit, messages, sessions, settings, spooled, summaries, switches, turns
 from tidegate.turns.compaction.compaction import COOLDOWN, WANTED
-from tidegate.values import Accepted, new_id
+from tidegate.values import Acceptance, new_id
 
 MODEL = "model"
 """Key of the setting that /model makes."""
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 async def set_setting(
-    door: "Sessions",
+    service: "Sessions",
     session: str,
     principal: "Principal",
     key: str,
@@ -37,48 +37,48 @@ async def set_setting(
 ) -> float | None:
     """A setting of the session: it survives unload and restart, and dies with the session, or after `lasts` seconds.
     When that is."""
-    await _owned(door, session, principal)
-    now = door.clock()
+    await _owned(service, session, principal)
+    now = service.clock()
     expires = None if lasts is None else now + lasts
 
     def write(db: Db) -> None:
         settings.put(db, session, key, value, source, now, expires)
         _record(db, session, principal, key, value, now)
 
-    await door.store.write(write)
+    await service.store.write(write)
     return expires
 
 
-async def clear_setting(door: "Sessions", session: str, principal: "Principal", key: str) -> bool:
-    row = await door.row(session, principal)
+async def clear_setting(service: "Sessions", session: str, principal: "Principal", key: str) -> bool:
+    row = await service.row(session, principal)
     if key == MODEL:
-        return await _choose_model(door, row, principal, None, None)
-    now = door.clock()
+        return await _choose_model(service, row, principal, None, None)
+    now = service.clock()
 
     def write(db: Db) -> bool:
         if cleared := settings.clear(db, session, key) > 0:
             _record(db, session, principal, key, None, now)
         return cleared
 
-    return await door.store.write(write)
+    return await service.store.write(write)
 
 
 async def choose_model(
-    door: "Sessions", session: str, principal: "Principal", name: str, *, lasts: float | None = None
+    service: "Sessions", session: str, principal: "Principal", name: str, *, lasts: float | None = None
 ) -> float | None:
     """The model of this session, to its end or for `lasts` seconds. The next model is told of it once. When it ends."""
-    row = await _owned(door, session, principal)
-    ends = None if lasts is None else door.clock() + lasts
-    await _choose_model(door, row, principal, name, ends)
+    row = await _owned(service, session, principal)
+    ends = None if lasts is None else service.clock() + lasts
+    await _choose_model(service, row, principal, name, ends)
     return ends
 
 
 async def _choose_model(
-    door: "Sessions", row: SessionRow, principal: "Principal", name: str | None, ends: float | None
+    service: "Sessions", row: SessionRow, principal: "Principal", name: str | None, ends: float | None
 ) -> bool:
     """None for the agent's own; whether anything was chosen before, or is now."""
-    now = door.clock()
-    agent = door.config.agents.get(row.agent)
+    now = service.clock()
+    agent = service.config.agents.get(row.agent)
     own = "" if agent is None else agent.model
 
     def write(db: Db) -> bool:
@@ -94,7 +94,7 @@ async def _choose_model(
             _record(db, row.id, principal, MODEL, name, now)
         return changed
 
-    return await door.store.write(write)
+    return await service.store.write(write)
 
 
 def _record(db: Db, session: str, principal: "Principal", key: str, value: Any, now: float) -> None:
@@ -105,36 +105,36 @@ def _record(db: Db, session: str, principal: "Principal", key: str, value: Any, 
         audit.append(db, "setting", outcome, now, subject=key, principal=principal.id, session=session, of=of)
 
 
-async def ask_to_compact(door: "Sessions", session: str, principal: "Principal") -> None:
+async def ask_to_compact(service: "Sessions", session: str, principal: "Principal") -> None:
     """Have older messages summarised with the next turn, also where that was of no use lately."""
-    await clear_setting(door, session, principal, COOLDOWN)
-    await set_setting(door, session, principal, WANTED, True, source="command")
+    await clear_setting(service, session, principal, COOLDOWN)
+    await set_setting(service, session, principal, WANTED, True, source="command")
 
 
-async def set_title(door: "Sessions", session: str, principal: "Principal", title: str) -> None:
-    await _owned(door, session, principal)
-    await door.store.write(sessions.set_title, session, titles.chosen(title))
+async def set_title(service: "Sessions", session: str, principal: "Principal", title: str) -> None:
+    await _owned(service, session, principal)
+    await service.store.write(sessions.set_title, session, titles.chosen(title))
 
 
-async def undo(door: "Sessions", session: str, principal: "Principal") -> str:
+async def undo(service: "Sessions", session: str, principal: "Principal") -> str:
     """Take the last turn out of what the model sees; its rows stay in the transcript, marked. The turn's id."""
-    row = await _quiet(door, session, principal)
+    row = await _quiet(service, session, principal)
 
     def then(turn: str) -> str:
-        door.presence.unload(session, reason="undo")
+        service.presence.unload(session, reason="undo")
         return turn
 
-    undone = await door.store.write_then(then, _undo, session, door.clock())
-    if door.memory is not None:
-        await door.memory.remind(row)
+    undone = await service.store.write_then(then, _undo, session, service.clock())
+    if service.memory is not None:
+        await service.memory.remind(row)
     return undone
 
 
-async def retry(door: "Sessions", session: str, principal: "Principal") -> Accepted:
+async def retry(service: "Sessions", session: str, principal: "Principal") -> Acceptance:
     """Undo the last turn and work its messages again in a new one. It is taken in on the same terms as a message."""
-    door.check_intake(principal.id)
-    await _quiet(door, session, principal)
-    turn, now = new_id("t"), door.clock()
+    service.check_intake(principal.id)
+    await _quiet(service, session, principal)
+    turn, now = new_id("t"), service.clock()
 
     def write(db: Db) -> None:
         last = _undo_last(db, session, now)
@@ -156,24 +156,24 @@ async def retry(door: "Sessions", session: str, principal: "Principal") -> Accep
         for message in said:
             messages.accept(db, session=session, turn=turn, message=message, now=now)
 
-    def then(_: None) -> Accepted:
+    def then(_: None) -> Acceptance:
         # Nothing is awaited between the commit and this: the engine gets turns in the order of their commits.
-        door.presence.unload(session, reason="retry")
-        door.engine.submit(session, turn, principal.id)
-        return Accepted(turn=turn, session=session, how="started")
+        service.presence.unload(session, reason="retry")
+        service.engine.submit(session, turn, principal.id)
+        return Acceptance(turn=turn, session=session, how="started")
 
-    return await door.store.write_then(then, write)
+    return await service.store.write_then(then, write)
 
 
-async def reload(door: "Sessions", session: str, principal: "Principal") -> bool:
+async def reload(service: "Sessions", session: str, principal: "Principal") -> bool:
     """Freeze the prompt and tools anew, as they are configured now; whether that changed anything."""
-    row = await _quiet(door, session, principal)
-    extra = await door.store.read(sessions.extra, row)
-    frozen = await door.store.read(sessions.prefix, row.prefix) if row.prefix is not None else None
+    row = await _quiet(service, session, principal)
+    extra = await service.store.read(sessions.extra, row)
+    frozen = await service.store.read(sessions.prefix, row.prefix) if row.prefix is not None else None
     own_tools = frozen is None or not frozen.caller_only
-    fresh = await door.beginnings.of(row.agent, row.principal, extra, own_tools=own_tools)
+    fresh = await service.prompt_prefixes.of(row.agent, row.principal, extra, own_tools=own_tools)
 
-    at = door.clock()
+    at = service.clock()
 
     def write(db: Db) -> bool:
         _check_idle(db, session)
@@ -188,28 +188,28 @@ async def reload(door: "Sessions", session: str, principal: "Principal") -> bool
 
     def then(changed: bool) -> bool:
         if changed:
-            door.presence.unload(session, reason="reload")
+            service.presence.unload(session, reason="reload")
         return changed
 
-    return await door.store.write_then(then, write)
+    return await service.store.write_then(then, write)
 
 
-async def resume(door: "Sessions", session: str, principal: "Principal") -> tuple[str, bool]:
+async def resume(service: "Sessions", session: str, principal: "Principal") -> tuple[str, bool]:
     """A live session is switched to. An ended one is never opened again: a new one begins with its transcript. The
     session's id, and whether it is new."""
-    row = await door.row(session, principal)
+    row = await service.row(session, principal)
     if row.ended is None:
         return session, False
     again = new_id("s")
-    extra = await door.store.read(sessions.extra, row)
-    fresh = await door.beginnings.of(row.agent, principal.id, extra)
+    extra = await service.store.read(sessions.extra, row)
+    fresh = await service.prompt_prefixes.of(row.agent, principal.id, extra)
     # The files first: what has a row has a file, and a file without one is swept.
-    await door.spool.share(session, again)
-    await door.store.write(_begin_with, row, again, principal.id, extra, fresh, door.clock())
+    await service.spool.share(session, again)
+    await service.store.write(_begin_with, row, again, principal.id, extra, fresh, service.clock())
     return again, True
 
 
-def _begin_with(db: Db, old: SessionRow, again: str, principal: str, extra: str, fresh: Fresh, now: float) -> None:
+def _begin_with(db: Db, old: SessionRow, again: str, principal: str, extra: str, fresh: NewSession, now: float) -> None:
     sessions.create(
         db,
         id=again,
@@ -232,17 +232,17 @@ def _begin_with(db: Db, old: SessionRow, again: str, principal: str, extra: str,
     spooled.copy(db, old.id, again)
 
 
-async def _owned(door: "Sessions", session: str, principal: "Principal") -> SessionRow:
-    row = await door.row(session, principal)
+async def _owned(service: "Sessions", session: str, principal: "Principal") -> SessionRow:
+    row = await service.row(session, principal)
     if row.ended is not None:
         raise Conflict("This session has ended; /resume it into a new one.", code="session_ended")
     return row
 
 
-async def _quiet(door: "Sessions", session: str, principal: "Principal") -> SessionRow:
+async def _quiet(service: "Sessions", session: str, principal: "Principal") -> SessionRow:
     """Refuses early; what counts is `_check_idle` in the write."""
-    row = await _owned(door, session, principal)
-    if door.engine.running(session) is not None or door.engine.waiting(session):
+    row = await _owned(service, session, principal)
+    if service.engine.running(session) is not None or service.engine.waiting(session):
         raise _mid_turn()
     return row
 

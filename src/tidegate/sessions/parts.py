@@ -20,26 +20,28 @@ from tidegate.turns.channels import DELEGATE
 from tidegate.workspaces import Provenance
 
 if TYPE_CHECKING:
-    from tidegate.memory.extraction import Learner
+    from tidegate.memory.extraction import NoteExtractor
     from tidegate.memory.memory import Memory
-    from tidegate.recall.recall import Recalling
+    from tidegate.recall.recall import RecallService
     from tidegate.sessions.delegation import Delegation
     from tidegate.sessions.service import Sessions
-    from tidegate.skills import Library, ProjectFiles
+    from tidegate.skills import ProjectFiles, SkillLibrary
     from tidegate.tools.web.http_access import WebAccess
 
 
 def remembering(
     config: Config, store: Store, models: Models, budgets: Budgets, clock: Callable[[], float]
-) -> "tuple[Memory | None, Learner | None]":
+) -> "tuple[Memory | None, NoteExtractor | None]":
     """What is remembered, and who learns from conversations that have ended."""
     if not _uses(config, "memory"):
         return None, None
-    from tidegate.memory.extraction import Learner
+    from tidegate.memory.extraction import NoteExtractor
     from tidegate.memory.memory import Memory
 
     memory = Memory(config, store, clock)
-    return memory, Learner(memory, config, store, models, budgets, clock) if config.memory.at_end else None
+    return memory, NoteExtractor(
+        memory, config, store, models, budgets.spend_guard, clock
+    ) if config.memory.at_end else None
 
 
 def web_access(config: Config, spool: Spool, key: Secret | None) -> "WebAccess | None":
@@ -51,13 +53,13 @@ def web_access(config: Config, spool: Spool, key: Secret | None) -> "WebAccess |
     return WebAccess(config.web, workers=spool.workers, key=key)
 
 
-def recalling(config: Config, store: Store, spool: Spool, scope: Scope) -> "Recalling | None":
+def recalling(config: Config, store: Store, spool: Spool, scope: Scope) -> "RecallService | None":
     """What looks up what was said; None where no agent has the toolset, and then nothing of it is loaded."""
     if not _uses(config, "context"):
         return None
-    from tidegate.recall.recall import Recalling
+    from tidegate.recall.recall import RecallService
 
-    return Recalling(config, store, spool, scope)
+    return RecallService(config, store, spool, scope)
 
 
 def provenance(config: Config, store: Store, clock: Callable[[], float]) -> Provenance:
@@ -71,16 +73,16 @@ def provenance(config: Config, store: Store, clock: Callable[[], float]) -> Prov
     return Provenance(store, survey, clock)
 
 
-def skills(config: Config, provenance: Provenance) -> "Library | None":
+def skills(config: Config, provenance: Provenance) -> "SkillLibrary | None":
     """The agents' skills; None where no agent has the toolset, and then nothing of them is loaded."""
     if not _uses(config, "skills"):
         return None
-    from tidegate.skills import Library
+    from tidegate.skills import SkillLibrary
 
-    return Library(config, provenance)
+    return SkillLibrary(config, provenance)
 
 
-def skill_reader(library: "Library | None") -> Skills | None:
+def skill_reader(library: "SkillLibrary | None") -> Skills | None:
     """What the tool `skill` uses."""
     if library is None:
         return None
@@ -98,13 +100,13 @@ def project_files(config: Config, provenance: Provenance) -> "ProjectFiles | Non
     return ProjectFiles(config, provenance)
 
 
-def delegation(door: "Sessions") -> "Delegation | None":
+def delegation(service: "Sessions") -> "Delegation | None":
     """Who has tasks worked on by other agents; None where no agent may give any."""
-    if not any(agent.delegates and DELEGATE in agent.tools for agent in door.config.agents.values()):
+    if not any(agent.delegates and DELEGATE in agent.tools for agent in service.config.agents.values()):
         return None
     from tidegate.sessions.delegation import Delegation
 
-    return Delegation(door)
+    return Delegation(service)
 
 
 def _uses(config: Config, toolset: str) -> bool:

@@ -15,7 +15,7 @@ from tidegate.config import AgentSettings, Config
 from tidegate.errors import Misconfigured
 from tidegate.lifetimes import BoundedCache, CacheStats
 from tidegate.models import Models
-from tidegate.sessions.admission import Fresh
+from tidegate.sessions.admission import NewSession
 from tidegate.tools import ToolRegistry
 
 KEPT = 256
@@ -25,7 +25,7 @@ KEPT_BYTES = 4 * 1024 * 1024
 """Of the texts that tell them apart."""
 
 
-class Source(Protocol):
+class PromptSource(Protocol):
     """Brings a part of the prompt, under its name. It caches for itself what is worth it."""
 
     name: str
@@ -41,13 +41,13 @@ class Source(Protocol):
         ...
 
 
-class Beginnings:
+class PromptPrefixes:
     def __init__(
         self,
         config: Config,
         models: Models,
         tools: ToolRegistry,
-        sources: Sequence[Source] = (),
+        sources: Sequence[PromptSource] = (),
         *,
         mark: Callable[[str], Awaitable[int]] | None = None,
     ) -> None:
@@ -57,11 +57,11 @@ class Beginnings:
         self._models = models
         self._tools = tools
         self._sources = {name: tuple(source for source in sources if source.serves(name)) for name in config.agents}
-        self._kept: BoundedCache[tuple[str, bool, tuple[str, ...]], Fresh] = BoundedCache(
+        self._kept: BoundedCache[tuple[str, bool, tuple[str, ...]], NewSession] = BoundedCache(
             "beginnings", cap=KEPT, max_bytes=KEPT_BYTES, weigh=lambda fresh: 2 * len(fresh.prefix.prompt)
         )
 
-    async def of(self, agent: str, principal: str, extra: str = "", *, own_tools: bool = True) -> Fresh:
+    async def of(self, agent: str, principal: str, extra: str = "", *, own_tools: bool = True) -> NewSession:
         """What a new session of this agent for this principal begins with. Without `own_tools` the agent may use none
         of its tools, and the prompt does not mention them."""
         settings = self._config.agents.get(agent)
@@ -80,9 +80,9 @@ class Beginnings:
                 self._kept.put(key, known)
         return known if known.memory_seen == seen else msgspec.structs.replace(known, memory_seen=seen)
 
-    def _make(self, agent: AgentSettings, parts: list[tuple[str, str]]) -> Fresh:
+    def _make(self, agent: AgentSettings, parts: list[tuple[str, str]]) -> NewSession:
         tools = self._tools.resolve(agent.tools)
-        return Fresh(prefix=freeze(parts, tools), encoder=self._models.get(agent.model).wire.version)
+        return NewSession(prefix=freeze(parts, tools), encoder=self._models.get(agent.model).wire.version)
 
     def stats(self) -> CacheStats:
         return self._kept.stats()

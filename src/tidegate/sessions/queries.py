@@ -55,26 +55,26 @@ async def mentioning(store: Store, query: str, own: str | None, ended: bool | No
     return await store.read(sessions.listed, found)
 
 
-class Page(Frozen, frozen=True):
+class TranscriptPage(Frozen, frozen=True):
     """Rows of a transcript, in order. `more` says that there are others, in the direction of reading."""
 
     rows: tuple[MessageRow, ...]
     more: bool
 
 
-def page(db: Db, session: str, after: int, limit: int, most_bytes: int = messages.PAGE_BYTES) -> Page:
+def page(db: Db, session: str, after: int, limit: int, most_bytes: int = messages.PAGE_BYTES) -> TranscriptPage:
     rows = messages.page(db, session, after=after, limit=min(limit, LISTING_MOST), most_bytes=most_bytes)
-    return Page(rows=tuple(rows), more=bool(rows) and messages.is_any(db, session, after=rows[-1].seq or 0))
+    return TranscriptPage(rows=tuple(rows), more=bool(rows) and messages.is_any(db, session, after=rows[-1].seq or 0))
 
 
-def newest(db: Db, session: str, before: int | None, limit: int) -> Page:
+def newest(db: Db, session: str, before: int | None, limit: int) -> TranscriptPage:
     rows = messages.newest(db, session, before=before, limit=min(limit, LISTING_MOST))
-    return Page(rows=tuple(rows), more=bool(rows) and messages.is_any(db, session, before=rows[0].seq))
+    return TranscriptPage(rows=tuple(rows), more=bool(rows) and messages.is_any(db, session, before=rows[0].seq))
 
 
-def without_bytes(page: Page) -> Page:
+def without_bytes(page: TranscriptPage) -> TranscriptPage:
     rows = tuple(msgspec.structs.replace(row, message=engine.without_bytes(row.message)) for row in page.rows)
-    return Page(rows=rows, more=page.more)
+    return TranscriptPage(rows=rows, more=page.more)
 
 
 def media(db: Db, session: str, place: int, number: int) -> Media | None:
@@ -83,12 +83,12 @@ def media(db: Db, session: str, place: int, number: int) -> Media | None:
     return found[number] if 0 <= number < len(found) else None
 
 
-async def export(door: "Sessions", session: str, principal: "Principal") -> AsyncIterator[bytes]:
+async def export(service: "Sessions", session: str, principal: "Principal") -> AsyncIterator[bytes]:
     """JSON lines: the session, then its rows in order, the undone ones marked."""
     encoder = msgspec.json.Encoder()
-    yield encoder.encode(await door.session(session, principal)) + b"\n"
+    yield encoder.encode(await service.session(session, principal)) + b"\n"
     after = 0
-    while rows := await door.store.read(_export_page, session, after):
+    while rows := await service.store.read(_export_page, session, after):
         for row in rows:
             yield encoder.encode(row) + b"\n"
         after = rows[-1].seq or 0

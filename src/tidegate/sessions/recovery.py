@@ -20,28 +20,28 @@ if TYPE_CHECKING:
 log = Log(__name__)
 
 
-async def recover(door: "Sessions", *, older: float = 0.0) -> int:
+async def recover(service: "Sessions", *, older: float = 0.0) -> int:
     """How many turns go on. Also called on the timer: a turn that is open in the store and not live here is stranded
     (the store could not take its end), and is taken up like one that a crash
     left. `older` spares those that were accepted just now and may be on their way to the engine."""
     resumed = 0
-    for turn, session in await door.store.read(_open):
+    for turn, session in await service.store.read(_open):
         # At the start nothing is on its way, whatever the clock says of when it was accepted.
-        if door.engine.log(turn.id) is not None or (older and turn.accepted > door.clock() - older):
+        if service.engine.log(turn.id) is not None or (older and turn.accepted > service.clock() - older):
             continue
-        if turn.within is not None and door.engine.log(turn.within) is None:
+        if turn.within is not None and service.engine.log(turn.within) is None:
             reason: Failure | None = stopped(TASK_OF_NONE)
         else:
-            reason = _refusal(turn, session, door.channels.of(turn.channel), door.config.limits.resumes)
+            reason = _refusal(turn, session, service.channels.of(turn.channel), service.config.limits.resumes)
         if reason is not None:
-            if await door.engine.give_up(turn, session, reason):
+            if await service.engine.give_up(turn, session, reason):
                 log.warning("a turn is not resumed", session=session.id, turn=turn.id, reason=reason.message)
                 if session.kind == "ephemeral":  # its rows are gone: what lay on disk for it is nobody's
-                    await door.workspaces.discard(session.id)
-                    await door.spool.remove(session.id)
+                    await service.workspaces.discard(session.id)
+                    await service.spool.remove(session.id)
         else:
             # One that was parked had begun too, though no attempt counts.
-            door.engine.submit(
+            service.engine.submit(
                 session.id, turn.id, session.principal, resumed=turn.state == "running", within=turn.within
             )
             resumed += 1

@@ -11,10 +11,10 @@ from tidegate.engine import EmbeddedEngine
 from tidegate.tools import ToolContext
 from tidegate.turns.channels import DELEGATE
 from tidegate.values import (
-    Answered,
-    Asked,
     Event,
     Notice,
+    QuestionAnswered,
+    QuestionAsked,
     TextDelta,
     TextReset,
     ToolEnded,
@@ -26,7 +26,7 @@ LINE_CHARACTERS = 200
 """Of a call or a failure: what somebody who watches two agents at once takes in."""
 
 
-class Relay:
+class TaskProgress:
     def __init__(self, engine: EmbeddedEngine, ctx: ToolContext, agent: str) -> None:
         self._engine = engine
         self._ctx = ctx
@@ -50,11 +50,11 @@ class Relay:
                 self._note(f"{event.name} failed: {event.excerpt}")
             case Notice():
                 self._engine.tell(self._ctx.turn, Notice(text=f"{self._agent}: {event.text}"))
-            case Asked():
+            case QuestionAsked():
                 self._asked[event.id] = None
                 asked = msgspec.structs.replace(event, agent=event.agent or self._agent)
                 self._engine.tell(self._ctx.turn, asked)
-            case Answered():
+            case QuestionAnswered():
                 self._asked.pop(event.id, None)
                 self._engine.tell(self._ctx.turn, event)
             case _:
@@ -67,7 +67,7 @@ class Relay:
         """Nobody waits for what it has asked, unless it goes on in the next process and asks again."""
         if not self._engine.resting:
             for id in self._asked:
-                self._engine.tell(self._ctx.turn, Answered(id=id, state="cancelled"))
+                self._engine.tell(self._ctx.turn, QuestionAnswered(id=id, state="cancelled"))
         self._asked.clear()
 
     def _say(self, text: str) -> None:

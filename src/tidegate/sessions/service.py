@@ -23,14 +23,14 @@ from tidegate.log import Log
 from tidegate.models import Models
 from tidegate.security import Principal, Secret
 from tidegate.sessions import event_stream, parts, queries
-from tidegate.sessions.admission import Admission, Fresh, admit
-from tidegate.sessions.lifecycle import EndHook, Endings
-from tidegate.sessions.maintenance import Chore, chores
-from tidegate.sessions.prompt_prefix import Beginnings
+from tidegate.sessions.admission import Admission, NewSession, admit
+from tidegate.sessions.lifecycle import EndHook, SessionEndings
+from tidegate.sessions.maintenance import MaintenanceTask, maintenance_tasks
+from tidegate.sessions.prompt_prefix import PromptPrefixes
 from tidegate.sessions.recovery import recover
 from tidegate.sessions.uploads import accept_media
 from tidegate.sessions.views import AgentView, SessionView
-from tidegate.spool import Arrivals, Spool
+from tidegate.spool import Spool, UploadFolder
 from tidegate.store import (
     Db,
     ProcessRow,
@@ -44,15 +44,15 @@ from tidegate.store import (
     turns,
     usage,
 )
-from tidegate.tools import Reach, ToolRegistry
-from tidegate.turns.approvals import Questions
+from tidegate.tools import ToolRegistry, ToolServices
+from tidegate.turns.approvals import Approvals
 from tidegate.turns.budgets.budgets import Budgets
 from tidegate.turns.channels import DELEGATE, Channels
 from tidegate.turns.compaction.compaction import HOW, Compaction
 from tidegate.turns.runner import Runner
-from tidegate.turns.tool_env import Workshop
-from tidegate.turns.window_usage import Filling
-from tidegate.values import Accepted, Event, Inbound, Media, Message, Outcome, new_id
+from tidegate.turns.tool_env import ToolEnv
+from tidegate.turns.window_usage import WindowUsage
+from tidegate.values import Acceptance, Event, Inbound, Media, Message, Outcome, new_id
 from tidegate.workspaces import Workspaces
 
 log = Log(__name__)
@@ -86,7 +86,7 @@ class Sessions:
         self.budgets = Budgets(config, store, clock)
         self.presence = _presence(scope, config)
         self.spool = _spool(config, store, clock)
-        self.questions = Questions(
+        self.questions = Approvals(
             store,
             config,
             self.channels,
@@ -108,18 +108,18 @@ class Sessions:
         self.web = parts.web_access(config, self.spool, search_key)
         self.skills = parts.skills(config, self.provenance)
         self.project_files = parts.project_files(config, self.provenance)
-        self.memory, self.learner = parts.remembering(config, store, models, self.budgets, clock)
+        self.memory, self.extractor = parts.remembering(config, store, models, self.budgets, clock)
         if self.memory is not None:
             self.presence.ledger.view("memory provider", self.memory.held)
         self.delegation = parts.delegation(self)
         self.recall = parts.recalling(config, store, self.spool, scope)
-        self.reach = Reach(
+        self.reach = ToolServices(
             recall=self.recall, notes=self.memory, skills=parts.skill_reader(self.skills), delegates=self.delegation
         )
         self.runner = self._runner(scope, models, tools)
         scope.on_close(self.runner.histories.close, name="histories")
         sources = (self.project_files, self.skills, self.delegation, self.memory)
-        self.beginnings = Beginnings(
+        self.prompt_prefixes = PromptPrefixes(
             config,
             models,
             tools,
@@ -150,13 +150,13 @@ class Sessions:
             tools,
             self.presence,
             self.budgets,
-            Workshop(config, self.spool, self.questions, self.workspaces, self.web, self.reach),
+            ToolEnv(config, self.spool, self.questions, self.workspaces, self.web, self.reach),
             Compaction(scope.child("summaries"), self.store, models, config.context, self.budgets, self.clock, remind),
             self.clock,
         )
 
-    def _endings(self, scope: Scope, hooks: Mapping[str, EndHook]) -> Endings:
-        return Endings(
+    def _endings(self, scope: Scope, hooks: Mapping[str, EndHook]) -> SessionEndings:
+        return SessionEndings(
             self.store,
             self.presence,
             self.engine,
@@ -165,28 +165,28 @@ class Sessions:
             self._forget,
             unkept=self.runner.forget,
             scope=scope,
-            slow={} if self.learner is None else {"memory": self.learner},
+            slow={} if self.extractor is None else {"memory": self.extractor},
         )
 
     # -- the way in --
 
-    async def accept(self, inbound: Inbound) -> Accepted:
+    async def accept(self, inbound: Inbound) -> Acceptance:
         """Take a message in. When this returns, it survives a kill."""
         terms = await self._terms(inbound)
         if inbound.brought:
             return await accept_media(inbound, self.store, self.spool, self._accept_with)
         return await self.store.write_then(lambda admission: self._acknowledge(inbound, admission), admit, **terms)
 
-    async def _accept_with(self, inbound: Inbound, arrivals: Arrivals) -> Accepted:
+    async def _accept_with(self, inbound: Inbound, arrivals: UploadFolder) -> Acceptance:
         terms = {**await self._terms(inbound), "arrivals": arrivals}
         return await self.store.write_then(lambda admission: self._acknowledge(inbound, admission), admit, **terms)
 
-    async def _fresh(self, inbound: Inbound) -> Fresh | None:
+    async def _fresh(self, inbound: Inbound) -> NewSession | None:
         """What a session would begin with that this message makes; it makes none when it names one by its id."""
         if inbound.session is not None:
             return None
         given = inbound.call.caller_tools
-        return await self.beginnings.of(
+        return await self.prompt_prefixes.of(
             inbound.agent, inbound.principal, inbound.extra_prompt or "", own_tools=given is None or not given.only
         )
 
@@ -240,17 +240,17 @@ class Sessions:
                     value=limits.message_bytes,
                 )
 
-    def _acknowledge(self, inbound: Inbound, admission: Admission) -> Accepted:
+    def _acknowledge(self, inbound: Inbound, admission: Admission) -> Acceptance:
         """Put the turn to work and say what will happen; nothing is awaited between the commit and this."""
         session, turn = admission.session, admission.turn
         if admission.how == "steered":
             self.engine.steer(turn)
-            return Accepted(turn=turn, session=session, how="steered")
+            return Acceptance(turn=turn, session=session, how="steered")
         if admission.how == "replayed":
-            return Accepted(turn=turn, session=session, how="replayed", tools=admission.tools)
+            return Acceptance(turn=turn, session=session, how="replayed", tools=admission.tools)
         if admission.how == "attached":
             self.engine.submit(session, turn, inbound.principal, resumed=True, within=inbound.within or None)
-            return Accepted(turn=turn, session=session, how="attached", tools=admission.tools)
+            return Acceptance(turn=turn, session=session, how="attached", tools=admission.tools)
         running = self.engine.running(session)
         ahead = self.engine.waiting(session) + (running is not None)
         self.engine.submit(session, turn, inbound.principal, begun=admission.begun, within=inbound.within or None)
@@ -258,7 +258,7 @@ class Sessions:
         if inbound.busy == "interrupt" and running is not None:
             running.stop("by a newer message")
             how = "interrupting"
-        return Accepted(turn=turn, session=session, how=how, ahead=ahead, tools=admission.tools)
+        return Acceptance(turn=turn, session=session, how=how, ahead=ahead, tools=admission.tools)
 
     # -- following a turn --
 
@@ -344,11 +344,11 @@ class Sessions:
         after: int | None = 0,
         before: int | None = None,
         limit: int = 200,
-    ) -> queries.Page:
+    ) -> queries.TranscriptPage:
         """Rows after a place; or, without `after`, the newest ones, before a place if one is given. In order, without
         the bytes of media."""
         await self.row(session, principal)
-        found: queries.Page = (
+        found: queries.TranscriptPage = (
             await self.store.read(queries.newest, session, before, limit)
             if after is None
             else await self.store.read(queries.page, session, after, limit)
@@ -391,7 +391,7 @@ class Sessions:
         found: UsageTotal = await self.store.read(usage.of_session, session)
         return found
 
-    async def filling(self, session: str, principal: Principal) -> Filling:
+    async def filling(self, session: str, principal: Principal) -> WindowUsage:
         """What fills the window of the model that would answer in a conversation now."""
         row = await self.row(session, principal)
         return await self.runner.filling(row, tuple(await self.store.read(settings.get_all, session, self.clock())))
@@ -405,7 +405,7 @@ class Sessions:
 
     def _model_states(self) -> dict[str, Any]:
         """How the configured models stand, by name, and how often sessions fell back to each."""
-        fallbacks = self.runner.substitutes.fallbacks
+        fallbacks = self.runner.fallbacks.fallbacks
         return {
             name: {**msgspec.to_builtins(state), "fallbacks": fallbacks[name]}
             for name, state in self._models.states().items()
@@ -418,10 +418,10 @@ class Sessions:
     def _view(self, row: SessionRow, held: tuple[Any, ...] | None = None) -> SessionView:
         """Without its settings, as in a list, it is not told who answers instead of the agent's own model."""
         running = self.engine.running(row.id)
-        agent, substitutes = self.config.agents.get(row.agent), self.runner.substitutes
+        agent, fallbacks = self.config.agents.get(row.agent), self.runner.fallbacks
         model, fallback = agent.model if agent is not None else "", None
         if agent is not None and held is not None:
-            model, fallback = substitutes.model(agent, held).name, substitutes.fallen(agent, held)
+            model, fallback = fallbacks.model(agent, held).name, fallbacks.fallen(agent, held)
         return queries.view(
             row,
             running=running.turn if running is not None else None,
@@ -449,7 +449,7 @@ class Sessions:
         resumed = await recover(self)
         await self.workspaces.processes.tell()
         self._scope.start(self.endings.finish, name="what ended sessions are owed")
-        if self.learner is not None:
+        if self.extractor is not None:
             self._scope.start(self.endings.finish_slow, name="what is to be learnt from ended sessions")
         return resumed
 
@@ -493,10 +493,10 @@ class Sessions:
     def caches(self) -> tuple[CacheStats, ...]:
         looks = (source.caches() for source in (self.project_files, self.skills) if source is not None)
         remembered = () if self.memory is None else (self.memory.stats(),)
-        return (*self.runner.caches(), self.beginnings.stats(), *chain.from_iterable(looks), *remembered)
+        return (*self.runner.caches(), self.prompt_prefixes.stats(), *chain.from_iterable(looks), *remembered)
 
-    def chores(self) -> list[Chore]:
-        return chores(self)
+    def maintenance_tasks(self) -> list[MaintenanceTask]:
+        return maintenance_tasks(self)
 
     def census(self) -> dict[str, int]:
         """How many of each thing the door holds: what must be back at its baseline when sessions have gone."""

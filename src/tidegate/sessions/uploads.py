@@ -10,29 +10,29 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from tidegate.errors import TidegateError
-from tidegate.spool import Arrivals, Spool
-from tidegate.spool.session_folder import Elsewhere
+from tidegate.spool import Spool, UploadFolder
+from tidegate.spool.session_folder import SessionChanged
 from tidegate.store import Db, Store, sessions
-from tidegate.values import Accepted, Inbound, Media, new_id
+from tidegate.values import Acceptance, Inbound, Media, new_id
 
 TRIES = 3
 """A conversation of a name may begin or end between looking for it and taking the message in, hardly twice."""
 
-Accept = Callable[[Inbound, Arrivals], Awaitable[Accepted]]
+Accept = Callable[[Inbound, UploadFolder], Awaitable[Acceptance]]
 
 _KNOWN_ALREADY = ("replayed", "attached")
 
 
-async def accept_media(inbound: Inbound, store: Store, spool: Spool, accept: Accept) -> Accepted:
+async def accept_media(inbound: Inbound, store: Store, spool: Spool, accept: Accept) -> Acceptance:
     for _ in range(TRIES - 1):
         try:
             return await _accept(inbound, store, spool, accept)
-        except Elsewhere:
+        except SessionChanged:
             continue
     return await _accept(inbound, store, spool, accept)
 
 
-async def _accept(inbound: Inbound, store: Store, spool: Spool, accept: Accept) -> Accepted:
+async def _accept(inbound: Inbound, store: Store, spool: Spool, accept: Accept) -> Acceptance:
     known = await store.read(_session, inbound)
     arrivals = spool.arrivals(known or new_id("s"), is_new=known is None)
     taken: bool | None = None
@@ -47,7 +47,7 @@ async def _accept(inbound: Inbound, store: Store, spool: Spool, accept: Accept) 
         await arrivals.close(taken=taken)
 
 
-async def _ready(inbound: Inbound, arrivals: Arrivals) -> Inbound:
+async def _ready(inbound: Inbound, arrivals: UploadFolder) -> Inbound:
     media: dict[int, list[Media]] = {}
     for brought in inbound.brought:
         made = await arrivals.media(brought.name, brought.data, brought.filename)

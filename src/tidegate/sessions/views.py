@@ -1,13 +1,13 @@
 """What callers are shown of a session and its questions: values made from rows and from what is present of it."""
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from tidegate.store import ApprovalRow, SessionRow, Setting, approvals
+from tidegate.store import SessionRow, SettingRow
 from tidegate.store.tables.settings import OWN
 from tidegate.turns.compaction.compaction import COOLDOWN, ERA, WANTED
-from tidegate.turns.fallback import KEY, Fallen
+from tidegate.turns.fallback import KEY, FallbackState
 from tidegate.values import Frozen
 
 UNCHOSEN = (KEY, COOLDOWN, WANTED, ERA)
@@ -40,7 +40,7 @@ class SessionView(Frozen, frozen=True, omit_defaults=False):
     demo: bool = False
     """Whether that is the built-in demo model."""
     settings: dict[str, SettingView] = msgspec.field(default_factory=dict)
-    fallback: Fallen | None = None
+    fallback: FallbackState | None = None
     """Who answers instead of the agent's own model, while that is so."""
 
 
@@ -52,49 +52,6 @@ class AgentView(Frozen, frozen=True, omit_defaults=False):
     """Whether its model is the built-in demo model."""
 
 
-class QuestionView(Frozen, frozen=True, omit_defaults=False):
-    """What a turn asks a person: an approval of one exact action, shown in `summary`, or a question. `state` is open,
-    approved, denied, answered, expired or cancelled. `conversation` is the session that it is asked in: that of the
-    turn itself, or of the one that has given it as a task. `person` is the name of whoever it belongs to."""
-
-    id: str
-    session: str
-    conversation: str
-    person: str
-    turn: str
-    kind: Literal["approval", "question"]
-    tool: str
-    summary: str
-    choices: tuple[str, ...]
-    state: str
-    asked: float
-    expires: float | None = None
-    answer: str | None = None
-    answered_at: float | None = None
-    for_owner: bool = False
-    """Whether only the owner of the gateway may answer it."""
-
-
-def view_question(row: ApprovalRow, conversation: str, person: str) -> QuestionView:
-    return QuestionView(
-        id=row.id,
-        session=row.session,
-        conversation=conversation,
-        person=person,
-        turn=row.turn,
-        kind=row.kind,
-        tool=row.tool,
-        summary=row.summary,
-        choices=row.choices,
-        state=row.state,
-        asked=row.asked,
-        expires=row.expires,
-        answer=row.answer,
-        answered_at=row.answered_at,
-        for_owner=row.may_answer == approvals.OWNER,
-    )
-
-
 def view(
     row: SessionRow,
     *,
@@ -102,8 +59,8 @@ def view(
     waiting: int,
     model: str,
     demo: bool,
-    settings: tuple[Setting, ...] = (),
-    fallback: Fallen | None = None,
+    settings: tuple[SettingRow, ...] = (),
+    fallback: FallbackState | None = None,
 ) -> SessionView:
     return SessionView(
         id=row.id,
@@ -128,30 +85,3 @@ def view(
         },
         fallback=fallback,
     )
-
-
-class NoteView(Frozen, frozen=True, omit_defaults=False):
-    """One note. `author` is the id of who wrote it and `by` his name; `source` says how: `person` himself, `tool` in
-    the conversation `session`, or `end`, when that had ended."""
-
-    id: int
-    text: str
-    author: str
-    by: str
-    source: Literal["tool", "person", "end"]
-    at: float
-    session: str | None
-
-
-class Notebook(Frozen, frozen=True, omit_defaults=False):
-    """All notes about one person or one agent's work, in the order in which conversations begin with them. `whose` is
-    his name or the agent's; `text` has one a line, each with its number, as it can be edited; `version` is to be given
-    with a text that is to take their place."""
-
-    about: Literal["person", "agent"]
-    whose: str
-    notes: tuple[NoteView, ...]
-    bytes: int
-    most: int
-    version: str
-    text: str

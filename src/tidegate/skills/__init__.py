@@ -3,27 +3,27 @@ tells how to work on it.
 
 Guarantee: both are data that somebody else wrote, bounded, read from where the settings say and from nowhere else; what
 is wrong with one of them is a sentence in the log and never a session that fails. A gateway whose agents use neither
-loads nothing of this room; `Library` and `ProjectFiles` are sources of what a session's prompt begins with.
+loads nothing of this room; `SkillLibrary` and `ProjectFiles` are sources of what a session's prompt begins with.
 """
 
-from tidegate.skills.discovery import Looker, unknown
+from tidegate.skills.discovery import SkillDiscovery, unknown
 from tidegate.skills.file_digests import survey
-from tidegate.skills.frontmatter import Unfit
-from tidegate.skills.library import Library, Page
+from tidegate.skills.frontmatter import InvalidSkill
+from tidegate.skills.library import SkillFile, SkillLibrary
 from tidegate.skills.project_files import ProjectFiles
 from tidegate.skills.prompt_listing import line
-from tidegate.skills.skill import Entry, LeftOut, Shelf, Skill
+from tidegate.skills.skill import RejectedSkill, Skill, SkillEntry, SkillSet
 
 __all__ = [
-    "Entry",
-    "LeftOut",
-    "Library",
-    "Looker",
-    "Page",
+    "InvalidSkill",
     "ProjectFiles",
-    "Shelf",
+    "RejectedSkill",
     "Skill",
-    "Unfit",
+    "SkillDiscovery",
+    "SkillEntry",
+    "SkillFile",
+    "SkillLibrary",
+    "SkillSet",
     "line",
     "survey",
     "unknown",

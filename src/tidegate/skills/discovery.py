@@ -16,11 +16,11 @@ from typing import NamedTuple
 from tidegate.config import Config
 from tidegate.lifetimes import BoundedCache, CacheStats
 from tidegate.skills import file_access
-from tidegate.skills.frontmatter import FILE_BYTES, TOO_LONG, Unfit, decoded, read
+from tidegate.skills.frontmatter import FILE_BYTES, TOO_LONG, InvalidSkill, decoded, read
 from tidegate.skills.prompt_listing import listing
-from tidegate.skills.skill import FILE, Entry, LeftOut, Place, Shelf, Skill
+from tidegate.skills.skill import FILE, RejectedSkill, Skill, SkillEntry, SkillFolder, SkillSet
 from tidegate.workspaces.files import Mount, printable
-from tidegate.workspaces.files.excerpts import Mark
+from tidegate.workspaces.files.excerpts import FileStamp
 from tidegate.workspaces.provenance import UNTRUSTED, Reader
 
 IN_PROJECT = (".agents/skills", ".claude/skills")
@@ -39,11 +39,14 @@ SETTLED = 2.0
 changed again unseen."""
 
 
-def places(config: Config, agent: str) -> tuple[Place, ...]:
+def places(config: Config, agent: str) -> tuple[SkillFolder, ...]:
     """Where an agent's skills may be, the first to be preferred: what a session can write covers nothing of yours."""
-    found = [Place(folder=config.home / "skills"), *(Place(folder=config.path(text)) for text in config.skills.folders)]
+    found = [
+        SkillFolder(folder=config.home / "skills"),
+        *(SkillFolder(folder=config.path(text)) for text in config.skills.folders),
+    ]
     if (project := local_project(config, agent)) is not None:
-        found += (Place(folder=project / within, project=project, within=within) for within in IN_PROJECT)
+        found += (SkillFolder(folder=project / within, project=project, within=within) for within in IN_PROJECT)
     return tuple(found)
 
 
@@ -56,8 +59,8 @@ class _Candidate(NamedTuple):
     """A SKILL.md that was found: what it says, or why it cannot be used."""
 
     name: str
-    place: Place
-    mark: Mark | None
+    place: SkillFolder
+    mark: FileStamp | None
     skill: Skill | None
     why: str = ""
 
@@ -66,33 +69,33 @@ class _Candidate(NamedTuple):
         return self.place.folder / self.name / FILE
 
 
-class Looker:
+class SkillDiscovery:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._lock = threading.Lock()
-        self._files: BoundedCache[str, tuple[Mark, bytes]] = BoundedCache("skill files", cap=KNOWN_FILES)
+        self._files: BoundedCache[str, tuple[FileStamp, bytes]] = BoundedCache("skill files", cap=KNOWN_FILES)
         self._skills: BoundedCache[bytes, Skill | str] = BoundedCache(
             "skills", cap=KNOWN_SKILLS, max_bytes=KNOWN_BYTES, weigh=_weigh
         )
 
-    def look(self, agent: str, reader: Reader | None = None, *, narrowed: bool = True) -> Shelf:
+    def look(self, agent: str, reader: Reader | None = None, *, narrowed: bool = True) -> SkillSet:
         """What the agent has now, for a reader who may not trust all of it; if it is not to be `narrowed` by its
         settings, what it could have."""
         candidates: list[_Candidate] = []
-        left_out: list[LeftOut] = []
+        left_out: list[RejectedSkill] = []
         for place in places(self._config, agent):
             try:
                 candidates += self._in(place, reader or Reader())
-            except (Unfit, OSError) as error:
-                left_out.append(LeftOut(path=place.folder, why=_why(error)))
+            except (InvalidSkill, OSError) as error:
+                left_out.append(RejectedSkill(path=place.folder, why=_why(error)))
         wanted = self._config.agents[agent].skills
         if wanted and narrowed:
             candidates = [candidate for candidate in candidates if candidate.name in wanted]
         entries, more = _chosen(candidates)
-        return Shelf(entries=entries, left_out=(*left_out, *more), listing=listing(entries))
+        return SkillSet(entries=entries, left_out=(*left_out, *more), listing=listing(entries))
 
     def parse(self, data: bytes) -> Skill:
-        """What a SKILL.md says. Raises `Unfit`."""
+        """What a SKILL.md says. Raises `InvalidSkill`."""
         digest = hashlib.sha256(data).digest()
         with self._lock:
             known = self._skills.get(digest)
@@ -100,24 +103,24 @@ class Looker:
                 known = _parsed(data)
                 self._skills.put(digest, known)
         if isinstance(known, str):
-            raise Unfit(known)
+            raise InvalidSkill(known)
         return known
 
     def stats(self) -> tuple[CacheStats, ...]:
         return self._files.stats(), self._skills.stats()
 
-    def _in(self, place: Place, reader: Reader) -> list[_Candidate]:
+    def _in(self, place: SkillFolder, reader: Reader) -> list[_Candidate]:
         with file_access.place(place) as folder:
             if folder is None:
                 return []
             if _holds(file_access.held(folder), FILE):
-                raise Unfit(f"it is a skill itself; name the folder that it lies in ({place.folder.parent}).")
+                raise InvalidSkill(f"it is a skill itself; name the folder that it lies in ({place.folder.parent}).")
             found = [self._at(place, folder, name, reader) for name in file_access.names(folder)]
         return [candidate for candidate in found if candidate is not None]
 
-    def _at(self, place: Place, folder: int, name: str, reader: Reader) -> _Candidate | None:
+    def _at(self, place: SkillFolder, folder: int, name: str, reader: Reader) -> _Candidate | None:
         """None when there is no skill under that name."""
-        mark: Mark | None = None
+        mark: FileStamp | None = None
         try:
             with file_access.skill_folder(place, folder, name) as its:
                 if its is None or (seen := file_access.marked(file_access.held(its), FILE)) is None:
@@ -125,60 +128,62 @@ class Looker:
                 mark = seen.mark
                 skill = self._known(place.folder / name, its, seen, reader)
             if skill.name != name:
-                raise Unfit(misnamed(skill, name))
-        except (Unfit, OSError) as error:
+                raise InvalidSkill(misnamed(skill, name))
+        except (InvalidSkill, OSError) as error:
             return _Candidate(name, place, mark, None, _why(error))
         return _Candidate(name, place, mark, skill)
 
-    def _known(self, path: Path, folder: int, seen: file_access.Seen, reader: Reader) -> Skill:
+    def _known(self, path: Path, folder: int, seen: file_access.FoundFile, reader: Reader) -> Skill:
         with self._lock:
             before = self._files.get(str(path))
             known = self._skills.get(before[1]) if before is not None and before[0] == seen.mark else None
         if before is not None and known is not None:
             if not reader.admits(seen.path, before[1]):
-                raise Unfit(UNTRUSTED)
+                raise InvalidSkill(UNTRUSTED)
             if isinstance(known, str):
-                raise Unfit(known)
+                raise InvalidSkill(known)
             return known
         if seen.mark.size > FILE_BYTES:
-            raise Unfit(TOO_LONG)
+            raise InvalidSkill(TOO_LONG)
         opened = file_access.load(file_access.held(folder), FILE, FILE_BYTES + 1)
         if opened is None:
-            raise Unfit("it has just been removed.")
+            raise InvalidSkill("it has just been removed.")
         if time.time() - max(opened.mark.modified, opened.mark.changed) / 1e9 > SETTLED:
             with self._lock:
                 self._files.put(str(path), (opened.mark, opened.digest))
         if not reader.admits(opened.path, opened.digest):
-            raise Unfit(UNTRUSTED)
+            raise InvalidSkill(UNTRUSTED)
         return self.parse(opened.data)
 
 
-def unknown(shelf: Shelf, wanted: Iterable[str]) -> list[str]:
+def unknown(skill_set: SkillSet, wanted: Iterable[str]) -> list[str]:
     """The names of skills that an agent is to have and that nobody found, usable or not."""
-    found = {entry.name for entry in shelf.entries} | {left.path.parent.name for left in shelf.left_out}
+    found = {entry.name for entry in skill_set.entries} | {left.path.parent.name for left in skill_set.left_out}
     return [name for name in wanted if name not in found]
 
 
-def _chosen(candidates: Sequence[_Candidate]) -> tuple[tuple[Entry, ...], list[LeftOut]]:
+def _chosen(candidates: Sequence[_Candidate]) -> tuple[tuple[SkillEntry, ...], list[RejectedSkill]]:
     """One of each name; what comes first is preferred, unless it cannot be used. One of the user's own that cannot be
     used still leaves no room for a project's."""
     chosen: dict[str, _Candidate] = {}
-    left_out: list[LeftOut] = []
+    left_out: list[RejectedSkill] = []
     own = {each.name: each for each in reversed(candidates) if each.place.origin == "user"}
     for candidate in candidates:
         if candidate.skill is None:
-            left_out.append(LeftOut(path=candidate.path, why=candidate.why))
+            left_out.append(RejectedSkill(path=candidate.path, why=candidate.why))
         elif (
             other := chosen.get(candidate.name) or (own.get(candidate.name) if candidate.place.project else None)
         ) is None:
             chosen[candidate.name] = candidate
         elif not _same(candidate, other):
             why = f"{other.path} has the same name and comes first."
-            left_out.append(LeftOut(path=candidate.path, why=why, covered=True))
+            left_out.append(RejectedSkill(path=candidate.path, why=why, covered=True))
     names = sorted(chosen)
     for name in names[MOST:]:
-        left_out.append(LeftOut(path=chosen[name].path, why=f"the agent has {MOST} skills before it; remove some."))
-    entries = (Entry(skill=its.skill, place=its.place) for name in names[:MOST] if (its := chosen[name]).skill)
+        left_out.append(
+            RejectedSkill(path=chosen[name].path, why=f"the agent has {MOST} skills before it; remove some.")
+        )
+    entries = (SkillEntry(skill=its.skill, place=its.place) for name in names[:MOST] if (its := chosen[name]).skill)
     return tuple(entries), left_out
 
 
@@ -191,21 +196,21 @@ def misnamed(skill: Skill, folder: str) -> str:
     return f'its name is "{skill.name}" and that of its folder is "{printable(folder)}"; make them equal.'
 
 
-def _why(error: Unfit | OSError) -> str:
-    return error.message if isinstance(error, Unfit) else f"it cannot be read ({error.strerror}); mend that."
+def _why(error: InvalidSkill | OSError) -> str:
+    return error.message if isinstance(error, InvalidSkill) else f"it cannot be read ({error.strerror}); mend that."
 
 
 def _holds(folder: Mount, name: str) -> bool:
     try:
         return file_access.marked(folder, name) is not None
-    except Unfit:
+    except InvalidSkill:
         return False
 
 
 def _parsed(data: bytes) -> Skill | str:
     try:
         return read(decoded(data))
-    except Unfit as error:
+    except InvalidSkill as error:
         return error.message
 
 

@@ -35,21 +35,21 @@ KEPT_BYTES = 16 * 1024 * 1024
 """Of what those found: each has its bound, and all of them together seldom a hundredth of this."""
 
 
-class For(NamedTuple):
+class DiscoveryKey(NamedTuple):
     """For which agent, and for whose prompt."""
 
     agent: str
     reader: Reader = Reader()
 
 
-class Looks(Generic[T]):
+class DiscoveryCache(Generic[T]):
     """`look` blocks; `nothing` stands for what was never found; `weigh` gives the bytes of
     what was."""
 
     def __init__(
         self,
         name: str,
-        look: Callable[[For], T],
+        look: Callable[[DiscoveryKey], T],
         nothing: T,
         weigh: Callable[[T], int],
         *,
@@ -59,17 +59,19 @@ class Looks(Generic[T]):
         self._look = look
         self._nothing = nothing
         self._patience = patience
-        self._away: set[For] = set()
-        self._fresh: BoundedCache[For, T] = BoundedCache(name, cap=KEPT, ttl=LOOK_SECONDS, clock=clock)
-        self._last: BoundedCache[For, T] = BoundedCache(f"{name}, kept", cap=KEPT, max_bytes=KEPT_BYTES, weigh=weigh)
+        self._away: set[DiscoveryKey] = set()
+        self._fresh: BoundedCache[DiscoveryKey, T] = BoundedCache(name, cap=KEPT, ttl=LOOK_SECONDS, clock=clock)
+        self._last: BoundedCache[DiscoveryKey, T] = BoundedCache(
+            f"{name}, kept", cap=KEPT, max_bytes=KEPT_BYTES, weigh=weigh
+        )
 
-    async def of(self, whom: For) -> T:
+    async def of(self, whom: DiscoveryKey) -> T:
         return await self._fresh.get_or_make(whom, partial(self._make, whom))
 
     def stats(self) -> tuple[CacheStats, ...]:
         return self._fresh.stats(), self._last.stats()
 
-    async def _make(self, whom: For) -> T:
+    async def _make(self, whom: DiscoveryKey) -> T:
         if whom not in self._away:
             self._away.add(whom)
             # Who leaves meanwhile must not make the look count as one that hangs.
@@ -84,15 +86,15 @@ class Looks(Generic[T]):
         known = self._last.get(whom)
         return self._nothing if known is None else known
 
-    def _work(self, whom: For) -> T:
+    def _work(self, whom: DiscoveryKey) -> T:
         try:
             return self._look(whom)
         finally:
             self._away.discard(whom)
 
 
-async def look(looks: Looks[T], agent: str, principal: str, provenance: Provenance | None) -> T:
+async def look(looks: DiscoveryCache[T], agent: str, principal: str, provenance: Provenance | None) -> T:
     """What is found for an agent's session of this principal."""
     if provenance is None:
-        return await looks.of(For(agent))
-    return await provenance.steady(principal, lambda reader: looks.of(For(agent, reader)))
+        return await looks.of(DiscoveryKey(agent))
+    return await provenance.steady(principal, lambda reader: looks.of(DiscoveryKey(agent, reader)))

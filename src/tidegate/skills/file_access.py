@@ -2,7 +2,7 @@
 
 Guarantee: what is opened lies below the folder that it is asked for in, whatever is exchanged for a link meanwhile (by
 `workspaces.files`, which walks agents' own paths in the same way); only regular files are ever opened, so that nobody
-waits for a pipe; what is read is bounded. What may not be used is `Unfit`, what the system refuses an `OSError`. Every
+waits for a pipe; what is read is bounded. What may not be used is `InvalidSkill`, what the system refuses an `OSError`. Every
 descriptor is closed at the end of its block. It blocks: it is for worker threads and the command line.
 """
 
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tidegate.errors import ToolFailed
-from tidegate.skills.frontmatter import Unfit
-from tidegate.skills.skill import Place
+from tidegate.skills.frontmatter import InvalidSkill
+from tidegate.skills.skill import SkillFolder
 from tidegate.workspaces.files import Mount
-from tidegate.workspaces.files.excerpts import Mark, mark
-from tidegate.workspaces.files.mounts import Missing, Spot, at, open_file
+from tidegate.workspaces.files.excerpts import FileStamp, mark
+from tidegate.workspaces.files.mounts import FolderMissing, ResolvedPath, at, open_file
 
 FOLDERS = 1000
 """Folders of a place: each is looked at, whoever put it there."""
@@ -36,18 +36,18 @@ ASTRAY = (
 )
 
 
-class Seen(NamedTuple):
+class FoundFile(NamedTuple):
     """A file that is there, and its real path."""
 
-    mark: Mark
+    mark: FileStamp
     path: str
 
 
-class Opened(NamedTuple):
+class FileContent(NamedTuple):
     """The beginning of a file, and whether that is all; its real path, and the digest of what may be shown of it."""
 
     data: bytes
-    mark: Mark
+    mark: FileStamp
     whole: bool
     path: str
     digest: bytes
@@ -65,21 +65,21 @@ def held(descriptor: int) -> Mount:
 
 
 @contextmanager
-def spot_in(where: Mount, path: str) -> Iterator[Spot | None]:
-    """What a path in a folder leads to; None when nothing is there. Raises `Unfit` when it leads elsewhere."""
+def spot_in(where: Mount, path: str) -> Iterator[ResolvedPath | None]:
+    """What a path in a folder leads to; None when nothing is there. Raises `InvalidSkill` when it leads elsewhere."""
     with ExitStack() as stack:
         try:
             spot = stack.enter_context(at((where,), path))
-        except Missing:
+        except FolderMissing:
             yield None
             return
         except ToolFailed:
-            raise Unfit(ASTRAY) from None
+            raise InvalidSkill(ASTRAY) from None
         yield spot if spot.fd >= 0 else None
 
 
 @contextmanager
-def place(where: Place) -> Iterator[int | None]:
+def place(where: SkillFolder) -> Iterator[int | None]:
     """A reference to a folder that may hold skills; None when there is none."""
     if where.project is not None:
         if not where.project.is_dir():
@@ -100,7 +100,7 @@ def place(where: Place) -> Iterator[int | None]:
 
 
 @contextmanager
-def skill_folder(where: Place, folder: int, name: str) -> Iterator[int | None]:
+def skill_folder(where: SkillFolder, folder: int, name: str) -> Iterator[int | None]:
     """A reference to the folder of that name in a place which is held open; None when there is none."""
     if where.project is not None:
         with spot_in(mount(where.project), f"{where.within}/{name}") as spot:
@@ -127,44 +127,44 @@ def names(folder: int) -> list[str]:
                 if entry.name.startswith(".") or not (entry.is_symlink() or entry.is_dir(follow_symlinks=False)):
                     continue
                 if len(found) == FOLDERS:
-                    raise Unfit(f"it holds more than {FOLDERS} folders; move what are no skills elsewhere.")
+                    raise InvalidSkill(f"it holds more than {FOLDERS} folders; move what are no skills elsewhere.")
                 found.append(entry.name)
     finally:
         os.close(reading)
     return sorted(found)
 
 
-def marked(where: Mount, path: str) -> Seen | None:
+def marked(where: Mount, path: str) -> FoundFile | None:
     """By which a file is known to be as it was; None when there is none. Nothing is opened for it."""
     with spot_in(where, path) as spot:
         if spot is None:
             return None
         if not stat.S_ISREG(spot.mode):
-            raise Unfit("it is no plain file; put one there.")
-        return Seen(mark(spot.fd), _path(spot.fd))
+            raise InvalidSkill("it is no plain file; put one there.")
+        return FoundFile(mark(spot.fd), _path(spot.fd))
 
 
 def _path(descriptor: int) -> str:
     return str(Path(f"/proc/self/fd/{descriptor}").readlink())
 
 
-def load(where: Mount, path: str, limit: int) -> Opened | None:
+def load(where: Mount, path: str, limit: int) -> FileContent | None:
     """At most so many bytes of a file; None when there is none."""
     with spot_in(where, path) as spot:
         if spot is None:
             return None
         if not stat.S_ISREG(spot.mode):
-            raise Unfit("it is no plain file; choose one.")
+            raise InvalidSkill("it is no plain file; choose one.")
         try:
             fd = open_file(spot)
         except ToolFailed:
-            raise Unfit("it cannot be opened; let the gateway read it.") from None
+            raise InvalidSkill("it cannot be opened; let the gateway read it.") from None
         try:
             data = bytearray()
             most = max(limit, DIGEST_BYTES)
             while len(data) <= most and (chunk := os.read(fd, most + 1 - len(data))):
                 data += chunk
             digest = hashlib.sha256(data[:DIGEST_BYTES]).digest()
-            return Opened(bytes(data[:limit]), mark(fd), len(data) <= limit, _path(fd), digest)
+            return FileContent(bytes(data[:limit]), mark(fd), len(data) <= limit, _path(fd), digest)
         finally:
             os.close(fd)

@@ -13,10 +13,10 @@ from pathlib import Path
 from tidegate.config import Config
 from tidegate.skills import file_access
 from tidegate.skills.discovery import local_project, places
-from tidegate.skills.frontmatter import Unfit
-from tidegate.skills.skill import Place
-from tidegate.workspaces.files import Choice
-from tidegate.workspaces.files.walk import Walk
+from tidegate.skills.frontmatter import InvalidSkill
+from tidegate.skills.skill import SkillFolder
+from tidegate.workspaces.files import FileFilter
+from tidegate.workspaces.files.walk import FolderWalk
 
 FILES = 5000
 """What is left out is not trusted, and told when somebody would use it."""
@@ -33,32 +33,32 @@ def survey(config: Config, folder: Path) -> dict[str, bytes]:
     return found
 
 
-def _files(config: Config) -> Iterator[file_access.Opened]:
+def _files(config: Config) -> Iterator[file_access.FileContent]:
     for name, agent in config.agents.items():
         project = local_project(config, name)
         if project is not None and project.is_dir():
             for path in agent.project_files:
-                with contextlib.suppress(Unfit, OSError):
+                with contextlib.suppress(InvalidSkill, OSError):
                     if (opened := file_access.load(file_access.mount(project), path, 0)) is not None:
                         yield opened
     for place in dict.fromkeys(place for name in config.agents for place in places(config, name)):
-        with contextlib.suppress(Unfit, OSError):
+        with contextlib.suppress(InvalidSkill, OSError):
             yield from _skills(place)
 
 
-def _skills(place: Place) -> Iterator[file_access.Opened]:
+def _skills(place: SkillFolder) -> Iterator[file_access.FileContent]:
     with file_access.place(place) as folder:
         for name in [] if folder is None else file_access.names(folder):
-            with contextlib.suppress(Unfit, OSError), file_access.skill_folder(place, folder or 0, name) as its:
+            with contextlib.suppress(InvalidSkill, OSError), file_access.skill_folder(place, folder or 0, name) as its:
                 if its is not None:
                     yield from _of_skill(its)
 
 
-def _of_skill(folder: int) -> Iterator[file_access.Opened]:
-    with closing(Walk(Choice(), recursive=True).steps(folder)) as steps:
+def _of_skill(folder: int) -> Iterator[file_access.FileContent]:
+    with closing(FolderWalk(FileFilter(), recursive=True).steps(folder)) as steps:
         for step in steps:
             if step.kind not in ("file", "link"):
                 continue
-            with contextlib.suppress(Unfit, OSError):
+            with contextlib.suppress(InvalidSkill, OSError):
                 if (opened := file_access.load(file_access.held(folder), step.path, 0)) is not None:
                     yield opened

@@ -37,18 +37,18 @@ _NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 Tree = str | list[Any] | dict[str, Any]
 
 
-class Unfit(Misconfigured):
+class InvalidSkill(Misconfigured):
     """It cannot be used; the message is the rest of a sentence that begins with its path."""
 
 
 def decoded(data: bytes) -> str:
     """The text of a SKILL.md."""
     if len(data) > FILE_BYTES:
-        raise Unfit(TOO_LONG)
+        raise InvalidSkill(TOO_LONG)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise Unfit(f"it is not written in UTF-8 (byte {error.start + 1}); save it as such.") from None
+        raise InvalidSkill(f"it is not written in UTF-8 (byte {error.start + 1}); save it as such.") from None
 
 
 def body(text: str) -> str:
@@ -58,12 +58,14 @@ def body(text: str) -> str:
 
 
 def read(text: str) -> Skill:
-    """The skill that the text of a SKILL.md describes. Raises `Unfit`."""
+    """The skill that the text of a SKILL.md describes. Raises `InvalidSkill`."""
     found = _FENCES.match(text)
     if found is None:
-        raise Unfit("it has no frontmatter; begin it with a line ---, then name and description, then a line ---.")
+        raise InvalidSkill(
+            "it has no frontmatter; begin it with a line ---, then name and description, then a line ---."
+        )
     if len(found[1]) > HEAD_CHARACTERS:
-        raise Unfit(f"its frontmatter has more than {HEAD_CHARACTERS} characters; move what is long below it.")
+        raise InvalidSkill(f"its frontmatter has more than {HEAD_CHARACTERS} characters; move what is long below it.")
     fields = _mapping(found[1])
     return Skill(
         name=_name(fields),
@@ -78,9 +80,9 @@ def read(text: str) -> Skill:
 def _name(fields: dict[str, Any]) -> str:
     name = _text(fields, "name")
     if not name:
-        raise Unfit("its frontmatter has no name; add one, the name of its folder.")
+        raise InvalidSkill("its frontmatter has no name; add one, the name of its folder.")
     if len(name) > LONGEST_NAME or not _NAME.fullmatch(name):
-        raise Unfit(
+        raise InvalidSkill(
             f"its name {_shown(name)} must be at most {LONGEST_NAME} lower-case letters, digits and single hyphens "
             "between them; rename it and its folder."
         )
@@ -90,18 +92,18 @@ def _name(fields: dict[str, Any]) -> str:
 def _description(fields: dict[str, Any]) -> str:
     text = printable(" ".join(_text(fields, "description").split()))
     if not text:
-        raise Unfit("its frontmatter has no description; add one that says what it does and when to use it.")
+        raise InvalidSkill("its frontmatter has no description; add one that says what it does and when to use it.")
     if len(text) > LONGEST_DESCRIPTION:
-        raise Unfit(f"its description has {len(text)} characters, more than {LONGEST_DESCRIPTION}; shorten it.")
+        raise InvalidSkill(f"its description has {len(text)} characters, more than {LONGEST_DESCRIPTION}; shorten it.")
     return text
 
 
 def _text(fields: dict[str, Any], key: str, longest: int = HEAD_CHARACTERS) -> str:
     value = fields.get(key, "")
     if not isinstance(value, str):
-        raise Unfit(f"its {key} is a {_kind(value)}; make it a text.")
+        raise InvalidSkill(f"its {key} is a {_kind(value)}; make it a text.")
     if len(value) > longest:
-        raise Unfit(f"its {key} has {len(value)} characters, more than {longest}; shorten it.")
+        raise InvalidSkill(f"its {key} has {len(value)} characters, more than {longest}; shorten it.")
     return value.strip()
 
 
@@ -111,7 +113,7 @@ def _metadata(fields: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     if value == "":
         return ()
     if not isinstance(value, dict):
-        raise Unfit(f"its metadata is a {_kind(value)}; make it a mapping of names to texts.")
+        raise InvalidSkill(f"its metadata is a {_kind(value)}; make it a mapping of names to texts.")
     return tuple((key, each) for key, each in value.items() if isinstance(each, str))
 
 
@@ -119,7 +121,7 @@ def _tools(fields: dict[str, Any]) -> tuple[str, ...]:
     value = fields.get("allowed-tools", "")
     given = value.split() if isinstance(value, str) else value
     if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
-        raise Unfit("its allowed-tools are neither a line nor a list of texts; make them one of both.")
+        raise InvalidSkill("its allowed-tools are neither a line nor a list of texts; make them one of both.")
     return tuple(given)
 
 
@@ -140,9 +142,9 @@ def _mapping(text: str) -> dict[str, Any]:
     try:
         tree = _tree(yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
     except yaml.YAMLError as error:
-        raise Unfit(_complaint(error)) from None
+        raise InvalidSkill(_complaint(error)) from None
     if not isinstance(tree, dict):
-        raise Unfit("its frontmatter is no list of fields; write lines such as name: NAME.")
+        raise InvalidSkill("its frontmatter is no list of fields; write lines such as name: NAME.")
     return tree
 
 
@@ -165,14 +167,14 @@ def _tree(events: Iterable[Any]) -> Tree | None:
         kind = type(event).__name__
         line = event.start_mark.line + 2
         if kind == "AliasEvent" or getattr(event, "anchor", None) is not None:
-            raise Unfit(f"its frontmatter has an anchor or alias in line {line}; write the text out instead.")
+            raise InvalidSkill(f"its frontmatter has an anchor or alias in line {line}; write the text out instead.")
         if getattr(event, "tag", None) is not None:
-            raise Unfit(f"its frontmatter has a tag in line {line}; write plain text instead.")
+            raise InvalidSkill(f"its frontmatter has a tag in line {line}; write plain text instead.")
         if kind == "DocumentStartEvent" and found:
-            raise Unfit("its frontmatter holds several documents; leave one.")
+            raise InvalidSkill("its frontmatter holds several documents; leave one.")
         if kind in ("MappingStartEvent", "SequenceStartEvent"):
             if len(outer) == DEEPEST:
-                raise Unfit(f"its frontmatter has more than {DEEPEST} levels in line {line}; make it plainer.")
+                raise InvalidSkill(f"its frontmatter has more than {DEEPEST} levels in line {line}; make it plainer.")
             outer.append(_Building({} if kind == "MappingStartEvent" else []))
             continue
         if kind == "ScalarEvent":
@@ -202,8 +204,10 @@ class _Building:
             if self._key is not None:
                 self.value[self._key], self._key = part, None
             elif not isinstance(part, str):
-                raise Unfit(f"its frontmatter has a {_kind(part)} for a name in line {line}; make it a text.")
+                raise InvalidSkill(f"its frontmatter has a {_kind(part)} for a name in line {line}; make it a text.")
             elif part in self.value:
-                raise Unfit(f"its frontmatter has the name {_shown(part)} twice, again in line {line}; keep one.")
+                raise InvalidSkill(
+                    f"its frontmatter has the name {_shown(part)} twice, again in line {line}; keep one."
+                )
             else:
                 self._key = part

@@ -20,13 +20,13 @@ from tidegate.config import Config
 from tidegate.lifetimes import CacheStats
 from tidegate.log import Log
 from tidegate.skills import file_access
-from tidegate.skills.discovery import Looker, misnamed
-from tidegate.skills.discovery_cache import For, Looks, look
-from tidegate.skills.frontmatter import FILE_BYTES, Unfit, body, decoded
-from tidegate.skills.log_once import Told
-from tidegate.skills.skill import FILE, Entry, Shelf, Skill
-from tidegate.workspaces.files import Choice
-from tidegate.workspaces.files.walk import Walk
+from tidegate.skills.discovery import SkillDiscovery, misnamed
+from tidegate.skills.discovery_cache import DiscoveryCache, DiscoveryKey, look
+from tidegate.skills.frontmatter import FILE_BYTES, InvalidSkill, body, decoded
+from tidegate.skills.log_once import LogOnce
+from tidegate.skills.skill import FILE, Skill, SkillEntry, SkillSet
+from tidegate.workspaces.files import FileFilter
+from tidegate.workspaces.files.walk import FolderWalk
 from tidegate.workspaces.provenance import UNTRUSTED, Provenance, Reader
 
 log = Log(__name__)
@@ -45,7 +45,7 @@ BINARY_WITHIN = 8192
 """A file with a zero byte in so many first ones is binary."""
 
 
-class Contents(NamedTuple):
+class SkillContents(NamedTuple):
     """A skill as it is now: its instructions, the paths of its other files, whether there are more of them, and where
     the agent's commands see its folder, if they do."""
 
@@ -56,7 +56,7 @@ class Contents(NamedTuple):
     seen: str
 
 
-class Page(NamedTuple):
+class SkillFile(NamedTuple):
     """A file of a skill; `text` is None when it is binary, and its beginning when it is not `whole`."""
 
     text: str | None
@@ -65,7 +65,7 @@ class Page(NamedTuple):
     seen: str
 
 
-class Library:
+class SkillLibrary:
     """As a source of prompts it brings the list of skills."""
 
     name = TOOLSET
@@ -76,27 +76,27 @@ class Library:
     ) -> None:
         self._config = config
         self._provenance = provenance
-        self._looker = Looker(config)
-        self._told = Told(log)
-        self._looks = Looks("looks at skills", self._look, Shelf(), _weigh, clock=clock)
+        self._looker = SkillDiscovery(config)
+        self._told = LogOnce(log)
+        self._looks = DiscoveryCache("looks at skills", self._look, SkillSet(), _weigh, clock=clock)
 
     def serves(self, agent: str) -> bool:
         settings = self._config.agents.get(agent)
         return settings is not None and TOOLSET in settings.tools
 
     async def part(self, agent: str, principal: str) -> str:
-        return (await self.shelf(agent, principal)).listing
+        return (await self.skill_set(agent, principal)).listing
 
-    async def shelf(self, agent: str, principal: str = "") -> Shelf:
+    async def skill_set(self, agent: str, principal: str = "") -> SkillSet:
         """What the agent has in a session of this principal; empty for one without the toolset."""
-        return await look(self._looks, agent, principal, self._provenance) if self.serves(agent) else Shelf()
+        return await look(self._looks, agent, principal, self._provenance) if self.serves(agent) else SkillSet()
 
-    async def open(self, entry: Entry, principal: str = "") -> Contents:
-        """Raises `Unfit` when it is no skill any more."""
+    async def open(self, entry: SkillEntry, principal: str = "") -> SkillContents:
+        """Raises `InvalidSkill` when it is no skill any more."""
         return await self._read(principal, partial(self._open, entry))
 
-    async def file(self, entry: Entry, path: str, principal: str = "") -> Page | None:
-        """One of its files; None when there is none. Raises `Unfit` when it may not be read."""
+    async def file(self, entry: SkillEntry, path: str, principal: str = "") -> SkillFile | None:
+        """One of its files; None when there is none. Raises `InvalidSkill` when it may not be read."""
         return await self._read(principal, partial(self._file, entry, path))
 
     async def _read(self, principal: str, read: Callable[[Reader], T]) -> T:
@@ -108,38 +108,38 @@ class Library:
     def caches(self) -> tuple[CacheStats, ...]:
         return (*self._looker.stats(), *self._looks.stats())
 
-    def _look(self, whom: For) -> Shelf:
-        shelf = self._looker.look(whom.agent, whom.reader)
-        for left in shelf.left_out:
+    def _look(self, whom: DiscoveryKey) -> SkillSet:
+        skill_set = self._looker.look(whom.agent, whom.reader)
+        for left in skill_set.left_out:
             if left.covered:
                 self._told.inform("a skill is covered by another", left.where, left.why)
             else:
                 self._told.warn("a skill is left out", left.where, left.why)
-        return shelf
+        return skill_set
 
-    def _open(self, entry: Entry, reader: Reader) -> Contents:
+    def _open(self, entry: SkillEntry, reader: Reader) -> SkillContents:
         try:
             with file_access.place(entry.place) as place:
                 if place is None:
-                    raise Unfit("its folder is not there any more.")
+                    raise InvalidSkill("its folder is not there any more.")
                 with file_access.skill_folder(entry.place, place, entry.name) as folder:
                     if (
                         folder is None
                         or (found := file_access.load(file_access.held(folder), FILE, FILE_BYTES + 1)) is None
                     ):
-                        raise Unfit("it is not there any more.")
+                        raise InvalidSkill("it is not there any more.")
                     if not reader.admits(found.path, found.digest):
-                        raise Unfit(UNTRUSTED)
+                        raise InvalidSkill(UNTRUSTED)
                     skill = self._looker.parse(found.data)
                     if skill.name != entry.name:
-                        raise Unfit(misnamed(skill, entry.name))
+                        raise InvalidSkill(misnamed(skill, entry.name))
                     files, more = _files(folder)
                     seen = _seen(self._config, entry, Path(file_access.held(folder).inner))
         except OSError as error:
-            raise Unfit(f"it cannot be read ({error.strerror}).") from None
-        return Contents(skill, body(decoded(found.data)), files, more, seen)
+            raise InvalidSkill(f"it cannot be read ({error.strerror}).") from None
+        return SkillContents(skill, body(decoded(found.data)), files, more, seen)
 
-    def _file(self, entry: Entry, path: str, reader: Reader) -> Page | None:
+    def _file(self, entry: SkillEntry, path: str, reader: Reader) -> SkillFile | None:
         try:
             with file_access.place(entry.place) as place:
                 if place is None:
@@ -151,23 +151,23 @@ class Library:
                     found = file_access.load(file_access.held(folder), path, READ_BYTES)
                     seen = _seen(self._config, entry, Path(file_access.held(folder).inner))
         except OSError as error:
-            raise Unfit(f"it cannot be read ({error.strerror}).") from None
+            raise InvalidSkill(f"it cannot be read ({error.strerror}).") from None
         if found is None:
             return None
         if not reader.admits(found.path, found.digest):
-            raise Unfit(UNTRUSTED)
-        return Page(_text(found), found.mark.size, found.whole, f"{seen}/{path}" if seen else "")
+            raise InvalidSkill(UNTRUSTED)
+        return SkillFile(_text(found), found.mark.size, found.whole, f"{seen}/{path}" if seen else "")
 
 
-def _weigh(shelf: Shelf) -> int:
+def _weigh(skill_set: SkillSet) -> int:
     """The skills themselves are on their cache's account."""
-    return 2 * len(shelf.listing) + 200 * (len(shelf.entries) + len(shelf.left_out))
+    return 2 * len(skill_set.listing) + 200 * (len(skill_set.entries) + len(skill_set.left_out))
 
 
 def _files(folder: int) -> tuple[tuple[str, ...], bool]:
     """The paths of what lies beside a SKILL.md, in order, and whether there are more."""
     found: list[str] = []
-    walk = Walk(Choice(), recursive=True)
+    walk = FolderWalk(FileFilter(), recursive=True)
     with closing(walk.steps(folder)) as steps:
         for step in steps:
             if step.kind not in ("file", "link") or step.path == FILE:
@@ -178,7 +178,7 @@ def _files(folder: int) -> tuple[tuple[str, ...], bool]:
     return tuple(found), bool(walk.stopped)
 
 
-def _seen(config: Config, entry: Entry, real: Path) -> str:
+def _seen(config: Config, entry: SkillEntry, real: Path) -> str:
     """Under which path the agent's commands see the folder of a skill; empty when they do not."""
     if entry.place.project is not None:
         return f"{entry.place.within}/{entry.name}"
@@ -192,7 +192,7 @@ def _seen(config: Config, entry: Entry, real: Path) -> str:
     return ""
 
 
-def _text(found: file_access.Opened) -> str | None:
+def _text(found: file_access.FileContent) -> str | None:
     if b"\0" in found.data[:BINARY_WITHIN]:
         return None
     try:

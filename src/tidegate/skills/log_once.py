@@ -12,7 +12,7 @@ REMEMBERED = 512
 """More things than an operator would mend; what is forgotten is told again."""
 
 
-class Told:
+class LogOnce:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._lock = threading.Lock()

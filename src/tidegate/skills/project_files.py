@@ -17,9 +17,9 @@ from tidegate.lifetimes import CacheStats
 from tidegate.log import Log
 from tidegate.skills import file_access
 from tidegate.skills.discovery import local_project
-from tidegate.skills.discovery_cache import For, Looks, look
-from tidegate.skills.frontmatter import Unfit
-from tidegate.skills.log_once import Told
+from tidegate.skills.discovery_cache import DiscoveryCache, DiscoveryKey, look
+from tidegate.skills.frontmatter import InvalidSkill
+from tidegate.skills.log_once import LogOnce
 from tidegate.workspaces.files import printable
 from tidegate.workspaces.provenance import UNTRUSTED, Provenance
 
@@ -50,8 +50,8 @@ class ProjectFiles:
     ) -> None:
         self._config = config
         self._provenance = provenance
-        self._told = Told(log)
-        self._looks = Looks("looks at projects", self._look, "", _weigh, clock=clock)
+        self._told = LogOnce(log)
+        self._looks = DiscoveryCache("looks at projects", self._look, "", _weigh, clock=clock)
 
     def serves(self, agent: str) -> bool:
         settings = self._config.agents.get(agent)
@@ -64,7 +64,7 @@ class ProjectFiles:
     def caches(self) -> tuple[CacheStats, ...]:
         return self._looks.stats()
 
-    def _look(self, whom: For) -> str:
+    def _look(self, whom: DiscoveryKey) -> str:
         folder = local_project(self._config, whom.agent)
         if folder is None or not folder.is_dir():
             return ""
@@ -77,14 +77,14 @@ class ProjectFiles:
                 if found is None or found.mark[:2] in seen:
                     continue  # one is often a link to the other
                 if not whom.reader.admits(found.path, found.digest):
-                    raise Unfit(UNTRUSTED)
+                    raise InvalidSkill(UNTRUSTED)
                 seen.append((found.mark.device, found.mark.inode))
                 if text := _text(found):
                     shown.append(_shown(name, text, found))
                     room -= len(text.encode())
                 elif not found.whole:
                     shown.append(_nothing_of(name, found))
-            except Unfit as error:
+            except InvalidSkill as error:
                 self._tell(folder / name, error.message)
             except OSError as error:
                 self._tell(folder / name, f"it cannot be read ({error.strerror}); mend that.")
@@ -98,16 +98,16 @@ def _weigh(text: str) -> int:
     return 2 * len(text)
 
 
-def _text(found: file_access.Opened) -> str:
+def _text(found: file_access.FileContent) -> str:
     """As much as is shown: whole lines, where it is not all."""
     if b"\0" in found.data:
-        raise Unfit("it is no text; name another in project_files.")
+        raise InvalidSkill("it is no text; name another in project_files.")
     data = found.data if found.whole else _to_a_line_end(found.data)
     try:
         return data.decode("utf-8-sig").strip("\n")
     except UnicodeDecodeError as error:
         if found.whole or error.start < len(data) - 3:
-            raise Unfit("it is not written in UTF-8; save it as such.") from None
+            raise InvalidSkill("it is not written in UTF-8; save it as such.") from None
         return data[: error.start].decode("utf-8-sig")  # one long line, and its last character was cut in two
 
 
@@ -117,15 +117,15 @@ def _to_a_line_end(data: bytes) -> bytes:
     return data[:end] if end > LINE_SHARE * len(data) else data
 
 
-def _shown(name: str, text: str, found: file_access.Opened) -> str:
+def _shown(name: str, text: str, found: file_access.FileContent) -> str:
     fence = "`" * max((len(run) + 1 for run in _FENCE.findall(text)), default=3)
     told = f"\n\n{_cut(name, f'Only its first {len(text.encode()):,} of', found)}" if not found.whole else ""
     return f"## File of the project: {printable(name)}{told}\n\n{fence}\n{text}\n{fence}"
 
 
-def _nothing_of(name: str, found: file_access.Opened) -> str:
+def _nothing_of(name: str, found: file_access.FileContent) -> str:
     return f"## File of the project: {printable(name)}\n\n{_cut(name, 'None of its', found)}"
 
 
-def _cut(name: str, how_much: str, found: file_access.Opened) -> str:
+def _cut(name: str, how_much: str, found: file_access.FileContent) -> str:
     return f"{how_much} {found.mark.size:,} bytes stand here; the rest is in {printable(name)} in your workspace."

@@ -6,7 +6,7 @@ that nothing in its description can leave. What does not fit is told, with how t
 
 from collections.abc import Sequence
 
-from tidegate.skills.skill import Entry
+from tidegate.skills.skill import SkillEntry
 
 LISTED_BYTES = 16 * 1024
 """About 4,000 tokens, which every request of a conversation begins with: some sixty skills as most are described."""
@@ -20,11 +20,11 @@ HEADING = (
 _REST = "\n{count} more are not listed here: `skill` without a name lists all."
 
 
-def line(entry: Entry) -> str:
+def line(entry: SkillEntry) -> str:
     return f"- {entry.name}: {entry.skill.description}"
 
 
-def listing(entries: Sequence[Entry]) -> str:
+def listing(entries: Sequence[SkillEntry]) -> str:
     """Empty when there are none."""
     if not entries:
         return ""

@@ -1,7 +1,7 @@
 """What is known of skills.
 
-Guarantee: everything here is immutable. A `Skill` is what a file says, wherever that lies; a `Place` is where files are
-looked for, and says how far links may lead; a `Shelf` is what one look found for one agent.
+Guarantee: everything here is immutable. A `Skill` is what a file says, wherever that lies; a `SkillFolder` is where files are
+looked for, and says how far links may lead; a `SkillSet` is what one look found for one agent.
 """
 
 from pathlib import Path
@@ -24,7 +24,7 @@ class Skill(Frozen, frozen=True):
     tools: tuple[str, ...] = ()
 
 
-class Place(Frozen, frozen=True):
+class SkillFolder(Frozen, frozen=True):
     """A folder that may hold skills, each in a folder of its name. One of a `project` is `within` it, and no link leads
     out of the project; one of the user's own may hold links to wherever he keeps his skills."""
 
@@ -37,11 +37,11 @@ class Place(Frozen, frozen=True):
         return "user" if self.project is None else "project"
 
 
-class Entry(Frozen, frozen=True):
+class SkillEntry(Frozen, frozen=True):
     """A skill that an agent has."""
 
     skill: Skill
-    place: Place
+    place: SkillFolder
 
     @property
     def name(self) -> str:
@@ -52,7 +52,7 @@ class Entry(Frozen, frozen=True):
         return self.place.folder / self.skill.name
 
 
-class LeftOut(Frozen, frozen=True):
+class RejectedSkill(Frozen, frozen=True):
     """What was found and is not used, and why, as the rest of a sentence. `covered` says that nothing is wrong with it:
     another one of its name comes first."""
 
@@ -69,12 +69,12 @@ class LeftOut(Frozen, frozen=True):
         return f"{self.where} is left out: {self.why}"
 
 
-class Shelf(Frozen, frozen=True):
+class SkillSet(Frozen, frozen=True):
     """What one agent has, in the order of names, and what it has not. `listing` is what its prompts say of it."""
 
-    entries: tuple[Entry, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
+    entries: tuple[SkillEntry, ...] = ()
+    left_out: tuple[RejectedSkill, ...] = ()
     listing: str = ""
 
-    def get(self, name: str) -> Entry | None:
+    def get(self, name: str) -> SkillEntry | None:
         return next((entry for entry in self.entries if entry.name == name), None)

@@ -5,21 +5,21 @@ memory never holds more of it than the excerpt.
 """
 
 from tidegate.spool.excerpts import bound_text
-from tidegate.spool.jobs.runner import Workers
+from tidegate.spool.jobs.runner import JobRunner
 from tidegate.spool.media import DOCUMENT_BYTES, SOUND_BYTES, media_type_of, seems_media
-from tidegate.spool.output_recorder import Recorder
-from tidegate.spool.session_folder import Arrivals
+from tidegate.spool.output_recorder import OutputRecorder
+from tidegate.spool.session_folder import UploadFolder
 from tidegate.spool.spool import SessionSpool, Spool, SpoolStats
 
 __all__ = [
     "DOCUMENT_BYTES",
     "SOUND_BYTES",
-    "Arrivals",
-    "Recorder",
+    "JobRunner",
+    "OutputRecorder",
     "SessionSpool",
     "Spool",
     "SpoolStats",
-    "Workers",
+    "UploadFolder",
     "bound_text",
     "media_type_of",
     "seems_media",

@@ -12,7 +12,7 @@ from anyio import CancelScope, to_thread
 
 from tidegate.errors import TidegateError
 from tidegate.log import Log
-from tidegate.spool.file_writer import Sink
+from tidegate.spool.file_writer import FileWriter
 
 log = Log(__name__)
 
@@ -24,7 +24,7 @@ photograph at the size of a screen, or two minutes of speech. It is held in memo
 at once (limits.turns) hold 128 MiB of it at most."""
 
 
-class Unspooled:
+class InlineAllowance:
     """How much of that is left to one turn or message."""
 
     __slots__ = ("left",)
@@ -39,12 +39,12 @@ class Unspooled:
         return True
 
 
-class Place(Protocol):
+class EntryFolder(Protocol):
     """Where an entry goes: the session's folder, and what is left of its quota."""
 
-    unspooled: Unspooled
+    unspooled: InlineAllowance
 
-    async def begin(self) -> tuple[str, Sink, int]:
+    async def begin(self) -> tuple[str, FileWriter, int]:
         """A new id, its file, and the bytes that it may take. From now on the sweep leaves it alone."""
         ...
 
@@ -61,12 +61,12 @@ class Place(Protocol):
         ...
 
 
-class Entry:
+class SpoolEntry:
     """`id` is its name once it is kept; `lost` says why it was not."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: EntryFolder) -> None:
         self._place = place
-        self._sink: Sink | None = None
+        self._sink: FileWriter | None = None
         self._name = ""
         self._room = 0
         self.id = ""

@@ -13,7 +13,7 @@ FILE_MODE = 0o600
 FOLDER_MODE = 0o700
 
 
-class Sink:
+class FileWriter:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()

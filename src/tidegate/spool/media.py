@@ -19,9 +19,9 @@ import msgspec
 from anyio import lowlevel, to_thread
 
 from tidegate.errors import MediaLeftOut, ToolFailed
-from tidegate.spool.entry import UNSPOOLED_BYTES, Entry, Place
+from tidegate.spool.entry import UNSPOOLED_BYTES, EntryFolder, SpoolEntry
 from tidegate.spool.jobs import audio_header, image_header
-from tidegate.spool.jobs.runner import Workers
+from tidegate.spool.jobs.runner import JobRunner
 from tidegate.values import PDF, Media
 
 SIDE = 2000
@@ -91,13 +91,13 @@ def media_type_of(data: bytes) -> str:
     return "" if found is None else found.media_type
 
 
-class Presenter:
+class MediaPreparer:
     """Makes what a model may be given."""
 
-    def __init__(self, workers: Workers) -> None:
+    def __init__(self, workers: JobRunner) -> None:
         self._workers = workers
 
-    async def media(self, name: str, source: bytes | int, place: Place, *, filename: str) -> Media:
+    async def media(self, name: str, source: bytes | int, place: EntryFolder, *, filename: str) -> Media:
         """`source` is all of it, or a descriptor of its file, which stays the caller's. `place` is where a large one
         goes. `name` names it in a refusal, `filename` is the name that a document keeps."""
         named = f'"{name[:NAME_CHARACTERS]}"'
@@ -109,7 +109,7 @@ class Presenter:
                 return await self._sound(input, f"The sound {named} cannot be heard", place)
             return await self._picture(input, f"The picture {named} cannot be shown", place)
 
-    async def _picture(self, input: int, shown: str, place: Place) -> Media:
+    async def _picture(self, input: int, shown: str, place: EntryFolder) -> Media:
         with _anonymous() as output:
             made = await self._scaled(input, output, SHOWN_BYTES, shown)
             kept, lost = await _kept(made, output, place)
@@ -127,7 +127,7 @@ class Presenter:
                 raise _left_out(shown, lost, size)  # others have taken the room meanwhile
             return _inline(made, output, size, f"small, since {lost}")
 
-    async def _sound(self, input: int, heard: str, place: Place) -> Media:
+    async def _sound(self, input: int, heard: str, place: EntryFolder) -> Media:
         order = {"bytes": SOUND_BYTES, "seconds": SOUND_SECONDS}
         with _anonymous() as output:
             made = await self._made("audio_job", order, input, output, heard, f"; {CONVERT}")
@@ -137,7 +137,7 @@ class Presenter:
             raise _left_out(heard, lost, size)
         return kept
 
-    async def _document(self, input: int, given: str, place: Place, filename: str) -> Media:
+    async def _document(self, input: int, given: str, place: EntryFolder, filename: str) -> Media:
         size = os.fstat(input).st_size
         if size > DOCUMENT_BYTES:
             raise ToolFailed(f"{given}: it has {size} bytes, more than the {DOCUMENT_BYTES} that a model can be given.")
@@ -173,7 +173,7 @@ class Presenter:
         return msgspec.convert(made, Media)
 
 
-async def _kept(made: Media, output: int, place: Place) -> tuple[Media, str]:
+async def _kept(made: Media, output: int, place: EntryFolder) -> tuple[Media, str]:
     """With its bytes, or with the name that they have in the spool; or why they could not be kept."""
     size = os.fstat(output).st_size
     if size <= INLINE_BYTES:
@@ -200,10 +200,10 @@ def _left_out(what: str, lost: str, size: int) -> MediaLeftOut:
     )
 
 
-async def _spooled(output: int, size: int, media_type: str, place: Place) -> Entry:
+async def _spooled(output: int, size: int, media_type: str, place: EntryFolder) -> SpoolEntry:
     """Written in pieces, each read here: a thread that is left behind by a cancelled caller must not hold a descriptor
     that is closed meanwhile."""
-    entry = Entry(place)
+    entry = SpoolEntry(place)
     try:
         await entry.begin()
         for start in range(0, size, PIECE):

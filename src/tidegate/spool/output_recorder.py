@@ -9,18 +9,18 @@ pieces makes no difference to any of it.
 
 from types import TracebackType
 
-from tidegate.spool.entry import Entry, Place
+from tidegate.spool.entry import EntryFolder, SpoolEntry
 from tidegate.spool.excerpts import clean, excerpt
 
 BUFFER_BYTES = 256 * 1024
 """Written at once: few enough to hold, many enough that a gigabyte costs four thousand writes."""
 
 
-class Recorder:
+class OutputRecorder:
     """One output. `bytes` and `lines` count all of it."""
 
-    def __init__(self, place: Place, *, max_bytes: int, max_lines: int) -> None:
-        self._entry = Entry(place)
+    def __init__(self, place: EntryFolder, *, max_bytes: int, max_lines: int) -> None:
+        self._entry = SpoolEntry(place)
         self._max_bytes = max_bytes
         self._max_lines = max_lines
         self._inline = True
@@ -40,7 +40,7 @@ class Recorder:
         """The id of the whole, once it is finished; empty when it is inline or was not kept."""
         return self._entry.id
 
-    async def __aenter__(self) -> "Recorder":
+    async def __aenter__(self) -> "OutputRecorder":
         return self
 
     async def __aexit__(

@@ -16,7 +16,7 @@ from tidegate.values import Frozen
 CHUNK = 256 * 1024
 
 
-class Wanted(Frozen, frozen=True):
+class PageRequest(Frozen, frozen=True):
     """Which part: `lines` lines, after `offset` lines or, if given, from the byte `byte` on; at most `max_bytes`."""
 
     offset: int
@@ -25,7 +25,7 @@ class Wanted(Frozen, frozen=True):
     max_bytes: int
 
 
-def read_page(path: Path, total_lines: int, wanted: Wanted) -> str:
+def read_page(path: Path, total_lines: int, wanted: PageRequest) -> str:
     """Blocks: for a thread that anyio started. FileNotFoundError when it is gone."""
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
@@ -85,7 +85,7 @@ def _cut(data: bytes, lines: int, most: int) -> tuple[int, int]:
     return end, 1
 
 
-def _place(wanted: Wanted, start: int, end: int, size: int, lines: int, total_lines: int, *, whole: bool) -> str:
+def _place(wanted: PageRequest, start: int, end: int, size: int, lines: int, total_lines: int, *, whole: bool) -> str:
     if wanted.byte is not None:
         where = f"bytes {start} to {end} of {size}"
     else:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tidegate.errors import ToolFailed
-from tidegate.spool.jobs.runner import Workers
+from tidegate.spool.jobs.runner import JobRunner
 from tidegate.values import Frozen
 
 SECONDS = 10.0
@@ -23,7 +23,7 @@ MEMORY_BYTES = 256 * 1024 * 1024
 PATTERN_CHARACTERS = 1000
 
 
-class Query(Frozen, frozen=True):
+class ResultQuery(Frozen, frozen=True):
     """What is looked for, and where: `pattern` as it stands or as a regular expression, after `offset` lines or `byte`
     bytes; at most `limit` places, in `max_bytes` and `max_lines`."""
 
@@ -36,7 +36,7 @@ class Query(Frozen, frozen=True):
     max_lines: int
 
 
-async def search(workers: Workers, path: Path, query: Query) -> str:
+async def search(workers: JobRunner, path: Path, query: ResultQuery) -> str:
     """FileNotFoundError when it is gone."""
     if not query.pattern or len(query.pattern) > PATTERN_CHARACTERS:
         raise ToolFailed(f"A search needs a text of 1 to {PATTERN_CHARACTERS} characters.")

@@ -12,13 +12,13 @@ from typing import Any
 from anyio import to_thread
 
 from tidegate.errors import ToolFailed
-from tidegate.spool.jobs.runner import Workers
+from tidegate.spool.jobs.runner import JobRunner
 from tidegate.spool.jobs.search_job import LENGTH_BYTES
 from tidegate.spool.search import GRACE, MEMORY_BYTES
 from tidegate.values import Frozen
 
 
-class Sought(Frozen, frozen=True):
+class SearchTerms(Frozen, frozen=True):
     """What is looked for: every one of the `words`, or else `pattern`, a regular expression; at most `limit` places, in
     `max_bytes`, in about `seconds`."""
 
@@ -34,7 +34,7 @@ class Sought(Frozen, frozen=True):
         return {**what, "limit": self.limit, "bytes": self.max_bytes, "seconds": self.seconds}
 
 
-class Spot(Frozen, frozen=True):
+class SearchMatch(Frozen, frozen=True):
     """A place that was found: in the n-th of what was searched, and in a file its line and byte."""
 
     number: int
@@ -43,24 +43,24 @@ class Spot(Frozen, frozen=True):
     byte: int = 0
 
 
-class Spots(Frozen, frozen=True):
+class SearchMatches(Frozen, frozen=True):
     """`next` is where to go on: the n-th of what was searched, and the byte in it; None when all was searched. `late`
     says that time was over. `gone` are the files that were not there."""
 
-    found: tuple[Spot, ...]
+    found: tuple[SearchMatch, ...]
     next: tuple[int, int] | None = None
     late: bool = False
     gone: tuple[int, ...] = ()
 
 
-async def search_files(workers: Workers, paths: Sequence[Path], sought: Sought, byte: int = 0) -> Spots:
+async def search_files(workers: JobRunner, paths: Sequence[Path], sought: SearchTerms, byte: int = 0) -> SearchMatches:
     """In these files, from a byte of the first on. TimeoutError when a regular expression runs away."""
     order = {**sought.order, "paths": list(map(str, paths)), "byte": byte}
     found = await _work(workers, order, sought.seconds)
     end = found.get("more", found.get("stopped"))
-    return Spots(
+    return SearchMatches(
         found=tuple(
-            Spot(number=each["file"], text=each["text"], line=each["line"], byte=each["byte"])
+            SearchMatch(number=each["file"], text=each["text"], line=each["line"], byte=each["byte"])
             for each in found["places"]
         ),
         next=None if end is None else (end[0], end[1]),
@@ -69,7 +69,7 @@ async def search_files(workers: Workers, paths: Sequence[Path], sought: Sought, 
     )
 
 
-async def search_texts(workers: Workers, texts: Iterable[str], sought: Sought) -> Spots:
+async def search_texts(workers: JobRunner, texts: Iterable[str], sought: SearchTerms) -> SearchMatches:
     """In these texts, one place in each at most. TimeoutError when a regular expression runs away."""
     fd = os.memfd_create("texts")
     try:
@@ -78,8 +78,8 @@ async def search_texts(workers: Workers, texts: Iterable[str], sought: Sought) -
     finally:
         os.close(fd)
     end = found.get("more", found.get("stopped"))
-    return Spots(
-        found=tuple(Spot(number=each["text_at"], text=each["text"]) for each in found["places"]),
+    return SearchMatches(
+        found=tuple(SearchMatch(number=each["text_at"], text=each["text"]) for each in found["places"]),
         next=None if end is None else (end, 0),
         late="stopped" in found,
     )
@@ -93,7 +93,7 @@ def _put(fd: int, texts: Iterable[str]) -> None:
     os.lseek(fd, 0, os.SEEK_SET)
 
 
-async def _work(workers: Workers, order: dict[str, Any], seconds: float, input: int | None = None) -> dict[str, Any]:
+async def _work(workers: JobRunner, order: dict[str, Any], seconds: float, input: int | None = None) -> dict[str, Any]:
     found: dict[str, Any] = await workers.run(
         "search_job", order, within=seconds + GRACE, memory=MEMORY_BYTES, input=input
     )

@@ -1,6 +1,6 @@
 """Where something goes that is kept: a session's folder, its quota, and the row that says that it is there.
 
-Guarantee: a row is written only within the session's quota. What comes with a message (`Arrivals`) gets its rows in the
+Guarantee: a row is written only within the session's quota. What comes with a message (`UploadFolder`) gets its rows in the
 transaction that takes the message in, or is gone: then its files are removed, or left to the sweep where nobody can
 know whether that transaction was committed.
 """
@@ -12,8 +12,8 @@ from anyio import CancelScope, to_thread
 
 from tidegate.errors import Busy, DiskFailed, Refused, StoreFailed, StoreFull, TooLarge, ToolFailed
 from tidegate.log import Log
-from tidegate.spool.entry import QUOTA, Unspooled
-from tidegate.spool.file_writer import Sink
+from tidegate.spool.entry import QUOTA, InlineAllowance
+from tidegate.spool.file_writer import FileWriter
 from tidegate.store import Db, disk_failure, spooled
 from tidegate.values import Media, new_id
 
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 log = Log(__name__)
 
 
-class SessionPlace:
+class SessionFolder:
     """Where one result of a session goes."""
 
-    def __init__(self, spool: "Spool", session: str, turn: str | None, name: str, unspooled: Unspooled) -> None:
+    def __init__(self, spool: "Spool", session: str, turn: str | None, name: str, unspooled: InlineAllowance) -> None:
         self._spool = spool
         self.session = session
         self._turn = turn
         self._name = name
         self.unspooled = unspooled
 
-    async def begin(self) -> tuple[str, Sink, int]:
+    async def begin(self) -> tuple[str, FileWriter, int]:
         used: int = await self._spool.store.read(spooled.total, self.session)
         id = new_id("sp")
         self._spool.writing.add(id)
-        return id, Sink(self._spool.file(self.session, id)), self._spool.quota - used
+        return id, FileWriter(self._spool.file(self.session, id)), self._spool.quota - used
 
     async def keep(self, id: str, bytes: int, lines: int, media_type: str) -> str:
         try:
@@ -86,11 +86,11 @@ class _Arrived(NamedTuple):
     media_type: str
 
 
-class Arrivals(SessionPlace):
+class UploadFolder(SessionFolder):
     """What comes with one message. Its owner ends it with `close`."""
 
     def __init__(self, spool: "Spool", session: str, *, is_new: bool) -> None:
-        super().__init__(spool, session, None, "message", Unspooled())
+        super().__init__(spool, session, None, "message", InlineAllowance())
         self.is_new = is_new
         """Whether the session is to be made with the message, under this id."""
         self._arrived: list[_Arrived] = []  # house: allow a message's parts are bounded by its bytes
@@ -109,7 +109,7 @@ class Arrivals(SessionPlace):
                 raise type(_failure(self._refused))(error.message) from error
             raise Refused(error.message, param=name) from error
 
-    async def begin(self) -> tuple[str, Sink, int]:
+    async def begin(self) -> tuple[str, FileWriter, int]:
         """What came with the same message counts towards the quota, although it has no row yet."""
         id, sink, room = await super().begin()
         return id, sink, room - sum(arrived.bytes for arrived in self._arrived)
@@ -130,7 +130,7 @@ class Arrivals(SessionPlace):
     def commit(self, db: Db, session: str) -> None:
         """Writes the rows, in the transaction that takes the message into this session."""
         if session != self.session:
-            raise Elsewhere
+            raise SessionChanged
         for arrived in self._arrived:
             if not self._add(db, arrived.id, arrived.bytes, 0, arrived.media_type):
                 limit = "limits.spool_bytes"
@@ -160,7 +160,7 @@ def _failure(error: OSError) -> StoreFailed:
     return disk_failure(error.errno or 0, error.strerror or str(error), "a file of the spool")
 
 
-class Elsewhere(Busy):
+class SessionChanged(Busy):
     """The message goes to another session than its media was written for: one of that name began or ended meanwhile."""
 
     def __init__(self) -> None:

@@ -19,14 +19,14 @@ from anyio import to_thread
 
 from tidegate.errors import ToolFailed
 from tidegate.spool import folders
-from tidegate.spool.entry import Unspooled
+from tidegate.spool.entry import InlineAllowance
 from tidegate.spool.excerpts import count_lines
-from tidegate.spool.jobs.runner import Workers
-from tidegate.spool.media import LOADED_BYTES, Presenter
-from tidegate.spool.output_recorder import Recorder
-from tidegate.spool.pages import Wanted, read_page
-from tidegate.spool.search import Query, search
-from tidegate.spool.session_folder import Arrivals, SessionPlace
+from tidegate.spool.jobs.runner import JobRunner
+from tidegate.spool.media import LOADED_BYTES, MediaPreparer
+from tidegate.spool.output_recorder import OutputRecorder
+from tidegate.spool.pages import PageRequest, read_page
+from tidegate.spool.search import ResultQuery, search
+from tidegate.spool.session_folder import SessionFolder, UploadFolder
 from tidegate.store import Db, SpooledRow, Store, processes, sessions, spooled
 from tidegate.values import Frozen, Media, media_kind
 
@@ -76,8 +76,8 @@ class Spool:
         self.quota = quota
         self.store = store
         self.clock = clock
-        self.workers = Workers(cores)
-        self.presenter = Presenter(self.workers)
+        self.workers = JobRunner(cores)
+        self.presenter = MediaPreparer(self.workers)
         self.writing: set[str] = set()
         """Ids whose files are being written: they have no row yet, and are no orphans."""
         self.kept = self.kept_bytes = self.refused = 0
@@ -87,9 +87,9 @@ class Spool:
     def of(self, session: str, turn: str | None) -> "SessionSpool":
         return SessionSpool(self, session, turn)
 
-    def arrivals(self, session: str, *, is_new: bool) -> Arrivals:
+    def arrivals(self, session: str, *, is_new: bool) -> UploadFolder:
         """For what comes with a message to this session, which may have to be made with it."""
-        return Arrivals(self, session, is_new=is_new)
+        return UploadFolder(self, session, is_new=is_new)
 
     def file(self, session: str, id: str) -> Path:
         """Where it lies. Both names are ids of ours, which hold no separator."""
@@ -169,16 +169,16 @@ class SessionSpool:
         self._spool = spool
         self.session = session
         self.turn = turn
-        self._unspooled = Unspooled()
+        self._unspooled = InlineAllowance()
 
     # -- in --
 
-    def record(self, name: str, *, max_bytes: int | None = None, reserve: int = RESERVE) -> Recorder:
+    def record(self, name: str, *, max_bytes: int | None = None, reserve: int = RESERVE) -> OutputRecorder:
         """For output that streams. `name` says what it is the output of; `max_bytes` is for who shows less, and
         `reserve` bytes of that are left for what is said beside it."""
         limit = max_bytes or self._spool.excerpt_bytes
         lines = self._spool.excerpt_lines
-        return Recorder(
+        return OutputRecorder(
             self._place(name),
             max_bytes=max(limit - reserve, limit // 2),
             max_lines=max(lines - RESERVED_LINES, lines // 2),
@@ -190,7 +190,7 @@ class SessionSpool:
         data = text.encode("utf-8", "replace")
         if len(data) <= limit and count_lines(data) <= self._spool.excerpt_lines:
             return data.decode()
-        async with Recorder(self._place(name), max_bytes=limit, max_lines=self._spool.excerpt_lines) as recorder:
+        async with OutputRecorder(self._place(name), max_bytes=limit, max_lines=self._spool.excerpt_lines) as recorder:
             await recorder.write(data)
             return await recorder.finish()
 
@@ -200,8 +200,8 @@ class SessionSpool:
         `name` is the name that a document keeps. ToolFailed says why it cannot be given."""
         return await self._spool.presenter.media(name, source, self._place(name), filename=Path(name).name)
 
-    def _place(self, name: str) -> SessionPlace:
-        return SessionPlace(self._spool, self.session, self.turn, name, self._unspooled)
+    def _place(self, name: str) -> SessionFolder:
+        return SessionFolder(self._spool, self.session, self.turn, name, self._unspooled)
 
     # -- out --
 
@@ -215,7 +215,7 @@ class SessionSpool:
     async def page(self, id: str, *, offset: int = 0, lines: int = 200, byte: int | None = None) -> str:
         """Some of its lines, after `offset` lines or from a byte on, and a last line that says how to go on."""
         row = await self._text(id)
-        wanted = Wanted(offset=offset, lines=min(lines, self._lines), byte=byte, max_bytes=self._bytes)
+        wanted = PageRequest(offset=offset, lines=min(lines, self._lines), byte=byte, max_bytes=self._bytes)
         path = self._spool.file(self.session, row.id)
         try:
             return await to_thread.run_sync(read_page, path, row.lines, wanted)
@@ -227,7 +227,7 @@ class SessionSpool:
     ) -> str:
         """Places in it where `pattern` stands, each with its line and byte, and a last line that says how to go on."""
         row = await self._text(id)
-        query = Query(
+        query = ResultQuery(
             pattern=pattern,
             regex=regex,
             offset=offset,

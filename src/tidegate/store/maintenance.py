@@ -21,7 +21,7 @@ BATCHES = 200
 """Of one kind in one run: far more than a run of every few minutes ever has to do, and an end to it."""
 
 
-class Tidied(Protocol):
+class MaintainedStore(Protocol):
     """What a `Store` is here: named by what is asked of it, since the store itself imports nothing of its nouns."""
 
     async def write(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any: ...
@@ -46,7 +46,7 @@ def vacuum(db: Db, pages: int) -> int:
     return int(db.execute("PRAGMA freelist_count").get)
 
 
-async def tidy(store: Tidied, now: float) -> int:
+async def tidy(store: MaintainedStore, now: float) -> int:
     """Removes what nothing refers to any more: settings past their time, codes and cookies that stopped working a day
     ago, intents of turns that are over, prompts that no session uses. Goes on until nothing is left, in writes of at
     most `BATCH` rows between which turns get in. How many."""
@@ -69,7 +69,7 @@ async def tidy(store: Tidied, now: float) -> int:
     return total
 
 
-async def delete_session(store: Tidied, id: str) -> bool:
+async def delete_session(store: MaintainedStore, id: str) -> bool:
     """`sessions.delete` of one that has ended, its transcript first, in writes of at most `BATCH` rows; a crash on the
     way leaves a session that has ended and whose deletion is begun anew."""
     while await store.write(sessions.shed, id, BATCH) == BATCH:

@@ -77,7 +77,7 @@ class SessionRow(Row, frozen=True):
     caller_tools: bytes = b""
 
 
-class Within(Row, frozen=True):
+class ParentTurn(Row, frozen=True):
     """Of a turn that another has given as a task: that turn, how many turns it is within, the session of the outermost
     of them, which it is a part of, and the job that all of it comes from."""
 
@@ -150,7 +150,7 @@ class ReceiptRow(Row, frozen=True):
     tools: ToolsNote = ToolsNote()
 
 
-class Setting(Row, frozen=True):
+class SettingRow(Row, frozen=True):
     session: str
     key: str
     value: Any
@@ -222,7 +222,7 @@ class NoteRow(Row, frozen=True):
     by: str
 
 
-class Asking(Frozen, frozen=True):
+class NewApproval(Frozen, frozen=True):
     """What a step wants to ask. `digest` is `approvals.action_digest` of the exact action. `may_answer` is the id of a
     principal or `role:<role>`; None is the session's owner. Only a question has choices."""
 
@@ -234,7 +234,7 @@ class Asking(Frozen, frozen=True):
     may_answer: str | None = None
 
 
-class Answered(Row, frozen=True):
+class ApprovalAnswer(Row, frozen=True):
     """What became of an answer. `counted`: it is the one that holds. `repeated`: this principal has given this very
     answer before. `closed`: somebody was quicker, or it was cancelled. `expired`: it came too late. `unknown`: there is
     nothing of that id that this principal may answer. The row is as it stands now."""
@@ -358,7 +358,7 @@ class UsageTotal(Row, frozen=True):
     estimated: int
 
 
-class Spent(Row, frozen=True):
+class SpentTotal(Row, frozen=True):
     """What was used up of a budget: tokens, and billionths of a dollar."""
 
     tokens: int

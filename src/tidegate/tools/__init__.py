@@ -8,7 +8,7 @@ bounded by whoever shows it (`bound_text`), and says what was left out.
 from tidegate.spool import bound_text
 from tidegate.tools import extensions
 from tidegate.tools.registry import ToolRegistry, builtin_toolsets
-from tidegate.tools.services import Delegates, Notes, Reach, Recall, Skills
+from tidegate.tools.services import Delegates, Notes, Recall, Skills, ToolServices
 from tidegate.tools.tool import Effect, Result, Tool, ToolContext, tool
 from tidegate.tools.tool_names import fit_name
 from tidegate.tools.toolset import Toolset
@@ -17,13 +17,13 @@ __all__ = [
     "Delegates",
     "Effect",
     "Notes",
-    "Reach",
     "Recall",
     "Result",
     "Skills",
     "Tool",
     "ToolContext",
     "ToolRegistry",
+    "ToolServices",
     "Toolset",
     "bound_text",
     "builtin_toolsets",

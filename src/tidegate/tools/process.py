@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from tidegate.errors import ToolFailed
 from tidegate.tools.tool import Result, ToolContext, tool
-from tidegate.workspaces import Page, ProcessView
+from tidegate.workspaces import OutputPage, ProcessView
 
 SHOWN_BYTES = 8 * 1024
 """Of a process's output at once; below what a model is shown of a result."""
@@ -133,7 +133,7 @@ def _brief(command: str) -> str:
     return line if len(line) <= COMMAND_CHARACTERS else f"{line[:COMMAND_CHARACTERS]}…"
 
 
-def _shown(page: Page) -> str:
+def _shown(page: OutputPage) -> str:
     gone = f"[{page.dropped} bytes before this are not shown]\n" if page.dropped else ""
     return (
         f"{gone}{page.text}{'' if page.text.endswith(chr(10)) or not page.text else chr(10)}[next: since={page.next}]"

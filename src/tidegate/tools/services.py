@@ -51,7 +51,7 @@ class Delegates(Protocol):
         ...
 
 
-class Reach(Frozen, frozen=True):
+class ToolServices(Frozen, frozen=True):
     recall: Recall | None = None
     notes: Notes | None = None
     skills: Skills | None = None

@@ -12,7 +12,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from tidegate.tools.tool import Result, ToolContext, tool
-from tidegate.workspaces import Finished
+from tidegate.workspaces import CommandEnd
 
 DEFAULT_SECONDS = 120.0
 """Enough for most builds and tests; what takes longer is better started in the background."""
@@ -46,7 +46,7 @@ async def terminal(
     return Result(text=text, failed=finished.timed_out or finished.code != 0)
 
 
-def _remarks(finished: Finished, seconds: float) -> list[str]:
+def _remarks(finished: CommandEnd, seconds: float) -> list[str]:
     """What is to be said beside the output."""
     remarks = []
     if finished.timed_out:

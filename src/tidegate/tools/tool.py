@@ -14,7 +14,7 @@ import msgspec
 
 from tidegate.errors import ToolFailed
 from tidegate.spool import SessionSpool
-from tidegate.tools.services import Reach
+from tidegate.tools.services import ToolServices
 from tidegate.values import Frozen, Media, ToolDefinition
 from tidegate.workspaces import Workspace
 
@@ -78,7 +78,7 @@ class ToolContext(Frozen, frozen=True):
     """To be called with the name of a host before it is contacted, for the audit log."""
     web: "WebAccess | None" = None
     """None where no agent may reach the web."""
-    reach: Reach = Reach()
+    reach: ToolServices = ToolServices()
     depth: int = 0
     """How many turns this one is within: another agent's may have delegated it."""
 

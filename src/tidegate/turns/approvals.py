@@ -16,20 +16,73 @@ from typing import Literal
 
 from tidegate.agent import Turn
 from tidegate.config import Config
-from tidegate.engine import Taken
+from tidegate.engine import TakenTurn
 from tidegate.errors import Conflict, NotFound, Refused
 from tidegate.security import Principal, Right
-from tidegate.sessions.views import QuestionView, view_question
-from tidegate.store import Answered as Counted
-from tidegate.store import ApprovalRow, Asking, Db, SessionRow, Store, TurnRow, approvals, principals, sessions, turns
+from tidegate.store import ApprovalAnswer as Counted
+from tidegate.store import (
+    ApprovalRow,
+    Db,
+    NewApproval,
+    SessionRow,
+    Store,
+    TurnRow,
+    approvals,
+    principals,
+    sessions,
+    turns,
+)
 from tidegate.turns.channels import DELEGATE, Channels
-from tidegate.values import Answered, Asked, new_id
+from tidegate.values import Frozen, QuestionAnswered, QuestionAsked, new_id
 
 LISTED = 200
 """Questions in one listing, unless more are asked for: nobody reads so many."""
 
 
-class Questions:
+class QuestionView(Frozen, frozen=True, omit_defaults=False):
+    """What a turn asks a person: an approval of one exact action, shown in `summary`, or a question. `state` is open,
+    approved, denied, answered, expired or cancelled. `conversation` is the session that it is asked in: that of the
+    turn itself, or of the one that has given it as a task. `person` is the name of whoever it belongs to."""
+
+    id: str
+    session: str
+    conversation: str
+    person: str
+    turn: str
+    kind: Literal["approval", "question"]
+    tool: str
+    summary: str
+    choices: tuple[str, ...]
+    state: str
+    asked: float
+    expires: float | None = None
+    answer: str | None = None
+    answered_at: float | None = None
+    for_owner: bool = False
+    """Whether only the owner of the gateway may answer it."""
+
+
+def view_question(row: ApprovalRow, conversation: str, person: str) -> QuestionView:
+    return QuestionView(
+        id=row.id,
+        session=row.session,
+        conversation=conversation,
+        person=person,
+        turn=row.turn,
+        kind=row.kind,
+        tool=row.tool,
+        summary=row.summary,
+        choices=row.choices,
+        state=row.state,
+        asked=row.asked,
+        expires=row.expires,
+        answer=row.answer,
+        answered_at=row.answered_at,
+        for_owner=row.may_answer == approvals.OWNER,
+    )
+
+
+class Approvals:
     def __init__(
         self,
         store: Store,
@@ -139,14 +192,14 @@ class Questions:
 
     # -- for those who watch --
 
-    async def standing(self, session: str) -> list[Asked]:
+    async def standing(self, session: str) -> list[QuestionAsked]:
         """What the session has open, and the tasks that are worked on for it, the oldest first: for who comes when it
         was already told."""
         return await self._store.read(_standing, session, self._clock())
 
     # -- for the turns --
 
-    async def put(self, taken: Taken, turn: Turn, step: str, asking: Asking) -> ApprovalRow | str:
+    async def put(self, taken: TakenTurn, turn: Turn, step: str, asking: NewApproval) -> ApprovalRow | str:
         """Asks, tells whoever follows the turn, and waits until the question is closed: its row then. Or why nobody
         could be asked. A step that has asked before is not asked again whether it may."""
 
@@ -176,15 +229,15 @@ class Questions:
             if row.state == "open":
                 turn.emit(_told(row))
             row = await turn.wait(closed)
-        turn.emit(Answered(id=row.id, state=row.state, answer=row.answer or ""))
+        turn.emit(QuestionAnswered(id=row.id, state=row.state, answer=row.answer or ""))
         return row
 
     async def withdraw(self, turn: Turn, step: str) -> None:
         """The call of this step is over: what it has open is closed."""
         for row in await self._store.write(approvals.cancel_call, turn.id, step, self._clock()):
-            turn.emit(Answered(id=row.id, state=row.state))
+            turn.emit(QuestionAnswered(id=row.id, state=row.state))
 
-    async def approver(self, taken: Taken, *, contained: bool) -> str:
+    async def approver(self, taken: TakenTurn, *, contained: bool) -> str:
         """`may_answer` of an approval: the person of the turn's session, if their role has the right to it, or else
         the owner."""
         row = await self._store.read(principals.get, taken.session.principal)
@@ -192,15 +245,15 @@ class Questions:
         has_right = row is not None and Principal(id=row.id, name=row.name, role=row.role).may(right)
         return taken.session.principal if has_right else approvals.OWNER
 
-    async def givers(self, taken: Taken) -> tuple[str, ...]:
+    async def givers(self, taken: TakenTurn) -> tuple[str, ...]:
         """The agents that the turn's task comes from, the nearest first; none of a turn that is no task."""
         return () if taken.turn.within is None else await self._store.read(_givers, taken.turn.id)
 
-    async def channel(self, taken: Taken) -> str:
+    async def channel(self, taken: TakenTurn) -> str:
         """The channel at which the person of this turn is, also where another agent has given it as a task."""
         return (await self._origin(taken))[0]
 
-    async def _origin(self, taken: Taken) -> tuple[str, bool]:
+    async def _origin(self, taken: TakenTurn) -> tuple[str, bool]:
         """The channel of the outermost turn that this one works for, and whether somebody there can be asked."""
         turn, session = taken.turn, taken.session
         if turn.within is not None:
@@ -213,7 +266,7 @@ class Questions:
             attended = self._channels.of(turn.channel).interactive
         return turn.channel, attended and session.kind != "ephemeral"
 
-    async def _nobody(self, taken: Taken) -> str | None:
+    async def _nobody(self, taken: TakenTurn) -> str | None:
         """Why nobody could answer a question of this turn; None when somebody can."""
         channel, attended = await self._origin(taken)
         if not attended:
@@ -256,8 +309,8 @@ def _givers(db: Db, turn: str) -> tuple[str, ...]:
     return tuple("" if row is None else row.agent for row in rows)
 
 
-def _standing(db: Db, session: str, now: float) -> list[Asked]:
-    found: list[Asked] = []
+def _standing(db: Db, session: str, now: float) -> list[QuestionAsked]:
+    found: list[QuestionAsked] = []
     for row in approvals.open_of(db, session, now):
         asker = None if row.session == session else sessions.get(db, row.session)
         found.append(_told(row, "" if asker is None else asker.agent))
@@ -275,8 +328,8 @@ def _whose(db: Db, row: ApprovalRow) -> tuple[str, str]:
     return turns.conversation(db, row.session), "" if person is None else person.name
 
 
-def _told(row: ApprovalRow, agent: str = "") -> Asked:
-    return Asked(
+def _told(row: ApprovalRow, agent: str = "") -> QuestionAsked:
+    return QuestionAsked(
         id=row.id,
         turn=row.turn,
         kind=row.kind,

@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 
 from tidegate.config import AgentSettings
-from tidegate.engine import Journal, Taken
+from tidegate.engine import Journal, TakenTurn
 from tidegate.errors import ModelFailed
 from tidegate.log import Log
 from tidegate.models import Model, Models
-from tidegate.store import Setting, Store, settings
+from tidegate.store import SettingRow, Store, settings
 from tidegate.values import Frozen, Notice
 
 log = Log(__name__)
@@ -30,7 +30,7 @@ UNHELPED = frozenset({"context", "content"})
 """Failures that are about what was said: another model is not asked to overlook them."""
 
 
-class Fallen(Frozen, frozen=True):
+class FallbackState(Frozen, frozen=True):
     """That a session has fallen back: who answers, instead of whom and why (the kind of its failure), and from when on
     the agent's own model is tried again."""
 
@@ -40,7 +40,7 @@ class Fallen(Frozen, frozen=True):
     until: float
 
 
-class Substitutes:
+class Fallbacks:
     def __init__(self, models: Models, store: Store, clock: Callable[[], float]) -> None:
         self._models = models
         self._store = store
@@ -48,42 +48,42 @@ class Substitutes:
         self.fallbacks: Counter[str] = Counter()  # house: allow one for each configured model
         """How often a session fell back to a model, by the model."""
 
-    def model(self, agent: AgentSettings, held: tuple[Setting, ...]) -> Model:
+    def model(self, agent: AgentSettings, held: tuple[SettingRow, ...]) -> Model:
         """Who would be asked now."""
         chosen = self._chosen(held)
         if chosen is not None:
             return self._models.get(chosen)
         chain = (agent.model, *agent.fallback)
-        fallen = fallen_of(held)
+        fallen = fallback_of(held)
         # A clock that was set back does not make it longer.
         if fallen is not None and fallen.model in chain and 0 < fallen.until - self._clock() <= agent.fallback_for:
             chain = (fallen.model, *(name for name in chain if name != fallen.model))
-        awake = (name for name in chain if self._models.rests.of(name) is None)
+        awake = (name for name in chain if self._models.cooldowns.of(name) is None)
         return self._models.get(next(awake, chain[0]))
 
-    def fallen(self, agent: AgentSettings, held: tuple[Setting, ...]) -> Fallen | None:
+    def fallen(self, agent: AgentSettings, held: tuple[SettingRow, ...]) -> FallbackState | None:
         """That another than the agent's own would be asked now, if nobody chose that."""
         model = self.model(agent, held).name
         if model == agent.model or self._chosen(held) is not None:
             return None
-        rest, stored = self._models.rests.of(agent.model), fallen_of(held)
+        rest, stored = self._models.cooldowns.of(agent.model), fallback_of(held)
         until = [rest.until] if rest is not None else []
         why: str = rest.why if rest is not None else ""
         if stored is not None and stored.model == model:
             until.append(stored.until)
             why = stored.why
-        return Fallen(model=model, instead_of=agent.model, why=why, until=max(until, default=self._clock()))
+        return FallbackState(model=model, instead_of=agent.model, why=why, until=max(until, default=self._clock()))
 
-    async def begin(self, journal: Journal, taken: Taken, agent: AgentSettings) -> "Standing":
+    async def begin(self, journal: Journal, taken: TakenTurn, agent: AgentSettings) -> "AnsweringModel":
         """Who answers in this turn. A substitute that is new to the session is told of."""
         strict = self._chosen(taken.settings) is not None
-        standing = Standing(self, journal, taken, agent, self.model(agent, taken.settings), strict)
-        known, rest = fallen_of(taken.settings), self._models.rests.of(agent.model)
+        standing = AnsweringModel(self, journal, taken, agent, self.model(agent, taken.settings), strict)
+        known, rest = fallback_of(taken.settings), self._models.cooldowns.of(agent.model)
         if not strict and (known is None or known.model != standing.model.name):
             await standing.note(standing.model, rest.why if rest is not None else "")
         return standing
 
-    def _chosen(self, held: tuple[Setting, ...]) -> str | None:
+    def _chosen(self, held: tuple[SettingRow, ...]) -> str | None:
         """What a person chose, if it is still configured."""
         names = self._models.names
         return next((setting.value for setting in held if setting.key == "model" and setting.value in names), None)
@@ -91,18 +91,18 @@ class Substitutes:
     # -- for a turn's standing --
 
     def rest(self, model: Model, failure: ModelFailed) -> float | None:
-        return self._models.rests.begin(model.name, failure)
+        return self._models.cooldowns.begin(model.name, failure)
 
     def awake(self, agent: AgentSettings, failed: tuple[Model, ...]) -> Model | None:
         """The first of the chain that neither rests nor is one of those, under whatever name."""
         useless = {model.signature for model in failed}
         for name in (agent.model, *agent.fallback):
             model = self._models.get(name)
-            if model.signature not in useless and self._models.rests.of(name) is None:
+            if model.signature not in useless and self._models.cooldowns.of(name) is None:
                 return model
         return None
 
-    async def remember(self, session: str, fallen: Fallen) -> None:
+    async def remember(self, session: str, fallen: FallbackState) -> None:
         now = self._clock()
         await self._store.write(settings.put, session, KEY, msgspec.to_builtins(fallen), KEY, now, None)
 
@@ -113,18 +113,18 @@ class Substitutes:
         return self._clock() + agent.fallback_for
 
 
-class Standing:
+class AnsweringModel:
     """Who answers in one turn, and what its user knows of that. It belongs to the turn."""
 
     def __init__(
-        self, house: Substitutes, journal: Journal, taken: Taken, agent: AgentSettings, model: Model, strict: bool
+        self, house: Fallbacks, journal: Journal, taken: TakenTurn, agent: AgentSettings, model: Model, strict: bool
     ) -> None:
         self._house = house
         self._journal = journal
         self._taken = taken
         self._agent = agent
         self._strict = strict
-        self._fallen = fallen_of(taken.settings)
+        self._fallen = fallback_of(taken.settings)
         self._kept = taken.session.kind != "ephemeral"
         self.model = model
 
@@ -142,7 +142,7 @@ class Standing:
             "a model failed",
             model=last.name,
             why=failure.kind,
-            rests=seconds,
+            cooldowns=seconds,
             instead=other.name if other is not None else "nobody",
             error=failure.brief,
         )
@@ -166,7 +166,7 @@ class Standing:
             return
         is_news = self._fallen is None or self._fallen.model != model.name
         until = self._house.until(self._agent)
-        self._fallen = Fallen(model=model.name, instead_of=self._agent.model, why=why, until=until)
+        self._fallen = FallbackState(model=model.name, instead_of=self._agent.model, why=why, until=until)
         if self._kept:
             await self._house.remember(self._taken.session.id, self._fallen)
         if is_news:
@@ -182,11 +182,11 @@ class Standing:
         self._journal.emit(Notice(text=f"The model {self._agent.model} answers again."))
 
 
-def fallen_of(held: tuple[Setting, ...]) -> Fallen | None:
+def fallback_of(held: tuple[SettingRow, ...]) -> FallbackState | None:
     """What is written down of it, whether or not it is over."""
     value: Any = next((setting.value for setting in held if setting.key == KEY), None)
     try:
-        return None if value is None else msgspec.convert(value, Fallen)
+        return None if value is None else msgspec.convert(value, FallbackState)
     except msgspec.ValidationError:
         return None
 
@@ -201,10 +201,10 @@ _REASONS = {
 }
 
 
-def reason(fallen: Fallen) -> str:
+def reason(fallen: FallbackState) -> str:
     """What the agent's own model does, in words."""
     return _REASONS.get(fallen.why, "fails")
 
 
-def sentence(fallen: Fallen) -> str:
+def sentence(fallen: FallbackState) -> str:
     return f"The model {fallen.instead_of} {reason(fallen)}, so {fallen.model} answers for now."

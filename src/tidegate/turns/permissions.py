@@ -15,13 +15,13 @@ import msgspec
 
 from tidegate.agent import Turn
 from tidegate.config import Config
-from tidegate.engine import Taken
+from tidegate.engine import TakenTurn
 from tidegate.errors import Conflict, Refused, ToolFailed, TurnFailed
 from tidegate.safe_text import shown
-from tidegate.security.policy import Action, Mode, Rule, decide, parse, strictest
-from tidegate.store import ApprovalRow, Asking, approvals
+from tidegate.security.policy import Action, Mode, PolicyRule, decide, parse, strictest
+from tidegate.store import ApprovalRow, NewApproval, approvals
 from tidegate.tools import Tool
-from tidegate.turns.approvals import Questions
+from tidegate.turns.approvals import Approvals
 from tidegate.values import Frozen, ToolCall
 from tidegate.workspaces import Workspace
 
@@ -32,7 +32,7 @@ class Policy(Frozen, frozen=True):
     """What one agent's tools may do by themselves, and what becomes of a turn whose question nobody answered."""
 
     mode: Mode
-    rules: tuple[Rule, ...]
+    rules: tuple[PolicyRule, ...]
     unanswered: Literal["go_on", "end"]
 
 
@@ -49,11 +49,11 @@ def policies(config: Config) -> Mapping[str, Policy]:
     }
 
 
-class TurnPermits:
+class TurnPermissions:
     """Lives as long as its turn."""
 
     def __init__(
-        self, questions: Questions, policies: Mapping[str, Policy], taken: Taken, workspace: Workspace
+        self, questions: Approvals, policies: Mapping[str, Policy], taken: TakenTurn, workspace: Workspace
     ) -> None:
         self._questions = questions
         self._policies = policies
@@ -100,7 +100,7 @@ class TurnPermits:
                 f"{approvals.SUMMARY_CHARACTERS:,} characters that a person can be shown whole; do it in smaller steps."
             )
         approver = await self._questions.approver(self._taken, contained=contained)
-        asking = Asking(kind="approval", tool=call.name, digest=digest, summary=text, may_answer=approver)
+        asking = NewApproval(kind="approval", tool=call.name, digest=digest, summary=text, may_answer=approver)
         try:
             row = await self._questions.put(self._taken, turn, step, asking)
         except Conflict as error:
@@ -120,7 +120,7 @@ class TurnPermits:
         name = f"{step}-{digest.hex()[:16]}"
         nth = self._times[name]
         self._times[name] += 1
-        asking = Asking(
+        asking = NewApproval(
             kind="question",
             tool="",
             digest=digest,

@@ -7,7 +7,7 @@ resident is built, from what is read for that anyway, so a turn without drift co
 import hashlib
 
 from tidegate.agent import PROMPT, part_of
-from tidegate.store import Setting, settings
+from tidegate.store import SettingRow, settings
 from tidegate.tools import Toolset
 from tidegate.values import Frozen, Prefix
 
@@ -15,24 +15,24 @@ KEY = f"{settings.OWN}drift"
 """Of the setting that says what the user was told of, and in which turn."""
 
 
-class Drift(Frozen, frozen=True):
+class PrefixDrift(Frozen, frozen=True):
     """`text` is for the user; `mark` tells one configuration from another."""
 
     text: str
     mark: str
 
-    def is_told(self, held: tuple[Setting, ...], turn: str) -> bool:
+    def is_told(self, held: tuple[SettingRow, ...], turn: str) -> bool:
         """Whether an earlier turn has told it. A turn that goes on after a crash tells it again."""
         told = told_of(held)
         return told is not None and told[0] == self.mark and told[1] != turn
 
 
-def told_of(held: tuple[Setting, ...]) -> list[str] | None:
+def told_of(held: tuple[SettingRow, ...]) -> list[str] | None:
     """The mark, and the turn."""
     return next((setting.value for setting in held if setting.key == KEY), None)
 
 
-def drift_of(frozen: Prefix, prompt: str, tools: Toolset) -> Drift | None:
+def drift_of(frozen: Prefix, prompt: str, tools: Toolset) -> PrefixDrift | None:
     """`prompt` and `tools` are the agent's own, as a new session would get them."""
     prompt = prompt.strip()
     old = {tool.name: tool for tool in frozen.tools}
@@ -53,7 +53,7 @@ def drift_of(frozen: Prefix, prompt: str, tools: Toolset) -> Drift | None:
         f"This agent's {' and '.join(changed)} changed since this conversation began{f' ({named})' if named else ''}."
     )
     mark = hashlib.blake2b(tools.digest + prompt.encode(), digest_size=8).hexdigest()
-    return Drift(text=f"{text} /reload takes {'it' if changed == ['prompt'] else 'them'} over.", mark=mark)
+    return PrefixDrift(text=f"{text} /reload takes {'it' if changed == ['prompt'] else 'them'} over.", mark=mark)
 
 
 def _prompt_differs(frozen: Prefix, prompt: str) -> bool:

@@ -13,23 +13,23 @@ from typing import NamedTuple
 
 import msgspec
 
-from tidegate.agent import Bounds, Conversation, Hands, HistoryCache, HistoryState, Mind, Purse, run
+from tidegate.agent import Bounds, Conversation, HistoryCache, HistoryState, ModelSteps, SpendGuard, ToolRunner, run
 from tidegate.agent.context import View
 from tidegate.config import AgentSettings, Config
-from tidegate.engine import Journal, Parked, Taken
+from tidegate.engine import Journal, Parked, TakenTurn
 from tidegate.errors import Conflict, Misconfigured, ModelFailed
 from tidegate.lifetimes import BoundedCache, CacheStats, Holding, Presence
 from tidegate.log import Log
-from tidegate.models import Encoded, Model, Models
-from tidegate.store import SessionRow, Setting, Store, sessions, settings
+from tidegate.models import EncodedPrefix, Model, Models
+from tidegate.store import SessionRow, SettingRow, Store, sessions, settings
 from tidegate.tools import ToolRegistry, Toolset
 from tidegate.turns.budgets.budgets import Budgets
-from tidegate.turns.compaction.compaction import COOLDOWN, ERA, Compaction, Fitting, read_view
-from tidegate.turns.fallback import Substitutes
+from tidegate.turns.compaction.compaction import COOLDOWN, ERA, Compaction, TurnFitter, read_view
+from tidegate.turns.fallback import Fallbacks
 from tidegate.turns.prefix_drift import KEY as DRIFT
-from tidegate.turns.prefix_drift import Drift, drift_of, told_of
-from tidegate.turns.tool_env import Workshop
-from tidegate.turns.window_usage import Filling, fill
+from tidegate.turns.prefix_drift import PrefixDrift, drift_of, told_of
+from tidegate.turns.tool_env import ToolEnv
+from tidegate.turns.window_usage import WindowUsage, window_usage
 from tidegate.values import Call, Frozen, Message, Notice, Outcome
 
 log = Log(__name__)
@@ -53,11 +53,11 @@ TOOLS_CHANGED = (
 )
 
 
-class Beginning(NamedTuple):
+class SentPrefix(NamedTuple):
     """A frozen prefix as it is sent, and how it differs from the agent's configuration."""
 
-    encoded: Encoded
-    drift: Drift | None
+    encoded: EncodedPrefix
+    drift: PrefixDrift | None
 
     @property
     def bytes(self) -> int:
@@ -67,7 +67,7 @@ class Beginning(NamedTuple):
 Kept = tuple[HistoryState, list[bytes]]
 
 
-class Start(Frozen, frozen=True):
+class TurnSettings(Frozen, frozen=True):
     """At which point of its turn a conversation is built: before its first step, or in `mid_turn`, with all that it has
     said by then. `resumed`: an earlier process has left steps of it. `era` is known in mid-turn only."""
 
@@ -85,7 +85,7 @@ class Runner:
         tools: ToolRegistry,
         presence: Presence,
         budgets: Budgets,
-        workshop: Workshop,
+        tool_env: ToolEnv,
         compaction: Compaction,
         clock: Callable[[], float],
     ) -> None:
@@ -95,12 +95,12 @@ class Runner:
         self.tools = tools
         self.presence = presence
         self._budgets = budgets
-        self.substitutes = Substitutes(models, store, clock)
+        self.fallbacks = Fallbacks(models, store, clock)
         self._clock = clock
-        self._workshop = workshop
+        self._tool_env = tool_env
         self.compaction = compaction
-        self.histories = HistoryCache(workshop.spool.nameless)
-        self.prefixes: BoundedCache[tuple[bytes, bytes, str], Beginning] = BoundedCache(
+        self.histories = HistoryCache(tool_env.spool.nameless)
+        self.prefixes: BoundedCache[tuple[bytes, bytes, str], SentPrefix] = BoundedCache(
             "prefixes", cap=PREFIXES_KEPT, max_bytes=PREFIX_BYTES, weigh=lambda beginning: beginning.bytes
         )
         presence.ledger.view("model request", self._measure_requests)
@@ -112,10 +112,10 @@ class Runner:
             repeats=limits.repeats,
         )
 
-    async def __call__(self, journal: Journal, taken: Taken) -> None:
+    async def __call__(self, journal: Journal, taken: TakenTurn) -> None:
         session = taken.session
         agent = self.agent(session.agent)
-        standing = await self.substitutes.begin(journal, taken, agent)
+        standing = await self.fallbacks.begin(journal, taken, agent)
         model = standing.model
         if session.encoder != model.wire.version:
             # Who changes the model is told so already. Before there were several formats, all was chat completions.
@@ -124,36 +124,38 @@ class Runner:
             await self._store.write(sessions.reencode, session.id, model.wire.version)
         if taken.tools_changed:
             journal.emit(Notice(text=TOOLS_CHANGED))
-        purse = await self.purse(taken, model)
+        spend_guard = await self.spend_guard(taken, model)
 
         async def fall_back(
             last: Conversation, failed: tuple[Model, ...], failure: ModelFailed
-        ) -> tuple[Conversation, Purse] | None:
+        ) -> tuple[Conversation, SpendGuard] | None:
             other = await standing.next(failed, failure)
             if other is None:
                 return None
-            paying = await self.purse(taken, other)
+            paying = await self.spend_guard(taken, other)
             return await self._instead(taken, agent, last, other), paying
 
-        residency = Residency(self, taken, agent)
+        residency = TurnResident(self, taken, agent)
         # Nothing is awaited between this and the `try`: whoever builds a conversation releases it.
-        conversation = await self._conversation(taken, agent, model, Start(resumed=journal.is_resumed))
-        mind = Mind(conversation, purse, fall_back, Fitting(self.compaction, journal, taken), residency)
-        equip = partial(self._workshop.equip, journal, taken)
-        hands = Hands(journal, conversation.tools, equip, parallel=self._config.limits.tools_parallel)
+        conversation = await self._conversation(taken, agent, model, TurnSettings(resumed=journal.is_resumed))
+        model_steps = ModelSteps(
+            conversation, spend_guard, fall_back, TurnFitter(self.compaction, journal, taken), residency
+        )
+        setup = partial(self._tool_env.setup, journal, taken)
+        tool_runner = ToolRunner(journal, conversation.tools, setup, parallel=self._config.limits.tools_parallel)
         goes_on = False
         try:
             await self._tell_drift(journal, taken, model)
-            await run(journal, mind, hands, self.call(taken, agent), self._bounds)
+            await run(journal, model_steps, tool_runner, self.call(taken, agent), self._bounds)
             await standing.answered()
         except (Parked, asyncio.CancelledError):
             goes_on = not journal.is_stopped  # what it has is needed then; of what does not go on, recovery disposes
             raise
         finally:
             if session.kind == "ephemeral":
-                await mind.conversation.release()
-                if not goes_on and (hands.used or journal.is_resumed or _is_spooled(journal.incoming)):
-                    await self._workshop.leave_nothing(session.id)
+                await model_steps.conversation.release()
+                if not goes_on and (tool_runner.used or journal.is_resumed or _is_spooled(journal.incoming)):
+                    await self._tool_env.leave_nothing(session.id)
 
     def ended(self, session: str, outcome: Outcome, version: int) -> None:
         record = self.presence.get(session)
@@ -170,11 +172,11 @@ class Runner:
             raise Misconfigured(f"The agent {name!r} is no longer configured; add [agents.{name}] to tidegate.toml.")
         return agent
 
-    async def purse(self, taken: Taken, model: Model) -> Purse:
+    async def spend_guard(self, taken: TakenTurn, model: Model) -> SpendGuard:
         """What calls of this model are paid from in this turn."""
-        return await self._budgets.purse(model, taken.session, taken.turn.job)
+        return await self._budgets.spend_guard(model, taken.session, taken.turn.job)
 
-    def call(self, taken: Taken, agent: AgentSettings) -> Call:
+    def call(self, taken: TakenTurn, agent: AgentSettings) -> Call:
         """The call's own parameters, then the session's settings, then the agent's."""
         call = taken.turn.call
         if call.reasoning is not None:
@@ -183,16 +185,16 @@ class Runner:
         reasoning = next(chosen, agent.reasoning)
         return call if reasoning is None else msgspec.structs.replace(call, reasoning=reasoning)
 
-    async def filling(self, session: SessionRow, held: tuple[Setting, ...]) -> Filling:
+    async def filling(self, session: SessionRow, held: tuple[SettingRow, ...]) -> WindowUsage:
         """What fills the window of the model that would answer now."""
-        model = self.substitutes.model(self.agent(session.agent), held)
+        model = self.fallbacks.model(self.agent(session.agent), held)
         record = self.presence.get(session.id)
         resident = record.resident if record is not None else None
         same = resident if isinstance(resident, Conversation) and resident.model is model else None
         view = await self._store.read(read_view, session.id, None)
         prefix = await self._store.read(sessions.prefix, _frozen(session))
         resting = next((setting for setting in held if setting.key == COOLDOWN), None)
-        return fill(prefix, view, model, self.compaction.marks(model), same, resting)
+        return window_usage(prefix, view, model, self.compaction.marks(model), same, resting)
 
     def signature(self, session: SessionRow, agent: AgentSettings, model: Model) -> bytes:
         """Equal for equal settings; differs with model, endpoint, credential, toolsets or prompt (the extra prompt is
@@ -244,27 +246,33 @@ class Runner:
 
     # -- residents --
 
-    async def _conversation(self, taken: Taken, agent: AgentSettings, model: Model, start: Start) -> Conversation:
+    async def _conversation(
+        self, taken: TakenTurn, agent: AgentSettings, model: Model, start: TurnSettings
+    ) -> Conversation:
         if taken.session.kind != "ephemeral":
             return await self._resident(taken, agent, model, start)
         conversation = await self._build(taken, model, self._toolset(agent), b"", start)
         self.presence.lend(taken.session.id, conversation)
         return conversation
 
-    async def _instead(self, taken: Taken, agent: AgentSettings, failed: Conversation, model: Model) -> Conversation:
+    async def _instead(
+        self, taken: TakenTurn, agent: AgentSettings, failed: Conversation, model: Model
+    ) -> Conversation:
         """The same conversation to the same point with another model: everything that was said is in the store."""
-        conversation = await self._conversation(taken, agent, model, Start(mid_turn=True))
+        conversation = await self._conversation(taken, agent, model, TurnSettings(mid_turn=True))
         await failed.release()  # a long turn may fall back often, and holds only who answers
         return conversation
 
-    async def reload(self, taken: Taken, agent: AgentSettings, unloaded: Conversation) -> Conversation:
+    async def reload(self, taken: TakenTurn, agent: AgentSettings, unloaded: Conversation) -> Conversation:
         """The same conversation to the same point, after it was unloaded in mid-turn."""
-        start = Start(mid_turn=True, era=unloaded.era)
+        start = TurnSettings(mid_turn=True, era=unloaded.era)
         conversation = await self._conversation(taken, agent, unloaded.model, start)
         conversation.cools = unloaded.cools
         return conversation
 
-    async def _resident(self, taken: Taken, agent: AgentSettings, model: Model, start: Start) -> Conversation:
+    async def _resident(
+        self, taken: TakenTurn, agent: AgentSettings, model: Model, start: TurnSettings
+    ) -> Conversation:
         session = taken.session
         signature = self.signature(session, agent, model)
         record = self.presence.get(session.id)
@@ -283,7 +291,13 @@ class Runner:
         return conversation
 
     async def _build(
-        self, taken: Taken, model: Model, tools: Toolset, signature: bytes, start: Start, kept: Kept | None = None
+        self,
+        taken: TakenTurn,
+        model: Model,
+        tools: Toolset,
+        signature: bytes,
+        start: TurnSettings,
+        kept: Kept | None = None,
     ) -> Conversation:
         """`kept` is the history as it was when the conversation was unloaded."""
         beginning = await self._beginning(taken, model)
@@ -300,8 +314,8 @@ class Runner:
             prefix=beginning.encoded,
             tools=tools,
             signature=signature,
-            load=partial(self._workshop.spool.load, taken.session.id),
-            overflow=self._workshop.spool.nameless,
+            load=partial(self._tool_env.spool.load, taken.session.id),
+            overflow=self._tool_env.spool.nameless,
             era=era,
             mark=past.mark,
             keep=partial(self.histories.keep, taken.session.id) if signature else None,
@@ -316,25 +330,25 @@ class Runner:
             raise
         return conversation
 
-    async def _read(self, taken: Taken, start: Start) -> View:
+    async def _read(self, taken: TakenTurn, start: TurnSettings) -> View:
         """What was said before this moment; before the first turn, nothing."""
         is_first = taken.turn.number == 1 and taken.session.parent is None
         if is_first and not start.mid_turn and not start.resumed:
             return View()
         return await self.compaction.view(taken, past=not start.mid_turn)
 
-    async def _beginning(self, taken: Taken, model: Model) -> Beginning:
+    async def _beginning(self, taken: TakenTurn, model: Model) -> SentPrefix:
         session = taken.session
 
-        async def make() -> Beginning:
+        async def make() -> SentPrefix:
             prefix = await self._store.read(sessions.prefix, _frozen(session))
             agent = self.agent(session.agent)
             encoded = msgspec.structs.replace(model.wire.encode_prefix(prefix), caller_tools=prefix.run_by_caller)
-            return Beginning(encoded, drift_of(prefix, agent.prompt, self._toolset(agent)))
+            return SentPrefix(encoded, drift_of(prefix, agent.prompt, self._toolset(agent)))
 
         return await self.prefixes.get_or_make(_beginning_key(session, model), make)
 
-    async def _tell_drift(self, journal: Journal, taken: Taken, model: Model) -> None:
+    async def _tell_drift(self, journal: Journal, taken: TakenTurn, model: Model) -> None:
         """Once for each change of the configuration. The conversation is there, so its beginning is known."""
         session = taken.session
         beginning = self.prefixes.get(_beginning_key(session, model))
@@ -353,13 +367,13 @@ class Runner:
         return self.tools.resolve(agent.tools)
 
 
-class Residency:
+class TurnResident:
     """Where the conversation of one turn is held: on the record of its session, from which it may be unloaded while the
     turn waits for a person. It lives as long as its turn."""
 
     __slots__ = ("_agent", "_presence", "_record", "_runner", "_taken")
 
-    def __init__(self, runner: Runner, taken: Taken, agent: AgentSettings) -> None:
+    def __init__(self, runner: Runner, taken: TakenTurn, agent: AgentSettings) -> None:
         self._runner = runner
         self._taken = taken
         self._agent = agent
@@ -377,7 +391,7 @@ class Residency:
         return await self._runner.reload(self._taken, self._agent, conversation)
 
 
-def prefix_bytes(prefix: Encoded) -> int:
+def prefix_bytes(prefix: EncodedPrefix) -> int:
     return len(prefix.system) + len(prefix.tools)
 
 

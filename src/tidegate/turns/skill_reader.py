@@ -6,7 +6,7 @@ a `ToolFailed` in one sentence.
 """
 
 from tidegate.errors import ToolFailed
-from tidegate.skills import Entry, Library, Page, Unfit, line
+from tidegate.skills import InvalidSkill, SkillEntry, SkillFile, SkillLibrary, line
 from tidegate.tools import ToolContext
 from tidegate.workspaces.files import printable, shown
 
@@ -17,7 +17,7 @@ READ_HERE = "Your commands do not see its folder: read its files with this tool.
 
 
 class SkillReader:
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: SkillLibrary) -> None:
         self._library = library
 
     async def read(self, ctx: ToolContext, name: str, file: str) -> str:
@@ -29,25 +29,25 @@ class SkillReader:
     async def _list(self, ctx: ToolContext, file: str) -> str:
         if file:
             raise ToolFailed("skill: say the name of the skill, too.")
-        entries = (await self._library.shelf(ctx.agent, ctx.principal)).entries
+        entries = (await self._library.skill_set(ctx.agent, ctx.principal)).entries
         return "\n".join(map(line, entries)) or NO_SKILLS
 
-    async def _find(self, ctx: ToolContext, name: str) -> Entry:
-        shelf = await self._library.shelf(ctx.agent, ctx.principal)
-        if (entry := shelf.get(name)) is not None:
+    async def _find(self, ctx: ToolContext, name: str) -> SkillEntry:
+        skill_set = await self._library.skill_set(ctx.agent, ctx.principal)
+        if (entry := skill_set.get(name)) is not None:
             return entry
-        if not shelf.entries:
+        if not skill_set.entries:
             raise ToolFailed(f"skill: {NO_SKILLS}")
         import difflib  # only a mistake needs it
 
-        near = difflib.get_close_matches(name[:LONGEST_NAME], [entry.name for entry in shelf.entries], n=1)
+        near = difflib.get_close_matches(name[:LONGEST_NAME], [entry.name for entry in skill_set.entries], n=1)
         hint = f"did you mean {near[0]}?" if near else "without a name it lists all."
         raise ToolFailed(f"skill: there is no skill {shown(name)}; {hint}")
 
-    async def _skill(self, ctx: ToolContext, entry: Entry) -> str:
+    async def _skill(self, ctx: ToolContext, entry: SkillEntry) -> str:
         try:
             found = await self._library.open(entry, ctx.principal)
-        except Unfit as error:
+        except InvalidSkill as error:
             raise ToolFailed(f"skill: {entry.name} cannot be used: {error.message}") from None
         told = [f"Skill {entry.name}, {_origin(entry)}."]
         if found.skill.compatibility:
@@ -59,10 +59,10 @@ class SkillReader:
         told.append("What follows is the text of its SKILL.md.")
         return "\n".join(told) + f"\n\n{found.text}"
 
-    async def _file(self, ctx: ToolContext, entry: Entry, path: str) -> str:
+    async def _file(self, ctx: ToolContext, entry: SkillEntry, path: str) -> str:
         try:
             found = await self._library.file(entry, path, ctx.principal)
-        except Unfit as error:
+        except InvalidSkill as error:
             raise ToolFailed(f"skill: {shown(path)} of {entry.name} may not be read: {error.message}") from None
         if found is None:
             raise ToolFailed(f"skill: {entry.name} has no file {shown(path)}; without a file it lists them.")
@@ -72,11 +72,11 @@ class SkillReader:
         return f"File {printable(path)} of the skill {entry.name}, {_extent(found)}:\n\n{found.text}"
 
 
-def _origin(entry: Entry) -> str:
+def _origin(entry: SkillEntry) -> str:
     return "of the project" if entry.place.origin == "project" else "of the gateway's owner"
 
 
-def _extent(page: Page) -> str:
+def _extent(page: SkillFile) -> str:
     if page.whole:
         return f"{page.size:,} bytes"
     assert page.text is not None

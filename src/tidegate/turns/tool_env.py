@@ -9,28 +9,28 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from tidegate.agent import Equipment
+from tidegate.agent import ToolSetup
 from tidegate.config import Config
-from tidegate.engine import Journal, Taken
+from tidegate.engine import Journal, TakenTurn
 from tidegate.spool import Spool
-from tidegate.tools import Reach, ToolContext
-from tidegate.turns.approvals import Questions
-from tidegate.turns.permissions import TurnPermits, policies
+from tidegate.tools import ToolContext, ToolServices
+from tidegate.turns.approvals import Approvals
+from tidegate.turns.permissions import TurnPermissions, policies
 from tidegate.workspaces import Workspaces
 
 if TYPE_CHECKING:
     from tidegate.tools.web.http_access import WebAccess
 
 
-class Workshop:
+class ToolEnv:
     def __init__(
         self,
         config: Config,
         spool: Spool,
-        questions: Questions,
+        questions: Approvals,
         workspaces: Workspaces,
         web: "WebAccess | None",
-        reach: Reach,
+        reach: ToolServices,
     ) -> None:
         self.spool = spool
         self._questions = questions
@@ -39,7 +39,7 @@ class Workshop:
         self._reach = reach
         self._policies = policies(config)
 
-    def equip(self, journal: Journal, taken: Taken) -> Equipment:
+    def setup(self, journal: Journal, taken: TakenTurn) -> ToolSetup:
         session = taken.session
         workspace = self._workspaces.of(session.id, session.agent, journal.id)
         context = ToolContext(
@@ -54,7 +54,7 @@ class Workshop:
             reach=self._reach,
             depth=taken.turn.depth,
         )
-        return Equipment(context, TurnPermits(self._questions, self._policies, taken, workspace))
+        return ToolSetup(context, TurnPermissions(self._questions, self._policies, taken, workspace))
 
     async def leave_nothing(self, session: str) -> None:
         """What the tools of a one-shot call made is removed; what a crash leaves is found by its sweep."""

@@ -8,11 +8,11 @@ where the last request was counted, the sum is that count and what was said sinc
 from collections.abc import Iterable
 
 from tidegate.agent import PROMPT, Conversation, part_of, weigh
-from tidegate.agent.context import Marks, View
+from tidegate.agent.context import View, WindowMarks
 from tidegate.agent.context.view import told
 from tidegate.agent.conversation import weigh_media
 from tidegate.models import Model
-from tidegate.store import Setting
+from tidegate.store import SettingRow
 from tidegate.values import Frozen, Message, Prefix
 
 NAMES = {
@@ -33,7 +33,7 @@ NAMES = {
 """The parts that there can be, in the order in which they are told, and in words."""
 
 
-class Share(Frozen, frozen=True, omit_defaults=False):
+class WindowPart(Frozen, frozen=True, omit_defaults=False):
     """One part: `count` is how many messages, summaries, tools or media it is."""
 
     part: str
@@ -42,7 +42,7 @@ class Share(Frozen, frozen=True, omit_defaults=False):
     count: int
 
 
-class Filling(Frozen, frozen=True, omit_defaults=False):
+class WindowUsage(Frozen, frozen=True, omit_defaults=False):
     """The window of the model that would answer now, in tokens. `soft` and `hard` are the marks at which a summary is
     prepared and applied; `summarised` is how many messages stand in the transcript that a summary stands for, and
     `summaries` how many of these are shown. `counted` says whether the sum rests on the provider's count of the last
@@ -53,7 +53,7 @@ class Filling(Frozen, frozen=True, omit_defaults=False):
     soft: int
     hard: int
     tokens: int
-    parts: tuple[Share, ...]
+    parts: tuple[WindowPart, ...]
     summaries: int
     summarised: int
     counted: bool
@@ -61,22 +61,22 @@ class Filling(Frozen, frozen=True, omit_defaults=False):
     rests_until: float | None = None
 
 
-def fill(
-    prefix: Prefix, view: View, model: Model, marks: Marks, held: Conversation | None, resting: Setting | None
-) -> Filling:
+def window_usage(
+    prefix: Prefix, view: View, model: Model, marks: WindowMarks, held: Conversation | None, resting: SettingRow | None
+) -> WindowUsage:
     """`held` is the conversation in memory, if it is with this model; `resting` says that no model is to summarise."""
     sizes = _sizes(prefix, view)
     whole = sum(size for size, _ in sizes.values()) or 1
     counted = held is not None and held.is_counted
-    tokens = held.tokens if held is not None else model.gauge.tokens(whole)
-    return Filling(
+    tokens = held.tokens if held is not None else model.token_estimate.tokens(whole)
+    return WindowUsage(
         model=model.name,
         window=marks.window,
         soft=marks.soft,
         hard=marks.hard,
         tokens=tokens,
         parts=tuple(
-            Share(part=part, name=NAMES.get(part, part), tokens=round(tokens * size / whole), count=count)
+            WindowPart(part=part, name=NAMES.get(part, part), tokens=round(tokens * size / whole), count=count)
             for part, (size, count) in sizes.items()
             if size
         ),

@@ -5,7 +5,7 @@ ended or the gateway has; unloading a session touches none of it. The gateway's 
 """
 
 from tidegate.workspaces.files import Files, Mount
-from tidegate.workspaces.processes.views import Finished, Page, ProcessView, Waited
+from tidegate.workspaces.processes.views import CommandEnd, OutputPage, ProcessView, WaitResult
 from tidegate.workspaces.provenance import Provenance
 from tidegate.workspaces.trash import keep_within
 from tidegate.workspaces.workspace import Workspace
@@ -14,13 +14,13 @@ from tidegate.workspaces.workspaces import RECONCILE_SECONDS, TIDY_SECONDS, Work
 __all__ = [
     "RECONCILE_SECONDS",
     "TIDY_SECONDS",
+    "CommandEnd",
     "Files",
-    "Finished",
     "Mount",
-    "Page",
+    "OutputPage",
     "ProcessView",
     "Provenance",
-    "Waited",
+    "WaitResult",
     "Workspace",
     "Workspaces",
     "keep_within",

@@ -19,8 +19,8 @@ from pathlib import Path
 from anyio import to_thread
 
 from tidegate.errors import ToolFailed
-from tidegate.workspaces.files import Files, Written, shown
-from tidegate.workspaces.folders import Used
+from tidegate.workspaces.files import Files, WriteResult, shown
+from tidegate.workspaces.folders import DiskUsage
 from tidegate.workspaces.folders import used as measured
 
 BLOCK = 4096
@@ -36,15 +36,15 @@ ENOUGH = 4
 """Times the limit, beyond which it is not measured how much larger a workspace is."""
 
 
-class Disk:
+class DiskLimit:
     """Of the session with these folders."""
 
-    def __init__(self, folders: Sequence[Path], most: Used) -> None:
+    def __init__(self, folders: Sequence[Path], most: DiskUsage) -> None:
         self.folders = tuple(folders)
         self.most = most
         self.unnamed_bytes = 0
         """In deleted files that are open: at the last look at what runs."""
-        self._used: Used | None = None
+        self._used: DiskUsage | None = None
         self._promised = 0
         self._stale = False
         self._again = 0.0
@@ -55,8 +55,8 @@ class Disk:
         """Whether there was too much at the last look."""
         return self._used is not None and self._taken(self._used).exceeds(self.most)
 
-    def _taken(self, used: Used) -> Used:
-        return Used(used.bytes + self.unnamed_bytes, used.files)
+    def _taken(self, used: DiskUsage) -> DiskUsage:
+        return DiskUsage(used.bytes + self.unnamed_bytes, used.files)
 
     def changed(self) -> None:
         """Somebody else may have written."""
@@ -96,17 +96,17 @@ class Disk:
             yield True
         finally:
             self._promised -= blocks
-            before = self._used or Used(0, 0)
-            self._used = Used(before.bytes + blocks, before.files + 1)
+            before = self._used or DiskUsage(0, 0)
+            self._used = DiskUsage(before.bytes + blocks, before.files + 1)
 
-    def _with(self, used: Used, more: int) -> Used:
+    def _with(self, used: DiskUsage, more: int) -> DiskUsage:
         """With one more file, of so many bytes."""
         taken = self._taken(used)
-        return Used(taken.bytes + more, taken.files + 1)
+        return DiskUsage(taken.bytes + more, taken.files + 1)
 
-    async def _measure(self) -> Used:
+    async def _measure(self) -> DiskUsage:
         begun, self._stale = time.monotonic(), False
-        enough = Used(ENOUGH * self.most.bytes, ENOUGH * self.most.files)
+        enough = DiskUsage(ENOUGH * self.most.bytes, ENOUGH * self.most.files)
         self._used = found = await to_thread.run_sync(measured, self.folders, enough)
         took = time.monotonic() - begun
         self._again = time.monotonic() + (MEASURE_AGAIN * took if took > QUICK_SECONDS else 0)
@@ -141,7 +141,7 @@ class Disk:
 class MeteredFiles:
     """The files of a session, whose writes are metered."""
 
-    def __init__(self, files: Files, disk: Disk) -> None:
+    def __init__(self, files: Files, disk: DiskLimit) -> None:
         self._files = files
         self._disk = disk
         self.lines = files.lines
@@ -150,7 +150,7 @@ class MeteredFiles:
         self.list = files.list
         self.search = files.search
 
-    async def write(self, path: str, data: bytes, *, expected: str | None = None) -> Written:
+    async def write(self, path: str, data: bytes, *, expected: str | None = None) -> WriteResult:
         async with self._disk.room_for(len(data)) as there_is:
             if not there_is and len(data) > await self._size(path):
                 raise ToolFailed(f"{shown(path)} was not written: {self._disk.no_room}.")

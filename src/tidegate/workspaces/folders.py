@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from tidegate.workspaces.backends.interface import BoxSpec
+from tidegate.workspaces.backends.interface import SandboxSpec
 from tidegate.workspaces.files import User
 
 FOLDER_MODE = 0o700
@@ -47,7 +47,7 @@ class Folders:
         """For what a session's commands keep beside their work: their home and their temporary files."""
         return self.root / f"{session}.private"
 
-    def make(self, spec: BoxSpec, *, here: bool, notes: bool) -> None:
+    def make(self, spec: SandboxSpec, *, here: bool, notes: bool) -> None:
         """What is missing of it; the folder to work in only if that is `here`. `notes` puts the demo model's into one
         that is new."""
         self.root.mkdir(mode=FOLDER_MODE, exist_ok=True)
@@ -61,7 +61,7 @@ class Folders:
                     _give(folder / NOTES_NAME, spec.user)
                 _give(folder, spec.user)
 
-    def foreign(self, spec: BoxSpec) -> list[Path]:
+    def foreign(self, spec: SandboxSpec) -> list[Path]:
         """The session's own folders that belong to another user than they should. A project is never among them."""
         own = (spec.home, spec.temporary) if spec.project else (spec.folder, spec.home, spec.temporary)
         return [folder for folder in own if spec.user is not None and folder.stat().st_uid != spec.user.uid]
@@ -140,23 +140,23 @@ def _give(path: Path, user: User | None) -> None:
         os.chown(path, *user)
 
 
-class Used(NamedTuple):
+class DiskUsage(NamedTuple):
     """What folders take on the disk, and how many files and folders are in them."""
 
     bytes: int
     files: int
 
-    def exceeds(self, most: "Used") -> bool:
+    def exceeds(self, most: "DiskUsage") -> bool:
         return self.bytes > most.bytes or self.files > most.files
 
 
-def used(folders: Iterable[Path], enough: Used) -> Used:
+def used(folders: Iterable[Path], enough: DiskUsage) -> DiskUsage:
     """What these take; it is not looked further when that is more than `enough`, nor for ever. What lies too deep to be
     measured, or cannot be looked into, counts as too much."""
     total, count, until = 0, 0, time.monotonic() + MEASURE_SECONDS
     places = [os.fspath(folder) for folder in folders]
     waiting = list(places)
-    while waiting and not Used(total, count).exceeds(enough) and time.monotonic() < until:
+    while waiting and not DiskUsage(total, count).exceeds(enough) and time.monotonic() < until:
         try:
             with os.scandir(waiting.pop()) as entries:
                 for entry in entries:
@@ -166,18 +166,18 @@ def used(folders: Iterable[Path], enough: Used) -> Used:
                         if entry.is_dir(follow_symlinks=False):
                             waiting.append(entry.path)
         except PermissionError:
-            return _used_behind_doors(places) or Used(enough.bytes + 1, count)
+            return _used_behind_doors(places) or DiskUsage(enough.bytes + 1, count)
         except OSError as error:  # what is gone meanwhile counts nothing
             if error.errno == errno.ENAMETOOLONG:
-                return Used(enough.bytes + 1, count)
-    return Used(total, count)
+                return DiskUsage(enough.bytes + 1, count)
+    return DiskUsage(total, count)
 
 
 def used_bytes(folders: Iterable[Path], enough: int) -> int:
-    return used(folders, Used(enough, sys.maxsize)).bytes
+    return used(folders, DiskUsage(enough, sys.maxsize)).bytes
 
 
-def _used_behind_doors(places: list[str]) -> Used | None:
+def _used_behind_doors(places: list[str]) -> DiskUsage | None:
     """The same where a command has closed a folder to its own user, and so to the gateway: in a user namespace, whose
     root can read all that is that user's. None when it cannot be measured."""
     there = [place for place in places if Path(place).is_dir()]
@@ -195,4 +195,4 @@ def _used_behind_doors(places: list[str]) -> Used | None:
             counts.append(int(told.stdout.splitlines()[-1].split()[0]))
         except (OSError, subprocess.SubprocessError, ValueError, IndexError):
             return None
-    return Used(*counts)
+    return DiskUsage(*counts)

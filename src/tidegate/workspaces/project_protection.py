@@ -54,7 +54,7 @@ _CONFIG, _HOOKS, _COMMON, _HEAD = "config", "hooks", "commondir", "HEAD"
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
-class Protected(NamedTuple):
+class ProtectedMount(NamedTuple):
     """A mount below the project folder. A `writable` one is there so that the folder cannot be renamed."""
 
     path: str
@@ -63,7 +63,7 @@ class Protected(NamedTuple):
     inode: int
 
 
-def protected(project: Path) -> tuple[Protected, ...]:
+def protected(project: Path) -> tuple[ProtectedMount, ...]:
     """The mounts of a project, each behind those that it lies in."""
     try:
         with _Survey(project).opened() as survey:
@@ -77,7 +77,7 @@ def protected(project: Path) -> tuple[Protected, ...]:
     return mounts
 
 
-def intact(root: Path, mounts: tuple[Protected, ...]) -> bool:
+def intact(root: Path, mounts: tuple[ProtectedMount, ...]) -> bool:
     """Whether these mounts are what is found below the folder `root` of a sandbox, and none is evaded. One that is gone
     as a whole is intact."""
     if not root.is_dir():
@@ -93,7 +93,7 @@ def intact(root: Path, mounts: tuple[Protected, ...]) -> bool:
         return False
 
 
-def disarm(project: Path, mounts: tuple[Protected, ...]) -> None:
+def disarm(project: Path, mounts: tuple[ProtectedMount, ...]) -> None:
     """Renames each `HEAD` beside a protected `.git`. Where that is damaged, git takes the folder itself for a
     repository if it has one, with the configuration that lies there. No link is followed: another session may have put
     one in the place of a folder."""
@@ -109,14 +109,14 @@ def refuse(project: Path, names: tuple[str, ...]) -> None:
             survey.refuse(name)
 
 
-def _beside_repositories(mounts: tuple[Protected, ...]) -> Iterator[str]:
+def _beside_repositories(mounts: tuple[ProtectedMount, ...]) -> Iterator[str]:
     for each in mounts:
         folder, _, name = each.path.rpartition("/")
         if name == REPOSITORY:
             yield folder
 
 
-def appeared(root: Path, mounts: tuple[Protected, ...]) -> tuple[str, ...]:
+def appeared(root: Path, mounts: tuple[ProtectedMount, ...]) -> tuple[str, ...]:
     """The protected names of a project under which something was made after the sandbox was opened: a mount needs a
     file to lie on, so that a command can make one that is not there."""
     covered = {each.path for each in mounts}
@@ -127,7 +127,7 @@ class _Survey:
     def __init__(self, project: Path) -> None:
         self._project = os.path.realpath(project)
         self._root = -1
-        self.found: dict[str, Protected] = {}
+        self.found: dict[str, ProtectedMount] = {}
 
     @contextmanager
     def opened(self) -> Iterator["_Survey"]:
@@ -164,7 +164,7 @@ class _Survey:
                 return False
             known = self.found.get(path)
             if known is None or known.writable:
-                self.found[path] = Protected(path, writable, there[1].st_dev, there[1].st_ino)
+                self.found[path] = ProtectedMount(path, writable, there[1].st_dev, there[1].st_ino)
         parent = path.rpartition("/")[0]
         if parent and parent not in self.found:
             self.protect(parent, writable=True)

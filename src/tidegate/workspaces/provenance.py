@@ -46,16 +46,16 @@ class Provenance:
         self._store = store
         self._survey = survey
         self._clock = clock
-        self._known: projects.Known | None = None
+        self._known: projects.ProjectTrust | None = None
         self._changes = 0
 
-    async def known(self) -> projects.Known:
+    async def known(self) -> projects.ProjectTrust:
         while (known := self._known) is None:
             changes = self._changes
-            found: projects.Known = await self._store.read(projects.known)
+            found: projects.ProjectTrust = await self._store.read(projects.known)
             writers = await to_thread.run_sync(_real, found.writers)
             if changes == self._changes:
-                self._known = projects.Known(writers, found.trusted)
+                self._known = projects.ProjectTrust(writers, found.trusted)
         return known
 
     async def reader(self, principal: str) -> Reader:

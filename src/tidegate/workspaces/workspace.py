@@ -13,13 +13,13 @@ from tidegate.errors import ToolFailed
 from tidegate.store import Db, workspaces
 from tidegate.values import new_id
 from tidegate.workspaces.backends import shell_script
-from tidegate.workspaces.backends.interface import Box
+from tidegate.workspaces.backends.interface import Sandbox
 from tidegate.workspaces.disk import MeteredFiles
 from tidegate.workspaces.files import Files
-from tidegate.workspaces.processes.command_run import Conducted, Sink, conduct
-from tidegate.workspaces.processes.live_sandbox import OUTSIDE, Site, strained
-from tidegate.workspaces.processes.process_view import Lookout, view
-from tidegate.workspaces.processes.views import Finished, Page, ProcessView, Waited
+from tidegate.workspaces.processes.command_run import CommandResult, Sink, conduct
+from tidegate.workspaces.processes.live_sandbox import OUTSIDE, LiveSandbox, strained
+from tidegate.workspaces.processes.process_view import ProcessViewer, view
+from tidegate.workspaces.processes.views import CommandEnd, OutputPage, ProcessView, WaitResult
 
 if TYPE_CHECKING:
     from tidegate.workspaces.workspaces import Workspaces
@@ -59,13 +59,13 @@ class Workspace:
         files, disk = backend.files(spec, self._box), self._owner.disk(spec, backend)
         return files if disk is None else MeteredFiles(files, disk)
 
-    async def _box(self) -> Box:
+    async def _box(self) -> Sandbox:
         async with self._owner.at_work(self.session, self.agent) as site:
             return await site.enter()
 
     # -- commands --
 
-    async def run(self, command: str, *, timeout: float, sink: Sink, pty: bool = False) -> Finished:
+    async def run(self, command: str, *, timeout: float, sink: Sink, pty: bool = False) -> CommandEnd:
         """Run a command in the session's shell. Its output goes to `sink` as it comes."""
         text = _checked(command)
         async with self._owner.at_work(self.session, self.agent) as site:
@@ -83,9 +83,11 @@ class Workspace:
             if full and site.disk is not None and not any(site.disk.limit in note for note in notes):
                 notes.append(f"Note: {site.disk.too_much}.")
         left = max(done.left, shell_script.read_state(done.state).left)
-        return Finished(code=done.code, timed_out=done.code is None, left_behind=left, note=" ".join(notes))
+        return CommandEnd(code=done.code, timed_out=done.code is None, left_behind=left, note=" ".join(notes))
 
-    async def _keep_shell(self, site: Site, box: Box, done: Conducted, before: bytes | None, told: str) -> list[str]:
+    async def _keep_shell(
+        self, site: LiveSandbox, box: Sandbox, done: CommandResult, before: bytes | None, told: str
+    ) -> list[str]:
         """Save what the shell is like now; what the caller should know of that, beside what is `told` anyway."""
         notes = [told] if told else []
         saved = shell_script.read_state(done.state)
@@ -116,7 +118,7 @@ class Workspace:
         """The session's processes, the latest first, with the last ones that have ended."""
         return await self._lookout().list()
 
-    async def output(self, name: str, *, since: int | None = None, limit: int) -> Page:
+    async def output(self, name: str, *, since: int | None = None, limit: int) -> OutputPage:
         """At most `limit` bytes of what it has put out from the offset `since` on; with None, the last of it."""
         return await self._lookout().output(name, since, limit)
 
@@ -125,7 +127,7 @@ class Workspace:
         running = await self._lookout().running(name)
         await self._owner.processes.write(running, data, close=close)
 
-    async def wait(self, name: str, *, pattern: str | None, timeout: float, since: int = 0) -> Waited:
+    async def wait(self, name: str, *, pattern: str | None, timeout: float, since: int = 0) -> WaitResult:
         """Until a line of its output from `since` on fits the extended regular expression, or it has ended."""
         await self._lookout().row(name)
         if pattern is None:
@@ -133,7 +135,9 @@ class Workspace:
         async with self._owner.at_work(self.session, self.agent) as site:
             return await self._wait(name, pattern, timeout, since, site)
 
-    async def _wait(self, name: str, pattern: str | None, timeout: float, since: int, place: Site | None) -> Waited:
+    async def _wait(
+        self, name: str, pattern: str | None, timeout: float, since: int, place: LiveSandbox | None
+    ) -> WaitResult:
         lookout, site = self._lookout(), self._owner.present(self.session)
         running = None if site is None else site.running.get(name)
         if running is not None:
@@ -146,7 +150,7 @@ class Workspace:
         finally:
             if running is not None:
                 running.waited_for -= 1
-        return Waited(await lookout.view(name), matched)
+        return WaitResult(await lookout.view(name), matched)
 
     async def stop(self, name: str) -> ProcessView:
         """End it, with everything that came of it; it is asked first."""
@@ -154,9 +158,9 @@ class Workspace:
         await self._owner.processes.stop(await lookout.running(name))
         return await lookout.view(name)
 
-    def _lookout(self) -> Lookout:
+    def _lookout(self) -> ProcessViewer:
         owner = self._owner
-        return Lookout(owner.store, self.session, owner.present(self.session), owner.processes.log_of)
+        return ProcessViewer(owner.store, self.session, owner.present(self.session), owner.processes.log_of)
 
 
 def _checked(command: str) -> str:

@@ -27,21 +27,21 @@ from tidegate.log import Log
 from tidegate.security.addresses import networks
 from tidegate.spool import Spool
 from tidegate.store import Db, ProcessRow, Store, WorkspaceRow, notices, processes, workspaces
-from tidegate.workspaces.backends.backend_select import Choice, NoCommands
-from tidegate.workspaces.backends.interface import CALLED, Backend, BoxLimits, BoxSpec, Elsewhere, owner_of
-from tidegate.workspaces.backends.remote_cleanup import Remains
-from tidegate.workspaces.disk import Disk
+from tidegate.workspaces.backends.backend_select import BackendSelection, NoCommands
+from tidegate.workspaces.backends.interface import CALLED, Backend, RemoteBackend, SandboxLimits, SandboxSpec, owner_of
+from tidegate.workspaces.backends.remote_cleanup import RemoteCleanup
+from tidegate.workspaces.disk import DiskLimit
 from tidegate.workspaces.files import User
-from tidegate.workspaces.folders import Folders, Used
+from tidegate.workspaces.folders import DiskUsage, Folders
 from tidegate.workspaces.folders import remove as remove_folder
 from tidegate.workspaces.kernel import seccomp
 from tidegate.workspaces.kernel.cgroups import Cgroups
 from tidegate.workspaces.kernel.process_table import start_ticks
 from tidegate.workspaces.kernel.users import user_of
 from tidegate.workspaces.processes import reaper
-from tidegate.workspaces.processes.background import OnFinished, Processes
+from tidegate.workspaces.processes.background import BackgroundProcesses, OnFinished
 from tidegate.workspaces.processes.children import Spawner, find, gone
-from tidegate.workspaces.processes.live_sandbox import Site
+from tidegate.workspaces.processes.live_sandbox import LiveSandbox
 from tidegate.workspaces.provenance import Provenance
 from tidegate.workspaces.workspace import Workspace
 
@@ -103,18 +103,18 @@ class Workspaces:
         self._provenance = provenance
         self.settings: WorkspaceSettings = config.workspaces
         self.folders = Folders(config.home)
-        self.processes = Processes(store, spool, config.workspaces, clock, finished)
+        self.processes = BackgroundProcesses(store, spool, config.workspaces, clock, finished)
         self._scope = scope
         self._presence = presence
         self._config = config
         self._clock = clock
         self._environment = {name: environment[name] for name in self.settings.environment if name in environment}
         self._groups = Cgroups(config.home)
-        self._strays = reaper.Strays()
-        self._remains = Remains(store, clock, self.settings.trash)
+        self._strays = reaper.Reaper()
+        self._remains = RemoteCleanup(store, clock, self.settings.trash)
         owner = owner_of(config.home)
         self.spawner = Spawner(frozenset(os.sched_getaffinity(0)), owner, user_of(self.settings.user, None, owner))
-        self._choice = Choice(self.settings, self.spawner, self._groups, backends)
+        self._choice = BackendSelection(self.settings, self.spawner, self._groups, backends)
         presence.ledger.view("workspace", self._measure)
         scope.on_close(self._close, name="workspaces")
 
@@ -126,21 +126,21 @@ class Workspaces:
     async def backend(self) -> Backend:
         return await self._choice.backend()
 
-    async def _elsewhere(self) -> Elsewhere | None:
+    async def _elsewhere(self) -> RemoteBackend | None:
         """The backend, if folders are on another machine. Any other is not even looked for: that takes a process."""
         backend = await self.backend() if self.settings.backend == "ssh" else None
-        return backend if isinstance(backend, Elsewhere) else None
+        return backend if isinstance(backend, RemoteBackend) else None
 
-    async def spec(self, session: str, agent: str) -> tuple[Backend, BoxSpec]:
+    async def spec(self, session: str, agent: str) -> tuple[Backend, SandboxSpec]:
         """What sessions of an agent work with. One whose agent is no longer configured has its own folder."""
         project = self._config.project(agent) if agent in self._config.agents else None
         return await self.backend(), await self._spec(session, project)
 
-    async def _spec(self, session: str, project: Path | None) -> BoxSpec:
+    async def _spec(self, session: str, project: Path | None) -> SandboxSpec:
         settings, user = self.settings, self.spawner.user
         if project is not None and user is not None:
             user = await to_thread.run_sync(user_of, settings.user, project, self.spawner.owner)
-        return BoxSpec(
+        return SandboxSpec(
             session=session,
             folder=project or self.folders.of(session),
             project=project is not None,
@@ -150,7 +150,7 @@ class Workspaces:
             environment={**_DEFAULTS, **self._environment},
             read_only=tuple(self._config.path(name) for name in settings.read_only),
             user=user,
-            limits=BoxLimits(
+            limits=SandboxLimits(
                 memory_bytes=settings.memory_bytes,
                 processes=settings.processes,
                 disk_bytes=settings.disk_bytes,
@@ -160,31 +160,31 @@ class Workspaces:
             ),
         )
 
-    def disk(self, spec: BoxSpec, backend: Backend) -> Disk | None:
+    def disk(self, spec: SandboxSpec, backend: Backend) -> DiskLimit | None:
         """What is known of the disk of a session, while anything of it is present; None where nobody measures. A
         project of the user's is as large as it is."""
-        if spec.project or isinstance(backend, Elsewhere):
+        if spec.project or isinstance(backend, RemoteBackend):
             return None
         record, folders = self._presence.get(spec.session), (spec.folder, spec.private)
-        most = Used(spec.limits.disk_bytes, spec.limits.files)
+        most = DiskUsage(spec.limits.disk_bytes, spec.limits.files)
         known = None if record is None else record.disk
-        if not isinstance(known, Disk) or (known.folders, known.most) != (folders, most):
-            known = Disk(folders, most)
+        if not isinstance(known, DiskLimit) or (known.folders, known.most) != (folders, most):
+            known = DiskLimit(folders, most)
         if record is not None:
             record.disk = known
         return known
 
     # -- what is present --
 
-    def present(self, session: str) -> Site | None:
+    def present(self, session: str) -> LiveSandbox | None:
         record = self._presence.get(session)
         site = None if record is None else record.workspace
-        return site if isinstance(site, Site) and not site.closed else None
+        return site if isinstance(site, LiveSandbox) and not site.closed else None
 
-    def _sites(self) -> list[Site]:
-        return [record.workspace for record in self._presence if isinstance(record.workspace, Site)]
+    def _sites(self) -> list[LiveSandbox]:
+        return [record.workspace for record in self._presence if isinstance(record.workspace, LiveSandbox)]
 
-    async def _occupy(self, spec: BoxSpec, backend: Backend, agent: str) -> Site:
+    async def _occupy(self, spec: SandboxSpec, backend: Backend, agent: str) -> LiveSandbox:
         """What is present there. What was made for another backend or folder is closed."""
         if isinstance(backend, NoCommands):
             raise ToolFailed(backend.why)
@@ -194,7 +194,7 @@ class Workspaces:
         if not self._scope.open:
             raise ToolFailed("The gateway is stopping: no command is started any more.")
         self._presence.obtain(spec.session)  # what is known of its disk hangs on it, too
-        site = Site(
+        site = LiveSandbox(
             spec,
             backend,
             self._scope,
@@ -213,9 +213,9 @@ class Workspaces:
             )
         return site
 
-    async def prepare(self, spec: BoxSpec, backend: Backend, agent: str) -> None:
+    async def prepare(self, spec: SandboxSpec, backend: Backend, agent: str) -> None:
         """The folders are there, and it is written down whose they are."""
-        here = not isinstance(backend, Elsewhere)
+        here = not isinstance(backend, RemoteBackend)
         if spec.project and here and self._provenance is not None:
             await self._provenance.admit(spec.session, spec.folder)
         folder = str(spec.folder) if here or spec.project else ""
@@ -249,7 +249,7 @@ class Workspaces:
         if code != 0:
             raise ToolFailed(f"The workspace's files cannot be given to the user {user.uid} (workspaces.user).")
 
-    def _make(self, spec: BoxSpec, here: bool, agent: str) -> list[Path]:
+    def _make(self, spec: SandboxSpec, here: bool, agent: str) -> list[Path]:
         """Which of them are not yet their user's."""
         if spec.project and here and not spec.folder.is_dir():
             raise ToolFailed(
@@ -262,7 +262,7 @@ class Workspaces:
         return self.folders.foreign(spec) if here else []
 
     @asynccontextmanager
-    async def at_work(self, session: str, agent: str) -> AsyncIterator[Site]:
+    async def at_work(self, session: str, agent: str) -> AsyncIterator[LiveSandbox]:
         """What is present of the session's workspace, for as long as somebody works in it."""
         backend, spec = await self.spec(session, agent)
         site = await self._occupy(spec, backend, agent)
@@ -274,7 +274,7 @@ class Workspaces:
                 with CancelScope(shield=True):
                     await self.vacate(site)
 
-    async def vacate(self, site: Site) -> None:
+    async def vacate(self, site: LiveSandbox) -> None:
         """It is not present any more; what is new of the session meanwhile stays."""
         site.closed = True
         if (record := self._presence.get(site.session)) is not None and record.workspace is site:
@@ -366,13 +366,13 @@ class Workspaces:
     async def _put_away(self, row: WorkspaceRow, *, keep: bool) -> None:
         """What the session has on another machine."""
         backend = await self.backend()
-        if isinstance(backend, Elsewhere) and backend.name == row.backend:
+        if isinstance(backend, RemoteBackend) and backend.name == row.backend:
             await self._remains.put_away(backend, row.session, keep=keep)
 
     async def _let_go(self, session: str) -> WorkspaceRow | None:
         """What runs there is gone when this returns; None when the session never had a workspace, as most."""
         record = self._presence.get(session)
-        if record is not None and isinstance(record.workspace, Site):
+        if record is not None and isinstance(record.workspace, LiveSandbox):
             await self.vacate(record.workspace)
         row: WorkspaceRow | None = await self.store.read(workspaces.get, session)
         if row is not None:
@@ -394,7 +394,7 @@ class Workspaces:
             [self.vacate(site) for rank, site in enumerate(idle) if rank < too_many or site.used < late]
         )
 
-    async def _look(self, site: Site) -> None:
+    async def _look(self, site: LiveSandbox) -> None:
         try:
             await site.mourn()
             await site.look()

@@ -4,7 +4,7 @@ Guarantee: everything here is a pure function of the rows that it is given: the 
 before and after a restart. Who reads and writes the rows, and asks a model, is `turns/compaction/compaction.py`.
 """
 
-from tidegate.agent.context.cut_points import Marks, chunks, last_unit, marks_of, tail_from
+from tidegate.agent.context.cut_points import WindowMarks, chunks, last_unit, tail_from, window_marks
 from tidegate.agent.context.elision import elided
 from tidegate.agent.context.rule_summary import cut_messages, cut_summaries
 from tidegate.agent.context.summary_prompt import (
@@ -24,9 +24,9 @@ __all__ = [
     "INSTRUCTIONS",
     "NO_SMALLER",
     "TOO_LONG",
-    "Marks",
     "Material",
     "View",
+    "WindowMarks",
     "chunks",
     "cut_messages",
     "cut_summaries",
@@ -34,9 +34,9 @@ __all__ = [
     "given_bytes",
     "groups",
     "last_unit",
-    "marks_of",
     "of_messages",
     "of_summaries",
     "read_summary",
     "tail_from",
+    "window_marks",
 ]

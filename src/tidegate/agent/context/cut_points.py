@@ -21,7 +21,7 @@ Rows = Sequence[tuple[int, Message]]
 Weigh = Callable[[Message], int]
 
 
-class Marks(Frozen, frozen=True):
+class WindowMarks(Frozen, frozen=True):
     """In tokens: from `soft` on a summary is prepared, above `hard` it must be smaller before the model is asked; the
     newest messages within `keep` stay as they are."""
 
@@ -30,29 +30,29 @@ class Marks(Frozen, frozen=True):
     keep: int
     window: int
 
-    def within(self, most: int) -> "Marks":
+    def within(self, most: int) -> "WindowMarks":
         """The same in proportion, if no more than `most` tokens are taken."""
         if most >= self.hard:
             return self
         share = most / self.hard
-        return Marks(
+        return WindowMarks(
             soft=int(self.soft * share), hard=most, keep=int(self.keep * share), window=int(self.window * share)
         )
 
-    def beside(self, fixed: int) -> "Marks":
+    def beside(self, fixed: int) -> "WindowMarks":
         """The same where so many tokens are prompt and tools: what may be said shares the rest."""
         share = max(0.0, self.hard - fixed) / max(1, self.hard)
-        return Marks(
+        return WindowMarks(
             soft=self.soft, hard=self.hard, keep=int(self.keep * share), window=max(1, int(self.window * share))
         )
 
 
-def marks_of(facts: Facts, settings: ContextSettings) -> Marks:
+def window_marks(facts: Facts, settings: ContextSettings) -> WindowMarks:
     """The window holds the answer too: what is left for the request may be less than the settings' shares of it."""
     window = facts.window
     room = window - min(facts.output, window // MOST_ANSWER)
     hard = min(int(settings.hard * window), room)
-    return Marks(
+    return WindowMarks(
         soft=int(hard * settings.soft / settings.hard),
         hard=hard,
         keep=int(hard * settings.keep / settings.hard),

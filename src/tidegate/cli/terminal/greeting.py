@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tidegate.cli.client import Api
+from tidegate.cli.client import GatewayClient
 from tidegate.errors import TidegateError
 from tidegate.gateway import ask
 
@@ -15,7 +15,7 @@ _ROWS = 50  # of the end of a transcript, in which the last exchange is looked f
 _SHOWN = 300  # characters of each side of it
 
 
-def greeting(api: Api, home: Path, session: str | None, agent: str | None) -> str:
+def greeting(api: GatewayClient, home: Path, session: str | None, agent: str | None) -> str:
     """Title, agent and model, in one line."""
     if session is None:
         agents = {view["name"]: view for view in api.call("GET", "/api/agents")["agents"]}
@@ -39,7 +39,7 @@ def _model(home: Path, setting: str) -> str:
     return "the built-in demo model" if found["demo"] else f"{found['model']} at {found['host']}"
 
 
-def last_exchange(api: Api, session: str) -> Iterator[str]:
+def last_exchange(api: GatewayClient, session: str) -> Iterator[str]:
     """The last message of a person, and what was answered since."""
     rows = api.call("GET", f"{api.session(session)}/messages", query={"limit": _ROWS})["messages"]
     answer = ""

@@ -10,11 +10,11 @@ from types import FrameType
 from typing import Any
 
 
-class Left(KeyboardInterrupt):
+class LeftTurn(KeyboardInterrupt):
     """A person does not want to wait for the turn's end either."""
 
 
-class Interrupts:
+class InterruptHandler:
     """Counts presses while it is entered, and stops what it was told to stop."""
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class Interrupts:
         self._presses = 0
         self._before: Any = None
 
-    def __enter__(self) -> "Interrupts":
+    def __enter__(self) -> "InterruptHandler":
         self._before = signal.signal(signal.SIGINT, self._pressed)
         return self
 
@@ -38,6 +38,6 @@ class Interrupts:
     def _pressed(self, _number: int, _frame: FrameType | None) -> None:
         self._presses += 1
         if self._presses > 1:
-            raise Left
+            raise LeftTurn
         if self._stop is not None:
             self._stop()

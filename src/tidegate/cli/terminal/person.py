@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from tidegate.cli.client import Api, Unanswered
+from tidegate.cli.client import GatewayClient, GatewayUnanswered
 from tidegate.cli.terminal.printer import Printer
 from tidegate.cli.terminal.question_text import answer_of, described, hint
 from tidegate.errors import TidegateError
@@ -22,10 +22,10 @@ _LINE_BYTES = 65536
 _COMMAND = re.compile(r"/[^\W\d_]+(\s|$)")
 
 
-class Person:
+class TerminalQuestions:
     """Asks on this terminal. `command` says a line with a slash to the gateway and prints the reply."""
 
-    def __init__(self, api: Api, printer: Printer, command: Callable[[str], None]) -> None:
+    def __init__(self, api: GatewayClient, printer: Printer, command: Callable[[str], None]) -> None:
         self._api = api
         self._printer = printer
         self._command = command
@@ -82,5 +82,5 @@ class Person:
         """As far as one knows, while the gateway is away."""
         try:
             return bool(self._api.call("GET", self._api.approval(id))["state"] == "open")
-        except Unanswered:
+        except GatewayUnanswered:
             return True

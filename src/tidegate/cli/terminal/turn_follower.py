@@ -12,9 +12,9 @@ from collections.abc import Generator
 from contextlib import closing
 from typing import Any
 
-from tidegate.cli.client import Api, Unanswered
+from tidegate.cli.client import GatewayClient, GatewayUnanswered
 from tidegate.cli.output import plain
-from tidegate.cli.terminal.person import Person
+from tidegate.cli.terminal.person import TerminalQuestions
 from tidegate.cli.terminal.printer import Printer
 
 _RECONNECTS = 5  # broken streams before giving up
@@ -26,14 +26,16 @@ _EXCERPT_CHARACTERS = 400  # of a call or a failure, as the stream tells them
 _OVER = ("answered", "failed", "stopped", "refused")
 
 
-class Follower:
+class TurnFollower:
     """Follows one turn of one session.
 
     The gateway's stream tells a running turn from its beginning to whoever opens it. So what was printed is counted,
     text, notes and progress, and a stream that is opened again after a break goes on where the last one stopped.
     """
 
-    def __init__(self, api: Api, printer: Printer, session: str, turn: str, person: Person | None = None) -> None:
+    def __init__(
+        self, api: GatewayClient, printer: Printer, session: str, turn: str, person: TerminalQuestions | None = None
+    ) -> None:
         self._api = api
         self._printer = printer
         self._turn = turn
@@ -66,13 +68,13 @@ class Follower:
                         if event.get("type") == "turn_ended" and event["outcome"]["turn"] == self._turn:
                             return dict(event["outcome"])
                         self._event(event)
-                except Unanswered:
+                except GatewayUnanswered:
                     if again == _RECONNECTS:
                         raise
             self._told, self._shown, self._ours = [0, 0, 0], "", False
             self._put_out.clear()
             time.sleep(again * _PAUSE_SECONDS)
-        raise Unanswered(
+        raise GatewayUnanswered(
             f"The stream of the turn {self._turn} broke {_RECONNECTS} times: its answer will be in /resume."
         )
 

@@ -17,7 +17,7 @@ _LIMITS = ("memory.max", "memory.high")
 _OLD_LIMIT = "memory.limit_in_bytes"  # of the first version of control groups
 
 
-class Ceiling:
+class MemoryLimit:
     """`given` is limits.memory_bytes; without it the ceiling is a share of the machine's memory or, where that is less,
     of a control group's limit, whichever group above the process has the least. `root` and `machine` are for tests."""
 

@@ -15,7 +15,7 @@ import anyio.lowlevel
 from anyio import to_thread
 
 from tidegate.gateway.memory.allocator import trim
-from tidegate.gateway.memory.memory_limit import Ceiling
+from tidegate.gateway.memory.memory_limit import MemoryLimit
 from tidegate.gateway.memory.report import private_bytes
 from tidegate.lifetimes import Presence
 from tidegate.log import Log
@@ -40,13 +40,13 @@ async def _trim() -> None:
     await to_thread.run_sync(trim, 0)
 
 
-class Pressure:
+class MemoryPressure:
     """Looks when `look` is called; holds only the state of the present spell."""
 
     def __init__(
         self,
         presence: Presence,
-        ceiling: Ceiling,
+        ceiling: MemoryLimit,
         *,
         private: Callable[[], int] = private_bytes,
         give_back: Callable[[], Awaitable[None]] = _trim,

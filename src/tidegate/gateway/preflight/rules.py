@@ -12,7 +12,7 @@ import msgspec
 
 from tidegate.config import FILE_NAME, AgentSettings, Config
 from tidegate.errors import Misconfigured
-from tidegate.security.policy import Rule, parse
+from tidegate.security.policy import PolicyRule, parse
 from tidegate.tools import Tool, Toolset
 
 
@@ -33,7 +33,7 @@ def pointless(name: str, agent: AgentSettings, tools: Toolset) -> Iterator[str]:
             yield f"{FILE_NAME}: [agents.{name}] rules: the rule {line!r} never fits: {why}"
 
 
-def _never_fits(rule: Rule, tools: Toolset) -> str | None:
+def _never_fits(rule: PolicyRule, tools: Toolset) -> str | None:
     about = [tool for tool in tools.tools if not rule.tool or fnmatch.fnmatchcase(tool.name, rule.tool)]
     if rule.tool and not about:
         return f"the agent's tools are {', '.join(tools.names) or 'none'}"

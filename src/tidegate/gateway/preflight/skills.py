@@ -19,17 +19,17 @@ def doubtful(config: Config) -> Iterator[str]:
     agents = [name for name, agent in config.agents.items() if TOOLSET in agent.tools]
     if not agents:
         return
-    from tidegate.skills import Looker, unknown
+    from tidegate.skills import SkillDiscovery, unknown
 
     for text in config.skills.folders:
         if not (folder := config.path(text)).is_dir():
             yield f"{FILE_NAME}: [skills] folders: there is no folder {folder}; make it, or remove it there"
-    looker = Looker(config)
+    looker = SkillDiscovery(config)
     told: dict[str, None] = {}
     for name in agents:
-        shelf, wanted = looker.look(name), config.agents[name].skills
-        told |= dict.fromkeys(str(left) for left in shelf.left_out if not left.covered)
-        if not (absent := unknown(shelf, wanted)):
+        skill_set, wanted = looker.look(name), config.agents[name].skills
+        told |= dict.fromkeys(str(left) for left in skill_set.left_out if not left.covered)
+        if not (absent := unknown(skill_set, wanted)):
             continue
         found = [entry.name for entry in looker.look(name, narrowed=False).entries]
         for missing in absent:

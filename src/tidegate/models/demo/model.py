@@ -12,13 +12,13 @@ import msgspec
 
 from tidegate.errors import ModelFailed
 from tidegate.models.catalog.facts import Facts, Prices
-from tidegate.models.demo.script import Reply, read_request, reply
-from tidegate.models.formats.openai.chat_wire import OpenAIWire
-from tidegate.models.formats.token_estimate import Gauge
+from tidegate.models.demo.script import DemoReply, read_request, reply
+from tidegate.models.formats.openai.chat_wire import ChatWire
+from tidegate.models.formats.token_estimate import TokenEstimate
 from tidegate.models.http.clients import Lease
 from tidegate.models.http.http_model import signature
-from tidegate.models.http.transport import Traffic
-from tidegate.models.interface import Encoded
+from tidegate.models.http.transport import Transport
+from tidegate.models.interface import EncodedPrefix
 from tidegate.values import Call, Message, Usage
 
 MODEL = "demo"
@@ -40,12 +40,12 @@ _RETRYABLE = frozenset({"rate", "overloaded", "network", "timeout"})
 
 
 class DemoModel:
-    def __init__(self, name: str, traffic: Traffic, facts: Facts = FACTS) -> None:
+    def __init__(self, name: str, traffic: Transport, facts: Facts = FACTS) -> None:
         self.name = name
         self.provided = MODEL
         self.facts = facts
-        self.gauge = Gauge()
-        self.wire = OpenAIWire(MODEL, FACTS)
+        self.token_estimate = TokenEstimate()
+        self.wire = ChatWire(MODEL, FACTS)
         self.signature = signature("demo", "", MODEL, {}, (), FACTS)
         self._traffic = traffic
 
@@ -54,7 +54,7 @@ class DemoModel:
 
     async def ask(
         self,
-        prefix: Encoded,
+        prefix: EncodedPrefix,
         history: Sequence[bytes],
         call: Call,
         *,
@@ -92,7 +92,7 @@ class DemoModel:
         return Message(role="assistant", text=text, calls=planned.calls, finish=finish, usage=usage, model=MODEL)
 
 
-async def _pieces(planned: Reply, most: int | None) -> AsyncIterator[str]:
+async def _pieces(planned: DemoReply, most: int | None) -> AsyncIterator[str]:
     """Word by word; `most` is the caller's limit, a word counting as a token."""
     if planned.count:
         for number in range(1, min(planned.count, planned.count if most is None else most) + 1):

@@ -59,7 +59,7 @@ _KINDS: dict[str, ModelKind] = {
 }
 
 
-class Reply(Frozen, frozen=True):
+class DemoReply(Frozen, frozen=True):
     """What to do: text in pieces, tool calls after it, a failure, or a stumble (begin, take it back, begin again)."""
 
     text: str = ""
@@ -143,42 +143,42 @@ class _Tool(msgspec.Struct):
     function: _Function
 
 
-class Request(msgspec.Struct):
+class DemoRequest(msgspec.Struct):
     """The part of a chat-completions body that the demo model looks at."""
 
     messages: list[_Message]
     tools: list[_Tool] = []
 
 
-read_request = msgspec.json.Decoder(Request).decode
+read_request = msgspec.json.Decoder(DemoRequest).decode
 
 
-def _summary(request: Request) -> Reply | None:
+def _summary(request: DemoRequest) -> DemoReply | None:
     """Of what it was given to summarise: the beginnings of what was said."""
     if not any(message.role == "system" and message.text.startswith(SUMMARY_TASK) for message in request.messages):
         return None
     given: Any = msgspec.json.decode(request.messages[-1].text)
     said = [(each.get("message") or f"summary {each.get('summary')}", each.get("text", "")) for each in given]
     chosen = said[:: max(1, len(said) // SUMMARY_LINES)][:SUMMARY_LINES]
-    return Reply(text="\n".join(f"({place}) {' '.join(text[:60].split())}" for place, text in chosen if text))
+    return DemoReply(text="\n".join(f"({place}) {' '.join(text[:60].split())}" for place, text in chosen if text))
 
 
-def _learnt(request: Request) -> Reply | None:
+def _learnt(request: DemoRequest) -> DemoReply | None:
     """At a conversation's end, what is worth remembering of it: what the person said behind `note:`."""
     if not any(message.role == "system" and message.text.startswith(NOTES_TASK) for message in request.messages):
         return None
     given: Any = msgspec.json.decode(request.messages[-1].text)
     said = [each["text"] for each in given["conversation"] if each["by"] == "person"]
     found = [match[1].strip() for text in said for match in re.finditer(r"(?im)\bnote:(.+)$", text)]
-    return Reply(text=msgspec.json.encode([each for each in found if each not in given["notes"]]).decode())
+    return DemoReply(text=msgspec.json.encode([each for each in found if each not in given["notes"]]).decode())
 
 
-def reply(request: Request) -> Reply:
-    if (errand := _summary(request) or _learnt(request)) is not None:
-        return errand
+def reply(request: DemoRequest) -> DemoReply:
+    if (side_call := _summary(request) or _learnt(request)) is not None:
+        return side_call
     asked = max((place for place, message in enumerate(request.messages) if message.is_users), default=-1)
     if asked < 0:
-        return Reply(text=GREETING)
+        return DemoReply(text=GREETING)
     said = request.messages[asked].text.strip()
     since = request.messages[asked + 1 :]
     if any(message.role == "tool" for message in since) and not re.match(r"(?i)loop\b", said):
@@ -194,46 +194,46 @@ def reply(request: Request) -> Reply:
     )
 
 
-def _report(since: list[_Message]) -> Reply:
+def _report(since: list[_Message]) -> DemoReply:
     names = {call.id: call.function.name for message in since for call in message.tool_calls}
     results = [(names.get(message.tool_call_id, "A tool"), message.text) for message in since if message.role == "tool"]
     if len(results) == 1 and _tells_time(results[0][0]):
-        return Reply(text=f"The clock says: {results[0][1]}")
+        return DemoReply(text=f"The clock says: {results[0][1]}")
     told = [f"{name} gave me this:\n{result}" for name, result in results]
     given = [each for message in since for each in message.given]
-    return Reply(text="\n\n".join([*told, f"I was given {_and(given)}."] if given else told))
+    return DemoReply(text="\n\n".join([*told, f"I was given {_and(given)}."] if given else told))
 
 
 def _tells_time(name: str) -> bool:
     return "clock" in name or "time" in name
 
 
-def _tools(said: str, request: Request) -> Reply | None:
+def _tools(said: str, request: DemoRequest) -> DemoReply | None:
     """Requests in plain words that end in a tool call; None when it is not one or no such tool is there."""
     made = sum(len(message.tool_calls) for message in request.messages)
     wanted: list[tuple[str, str]] = []
     if re.search(r"(?i)\bwhat(?:'s| is)? (?:the )?(?:time|date|day)\b|\bwhat time is it\b", said):
         wanted = _clock(said, request)
         if not wanted:
-            return Reply(text="I would look at the clock, but this agent has no clock tool.")
+            return DemoReply(text="I would look at the clock, but this agent has no clock tool.")
     elif found := re.match(r"(?i)read (?:the )?(?:file )?[\"'`]?([^\s\"'`]+)[\"'`]?(?: from line (\d+))?\W*$", said):
         if not any(tool.function.name == "read_file" for tool in request.tools):
-            return Reply(text="I would read the file, but this agent has no read_file tool.")
+            return DemoReply(text="I would read the file, but this agent has no read_file tool.")
         arguments: dict[str, object] = {"path": found[1]}
         if found[2]:
             arguments["offset"] = max(0, int(found[2]) - 1)
         wanted = [("read_file", msgspec.json.encode(arguments).decode())]
     elif found := re.match(r"(?is)(?:run |\$ )\s*(\S.*)$", said):
         if not any(tool.function.name == "terminal" for tool in request.tools):
-            return Reply(text="I would run that, but this agent has no terminal tool.")
+            return DemoReply(text="I would run that, but this agent has no terminal tool.")
         wanted = [("terminal", msgspec.json.encode({"command": found[1]}).decode())]
     elif (looked := _lookup(said)) is not None:
         if not any(tool.function.name == looked[0] for tool in request.tools):
-            return Reply(text=f"I would look that up, but this agent has no {looked[0]} tool.")
+            return DemoReply(text=f"I would look that up, but this agent has no {looked[0]} tool.")
         wanted = [looked]
     elif found := re.match(r"(?i)ask me (\S[^?]*\?)\s*(.*)$", said):
         if not any(tool.function.name == "ask_user" for tool in request.tools):
-            return Reply(text="I would ask you, but this agent has no ask_user tool.")
+            return DemoReply(text="I would ask you, but this agent has no ask_user tool.")
         choices = [choice.strip() for choice in found[2].split(",") if choice.strip()]
         wanted = [("ask_user", msgspec.json.encode({"question": found[1], "choices": choices}).decode())]
     elif re.match(r"(?i)(?:call|loop) ", said):
@@ -245,10 +245,10 @@ def _tools(said: str, request: Request) -> Reply | None:
         ToolCall(id=f"call_demo_{made + place}", name=name, arguments=given)
         for place, (name, given) in enumerate(wanted, 1)
     )
-    return Reply(calls=calls) if calls else None
+    return DemoReply(calls=calls) if calls else None
 
 
-def _delegate(said: str, request: Request) -> Reply | None:
+def _delegate(said: str, request: DemoRequest) -> DemoReply | None:
     """`delegate to NAME: TASK`; several with `;` between them are given together."""
     tasks = [
         re.match(r"(?is)delegate to (\S+?):\s*(\S.*)$", part) for part in re.split(r"(?i);\s*(?=delegate to )", said)
@@ -256,10 +256,10 @@ def _delegate(said: str, request: Request) -> Reply | None:
     if not all(tasks):
         return None
     if not any(tool.function.name == "delegate" for tool in request.tools):
-        return Reply(text="I would give that to another agent, but this agent has no delegate tool.")
+        return DemoReply(text="I would give that to another agent, but this agent has no delegate tool.")
     made = sum(len(message.tool_calls) for message in request.messages)
     given = [{"agent": found[1], "task": found[2]} for found in tasks if found is not None]
-    return Reply(
+    return DemoReply(
         calls=tuple(
             ToolCall(id=f"call_demo_{made + place}", name="delegate", arguments=msgspec.json.encode(each).decode())
             for place, each in enumerate(given, 1)
@@ -267,12 +267,12 @@ def _delegate(said: str, request: Request) -> Reply | None:
     )
 
 
-def _remember(said: str, request: Request) -> Reply | None:
+def _remember(said: str, request: DemoRequest) -> DemoReply | None:
     """`remember that WORDS`, `remember for everybody that WORDS`, `forget note N`, `what do you remember`."""
     if re.match(r"(?i)what do you remember\b", said):
         lines = [line for message in request.messages if message.role == "system" for line in message.text.split("\n")]
         noted = [line for line in lines if re.match(r"- \d+ \([^)]*\): ", line)]
-        return Reply(text="\n".join(["I remember:", *noted]) if noted else "I remember nothing.")
+        return DemoReply(text="\n".join(["I remember:", *noted]) if noted else "I remember nothing.")
     if found := re.match(r"(?is)remember (for everybody )?(?:that )?(\S.*)$", said):
         about = "agent" if found[1] else "person"
         name, arguments = "remember", msgspec.json.encode({"text": found[2], "about": about}).decode()
@@ -281,22 +281,22 @@ def _remember(said: str, request: Request) -> Reply | None:
     else:
         return None
     if not any(tool.function.name == name for tool in request.tools):
-        return Reply(text=f"I would {name} that, but this agent has no {name} tool.")
+        return DemoReply(text=f"I would {name} that, but this agent has no {name} tool.")
     made = sum(len(message.tool_calls) for message in request.messages)
-    return Reply(calls=(ToolCall(id=f"call_demo_{made + 1}", name=name, arguments=arguments),))
+    return DemoReply(calls=(ToolCall(id=f"call_demo_{made + 1}", name=name, arguments=arguments),))
 
 
-def _skill(said: str, request: Request) -> Reply | None:
+def _skill(said: str, request: DemoRequest) -> DemoReply | None:
     """`use skill NAME`, and `use skill NAME file PATH`."""
     found = re.match(r"(?i)use (?:the )?skill ([a-z0-9-]+)(?: file (\S+))?[.!]?$", said)
     if found is None:
         return None
     if not any(tool.function.name == "skill" for tool in request.tools):
-        return Reply(text="I would use the skill, but this agent has no skill tool.")
+        return DemoReply(text="I would use the skill, but this agent has no skill tool.")
     made = sum(len(message.tool_calls) for message in request.messages)
     arguments = {"name": found[1].lower(), **({"file": found[2]} if found[2] else {})}
     given = msgspec.json.encode(arguments).decode()
-    return Reply(calls=(ToolCall(id=f"call_demo_{made + 1}", name="skill", arguments=given),))
+    return DemoReply(calls=(ToolCall(id=f"call_demo_{made + 1}", name="skill", arguments=given),))
 
 
 def _lookup(said: str) -> tuple[str, str] | None:
@@ -312,7 +312,7 @@ def _lookup(said: str) -> tuple[str, str] | None:
     return None
 
 
-def _clock(said: str, request: Request) -> list[tuple[str, str]]:
+def _clock(said: str, request: DemoRequest) -> list[tuple[str, str]]:
     for tool in request.tools:
         name = tool.function.name
         if not _tells_time(name):
@@ -326,49 +326,49 @@ def _clock(said: str, request: Request) -> list[tuple[str, str]]:
     return []
 
 
-def _effects(said: str) -> Reply | None:
+def _effects(said: str) -> DemoReply | None:
     """Words for trying how the gateway behaves."""
     if found := re.match(r"(?i)say\s+(.+)", said, re.DOTALL):
-        return Reply(text=found[1])
+        return DemoReply(text=found[1])
     if found := re.match(r"(?i)count to (\d{1,9})\W*$", said):
-        return Reply(count=min(int(found[1]), HIGHEST_COUNT))
+        return DemoReply(count=min(int(found[1]), HIGHEST_COUNT))
     if found := re.match(r"(?i)long (\d{1,9})\W*$", said):
-        return Reply(text="x" * min(int(found[1]), LONGEST_TEXT))
+        return DemoReply(text="x" * min(int(found[1]), LONGEST_TEXT))
     if found := re.match(r"(?i)slow(?: (.+))?$", said, re.DOTALL):
         words = found[1] or "I am taking my time with this answer, one word after the other, as you asked me to."
-        return Reply(text=words, pause=SLOW_PAUSE)
+        return DemoReply(text=words, pause=SLOW_PAUSE)
     if found := re.match(r"(?i)fail(?: (\w+))?\W*$", said):
-        return Reply(fail=_KINDS.get((found[1] or "").lower(), "overloaded"))
+        return DemoReply(fail=_KINDS.get((found[1] or "").lower(), "overloaded"))
     if re.match(r"(?i)stumble\b", said):
-        return Reply(text="I stumbled, took it back, and this is the whole answer.", stumble=True)
+        return DemoReply(text="I stumbled, took it back, and this is the whole answer.", stumble=True)
     if re.match(r"(?i)silence\W*$", said):
-        return Reply()
+        return DemoReply()
     return None
 
 
-def _conversation(said: str, request: Request, asked: int) -> Reply:
+def _conversation(said: str, request: DemoRequest, asked: int) -> DemoReply:
     lowered = said.lower()
     if re.match(r"(help|what can you do)\b", lowered):
-        return Reply(text=HELP)
+        return DemoReply(text=HELP)
     if re.search(r"who are you|what are you|real model|configure|set ?up|which model|demo", lowered):
-        return Reply(text=CONFIGURE)
+        return DemoReply(text=CONFIGURE)
     if re.match(r"(hello|hi|hey|good (morning|evening|day))\b", lowered):
-        return Reply(text=GREETING)
+        return DemoReply(text=GREETING)
     if re.match(r"(thanks|thank you)\b", lowered):
-        return Reply(text="You are welcome.")
+        return DemoReply(text="You are welcome.")
     earlier = [message.text.strip() for message in request.messages[:asked] if message.is_users]
     if "did i say" in lowered:
         if not earlier:
-            return Reply(text="This is the first thing that you have said to me.")
-        return Reply(text=f"Before this you said: {_shorten(earlier[-1])}")
+            return DemoReply(text="This is the first thing that you have said to me.")
+        return DemoReply(text=f"Before this you said: {_shorten(earlier[-1])}")
     turns = len(earlier) + 1
     given = request.messages[asked].given
     if given:
         words = f', and said: "{_shorten(said)}"' if said else ""
-        return Reply(
+        return DemoReply(
             text=f"You gave me {_and(given)}{words}. I am only the demo model; a real one could look or listen."
         )
-    return Reply(
+    return DemoReply(
         text=f"You said: {_shorten(said)} (message {turns} of this conversation). "
         'I am only the demo model; say "help" for what I can do, or "configure" for how to use a real one.'
     )

@@ -1,6 +1,6 @@
 """What an answer is while it arrives, whichever format it comes in.
 
-Guarantee: one that is not complete and bounded is never given out as a message: it ends as `AnswerBroken`, or as
+Guarantee: one that is not complete and bounded is never given out as a message: it ends as `BrokenAnswer`, or as
 `AnswerError` where the endpoint itself says what went wrong.
 """
 
@@ -24,7 +24,7 @@ DEPTH = 64
 does, so that a thing near that bound might be taken in and never be read again."""
 
 
-class AnswerBroken(Exception):
+class BrokenAnswer(Exception):
     """The stream is not an answer. `limit` names the bound that was exceeded, if it was one."""
 
     def __init__(self, what: str, *, limit: str = "") -> None:
@@ -40,7 +40,7 @@ class AnswerError(Exception):
         self.complaint = complaint
 
 
-class Answer(Protocol):
+class IncomingAnswer(Protocol):
     """Belongs to one attempt of one model step."""
 
     @property
@@ -85,7 +85,7 @@ def check_depth(value: Any) -> None:
         level = [inner for outer in level for inner in _inside(outer)]
         if not level:
             return
-    raise AnswerBroken(f"what the endpoint wants back is nested deeper than {DEPTH} levels")
+    raise BrokenAnswer(f"what the endpoint wants back is nested deeper than {DEPTH} levels")
 
 
 def _inside(value: Any) -> Iterable[Any]:

@@ -18,14 +18,14 @@ _UNCHANGING = frozenset({"prediction", "prompt_cache_retention", "safety_identif
 """Extras that change no answer: a model that does not know them is not given them."""
 
 
-class Choice(Frozen, frozen=True):
+class ToolChoice(Frozen, frozen=True):
     """Which tools the model may or must call; `name` is set for one that it must."""
 
     kind: Literal["none", "auto", "required", "function"]
     name: str = ""
 
 
-class Shape(Frozen, frozen=True):
+class OutputShape(Frozen, frozen=True):
     """What the answer's text must be; a `schema` comes with the kind of that name."""
 
     kind: Literal["text", "json_object", "json_schema"]
@@ -90,7 +90,7 @@ def caller_identifier(call: Call) -> str:
     return msgspec.json.decode(given, type=str) if given else call.user or ""
 
 
-def brought_choice(choice: bytes) -> Choice:
+def brought_choice(choice: bytes) -> ToolChoice:
     try:
         read = _decode_choice(choice)
     except _UNREADABLE as error:
@@ -98,10 +98,10 @@ def brought_choice(choice: bytes) -> Choice:
             'tool_choice is not one that this model can be given; send "none", "auto", "required" or one function.',
             "tool_choice",
         ) from error
-    return Choice(kind="function", name=read.function.name) if isinstance(read, _Chosen) else Choice(kind=read)
+    return ToolChoice(kind="function", name=read.function.name) if isinstance(read, _Chosen) else ToolChoice(kind=read)
 
 
-def brought_shape(response_format: bytes) -> Shape:
+def brought_shape(response_format: bytes) -> OutputShape:
     try:
         read = _decode_format(response_format)
     except _UNREADABLE as error:
@@ -115,7 +115,7 @@ def brought_shape(response_format: bytes) -> Shape:
             "response_format holds no json_schema.schema; send the schema that the answer must follow.",
             "response_format",
         )
-    return Shape(
+    return OutputShape(
         kind=read.type,
         name=schema.name,
         description=schema.description or "",

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from tidegate.models.formats.answer import AnswerBroken
+from tidegate.models.formats.answer import BrokenAnswer
 from tidegate.models.formats.json_repair import repaired, repaired_text
-from tidegate.models.http.sse import EVENT_BYTES, Events, EventTooLarge
+from tidegate.models.http.sse import EVENT_BYTES, EventParser, EventTooLarge
 from tidegate.values import ToolCall
 
 # More calls in one answer than any toolset could make sense of.
@@ -33,7 +33,7 @@ class GrowingCall:
         self.arguments: list[str] = []  # house: allow `weigh` bounds an answer
 
 
-class Scale:
+class AnswerSize:
     """Counts what is kept of an answer, whether or not anybody is shown it. It knows nothing of the answer, so that
     whoever is given it to weigh by does not keep the answer, and with it a whole turn, in memory."""
 
@@ -46,7 +46,7 @@ class Scale:
     def __call__(self, text: str) -> None:
         self.bytes += len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
         if self.bytes > self._limit:
-            raise AnswerBroken(f"the answer is longer than {self._limit} bytes", limit="answer_bytes")
+            raise BrokenAnswer(f"the answer is longer than {self._limit} bytes", limit="answer_bytes")
 
 
 class StreamedAnswer(ABC):
@@ -71,9 +71,9 @@ class StreamedAnswer(ABC):
     def __init__(self, limit: int, on_text: Callable[[str], None], *, event_bytes: int = EVENT_BYTES) -> None:
         self._limit = limit
         self._on_text = on_text
-        self._events = Events(event_bytes)
+        self._events = EventParser(event_bytes)
         self._event_bytes = event_bytes
-        self.weigh = Scale(limit)
+        self.weigh = AnswerSize(limit)
         self._wire = 0
         self._is_intact = True
         """Whether nothing came yet that could have to be repaired: plain ASCII without escapes."""
@@ -101,11 +101,11 @@ class StreamedAnswer(ABC):
         if self._is_intact and (b"\\" in received or not received.isascii()):
             self._is_intact = False
         if self._wire > WIRE_FACTOR * self._limit + self._event_bytes:
-            raise AnswerBroken("the stream is far longer than its answer", limit="answer_bytes")
+            raise BrokenAnswer("the stream is far longer than its answer", limit="answer_bytes")
         try:
             events = self._events.feed(received)
         except EventTooLarge:
-            raise AnswerBroken(f"one event of the stream is larger than {self._event_bytes} bytes") from None
+            raise BrokenAnswer(f"one event of the stream is larger than {self._event_bytes} bytes") from None
         if events:
             self._take(events)
 
@@ -114,7 +114,7 @@ class StreamedAnswer(ABC):
         if not self.done and (events := self._events.finish()):
             try:
                 self._take(events)
-            except AnswerBroken as broken:
+            except BrokenAnswer as broken:
                 if broken.limit:
                     raise
 
@@ -153,7 +153,7 @@ class StreamedAnswer(ABC):
 
     def new_call(self, index: int | None) -> GrowingCall:
         if len(self.calls) >= CALLS:
-            raise AnswerBroken(f"the answer holds more than {CALLS} tool calls", limit="tool calls")
+            raise BrokenAnswer(f"the answer holds more than {CALLS} tool calls", limit="tool calls")
         call = GrowingCall(index)
         self.calls.append(call)
         return call

@@ -25,7 +25,7 @@ USAGE_BYTES = 16 * 1024
 log = Log(__name__)
 
 
-class Counted:
+class ReportedUsage:
     """A provider's usage object, as it came. Reading it never fails."""
 
     __slots__ = ("_fields",)
@@ -33,7 +33,7 @@ class Counted:
     def __init__(self, raw: bytes) -> None:
         self._fields: Any = _decode(raw)
 
-    def update(self, other: "Counted") -> None:
+    def update(self, other: "ReportedUsage") -> None:
         """Take over the counts of a later report. A count that it leaves out stays."""
         if isinstance(self._fields, dict) and isinstance(other._fields, dict):
             self._fields.update({name: value for name, value in other._fields.items() if value is not None})
@@ -81,7 +81,7 @@ def believed(model: Model, reported: Usage | None, *, asked: int, received: int)
             wrong.append(name)
         elif count or not size:
             return count
-        return model.gauge.tokens(size)
+        return model.token_estimate.tokens(size)
 
     def part(name: str, room: int) -> int:
         count: int = getattr(given, name)

@@ -23,7 +23,7 @@ _BOUNDS = (1 / 16, 2.0)
 """Tokens of one byte, at least and at most: a count beyond these is no count of what we sent."""
 
 
-class Gauge:
+class TokenEstimate:
     __slots__ = ("_counts", "_tokens_per_byte")
 
     def __init__(self) -> None:

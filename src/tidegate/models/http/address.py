@@ -14,7 +14,7 @@ from tidegate.models.http.clients import Origin
 _PORTS = {"http": 80, "https": 443}
 
 
-class Address:
+class EndpointAddress:
     def __init__(self, url: str) -> None:
         try:
             parts = urlsplit(url)

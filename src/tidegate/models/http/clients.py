@@ -19,7 +19,7 @@ import msgspec
 from aiohappyeyeballs import AddrInfoType, start_connection
 from anyio import to_thread
 
-from tidegate.models.http.connection import Connection, LinkFailed, Response, Waits
+from tidegate.models.http.connection import ConnectionFailed, EndpointConnection, Response, Timeouts
 from tidegate.values import Frozen
 
 # As the settings have it: as many as the default of running turns (64) to one host, so that no turn waits for the pool.
@@ -79,7 +79,7 @@ class _Waiter(NamedTuple):
     """Who waits for a connection: given one, or told that there is room for a new one."""
 
     origin: Origin
-    given: "asyncio.Future[Connection | None]"
+    given: "asyncio.Future[EndpointConnection | None]"
 
 
 class Clients:
@@ -97,8 +97,8 @@ class Clients:
         self._keepalive = keepalive
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tls: ssl.SSLContext | None = None
-        self._origins: dict[Connection, Origin] = {}
-        self._idle: dict[Origin, list[Connection]] = {}
+        self._origins: dict[EndpointConnection, Origin] = {}
+        self._idle: dict[Origin, list[EndpointConnection]] = {}
         self._counts: Counter[Origin] = Counter()  # open or being opened
         self._waiting: deque[_Waiter] = deque()  # house: allow as many as there are running turns
         self._expiry: asyncio.TimerHandle | None = None
@@ -138,12 +138,12 @@ class Clients:
             leases=dict(self._leases),
         )
 
-    async def request(self, origin: Origin, head: bytes, body: Sequence[bytes], waits: Waits) -> Response:
+    async def request(self, origin: Origin, head: bytes, body: Sequence[bytes], waits: Timeouts) -> Response:
         """The response, when its head has arrived. Close it: that frees its connection, or closes it."""
         while (used := self._take_idle(origin)) is not None:
             try:
                 return await _ask(used, head, body, waits)
-            except LinkFailed as error:
+            except ConnectionFailed as error:
                 if error.trouble != "broken" or used.heard:
                     raise
                 # The other side hung up on it just as it was used again: that says nothing of this request.
@@ -151,7 +151,7 @@ class Clients:
 
     # -- connections --
 
-    def _take_idle(self, origin: Origin) -> Connection | None:
+    def _take_idle(self, origin: Origin) -> EndpointConnection | None:
         """The one used last: so the others come to their end when fewer are needed."""
         group = self._idle.get(origin)
         if not group:
@@ -161,7 +161,7 @@ class Clients:
             del self._idle[origin]
         return connection
 
-    async def _obtain(self, origin: Origin, waits: Waits) -> Connection:
+    async def _obtain(self, origin: Origin, waits: Timeouts) -> EndpointConnection:
         """A connection that was freed for us, or a new one when there is room for it."""
         overtaken = False
         while not self._has_room(origin):
@@ -169,7 +169,7 @@ class Clients:
                 async with asyncio.timeout(waits.first_byte):
                     given = await self._turn(origin, overtaken)
             except TimeoutError:
-                raise LinkFailed("crowded") from None
+                raise ConnectionFailed("crowded") from None
             if given is not None and given.usable:
                 return given
             overtaken = True
@@ -177,7 +177,7 @@ class Clients:
             async with asyncio.timeout(waits.connect):
                 return await self._connect(origin)
         except TimeoutError:
-            raise LinkFailed("late") from None
+            raise ConnectionFailed("late") from None
 
     def _has_room(self, origin: Origin) -> bool:
         if self._counts[origin] >= self._per_host:
@@ -186,7 +186,7 @@ class Clients:
             next(iter(self._idle.values()))[0].abort()  # another endpoint's, long unused
         return self._counts.total() < self._connections
 
-    async def _turn(self, origin: Origin, overtaken: bool) -> Connection | None:
+    async def _turn(self, origin: Origin, overtaken: bool) -> EndpointConnection | None:
         """Until there is a connection for us, or room for one. Who was overtaken then waits on in front."""
         waiter = _Waiter(origin, asyncio.get_running_loop().create_future())
         (self._waiting.appendleft if overtaken else self._waiting.append)(waiter)
@@ -212,44 +212,44 @@ class Clients:
                 self._give(waiter, None)
                 return
 
-    def _give(self, waiter: "_Waiter", connection: Connection | None) -> None:
+    def _give(self, waiter: "_Waiter", connection: EndpointConnection | None) -> None:
         self._waiting.remove(waiter)
         if not waiter.given.done():
             waiter.given.set_result(connection)
 
-    async def _connect(self, origin: Origin) -> Connection:
+    async def _connect(self, origin: Origin) -> EndpointConnection:
         loop = self._loop
         if loop is None:
             raise RuntimeError("The clients are not open; enter them with `async with` first.")
         self._counts[origin] += 1
-        connection: Connection | None = None
+        connection: EndpointConnection | None = None
         try:
             context = await self._context() if origin.secure else None
             link = await start_connection(
                 await _addresses(origin), happy_eyeballs_delay=NEXT_ADDRESS_SECONDS, interleave=1, loop=loop
             )
             _, connection = await loop.create_connection(
-                lambda: Connection(loop, free=self._free, gone=self._gone),
+                lambda: EndpointConnection(loop, free=self._free, gone=self._gone),
                 sock=link,
                 ssl=context,
                 server_hostname=origin.host if origin.secure else None,
             )
         except ssl.SSLError as error:
             why = getattr(error, "verify_message", "") or error.reason or str(error)
-            raise LinkFailed("untrusted", why) from None
+            raise ConnectionFailed("untrusted", why) from None
         except TimeoutError:
             raise
         except OSError as error:
-            raise LinkFailed("unconnected", error.strerror or "") from None
+            raise ConnectionFailed("unconnected", error.strerror or "") from None
         except UnicodeError:
-            raise LinkFailed("unconnected", "that is no name of a host") from None
+            raise ConnectionFailed("unconnected", "that is no name of a host") from None
         finally:
             if connection is None:
                 self._forget(origin)
         if not connection.usable or self._loop is None:  # it broke at once, or we are being closed
             self._forget(origin)
             connection.abort()
-            raise LinkFailed("broken")
+            raise ConnectionFailed("broken")
         self._origins[connection] = origin
         return connection
 
@@ -259,7 +259,7 @@ class Clients:
             self._tls = self._tls or made
         return self._tls
 
-    def _free(self, connection: Connection) -> None:
+    def _free(self, connection: EndpointConnection) -> None:
         origin = self._origins[connection]
         for waiter in self._waiting:
             if waiter.origin == origin and not waiter.given.done():
@@ -270,7 +270,7 @@ class Clients:
             self._expiry = self._loop.call_later(self._keepalive, self._expire)
         self._next()
 
-    def _gone(self, connection: Connection) -> None:
+    def _gone(self, connection: EndpointConnection) -> None:
         origin = self._origins.pop(connection, None)
         if origin is None:
             return
@@ -300,7 +300,7 @@ class Clients:
             self._expiry = self._loop.call_at(soonest + self._keepalive, self._expire)
 
 
-async def _ask(connection: Connection, head: bytes, body: Sequence[bytes], waits: Waits) -> Response:
+async def _ask(connection: EndpointConnection, head: bytes, body: Sequence[bytes], waits: Timeouts) -> Response:
     try:
         return await connection.request(head, body, waits)
     except BaseException:

@@ -3,7 +3,7 @@
 Guarantee: one response at a time; bytes that belong to none close the connection. Silence beyond the patience of a
 request ends it, while what we do not read for reasons of our own does not count as silence. No more of a body waits
 here than a bound, the rest waits in the socket. A response that was not read to its end takes its connection with it.
-Whatever goes wrong is a `LinkFailed`, which holds nothing that was sent. The pool owns connections; a connection owns
+Whatever goes wrong is a `ConnectionFailed`, which holds nothing that was sent. The pool owns connections; a connection owns
 its transport and its timer.
 """
 
@@ -31,7 +31,7 @@ WHOLE_BYTES = 256 * 1024
 Trouble = Literal["crowded", "unconnected", "late", "untrusted", "silent", "broken", "foreign"]
 
 
-class LinkFailed(Exception):
+class ConnectionFailed(Exception):
     """`trouble` says what: all connections were in use; none could be made, or not in time; TLS was refused; nothing
     came for too long; the connection broke; what came is not HTTP. `said` is the system's or the parser's word for
     it."""
@@ -42,7 +42,7 @@ class LinkFailed(Exception):
         self.said = said
 
 
-class Waits(Frozen, frozen=True):
+class Timeouts(Frozen, frozen=True):
     """How long a request is waited for: a connection, the first byte of a body, and the next byte after any."""
 
     connect: float
@@ -55,11 +55,11 @@ class Response:
 
     __slots__ = ("_connection", "_failure", "_pieces", "_waiter", "complete", "headers", "held", "status")
 
-    def __init__(self, connection: "Connection") -> None:
+    def __init__(self, connection: "EndpointConnection") -> None:
         self._connection = connection
         self._pieces: list[bytes] = []
         self._waiter: asyncio.Future[None] | None = None
-        self._failure: LinkFailed | None = None
+        self._failure: ConnectionFailed | None = None
         self.status = 0
         self.headers: dict[str, str] = {}
         """By their names in small letters."""
@@ -99,7 +99,7 @@ class Response:
         self.held += len(piece)
         self.wake()
 
-    def fail(self, failure: LinkFailed) -> None:
+    def fail(self, failure: ConnectionFailed) -> None:
         if self._failure is None and not self.complete:
             self._failure = failure
             self.wake()
@@ -111,7 +111,7 @@ class Response:
     async def _more(self) -> None:
         if self._failure is not None:
             # A new one: what is raised holds the frames of whoever reads, and these hold this response.
-            raise LinkFailed(self._failure.trouble, self._failure.said)
+            raise ConnectionFailed(self._failure.trouble, self._failure.said)
         self._waiter = self._connection.loop.create_future()
         try:
             await self._waiter
@@ -119,15 +119,15 @@ class Response:
             self._waiter = None
 
 
-class Connection(asyncio.Protocol):
+class EndpointConnection(asyncio.Protocol):
     """`free` is called when it can carry another request, `gone`, once, when it never will."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         *,
-        free: "Callable[[Connection], None]",
-        gone: "Callable[[Connection], None]",
+        free: "Callable[[EndpointConnection], None]",
+        gone: "Callable[[EndpointConnection], None]",
     ) -> None:
         self.loop = loop
         self.closed: asyncio.Future[None] = loop.create_future()
@@ -154,11 +154,11 @@ class Connection(asyncio.Protocol):
 
     # -- a request --
 
-    async def request(self, head: bytes, body: Sequence[bytes], waits: Waits) -> Response:
+    async def request(self, head: bytes, body: Sequence[bytes], waits: Timeouts) -> Response:
         """Sends it; the response when its head has arrived. `body` is sent piece after piece and never put together
         when it is long. Whoever is cancelled here must `abort`."""
         if self._transport is None or not self.usable:
-            raise LinkFailed("broken")
+            raise ConnectionFailed("broken")
         response = self._response = Response(self)
         self._until_closed = self._head_done = self._sent = self._reusable = False
         self._framed = 0
@@ -206,7 +206,7 @@ class Connection(asyncio.Protocol):
         """Over, at once and without another word."""
         if self._transport is not None:
             self._transport.abort()
-        self._end(LinkFailed("broken"))
+        self._end(ConnectionFailed("broken"))
 
     def go_on(self) -> None:
         """There is room again for more of the body."""
@@ -233,12 +233,12 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserCallbackError, httptools.HttpParserUpgrade) as error:
-            self._break(LinkFailed("foreign", str(error)))
+            self._break(ConnectionFailed("foreign", str(error)))
             return
         if self._head_done:  # what comes before is no answer, however slowly it drips
             self._last_heard = self.loop.time()
         if self._framed > FRAME_BYTES:  # the parser keeps what it cannot tell the end of
-            self._break(LinkFailed("foreign", f"headers longer than {FRAME_BYTES} bytes"))
+            self._break(ConnectionFailed("foreign", f"headers longer than {FRAME_BYTES} bytes"))
 
     def eof_received(self) -> None:
         if self._response is not None and self._until_closed:
@@ -247,7 +247,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        self._end(LinkFailed("broken"))
+        self._end(ConnectionFailed("broken"))
         if not self.closed.done():
             self.closed.set_result(None)
 
@@ -263,7 +263,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if self._response is None or self._response.complete:
-            self._break(LinkFailed("foreign", "a second answer to one request"))
+            self._break(ConnectionFailed("foreign", "a second answer to one request"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._head_done or self._response is None:
@@ -277,16 +277,16 @@ class Connection(asyncio.Protocol):
         if response is None or self._ended:
             return
         if status < 100:
-            self._break(LinkFailed("foreign", f"the status {status}"))
+            self._break(ConnectionFailed("foreign", f"the status {status}"))
             return
         if status < 200:  # something to read before the answer, as `100 Continue`
             response.headers.clear()
             return
         if status == 200 and response.headers.get("content-encoding", "identity").lower() != "identity":
-            self._break(LinkFailed("foreign", "the answer is compressed, which was not asked for"))
+            self._break(ConnectionFailed("foreign", "the answer is compressed, which was not asked for"))
             return
         if response.headers.get("transfer-encoding", "chunked").lower() != "chunked":
-            self._break(LinkFailed("foreign", "the answer is encoded in a way that was not asked for"))
+            self._break(ConnectionFailed("foreign", "the answer is encoded in a way that was not asked for"))
             return
         self._head_done = True
         self._last_heard = self.loop.time()
@@ -331,14 +331,14 @@ class Connection(asyncio.Protocol):
             self._timer = self.loop.call_at(due, self._look)
         else:
             self._timer = None
-            self._break(LinkFailed("silent"))
+            self._break(ConnectionFailed("silent"))
 
-    def _break(self, failure: LinkFailed) -> None:
+    def _break(self, failure: ConnectionFailed) -> None:
         self._end(failure)
         if self._transport is not None:
             self._transport.abort()
 
-    def _end(self, failure: LinkFailed) -> None:
+    def _end(self, failure: ConnectionFailed) -> None:
         if self._ended:
             return
         self._ended = True

@@ -28,15 +28,15 @@ LONGEST_REST = 24 * 3600.0
 """However long the endpoint says."""
 
 
-class Rest(NamedTuple):
+class Cooldown(NamedTuple):
     until: float
     why: ModelKind
 
 
-class Rests:
+class Cooldowns:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._rests: dict[str, Rest] = {}
+        self._cooldowns: dict[str, Cooldown] = {}
 
     def begin(self, name: str, failure: ModelFailed) -> float | None:
         """For how long it rests now; None when this failure is no reason to."""
@@ -45,18 +45,18 @@ class Rests:
             return None
         if failure.retry_after is not None:
             seconds = min(max(failure.retry_after, SHORTEST_REST), LONGEST_REST)
-        self._rests[name] = Rest(self._clock() + seconds, failure.kind)
+        self._cooldowns[name] = Cooldown(self._clock() + seconds, failure.kind)
         return seconds
 
     def end(self, name: str) -> None:
         """It was asked all the same, and works."""
-        self._rests.pop(name, None)
+        self._cooldowns.pop(name, None)
 
-    def of(self, name: str) -> Rest | None:
+    def of(self, name: str) -> Cooldown | None:
         """Its rest, while it lasts."""
-        rest = self._rests.get(name)
+        rest = self._cooldowns.get(name)
         if rest is not None and not 0 < rest.until - self._clock() <= LONGEST_REST:
-            del self._rests[name]
+            del self._cooldowns[name]
             return None
         return rest
 

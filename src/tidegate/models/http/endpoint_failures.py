@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from tidegate.errors import ModelFailed, ModelKind
 from tidegate.models.http import error_body
-from tidegate.models.http.connection import LinkFailed
+from tidegate.models.http.connection import ConnectionFailed
 from tidegate.models.http.refused_field import REFUSED_STATUS
 
 # Enough to recognise a provider's complaint, short enough for a chat line.
@@ -75,7 +75,7 @@ _STATUS_OF = (
 """What an error inside a stream would have been as a status, by its type or code; any other is a failing server."""
 
 
-class Complainer:
+class FailureMapper:
     """Words for one configured model. `redact` takes its credentials out of whatever is quoted."""
 
     def __init__(self, name: str, address: str, redact: Callable[[str], str]) -> None:
@@ -165,7 +165,7 @@ class Complainer:
             after=complaint.after,
         )
 
-    def of_link(self, failure: LinkFailed, *, begun: bool) -> ModelFailed:
+    def of_link(self, failure: ConnectionFailed, *, begun: bool) -> ModelFailed:
         """`begun` says that the answer had begun to arrive."""
         where = self._address
         match failure.trouble:
@@ -199,7 +199,7 @@ class Complainer:
                 return self.failed(what, kind="protocol", retryable=False, said=failure.said)
 
 
-def _judge(status: int, complaint: error_body.Complaint) -> tuple[ModelKind, bool, str]:
+def _judge(status: int, complaint: error_body.EndpointError) -> tuple[ModelKind, bool, str]:
     """Kind, whether trying again may help, and the sentence. What is said outranks the status: of the providers that
     mean the same, each has its own."""
     if status < 500:

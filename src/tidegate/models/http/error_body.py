@@ -33,7 +33,7 @@ _WAIT = re.compile(r"(?i)\b(?:try again|retry) (?:in|after) (\d{1,9}(?:\.\d{1,9}
 _UNITS = {"ms": 0.001, "m": 60.0, "minute": 60.0, "minutes": 60.0}
 
 
-class Complaint(NamedTuple):
+class EndpointError(NamedTuple):
     said: str = ""
     marks: str = ""
     after: float | None = None
@@ -41,25 +41,25 @@ class Complaint(NamedTuple):
     """The field of the request that is refused, by the endpoint's name for it; empty if it names none."""
 
 
-def read(body: bytes) -> Complaint:
+def read(body: bytes) -> EndpointError:
     """Of an error's body: OpenAI's, Anthropic's, Gemini's, OpenRouter's, Azure's and the plainer ones of local servers.
     A web page says nothing that is worth quoting."""
     try:
         whole: Any = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         text = body.decode("utf-8", "replace")
-        return Complaint("" if text.lstrip().startswith("<") else text)
+        return EndpointError("" if text.lstrip().startswith("<") else text)
     if isinstance(whole, list) and whole:
         whole = whole[0]
     if isinstance(whole, str):
-        return Complaint(whole, after=_said_wait(whole))
+        return EndpointError(whole, after=_said_wait(whole))
     if not isinstance(whole, dict):
-        return Complaint()
+        return EndpointError()
     inner = whole.get("error") or whole
     if isinstance(inner, str):
-        return Complaint(inner, _marks(whole), _said_wait(inner))
+        return EndpointError(inner, _marks(whole), _said_wait(inner))
     if not isinstance(inner, dict):
-        return Complaint("", _marks(whole))
+        return EndpointError("", _marks(whole))
     said = next((inner[key] for key in _WORDING if isinstance(inner.get(key), str)), "") or _listed(inner.get("detail"))
     marks = [_marks(inner)] if inner is whole else [_marks(inner), _marks(whole)]
     behind = inner.get("innererror")
@@ -73,7 +73,7 @@ def read(body: bytes) -> Complaint:
         if isinstance(detail, dict):
             after = _delay(detail.get("retryDelay")) or after
             marks += (str(detail.get(key) or "") for key in ("reason", "violations"))
-    return Complaint(said, " ".join(filter(None, marks))[:MARKS_CHARACTERS], after, _param(inner))
+    return EndpointError(said, " ".join(filter(None, marks))[:MARKS_CHARACTERS], after, _param(inner))
 
 
 def _param(inner: dict[Any, Any]) -> str:

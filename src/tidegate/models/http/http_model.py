@@ -17,19 +17,19 @@ import msgspec
 
 from tidegate.errors import ModelFailed, ModelKind
 from tidegate.models.catalog.facts import Facts
-from tidegate.models.formats.answer import Answer, AnswerBroken, AnswerError, distinct_calls
+from tidegate.models.formats.answer import AnswerError, BrokenAnswer, IncomingAnswer, distinct_calls
 from tidegate.models.formats.stop_sequences import StopCutter
-from tidegate.models.formats.token_estimate import Gauge
-from tidegate.models.http.address import Address
+from tidegate.models.formats.token_estimate import TokenEstimate
+from tidegate.models.http.address import EndpointAddress
 from tidegate.models.http.clients import Lease
-from tidegate.models.http.connection import WHOLE_BYTES, LinkFailed, Waits
-from tidegate.models.http.endpoint_failures import ERROR_BODY_BYTES, Complainer
+from tidegate.models.http.connection import WHOLE_BYTES, ConnectionFailed, Timeouts
+from tidegate.models.http.endpoint_failures import ERROR_BODY_BYTES, FailureMapper
 from tidegate.models.http.error_body import uncompressed
 from tidegate.models.http.keyring import KeyRing
 from tidegate.models.http.refused_field import caller_field
-from tidegate.models.http.retry import Patience
-from tidegate.models.http.transport import Incoming, Traffic
-from tidegate.models.interface import Encoded, Wire
+from tidegate.models.http.retry import RetryPolicy
+from tidegate.models.http.transport import IncomingResponse, Transport
+from tidegate.models.interface import EncodedPrefix, Wire
 from tidegate.values import Call, Message
 
 # The slowest upload that is waited for, on top of the connect and first-byte timeouts.
@@ -81,7 +81,7 @@ class Format(Protocol):
         """By which it knows who asks, and whatever else it insists on."""
         ...
 
-    def answer(self, limit: int, on_text: Callable[[str], None]) -> Answer:
+    def answer(self, limit: int, on_text: Callable[[str], None]) -> IncomingAnswer:
         """An answer that is about to arrive, of at most so many bytes."""
         ...
 
@@ -98,16 +98,16 @@ class HttpModel:
         keys: KeyRing,
         headers: Mapping[str, str],
         redact: Callable[[str], str],
-        traffic: Traffic,
+        traffic: Transport,
         answer_bytes: int,
-        patience: Patience,
+        patience: RetryPolicy,
     ) -> None:
         self.name = name
         self._format = format
-        self._address = Address(settings.base_url.rstrip("/") + format.path)
+        self._address = EndpointAddress(settings.base_url.rstrip("/") + format.path)
         self.wire = format.wire
         self.facts = format.facts
-        self.gauge = Gauge()
+        self.token_estimate = TokenEstimate()
         self.provided = settings.model
         self.signature = signature(
             format.api, settings.base_url, settings.model, headers, [key.secret for key in keys.keys], format.facts
@@ -120,14 +120,14 @@ class HttpModel:
         self._heads = {
             key: self._address.head("POST", _headers(format.headers(key.secret), headers)) for key in keys.keys
         }
-        self._waits = Waits(
+        self._waits = Timeouts(
             connect=settings.connect_timeout, first_byte=settings.first_byte_timeout, idle=settings.idle_timeout
         )
         self._before_answer = settings.connect_timeout + settings.first_byte_timeout
         self._retries = settings.retries
         self._answer_bytes = answer_bytes
         self._patience = patience
-        self._complain = Complainer(name, self._address.shown, redact)
+        self._complain = FailureMapper(name, self._address.shown, redact)
 
     def __repr__(self) -> str:
         return f"HttpModel({self.name!r})"
@@ -137,7 +137,7 @@ class HttpModel:
 
     async def ask(
         self,
-        prefix: Encoded,
+        prefix: EncodedPrefix,
         history: Sequence[bytes],
         call: Call,
         *,
@@ -184,10 +184,12 @@ class HttpModel:
             return message
         return msgspec.structs.replace(message, usage=self.facts.priced(message.usage))
 
-    async def _attempt(self, body: Sequence[bytes], answer: Answer, head: bytes, prefix: Encoded, call: Call) -> None:
+    async def _attempt(
+        self, body: Sequence[bytes], answer: IncomingAnswer, head: bytes, prefix: EncodedPrefix, call: Call
+    ) -> None:
         try:
             response = await self._send(head, body)
-        except LinkFailed as error:
+        except ConnectionFailed as error:
             raise self._complain.of_link(error, begun=False) from error
         begun = False
         try:
@@ -216,11 +218,11 @@ class HttpModel:
                 raise self._cut(response)
             if not response.complete:
                 await _drain(response)
-        except AnswerBroken as error:
+        except BrokenAnswer as error:
             raise self._broken(error) from error
         except AnswerError as error:
             raise self._complain.of_stream_error(error.complaint) from error
-        except LinkFailed as error:
+        except ConnectionFailed as error:
             if answer.complete:
                 return
             raise self._complain.of_link(error, begun=begun) from error
@@ -228,7 +230,7 @@ class HttpModel:
             # Gives a fully read connection back to the pool and closes any other, without waiting.
             response.close()
 
-    async def _send(self, head: bytes, body: Sequence[bytes]) -> Incoming:
+    async def _send(self, head: bytes, body: Sequence[bytes]) -> IncomingResponse:
         size = sum(map(len, body))
         head += b"%d\r\n\r\n" % size
         if size <= WHOLE_BYTES:
@@ -238,23 +240,23 @@ class HttpModel:
             async with asyncio.timeout(self._before_answer + size / UPLOAD_BYTES_PER_SECOND):
                 return await self._traffic.request(self._address.origin, head, body, self._waits)
         except TimeoutError:
-            raise LinkFailed("silent") from None
+            raise ConnectionFailed("silent") from None
 
-    async def _read_whole(self, response: Incoming) -> bytes:
+    async def _read_whole(self, response: IncomingResponse) -> bytes:
         limit = 2 * self._answer_bytes + ERROR_BODY_BYTES
         body = await _read_bounded(response, limit + 1)
         if len(body) > limit:
-            raise AnswerBroken(f"the answer is longer than {self._answer_bytes} bytes", limit="answer_bytes")
+            raise BrokenAnswer(f"the answer is longer than {self._answer_bytes} bytes", limit="answer_bytes")
         return body
 
-    def _cut(self, response: Incoming) -> ModelFailed:
+    def _cut(self, response: IncomingResponse) -> ModelFailed:
         if response.content_type != "text/event-stream":
             what = f"the endpoint answered with {response.content_type}, not a completion; check base_url."
             return self._complain.failed(what, kind="protocol", retryable=False, status=response.status)
         what = "the answer ended in the middle; try again."
         return self._complain.failed(what, kind="network", retryable=True)
 
-    def _broken(self, error: AnswerBroken) -> ModelFailed:
+    def _broken(self, error: BrokenAnswer) -> ModelFailed:
         advice = "raise limits.answer_bytes or ask for less" if error.limit == "answer_bytes" else "check the endpoint"
         return self._complain.failed(f"{error}; {advice}.", kind="protocol", retryable=False)
 
@@ -293,7 +295,7 @@ def signature(
     return digest.digest()
 
 
-async def _read_bounded(response: Incoming, limit: int) -> bytes:
+async def _read_bounded(response: IncomingResponse, limit: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     while size < limit and (part := await response.read()):
@@ -302,7 +304,7 @@ async def _read_bounded(response: Incoming, limit: int) -> bytes:
     return b"".join(parts)[:limit]
 
 
-async def _drain(response: Incoming) -> None:
+async def _drain(response: IncomingResponse) -> None:
     try:
         async with asyncio.timeout(DRAIN_SECONDS):
             while await response.read():

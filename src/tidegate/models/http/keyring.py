@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tidegate.errors import ModelFailed
 from tidegate.log import Log
-from tidegate.models.http.cooldown import Rests
+from tidegate.models.http.cooldown import Cooldowns
 
 log = Log(__name__)
 
@@ -30,9 +30,9 @@ class Key(NamedTuple):
 
 
 class KeyRing:
-    def __init__(self, keys: Sequence[Key], rests: Rests, endpoint: str) -> None:
+    def __init__(self, keys: Sequence[Key], cooldowns: Cooldowns, endpoint: str) -> None:
         self.keys = tuple(keys) or (Key("", None),)
-        self._rests = rests
+        self._cooldowns = cooldowns
         self._endpoint = endpoint
 
     def key(self) -> Key:
@@ -40,13 +40,13 @@ class KeyRing:
         return min(self.keys, key=self._wait)
 
     def worked(self, key: Key) -> None:
-        self._rests.end(self._name(key))
+        self._cooldowns.end(self._name(key))
 
     def failed(self, key: Key, failure: ModelFailed) -> bool:
         """Whether another key can be used now instead of this one. When all rest, `failure` says until when."""
         if len(self.keys) == 1 or failure.kind not in ROTATED:
             return False
-        seconds = self._rests.begin(self._name(key), failure)
+        seconds = self._cooldowns.begin(self._name(key), failure)
         soonest = min(map(self._wait, self.keys))
         log.warning(
             "a key rests", key=key.reference, why=failure.kind, seconds=round(seconds or 0), others_ready=soonest == 0
@@ -61,7 +61,7 @@ class KeyRing:
         return sum(self._wait(key) > 0 for key in self.keys) if len(self.keys) > 1 else 0
 
     def _wait(self, key: Key) -> float:
-        return self._rests.wait(self._name(key))
+        return self._cooldowns.wait(self._name(key))
 
     def _name(self, key: Key) -> str:
         """The same key may be used at another endpoint, which knows nothing of its quota here."""

@@ -10,7 +10,7 @@ import re
 
 import msgspec
 
-from tidegate.models.interface import Encoded
+from tidegate.models.interface import EncodedPrefix
 from tidegate.values import Call
 
 REFUSED_STATUS = frozenset({400, 422})
@@ -36,7 +36,7 @@ _INDEX = re.compile(r"\d{1,6}")
 _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
-def caller_field(param: str, said: str, prefix: Encoded, call: Call) -> str | None:
+def caller_field(param: str, said: str, prefix: EncodedPrefix, call: Call) -> str | None:
     """The caller's field that an endpoint complains of, by the `param` that it names or else by its words."""
     if call.response_format and _NO_JSON_WORD.search(said):
         return "response_format"
@@ -49,7 +49,7 @@ def caller_field(param: str, said: str, prefix: Encoded, call: Call) -> str | No
     return None
 
 
-def _field(name: str, path: str, prefix: Encoded, call: Call) -> str | None:
+def _field(name: str, path: str, prefix: EncodedPrefix, call: Call) -> str | None:
     if name == "tools":
         return "tools" if _is_callers_tool(path, prefix) else None
     if name == "text" and "verbosity" in path:
@@ -69,7 +69,7 @@ def _given(call: Call) -> set[str]:
     return given - {"reasoning", "extras", "caller_tools"} | extras
 
 
-def _is_callers_tool(path: str, prefix: Encoded) -> bool:
+def _is_callers_tool(path: str, prefix: EncodedPrefix) -> bool:
     """The caller's tools follow the agent's own."""
     found = _INDEX.search(path)
     if not prefix.caller_tools or found is None:

@@ -21,7 +21,7 @@ LONGEST_WISH = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RetryPolicy:
     """`clock` is wall time, because an endpoint may name a date."""
 
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep

@@ -15,7 +15,7 @@ class EventTooLarge(Exception):
     """A line or event exceeds the bound."""
 
 
-class Events:
+class EventParser:
     """`feed` takes what the network gave and returns the data of the events that are complete now."""
 
     __slots__ = ("_data", "_limit", "_opened", "_size", "_tail")

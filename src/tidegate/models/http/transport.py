@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from tidegate.models.http.clients import Lease, Origin
-from tidegate.models.http.connection import Waits
+from tidegate.models.http.connection import Timeouts
 
 
-class Incoming(Protocol):
+class IncomingResponse(Protocol):
     """A response of which status and headers are there. Close it, whatever became of it."""
 
     @property
@@ -38,8 +38,8 @@ class Incoming(Protocol):
     def close(self) -> None: ...
 
 
-class Traffic(Protocol):
-    async def request(self, origin: Origin, head: bytes, body: Sequence[bytes], waits: Waits) -> Incoming:
+class Transport(Protocol):
+    async def request(self, origin: Origin, head: bytes, body: Sequence[bytes], waits: Timeouts) -> IncomingResponse:
         """The response, when its head has arrived. Raises LinkFailed."""
         ...
 

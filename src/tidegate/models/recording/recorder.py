@@ -14,20 +14,29 @@ from typing import Any, Self
 from anyio import to_thread
 
 from tidegate.models.http.clients import Lease, Origin
-from tidegate.models.http.connection import LinkFailed, Waits
-from tidegate.models.http.transport import Incoming, Traffic
-from tidegate.models.recording.recording_file import BODY_BYTES, FILE_BYTES, Answered, Asked, End, Piece, digest, now
+from tidegate.models.http.connection import ConnectionFailed, Timeouts
+from tidegate.models.http.transport import IncomingResponse, Transport
+from tidegate.models.recording.recording_file import (
+    BODY_BYTES,
+    FILE_BYTES,
+    End,
+    RecordedAnswer,
+    RecordedPiece,
+    RecordedRequest,
+    digest,
+    now,
+)
 from tidegate.models.recording.redaction import stripped_body, stripped_head, stripped_headers, stripped_pieces
-from tidegate.models.recording.writer import Pen
+from tidegate.models.recording.writer import RecordingWriter
 from tidegate.security import Redactor
 
 
-class Recorder:
+class TransportRecorder:
     """`referred` are the names of headers, in small letters, whose values the settings only refer to."""
 
     def __init__(
         self,
-        traffic: Traffic,
+        traffic: Transport,
         path: Path,
         redactor: Redactor,
         *,
@@ -40,7 +49,7 @@ class Recorder:
         self._referred = frozenset(referred)
         self._body_bytes = body_bytes
         self._exchanges = 0
-        self.pen = Pen(path, file_bytes)
+        self.pen = RecordingWriter(path, file_bytes)
 
     async def __aenter__(self) -> Self:
         await to_thread.run_sync(self.pen.open)
@@ -63,7 +72,7 @@ class Recorder:
             "stopped": self.pen.stopped,
         }
 
-    async def request(self, origin: Origin, head: bytes, body: Sequence[bytes], waits: Waits) -> Incoming:
+    async def request(self, origin: Origin, head: bytes, body: Sequence[bytes], waits: Timeouts) -> IncomingResponse:
         if self.pen.stopped is not None:
             return await self._traffic.request(origin, head, body, waits)
         self._exchanges += 1
@@ -73,7 +82,7 @@ class Recorder:
         self.pen.write(lambda: self._asked(number, when, origin, head, sent, size), size)
         try:
             response = await self._traffic.request(origin, head, body, waits)
-        except LinkFailed as failure:
+        except ConnectionFailed as failure:
             exchange.end(failure.trouble, failure.said)
             raise
         except BaseException:
@@ -81,12 +90,14 @@ class Recorder:
             raise
         return _Recorded(response, exchange)
 
-    def _asked(self, number: int, when: str, origin: Origin, head: bytes, body: Sequence[bytes], size: int) -> Asked:
+    def _asked(
+        self, number: int, when: str, origin: Origin, head: bytes, body: Sequence[bytes], size: int
+    ) -> RecordedRequest:
         """In the thread of the pen."""
         method, path, headers = stripped_head(head, self._referred, self._redactor)
         content = stripped_body(b"".join(body), self._redactor)
         left_out = size if size > self._body_bytes else 0
-        return Asked(
+        return RecordedRequest(
             id=number,
             time=when,
             origin=f"{'https' if origin.secure else 'http'}://{origin.host}:{origin.port}",
@@ -102,7 +113,7 @@ class Recorder:
 class _Exchange:
     """What has come in answer to one request."""
 
-    def __init__(self, pen: Pen, number: int, redactor: Redactor, most_bytes: int) -> None:
+    def __init__(self, pen: RecordingWriter, number: int, redactor: Redactor, most_bytes: int) -> None:
         self._pen = pen
         self._number = number
         self._redactor = redactor
@@ -127,7 +138,7 @@ class _Exchange:
         self._pieces.append((self._after, data))
         self._held += len(data)
 
-    def end(self, end: End, said: str = "", response: Incoming | None = None) -> None:
+    def end(self, end: End, said: str = "", response: IncomingResponse | None = None) -> None:
         """The first time counts."""
         if self._ended:
             return
@@ -138,20 +149,20 @@ class _Exchange:
         )  # fmt: skip
         self._pieces = []
 
-        def make() -> Answered:
+        def make() -> RecordedAnswer:
             told, missing = pieces, left_out
             try:
                 stripped = stripped_pieces([data for _, data in told], redactor, cut=end != "complete" or missing > 0)
             except RecursionError:  # what cannot be looked through is not written down
                 told, stripped, missing = [], [], missing + sum(len(data) for _, data in told)
-            return Answered(
+            return RecordedAnswer(
                 id=number,
                 after=after,
                 end=end,
                 said=redactor.text(said),
                 status=status,
                 headers=stripped_headers(headers, redactor),
-                pieces=[Piece.of(when, data) for (when, _), data in zip(told, stripped, strict=True)],
+                pieces=[RecordedPiece.of(when, data) for (when, _), data in zip(told, stripped, strict=True)],
                 left_out=missing,
             )
 
@@ -161,7 +172,7 @@ class _Exchange:
 class _Recorded:
     """A response, with someone who listens."""
 
-    def __init__(self, response: Incoming, exchange: _Exchange) -> None:
+    def __init__(self, response: IncomingResponse, exchange: _Exchange) -> None:
         self._response = response
         self._exchange = exchange
 
@@ -184,7 +195,7 @@ class _Recorded:
     async def read(self) -> bytes:
         try:
             data = await self._response.read()
-        except LinkFailed as failure:
+        except ConnectionFailed as failure:
             self._exchange.end(failure.trouble, failure.said, self._response)
             raise
         self._exchange.take(data) if data else None

@@ -38,7 +38,7 @@ End = Literal[Trouble, "complete", "left"]
 """Of an exchange: all of the answer came; whoever asked left before that; or what the trouble was."""
 
 
-class Opening(msgspec.Struct, frozen=True):
+class RecordingHead(msgspec.Struct, frozen=True):
     """The first line."""
 
     tidegate: Literal["recording"]
@@ -48,7 +48,7 @@ class Opening(msgspec.Struct, frozen=True):
     holds: str = ""
 
 
-class Asked(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="event", tag="asked"):
+class RecordedRequest(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="event", tag="asked"):
     """A request. One that is too long is `left_out`: then there is how many bytes it had, and its digest."""
 
     id: int
@@ -62,7 +62,7 @@ class Asked(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="event", 
     digest: str = ""
 
 
-class Piece(msgspec.Struct, frozen=True, array_like=True):
+class RecordedPiece(msgspec.Struct, frozen=True, array_like=True):
     """What one read gave, so many milliseconds after the request; in base64 where it is no text, as when a character
     was cut in two."""
 
@@ -71,7 +71,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     coding: Literal["text", "base64"] = "text"
 
     @classmethod
-    def of(cls, after: int, data: bytes) -> "Piece":
+    def of(cls, after: int, data: bytes) -> "RecordedPiece":
         try:
             return cls(after, data.decode())
         except UnicodeDecodeError:
@@ -82,7 +82,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
         return self.data.encode() if self.coding == "text" else base64.b64decode(self.data, validate=True)
 
 
-class Answered(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="event", tag="answered"):
+class RecordedAnswer(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="event", tag="answered"):
     """What came of a request. No status means that no answer began; `left_out` counts the bytes behind the pieces."""
 
     id: int
@@ -91,21 +91,21 @@ class Answered(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="event
     said: str = ""
     status: int = 0
     headers: dict[str, str] = {}
-    pieces: Sequence[Piece] = ()
+    pieces: Sequence[RecordedPiece] = ()
     left_out: int = 0
 
 
-class Stopped(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="event", tag="stopped"):
+class RecordingStopped(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="event", tag="stopped"):
     """Nothing was recorded any more, although the gateway went on."""
 
     why: str
 
 
-Event = Asked | Answered | Stopped
+Event = RecordedRequest | RecordedAnswer | RecordingStopped
 _events: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 
-class Placed(NamedTuple):
+class PlacedEvent(NamedTuple):
     """An event with where its line is in the file."""
 
     start: int
@@ -118,10 +118,10 @@ def now() -> str:
 
 
 def opening() -> bytes:
-    return line(Opening("recording", VERSION, f"tidegate {__version__}", now(), HOLDS))
+    return line(RecordingHead("recording", VERSION, f"tidegate {__version__}", now(), HOLDS))
 
 
-def line(event: Event | Opening) -> bytes:
+def line(event: Event | RecordingHead) -> bytes:
     return msgspec.json.encode(event) + b"\n"
 
 
@@ -130,7 +130,7 @@ def digest(body: Any) -> str:
     return hashlib.sha256(msgspec.json.encode(body, order="sorted")).hexdigest()
 
 
-def events(path: Path) -> Iterator[Placed]:
+def events(path: Path) -> Iterator[PlacedEvent]:
     """What is in the file, in order. A last line without its end was being written when the gateway was killed, and
     is passed over. Blocks."""
     with _opened(path) as file:
@@ -139,7 +139,7 @@ def events(path: Path) -> Iterator[Placed]:
         start, number = len(first), 1
         while (text := file.readline(LINE_BYTES)).endswith(b"\n"):
             number += 1
-            yield Placed(start, len(text), _decoded(path, text, f"line {number}"))
+            yield PlacedEvent(start, len(text), _decoded(path, text, f"line {number}"))
             start += len(text)
         if len(text) == LINE_BYTES:
             raise Misconfigured(f"Line {number + 1} of {path} is longer than any of a recording; get the file anew.")

@@ -18,12 +18,12 @@ from anyio import to_thread
 
 from tidegate.errors import Misconfigured, ModelFailed
 from tidegate.models.http.clients import Lease, Origin
-from tidegate.models.http.connection import LinkFailed, Waits
+from tidegate.models.http.connection import ConnectionFailed, Timeouts
 from tidegate.models.http.error_body import wait_of
-from tidegate.models.http.retry import Patience
-from tidegate.models.http.transport import Incoming
+from tidegate.models.http.retry import RetryPolicy
+from tidegate.models.http.transport import IncomingResponse
 from tidegate.models.recording.difference import Difference, described
-from tidegate.models.recording.recording_file import Answered, Asked, digest, event_at, events
+from tidegate.models.recording.recording_file import RecordedAnswer, RecordedRequest, digest, event_at, events
 from tidegate.models.recording.redaction import stripped_body, stripped_head, stripped_value
 from tidegate.security import Redactor
 
@@ -48,7 +48,7 @@ class _Exchange:
         self.answered: Place | None = None
 
 
-class Replayer:
+class TransportReplayer:
     def __init__(self, path: Path, redactor: Redactor) -> None:
         self._path = path
         self._redactor = redactor
@@ -59,26 +59,26 @@ class Replayer:
         self._replayed = self._again = self._unknown = 0
 
     @property
-    def patience(self) -> Patience:
+    def patience(self) -> RetryPolicy:
         """For models that are replayed: they try again as often as ever, at once."""
-        return Patience(sleep=_no_pause)
+        return RetryPolicy(sleep=_no_pause)
 
     def open(self) -> None:
         """Read the file through. Blocks."""
         open_ones: dict[int, _Exchange] = {}
         for start, size, event in events(self._path):
-            if isinstance(event, Asked):
+            if isinstance(event, RecordedRequest):
                 body = event.digest or self._digest(event)
                 exchange = _Exchange(event.id, (event.method, event.path, body), event.time, (start, size))
                 self._exchanges.append(exchange)
                 self._equal.setdefault(exchange.key, []).append(exchange)
                 open_ones[event.id] = exchange
-            elif isinstance(event, Answered) and (asked := open_ones.pop(event.id, None)) is not None:
+            elif isinstance(event, RecordedAnswer) and (asked := open_ones.pop(event.id, None)) is not None:
                 asked.answered = (start, size)
         if not self._exchanges:
             raise Misconfigured(f"Nothing was asked while {self._path} was recorded, so there is nothing to replay.")
 
-    def _digest(self, asked: Asked) -> str:
+    def _digest(self, asked: RecordedRequest) -> str:
         try:
             return digest(stripped_value(asked.body, self._redactor))
         except RecursionError:
@@ -100,7 +100,7 @@ class Replayer:
             "unknown": self._unknown,
         }
 
-    async def request(self, origin: Origin, head: bytes, body: Sequence[bytes], waits: Waits) -> Incoming:
+    async def request(self, origin: Origin, head: bytes, body: Sequence[bytes], waits: Timeouts) -> IncomingResponse:
         asked, key = await to_thread.run_sync(self._read, head, tuple(body))
         equal = self._equal.get(key)
         if equal is None:
@@ -116,17 +116,17 @@ class Replayer:
         if not answered.status:
             if answered.end == "left" or answered.end == "complete":
                 raise self._unanswered(exchange, "it was stopped before an answer began")
-            raise LinkFailed(answered.end, answered.said)
-        return Replayed(self._path, answered, pieces, _as_then(answered.headers, exchange.when))
+            raise ConnectionFailed(answered.end, answered.said)
+        return ReplayedResponse(self._path, answered, pieces, _as_then(answered.headers, exchange.when))
 
     def _read(self, head: bytes, body: Sequence[bytes]) -> tuple[Any, Request]:
         method, path, _ = stripped_head(head, (), self._redactor)
         content = stripped_body(b"".join(body), self._redactor)
         return content, (method, path, digest(content))
 
-    def _answer(self, place: Place) -> tuple[Answered, list[bytes]]:
+    def _answer(self, place: Place) -> tuple[RecordedAnswer, list[bytes]]:
         event = self._event(place)
-        if not isinstance(event, Answered):
+        if not isinstance(event, RecordedAnswer):
             raise self._changed()
         try:
             return event, [data for piece in event.pieces if (data := piece.bytes)]
@@ -178,7 +178,7 @@ class Replayer:
             if read > COMPARED_BYTES and best is not None:
                 break
             event = self._event(exchange.asked)
-            if not isinstance(event, Asked) or event.left_out:
+            if not isinstance(event, RecordedRequest) or event.left_out:
                 continue
             found = described(stripped_value(event.body, self._redactor), asked)
             if found is not None and (best is None or found[1] < best[0]):
@@ -186,10 +186,12 @@ class Replayer:
         return None if best is None else best[1:]
 
 
-class Replayed:
+class ReplayedResponse:
     """A recorded response."""
 
-    def __init__(self, path: Path, answered: Answered, pieces: Sequence[bytes], headers: Mapping[str, str]) -> None:
+    def __init__(
+        self, path: Path, answered: RecordedAnswer, pieces: Sequence[bytes], headers: Mapping[str, str]
+    ) -> None:
         self._path = path
         self._answered = answered
         self._pieces = deque(pieces, maxlen=len(pieces))
@@ -217,7 +219,7 @@ class Replayed:
             )
         if answered.end == "complete":
             return b""
-        raise LinkFailed("broken" if answered.end == "left" else answered.end, answered.said)
+        raise ConnectionFailed("broken" if answered.end == "left" else answered.end, answered.said)
 
     def close(self) -> None:
         """There is nothing to give back."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tidegate.errors import Misconfigured
 from tidegate.log import Log
-from tidegate.models.recording.recording_file import Event, Stopped, line, opening
+from tidegate.models.recording.recording_file import Event, RecordingStopped, line, opening
 
 PENDING_BYTES = 64 * 1024 * 1024
 """Of bodies that wait to be written: some seconds of a slow disk."""
@@ -33,7 +33,7 @@ log = Log(__name__)
 Making = Callable[[], Event]
 
 
-class Pen:
+class RecordingWriter:
     def __init__(self, path: Path, most_bytes: int) -> None:
         self.path = path
         self.bytes = 0
@@ -136,7 +136,7 @@ class Pen:
         if self.stopped is not None and not self._said:
             self._said = True
             with contextlib.suppress(OSError):  # it is in the log, too
-                self._append(line(Stopped(self.stopped)))
+                self._append(line(RecordingStopped(self.stopped)))
 
     def _close_file(self) -> None:
         fd, self._fd = self._fd, -1

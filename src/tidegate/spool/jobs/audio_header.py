@@ -1,7 +1,7 @@
 """What a sound is, read from its header: its kind and how long it lasts, without decoding anything.
 
 Guarantee: a few reads at known places, whatever the file holds; what is no WAV or MP3, or makes no sense within its
-header, is a `Strange` with the end of a sentence that says why. How long it lasts is never more than its bytes can be.
+header, is a `UnknownAudio` with the end of a sentence that says why. How long it lasts is never more than its bytes can be.
 Runs in a child as well, so it uses nothing but the standard library.
 """
 
@@ -55,12 +55,12 @@ _OTHERS = (
 )
 
 
-class Sound(NamedTuple):
+class AudioHeader(NamedTuple):
     media_type: str
     seconds: float
 
 
-class Strange(Exception):
+class UnknownAudio(Exception):
     """Why it is not one that is taken, as the end of a sentence that begins with "it"."""
 
 
@@ -86,18 +86,18 @@ def kind(head: bytes) -> str:
     return next((name for place, mark, name in _OTHERS if head.startswith(mark, place)), "")
 
 
-def sniff(read: Read, size: int) -> Sound:
-    """`size` is the file's. Raises `Strange`."""
+def sniff(read: Read, size: int) -> AudioHeader:
+    """`size` is the file's. Raises `UnknownAudio`."""
     found = kind(read(HEAD_BYTES, 0))
     if found == "audio/wav":
         seconds = _wav(read, size)
     elif found == "audio/mpeg":
         seconds = _mp3(read, size)
     else:
-        raise Strange(f"is {found}, and only WAV and MP3 are taken" if found else "is no WAV or MP3 sound")
+        raise UnknownAudio(f"is {found}, and only WAV and MP3 are taken" if found else "is no WAV or MP3 sound")
     if seconds <= 0:
-        raise Strange("holds no sound")
-    return Sound(found, seconds)
+        raise UnknownAudio("holds no sound")
+    return AudioHeader(found, seconds)
 
 
 # -- WAV ---------------------------------------------------------------------------------------------------------------
@@ -105,38 +105,38 @@ def sniff(read: Read, size: int) -> Sound:
 
 def _wav(read: Read, size: int) -> float:
     if read(4, 0) != b"RIFF":
-        raise Strange("is a big-endian WAV (RIFX), and only RIFF is taken")
+        raise UnknownAudio("is a big-endian WAV (RIFX), and only RIFF is taken")
     place, bytes_a_second = 12, 0
     for _ in range(CHUNKS):
         head = read(8, place)
         if len(head) < 8:
-            raise Strange("ends before its sound begins")
+            raise UnknownAudio("ends before its sound begins")
         length = int.from_bytes(head[4:], "little")
         place += 8
         if head[:4] == b"fmt ":
             bytes_a_second = _format(read(16, place))
         elif head[:4] == b"data":
             if not bytes_a_second:
-                raise Strange("does not say how its sound is written")
+                raise UnknownAudio("does not say how its sound is written")
             # Who writes to a pipe cannot come back to put the length in: then it is what follows.
             stated = length if length not in (0, 0xFFFFFFFF) else size
             return min(stated, max(0, size - place)) / bytes_a_second
         place += length + length % 2
-    raise Strange(f"has more than {CHUNKS} parts before its sound")
+    raise UnknownAudio(f"has more than {CHUNKS} parts before its sound")
 
 
 def _format(data: bytes) -> int:
     """Bytes of a second of it."""
     if len(data) < 16:
-        raise Strange("ends within its header")
+        raise UnknownAudio("ends within its header")
     tag, channels, rate, _, block, bits = (
         int.from_bytes(data[start:end], "little")
         for start, end in ((0, 2), (2, 4), (4, 8), (8, 12), (12, 14), (14, 16))
     )
     if tag not in _PCM:
-        raise Strange(f"is a WAV that holds {_CODECS.get(tag, f'sound of kind {tag}')}, and only PCM is taken")
+        raise UnknownAudio(f"is a WAV that holds {_CODECS.get(tag, f'sound of kind {tag}')}, and only PCM is taken")
     if bits not in _WIDTHS or not channels or not rate or block != channels * bits // 8:
-        raise Strange("is damaged: its header makes no sense")
+        raise UnknownAudio("is damaged: its header makes no sense")
     return rate * block
 
 
@@ -188,7 +188,7 @@ def _first_frame(data: bytes, left: int) -> tuple[int, _Frame]:
             if ends or (following is not None and following[:1] + following[2:3] == frame[:1] + frame[2:3]):
                 return start, frame
         start = data.find(b"\xff", start + 1)
-    raise Strange("is no MP3 after all, or is damaged: no frame of sound is where one should be")
+    raise UnknownAudio("is no MP3 after all, or is damaged: no frame of sound is where one should be")
 
 
 def _frame(head: bytes) -> _Frame | None:

@@ -20,7 +20,7 @@ def work(order: dict[str, Any]) -> dict[str, Any]:
     size, most, longest = os.fstat(_INPUT).st_size, order["bytes"], order["seconds"]
     try:
         found = sounds.sniff(lambda count, place: os.pread(_INPUT, count, place), size)
-    except sounds.Strange as why:
+    except sounds.UnknownAudio as why:
         return {"refused": str(why)}
     if size > most:
         return {"refused": f"has {size} bytes, more than the {most} that a model can be given"}

@@ -14,20 +14,20 @@ Read = Callable[[int, int], bytes]
 """(how many bytes, from where)."""
 
 
-class Picture(NamedTuple):
+class ImageHeader(NamedTuple):
     media_type: str
     width: int
     height: int
 
 
-def sniff(read: Read) -> Picture | None:
+def sniff(read: Read) -> ImageHeader | None:
     head = read(32, 0)
-    found: Picture | None = None
+    found: ImageHeader | None = None
     if head.startswith(b"\x89PNG\r\n\x1a\n"):
         if head[12:16] == b"IHDR":
-            found = Picture("image/png", _big(head[16:20]), _big(head[20:24]))
+            found = ImageHeader("image/png", _big(head[16:20]), _big(head[20:24]))
     elif head.startswith((b"GIF87a", b"GIF89a")):
-        found = Picture("image/gif", _little(head[6:8]), _little(head[8:10]))
+        found = ImageHeader("image/gif", _little(head[6:8]), _little(head[8:10]))
     elif head.startswith(b"\xff\xd8\xff"):
         found = _jpeg(read)
     elif head.startswith(b"RIFF") and head[8:12] == b"WEBP":
@@ -35,7 +35,7 @@ def sniff(read: Read) -> Picture | None:
     return found if found is not None and found.width > 0 and found.height > 0 else None
 
 
-def _jpeg(read: Read) -> Picture | None:
+def _jpeg(read: Read) -> ImageHeader | None:
     place = 2
     for _ in range(SEGMENTS):
         head = read(9, place)
@@ -47,7 +47,7 @@ def _jpeg(read: Read) -> Picture | None:
         elif marker == 0x01 or 0xD0 <= marker <= 0xD7:  # stand alone
             place += 2
         elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-            return Picture("image/jpeg", _big(head[7:9]), _big(head[5:7])) if len(head) == 9 else None
+            return ImageHeader("image/jpeg", _big(head[7:9]), _big(head[5:7])) if len(head) == 9 else None
         elif marker in (0xD9, 0xDA):  # the end, or the content: too late
             return None
         else:
@@ -55,15 +55,15 @@ def _jpeg(read: Read) -> Picture | None:
     return None
 
 
-def _webp(head: bytes) -> Picture | None:
+def _webp(head: bytes) -> ImageHeader | None:
     kind = head[12:16]
     if kind == b"VP8X" and len(head) >= 30:
-        return Picture("image/webp", 1 + _little(head[24:27]), 1 + _little(head[27:30]))
+        return ImageHeader("image/webp", 1 + _little(head[24:27]), 1 + _little(head[27:30]))
     if kind == b"VP8L" and len(head) >= 25 and head[20] == 0x2F:
         bits = _little(head[21:25])
-        return Picture("image/webp", 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF))
+        return ImageHeader("image/webp", 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF))
     if kind == b"VP8 " and len(head) >= 30 and head[23:26] == b"\x9d\x01\x2a":
-        return Picture("image/webp", _little(head[26:28]) & 0x3FFF, _little(head[28:30]) & 0x3FFF)
+        return ImageHeader("image/webp", _little(head[26:28]) & 0x3FFF, _little(head[28:30]) & 0x3FFF)
     return None
 
 

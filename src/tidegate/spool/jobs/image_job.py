@@ -22,7 +22,7 @@ _COPIED = 1024 * 1024
 _ORIENTATION = 0x0112
 
 
-class Refused(Exception):
+class ImageRefused(Exception):
     """Why it cannot be shown, as the end of a sentence."""
 
 
@@ -31,7 +31,7 @@ def work(order: dict[str, Any]) -> dict[str, Any]:
     there is one. The picture is read from the first descriptor and written to the second."""
     try:
         return _work(order)
-    except Refused as why:
+    except ImageRefused as why:
         return {"refused": str(why)}
 
 
@@ -40,15 +40,15 @@ def _work(order: dict[str, Any]) -> dict[str, Any]:
     # By its name alone: the child has no package around it.
     found = importlib.import_module("image_header").sniff(lambda count, place: os.pread(_INPUT, count, place))
     if found is None:
-        raise Refused("is no PNG, JPEG, GIF or WebP picture")
+        raise ImageRefused("is no PNG, JPEG, GIF or WebP picture")
     kind, width, height = found
     size = os.fstat(_INPUT).st_size
     if width * height > pixels:
-        raise Refused(f"has {width} x {height} pixels, more than the {pixels} that are decoded here")
+        raise ImageRefused(f"has {width} x {height} pixels, more than the {pixels} that are decoded here")
     fits = width <= side and height <= side and size <= most
     if not order["pillow"]:
         if not fits:
-            raise Refused(
+            raise ImageRefused(
                 f"has {width} x {height} pixels and {size} bytes, more than the {side} a side and {most} bytes that a "
                 "model can be shown; it could be made smaller if the operator installed tidegate[images]"
             )
@@ -77,9 +77,9 @@ def _with_pillow(kind: str, stated: tuple[int, int], fits: bool, side: int, most
             lossless = kind in ("image/png", "image/gif")
             kind, (width, height), data = _encode(ImageOps.exif_transpose(small), most, lossless=lossless)
     except MemoryError:
-        raise Refused(f"has {stated[0]} x {stated[1]} pixels, and takes too much memory to decode") from None
+        raise ImageRefused(f"has {stated[0]} x {stated[1]} pixels, and takes too much memory to decode") from None
     except (OSError, ValueError, SyntaxError, TypeError, Image.DecompressionBombError) as error:
-        raise Refused(f"is damaged, or is no picture after all ({type(error).__name__})") from None
+        raise ImageRefused(f"is damaged, or is no picture after all ({type(error).__name__})") from None
     _write(data)
     notes = ["the first picture of an animation"] if moves else []
     if sorted((width, height)) != sorted(stated):
@@ -108,7 +108,7 @@ def _encode(image: Any, most: int, *, lossless: bool) -> tuple[str, tuple[int, i
             if len(data := _saved(flat, "JPEG", quality=quality)) <= most:
                 return "image/jpeg", image.size, data
         side = int(side * _SMALLER)
-    raise Refused(f"cannot be made as small as {most} bytes")
+    raise ImageRefused(f"cannot be made as small as {most} bytes")
 
 
 def _flat(image: Any) -> Any:

@@ -16,7 +16,7 @@ import msgspec
 from anyio import CancelScope
 
 from tidegate.errors import ToolFailed
-from tidegate.lifetimes import Starter
+from tidegate.lifetimes import ProcessStarter
 from tidegate.log import Log
 
 log = Log(__name__)
@@ -31,11 +31,11 @@ _HERE = Path(__file__).parent
 _SCRIPT = str(_HERE / "child.py")
 
 
-class Workers:
+class JobRunner:
     """`cores` are those that the gateway was given: it may keep itself to one of them, and a job should not."""
 
     def __init__(self, cores: frozenset[int] | None = None) -> None:
-        self._starter = Starter(cores)
+        self._starter = ProcessStarter(cores)
         self._places = asyncio.Semaphore(AT_ONCE)
 
     async def run(
@@ -63,7 +63,9 @@ class Workers:
             raise TimeoutError
         if code != 0:
             log.warning("a job broke", job=job, code=code, said=said[-1000:].decode("utf-8", "replace"))
-            raise ToolFailed(f"The {job} broke off, perhaps for want of memory; the operator's log says more.")
+            raise ToolFailed(
+                f"The {job.replace('_', ' ')} broke off, perhaps for want of memory; the operator's log says more."
+            )
         return msgspec.json.decode(said.rpartition(b"\n")[2])
 
     async def _run(

@@ -39,7 +39,7 @@ CLOSING = "the store is being closed"
 log = Log("tidegate.store")
 
 
-class Reading(Job):
+class ReadJob(Job):
     """One read on its way. `stop` is why it must end for good; `make_way` says that its attempt must."""
 
     __slots__ = ("age", "attempt", "deadline", "make_way", "stop")
@@ -77,9 +77,9 @@ class Readers:
         self._path = path
         self._problems = problems
         self._age = age
-        self._backlog: Backlog[Reading] = Backlog(queue, "reads")
+        self._backlog: Backlog[ReadJob] = Backlog(queue, "reads")
         self._workers = [self._worker(place) for place in range(readers)]
-        self._current: list[Reading | None] = [None] * readers
+        self._current: list[ReadJob | None] = [None] * readers
         self._loop: asyncio.AbstractEventLoop | None = None
         self._log_free = threading.Event()
         self._log_free.set()
@@ -100,7 +100,7 @@ class Readers:
     ) -> Any:
         if self._loop is None:
             raise StoreFailed("The store is not open; nothing can be read.")
-        reading = Reading(fn, args, kwargs, self._loop.create_future(), self._age if age is None else age)
+        reading = ReadJob(fn, args, kwargs, self._loop.create_future(), self._age if age is None else age)
         self._backlog.add(reading)
         try:
             return await reading.future
@@ -124,7 +124,7 @@ class Readers:
         """The log was emptied, or cannot be."""
         self._log_free.set()
 
-    def _under_way(self) -> list[Reading]:
+    def _under_way(self) -> list[ReadJob]:
         return [reading for reading in list(self._current) if reading is not None]
 
     # -- on the loop --
@@ -148,7 +148,7 @@ class Readers:
             repeated=self._repeated,
         )
 
-    def _resolve(self, reading: Reading, value: Any, error: BaseException | None) -> None:
+    def _resolve(self, reading: ReadJob, value: Any, error: BaseException | None) -> None:
         self._backlog.waiting -= 1
         self._reads += 1
         reading.resolve(value, error)
@@ -183,7 +183,7 @@ class Readers:
             reading.stop = f"it held its snapshot longer than {reading.age:g} s (limits.snapshot_seconds)"
         return reading.make_way or reading.stop is not None
 
-    def _serve(self, db: apsw.Connection, place: int, reading: Reading) -> None:
+    def _serve(self, db: apsw.Connection, place: int, reading: ReadJob) -> None:
         value: Any = None
         error: BaseException | None = None
         while True:
@@ -206,7 +206,7 @@ class Readers:
             self._problems.meet(error, "read", reading.fn)
         self._workers[place].call(self._resolve, reading, value, error)
 
-    def _attempt(self, db: apsw.Connection, place: int, reading: Reading) -> tuple[Any, BaseException | None]:
+    def _attempt(self, db: apsw.Connection, place: int, reading: ReadJob) -> tuple[Any, BaseException | None]:
         """The function's value on a fresh snapshot, or what it failed by."""
         reading.make_way = False
         reading.deadline = time.monotonic() + reading.age
@@ -230,6 +230,6 @@ def _leave(db: apsw.Connection) -> None:
         log.error("a snapshot could not be left", error=str(error))
 
 
-def _stopped(reading: Reading) -> StoreFailed:
+def _stopped(reading: ReadJob) -> StoreFailed:
     kind = StoreFailed if reading.stop == CLOSING else StoreBusy
     return kind(f"The read was interrupted because {reading.stop}; ask for less at a time, or try again.")

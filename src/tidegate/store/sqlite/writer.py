@@ -47,7 +47,7 @@ def outside(fn: F) -> F:
     return fn
 
 
-class Writing(Job):
+class WriteJob(Job):
     """One write on its way. `then` is called on the loop with its result."""
 
     __slots__ = ("then",)
@@ -81,7 +81,7 @@ class WriterStats(Frozen, frozen=True):
     bytes: int = 0
 
 
-Done = tuple[Writing, Any, BaseException | None]
+Done = tuple[WriteJob, Any, BaseException | None]
 
 
 class Writer:
@@ -106,11 +106,11 @@ class Writer:
         self._wal_limit = wal_bytes
         self._fault = fault
         self._readers = readers
-        self._backlog: Backlog[Writing] = Backlog(queue, "writes")
+        self._backlog: Backlog[WriteJob] = Backlog(queue, "writes")
         self._worker = Worker("tidegate-store-writer", open=self._open, work=self._work, over=self._bury)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._group: list[Writing] = []
-        self._held: list[Writing | None] = []
+        self._group: list[WriteJob] = []
+        self._held: list[WriteJob | None] = []
         self._writes = self._groups = self._largest = self._failed = 0
         self._page_size = 4096
         self._wal_pages = self._wal_peak = self._checkpoints = self._overruns = 0
@@ -148,7 +148,7 @@ class Writer:
         if self._loop is None:
             raise StoreFailed("The store is not open; nothing can be written.")
         future = self._loop.create_future()
-        self._backlog.add(Writing(fn, args, kwargs, future, then))
+        self._backlog.add(WriteJob(fn, args, kwargs, future, then))
         return future
 
     async def stop(self, within: float) -> bool:
@@ -243,7 +243,7 @@ class Writer:
             self._group.append(job)
         return True
 
-    def _commit(self, db: apsw.Connection, group: list[Writing]) -> None:
+    def _commit(self, db: apsw.Connection, group: list[WriteJob]) -> None:
         done: list[Done] = []
         try:
             self._strike("before-write", group)
@@ -325,7 +325,7 @@ class Writer:
             f" files can be made in {self._path.parent}, where a copy is tried again every {RESCUE_SECONDS:g} s."
         )
 
-    def _run_outside(self, db: apsw.Connection, job: Writing) -> None:
+    def _run_outside(self, db: apsw.Connection, job: WriteJob) -> None:
         try:
             done: Done = (job, job.fn(db, *job.args, **job.kwargs), None)
         except Exception as error:
@@ -335,7 +335,7 @@ class Writer:
         self._measure(db)
         self._worker.call(self._resolve, [done])
 
-    def _strike(self, point: str, group: list[Writing]) -> None:
+    def _strike(self, point: str, group: list[WriteJob]) -> None:
         if self._fault is not None:
             self._fault(point, tuple(job.fn.__name__ for job in group))
 
@@ -384,7 +384,7 @@ class Writer:
             self._readers.log_emptied()
 
 
-def _run_one(db: apsw.Connection, job: Writing) -> Done:
+def _run_one(db: apsw.Connection, job: WriteJob) -> Done:
     """One function of several, inside its own savepoint. Raises only when the whole transaction is gone."""
     db.execute("SAVEPOINT one")
     try:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from tidegate.errors import Conflict, Refused
-from tidegate.store.rows import LISTED, Answered, ApprovalRow, ApprovalState, Asking, Db, Decision, encode
+from tidegate.store.rows import LISTED, ApprovalAnswer, ApprovalRow, ApprovalState, Db, Decision, NewApproval, encode
 from tidegate.store.tables import audit
 from tidegate.store.tables.turns import conversation, refusal
 
@@ -55,7 +55,7 @@ def action_digest(tool: str, arguments: str) -> bytes:
 
 
 def ask(
-    db: Db, *, id: str, session: str, turn: str, step: str, asking: Asking, now: float, expires: float | None
+    db: Db, *, id: str, session: str, turn: str, step: str, asking: NewApproval, now: float, expires: float | None
 ) -> ApprovalRow:
     """The question of this step of a live session; the one that stands, if the step has asked before. Conflict when it
     asked about another action."""
@@ -151,28 +151,30 @@ def open_of(db: Db, session: str, now: float, limit: int = LISTED) -> list[Appro
     return [_row(row) for row in rows]
 
 
-def answer(db: Db, id: str, *, decision: Decision, text: str = "", principal: str, role: str, now: float) -> Answered:
+def answer(
+    db: Db, id: str, *, decision: Decision, text: str = "", principal: str, role: str, now: float
+) -> ApprovalAnswer:
     """Answers it, if it is open and in time and this principal may. An approval is approved or denied, a question is
     answered; whether an answer must be one of the choices is the asker's to say."""
     if len(text) > ANSWER_CHARACTERS:
         raise Refused(f"The answer is longer than {ANSWER_CHARACTERS} characters; say it in fewer.")
     row = _one(db, "approvals.id = ?1 AND may_answer IN (?2, 'role:' || ?3)", (id, principal, role))
     if row is None:
-        return Answered("unknown", None)
+        return ApprovalAnswer("unknown", None)
     if (row.kind == "question") != (decision == "answered"):
         raise Refused("An approval is approved or denied, a question is answered; send what fits.")
     if row.state != "open":
         given = (row.state, row.answer, row.answered_by) == (decision, text, principal)
-        return Answered("repeated" if given else "expired" if row.state == "expired" else "closed", row)
+        return ApprovalAnswer("repeated" if given else "expired" if row.state == "expired" else "closed", row)
     if row.expires is not None and row.expires <= now:
-        return Answered("expired", row)
+        return ApprovalAnswer("expired", row)
     counted = db.execute(
         "UPDATE approvals SET state = ?, answer = ?, answered_by = ?, answered_at = ? WHERE id = ?"
         f" RETURNING {_COLUMNS}",
         (decision, text, principal, now, id),
     ).get
     _record(db, row, decision, now, principal)
-    return Answered("counted", _row(counted))
+    return ApprovalAnswer("counted", _row(counted))
 
 
 def cancel_turn(db: Db, turn: str, now: float) -> list[ApprovalRow]:
@@ -224,7 +226,7 @@ def _record(db: Db, row: ApprovalRow, outcome: str, now: float, by: str | None =
         )
 
 
-def _check(asking: Asking) -> None:
+def _check(asking: NewApproval) -> None:
     if len(asking.summary) > SUMMARY_CHARACTERS:
         raise Refused(f"What a person is shown is longer than {SUMMARY_CHARACTERS} characters; shorten it.")
     if asking.choices and asking.kind != "question":

@@ -42,7 +42,7 @@ _UNSEEN = (
 )
 
 
-class Kept(Row, frozen=True):
+class NoteChange(Row, frozen=True):
     """What became of a note: the row as it is now, whether anything changed, and the newest change there is."""
 
     note: NoteRow
@@ -126,7 +126,7 @@ def put(
     now: float,
     most: int,
     replaces: int | None = None,
-) -> Kept:
+) -> NoteChange:
     """A new note, or another text for one that is there. What is known already stays as it is. `most` bytes are kept of
     one person or agent. `session` is that in which a model wrote it: it is not told again there."""
     line = clean(text)
@@ -135,7 +135,7 @@ def put(
         "SELECT id FROM notes WHERE about = ? AND whose = ? AND text = ? LIMIT 1", (about, whose, line)
     ).get
     if same is not None and (old is None or same == old.id):
-        return Kept(_of(db, about, whose, same), False, latest(db))
+        return NoteChange(_of(db, about, whose, same), False, latest(db))
     _check_room(db, about, whose, line, old, most)
     if old is None:
         id = db.execute(
@@ -151,14 +151,14 @@ def put(
         )
     note = _of(db, about, whose, id)
     told = told_of(note.id, note.source, note.by, note.text, new=old is None)
-    return Kept(note, True, changed(db, about, whose, told, session if source == "tool" else None, now))
+    return NoteChange(note, True, changed(db, about, whose, told, session if source == "tool" else None, now))
 
 
-def forget(db: Db, *, about: About, whose: str, id: int, session: str | None, now: float) -> Kept:
+def forget(db: Db, *, about: About, whose: str, id: int, session: str | None, now: float) -> NoteChange:
     """The note that was; NotFound when there is none of that number here. `session` as above."""
     note = _of(db, about, whose, id)
     db.execute("DELETE FROM notes WHERE id = ?", (id,))
-    return Kept(note, True, changed(db, about, whose, told_gone(id), session, now))
+    return NoteChange(note, True, changed(db, about, whose, told_gone(id), session, now))
 
 
 def rewrite(

@@ -10,16 +10,16 @@ from typing import NamedTuple
 from tidegate.store.rows import Db
 
 
-class Known(NamedTuple):
+class ProjectTrust(NamedTuple):
     """`writers` are pairs of a folder and a principal, `trusted` of a path and a digest."""
 
     writers: frozenset[tuple[str, str]]
     trusted: frozenset[tuple[str, bytes]]
 
 
-def known(db: Db) -> Known:
+def known(db: Db) -> ProjectTrust:
     writers = frozenset(db.execute("SELECT folder, principal FROM project_writers"))
-    return Known(writers, frozenset(db.execute("SELECT path, digest FROM trusted_files")))
+    return ProjectTrust(writers, frozenset(db.execute("SELECT path, digest FROM trusted_files")))
 
 
 def writer(db: Db, session: str) -> str | None:

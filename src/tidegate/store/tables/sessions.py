@@ -33,7 +33,7 @@ _SESSION_ENDED = encode(
 )
 
 
-class Ended(Row, frozen=True):
+class SessionEnd(Row, frozen=True):
     """What the end of a session did to others: the turns that waited in it and were refused."""
 
     refused: tuple[str, ...]
@@ -236,7 +236,7 @@ def touch(db: Db, id: str, now: float) -> None:
 
 def end(
     db: Db, id: str, *, reason: str, hooks: Sequence[str], now: float, only_idle_since: float | None = None
-) -> Ended | None:
+) -> SessionEnd | None:
     """Ends the session for good, exactly once: None when it has ended already or is not there, or, with
     `only_idle_since`, when it is no longer one that `idle` would name.
 
@@ -263,7 +263,7 @@ def end(
     messages.close_inbox(db, id)
     for hook in hooks:
         endings.owe(db, id, hook)
-    return Ended(tuple(turn for (turn,) in refused))
+    return SessionEnd(tuple(turn for (turn,) in refused))
 
 
 def condemn(db: Db, id: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tidegate.store.rows import Db, Setting, encode
+from tidegate.store.rows import Db, SettingRow, encode
 from tidegate.store.tables.turns import refusal
 
 OWN = "_"
@@ -32,7 +32,7 @@ def put(db: Db, session: str, key: str, value: Any, source: str, now: float, exp
         raise refusal(db, session)
 
 
-def get_all(db: Db, session: str, now: float) -> list[Setting]:
+def get_all(db: Db, session: str, now: float) -> list[SettingRow]:
     """The session's settings that hold now, by key."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM settings WHERE session = ? AND (expires IS NULL OR expires > ?) ORDER BY key",
@@ -47,7 +47,7 @@ def clear(db: Db, session: str, key: str | None = None) -> int:
     return db.changes()
 
 
-def list_all(db: Db, now: float, limit: int = 200, before: tuple[float, str, str] | None = None) -> list[Setting]:
+def list_all(db: Db, now: float, limit: int = 200, before: tuple[float, str, str] | None = None) -> list[SettingRow]:
     """The operator's view: every session's that hold now, the latest first; `before` is (at, session, key) of the last
     one seen."""
     rows = db.execute(
@@ -68,5 +68,5 @@ def expire(db: Db, now: float, limit: int) -> int:
     return db.changes()
 
 
-def _row(session: str, key: str, value: bytes, source: str, at: float, expires: float | None) -> Setting:
-    return Setting(session, key, _decode(value), source, at, expires)
+def _row(session: str, key: str, value: bytes, source: str, at: float, expires: float | None) -> SettingRow:
+    return SettingRow(session, key, _decode(value), source, at, expires)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tidegate.store.rows import Db, Setting
+from tidegate.store.rows import Db, SettingRow
 from tidegate.store.tables import messages, settings
 
 KEY = f"{settings.OWN}switch"
@@ -41,7 +41,7 @@ def note(db: Db, session: str, *, before: str, after: str, own: str, ends: float
         settings.clear(db, session, KEY)
 
 
-def take(db: Db, session: str, held: Sequence[Setting], now: float) -> str:
+def take(db: Db, session: str, held: Sequence[SettingRow], now: float) -> str:
     """What the model is to be told now; nearly always nothing. `held` are the session's settings."""
     switches = _switches(held)
     due = [switch for switch in switches if switch.at <= now]
@@ -55,7 +55,7 @@ def take(db: Db, session: str, held: Sequence[Setting], now: float) -> str:
     return "" if before == after else TOLD.format(before=before, after=after)
 
 
-def _switches(held: Sequence[Setting]) -> list[Switch]:
+def _switches(held: Sequence[SettingRow]) -> list[Switch]:
     for setting in held:
         if setting.key == KEY:
             return msgspec.convert(setting.value, list[Switch])

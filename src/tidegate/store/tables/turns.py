@@ -14,8 +14,8 @@ import msgspec
 from tidegate.errors import Conflict, NotFound
 from tidegate.store.rows import (
     Db,
+    ParentTurn,
     TurnRow,
-    Within,
     decode_call,
     decode_failure,
     decode_outcome,
@@ -86,7 +86,7 @@ def insert(
     now: float,
     job: str = "",
     running: bool = False,
-    within: Within | None = None,
+    within: ParentTurn | None = None,
 ) -> TurnRow:
     """A queued turn of a live session, or, with `running`, one that is taken as it comes."""
     parent = (None, 0, None) if within is None else (within.turn, within.depth, within.conversation)

@@ -10,7 +10,7 @@ spending.
 import math
 from typing import Any, Literal, get_args
 
-from tidegate.store.rows import Db, Spent, UsageTotal
+from tidegate.store.rows import Db, SpentTotal, UsageTotal
 from tidegate.values import Usage
 
 FREE = "demo"
@@ -94,24 +94,24 @@ def add(
     )
 
 
-def spent(db: Db, since: float) -> Spent:
+def spent(db: Db, since: float) -> SpentTotal:
     """What all models together have used since the beginning of an hour."""
     new = db.execute(f"SELECT {_SPENT} AND {_UNFOLDED}", (since, FREE)).get
     return _with_hours(db, new, "", "", since)
 
 
-def spent_by(db: Db, per: Literal["principal", "agent", "session", "job"], key: str, since: float) -> Spent:
+def spent_by(db: Db, per: Literal["principal", "agent", "session", "job"], key: str, since: float) -> SpentTotal:
     """What one of them has used since the beginning of an hour."""
     if per == "session":
-        return Spent(*db.execute(f"SELECT {_SPENT} AND session = ?3", (since, FREE, key)).get)
+        return SpentTotal(*db.execute(f"SELECT {_SPENT} AND session = ?3", (since, FREE, key)).get)
     new = db.execute(f"SELECT {_SPENT} AND {_UNFOLDED} AND {per} = ?3 AND {per} <> ''", (since, FREE, key)).get
     return _with_hours(db, new, per, key, since)
 
 
-def _with_hours(db: Db, new: tuple[int, int], per: str, key: str, since: float) -> Spent:
+def _with_hours(db: Db, new: tuple[int, int], per: str, key: str, since: float) -> SpentTotal:
     hour = int(since // HOUR)
     tokens, cost = db.execute(f"{_KEPT} AND {_OF[per]}", (hour, key) if per else (hour,)).get
-    return Spent(new[0] + tokens, new[1] + cost)
+    return SpentTotal(new[0] + tokens, new[1] + cost)
 
 
 def fold(db: Db, limit: int) -> int:

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from tidegate.tools.files.arguments import FolderPath, GlobText, Hidden
 from tidegate.tools.tool import ToolContext, tool
-from tidegate.workspaces.files import Choice, Entry, Files, printable
+from tidegate.workspaces.files import FileEntry, FileFilter, Files, printable
 
 MOST = 500
 
@@ -30,7 +30,7 @@ async def list_files(
 
 async def listed(files: Files, path: str = ".", glob: str = "", recursive: bool = False, hidden: bool = False) -> str:
     deep = recursive or "/" in glob or "**" in glob
-    listing = await files.list(path, Choice(glob=glob, hidden=hidden), recursive=deep, limit=MOST)
+    listing = await files.list(path, FileFilter(glob=glob, hidden=hidden), recursive=deep, limit=MOST)
     lines = [_line(entry) for entry in listing.entries]
     if not lines:
         lines.append("[nothing fits the glob]" if glob else "[the folder is empty]")
@@ -46,7 +46,7 @@ def left_out(names: tuple[str, ...]) -> list[str]:
     return [f"[left out: {', '.join(map(printable, names))}; hidden=true includes them]"]
 
 
-def _line(entry: Entry) -> str:
+def _line(entry: FileEntry) -> str:
     path = printable(entry.path)
     match entry.kind:
         case "folder":

@@ -13,7 +13,7 @@ from tidegate.errors import ToolFailed
 from tidegate.spool import SessionSpool, seems_media
 from tidegate.tools.files.arguments import FilePath
 from tidegate.tools.tool import Result, ToolContext, tool
-from tidegate.workspaces.files import Files, Lines, shown
+from tidegate.workspaces.files import FileLines, Files, shown
 
 PAGE_LINES = 300
 PAGE_BYTES = 12 * 1024
@@ -55,7 +55,7 @@ async def read(files: Files, spool: SessionSpool, path: str, offset: int = 0, li
     return Result(text=text + _place(page, text))
 
 
-def _place(page: Lines, text: str) -> str:
+def _place(page: FileLines, text: str) -> str:
     """The line that says which part of the file this is; none when it is all of it."""
     if page.first == 0 and not page.more and not page.cut:
         return ""

@@ -11,7 +11,16 @@ from msgspec import Meta
 from tidegate.tools.files.arguments import GlobText, Hidden
 from tidegate.tools.files.listing import left_out
 from tidegate.tools.tool import ToolContext, tool
-from tidegate.workspaces.files import Choice, Files, Found, Hit, Line, Query, printable, read_pattern
+from tidegate.workspaces.files import (
+    FileFilter,
+    FileHit,
+    Files,
+    HitLine,
+    SearchQuery,
+    SearchResult,
+    printable,
+    read_pattern,
+)
 
 MOST = 200
 MOST_AROUND = 10
@@ -37,21 +46,21 @@ async def search_files(
     hidden: Hidden = False,
 ) -> str:
     """Searches text files of the workspace for lines that fit a pattern. Binary files and links are left out."""
-    query = Query(
+    query = SearchQuery(
         pattern=read_pattern(pattern, literal=literal, ignore_case=ignore_case),
-        choice=Choice(glob=glob, hidden=hidden),
+        choice=FileFilter(glob=glob, hidden=hidden),
         context=context,
         limit=limit,
     )
     return await searched(await ctx.workspace.files(), path, query)
 
 
-async def searched(files: Files, path: str, query: Query) -> str:
+async def searched(files: Files, path: str, query: SearchQuery) -> str:
     found = await files.search(path, query)
     return "\n".join([*_lines(found, query), *_notes(found), *left_out(found.left_out)])
 
 
-def _lines(found: Found, query: Query) -> Iterator[str]:
+def _lines(found: SearchResult, query: SearchQuery) -> Iterator[str]:
     for hit in found.hits:
         yield printable(hit.path)
         if hit.changed:
@@ -60,7 +69,7 @@ def _lines(found: Found, query: Query) -> Iterator[str]:
         yield ""
 
 
-def _of(hit: Hit, query: Query) -> Iterator[str]:
+def _of(hit: FileHit, query: SearchQuery) -> Iterator[str]:
     last = 0
     for line in hit.lines:
         if query.context and last and line.number > last + 1:
@@ -69,12 +78,12 @@ def _of(hit: Hit, query: Query) -> Iterator[str]:
         last = line.number
 
 
-def _line(line: Line) -> str:
+def _line(line: HitLine) -> str:
     text = f"{'…' if line.before else ''}{line.text}{'…' if line.after else ''}"
     return f"{line.number}{':' if line.found else '-'} {text}"
 
 
-def _notes(found: Found) -> Iterator[str]:
+def _notes(found: SearchResult) -> Iterator[str]:
     lines = sum(line.found for hit in found.hits for line in hit.lines)
     if found.more:
         yield f"[the first {_some(lines, 'line')}; there are more: narrow the search, or raise limit (at most {MOST})]"

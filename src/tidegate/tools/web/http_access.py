@@ -29,8 +29,8 @@ from tidegate.config import WebSettings
 from tidegate.errors import ToolFailed
 from tidegate.security import Secret
 from tidegate.security.addresses import Network, networks, refusal
-from tidegate.spool import Workers
-from tidegate.tools.web.search_engines import Engine, Hit, engine
+from tidegate.spool import JobRunner
+from tidegate.tools.web.search_engines import SearchEngine, SearchHit, engine
 
 AT_ONCE = 16
 """Pages that are fetched, or held to be shown, at a time; the others wait within their own time."""
@@ -77,7 +77,7 @@ def _unrecorded(host: str) -> None:
     """Where nobody keeps an audit log."""
 
 
-class Fetched(NamedTuple):
+class FetchedPage(NamedTuple):
     """What was found at `url`, the last of the redirects. `fd` is a descriptor of its content, which is unpacked, has
     `size` bytes, and is there until the end of the block."""
 
@@ -88,7 +88,7 @@ class Fetched(NamedTuple):
     fd: int
 
 
-class Guard:
+class AddressGuard:
     """Makes the sockets of a connector, and none for an address that must not be reached."""
 
     def __init__(self, allowed: Sequence[Network]) -> None:
@@ -108,13 +108,13 @@ class WebAccess:
         self,
         settings: WebSettings | None = None,
         *,
-        workers: Workers | None = None,
+        workers: JobRunner | None = None,
         key: Secret | None = None,
         resolver: AbstractResolver | None = None,
     ) -> None:
         self.settings = settings or WebSettings()
-        self.workers = workers or Workers()
-        self._engine: Engine | None = engine(self.settings, key)
+        self.workers = workers or JobRunner()
+        self._engine: SearchEngine | None = engine(self.settings, key)
         self._resolver = resolver
         self._places = asyncio.Semaphore(AT_ONCE)
         self._entered = False
@@ -136,11 +136,11 @@ class WebAccess:
                 await session.close()
 
     @asynccontextmanager
-    async def fetch(self, text: str, contacts: Contacts = _unrecorded) -> AsyncIterator[Fetched]:
+    async def fetch(self, text: str, contacts: Contacts = _unrecorded) -> AsyncIterator[FetchedPage]:
         """What is at an address, after redirects. ToolFailed says why it cannot be had. `contacts` is told each host
         before it is contacted."""
         if self._fetching is None:
-            self._fetching = self._opened(socket_factory=Guard(networks(self.settings.private)))
+            self._fetching = self._opened(socket_factory=AddressGuard(networks(self.settings.private)))
         url = _checked(text)
         seconds = self.settings.fetch_seconds
         held = False
@@ -155,7 +155,7 @@ class WebAccess:
             if held:
                 self._places.release()
 
-    async def search(self, query: str, count: int, contacts: Contacts = _unrecorded) -> tuple[Hit, ...]:
+    async def search(self, query: str, count: int, contacts: Contacts = _unrecorded) -> tuple[SearchHit, ...]:
         """At most `count` results, the best first. `contacts` is told the search engine's host."""
         if self._engine is None:
             raise ToolFailed(
@@ -206,7 +206,7 @@ class WebAccess:
             headers={"User-Agent": _HEADERS["User-Agent"]},
         )
 
-    async def _followed(self, session: aiohttp.ClientSession, url: URL, fd: int, contacts: Contacts) -> Fetched:
+    async def _followed(self, session: aiohttp.ClientSession, url: URL, fd: int, contacts: Contacts) -> FetchedPage:
         first = url
         for _ in range(REDIRECTS + 1):
             contacts(url.host or "")
@@ -220,7 +220,7 @@ class WebAccess:
             url = _checked(target, url)
         raise ToolFailed(f"{shown(first)} leads through more than {REDIRECTS} redirects.")
 
-    async def _kept(self, response: aiohttp.ClientResponse, url: URL, fd: int) -> Fetched:
+    async def _kept(self, response: aiohttp.ClientResponse, url: URL, fd: int) -> FetchedPage:
         if response.status != HTTPStatus.OK:
             raise ToolFailed(f"{shown(url)} cannot be fetched: the server answered {_status(response.status)}.")
         if response.headers.get("Content-Encoding", "").strip().lower() not in _ENCODINGS:
@@ -232,7 +232,7 @@ class WebAccess:
             if size > most:
                 raise ToolFailed(f"{shown(url)} is larger than web.fetch_bytes ({most} bytes) allows.")
             _write(fd, piece)
-        return Fetched(str(url), *content_type(response.headers.get("Content-Type", "")), size, fd)
+        return FetchedPage(str(url), *content_type(response.headers.get("Content-Type", "")), size, fd)
 
 
 def content_type(header: str) -> tuple[str, str]:

@@ -36,13 +36,13 @@ _Answer = TypeVar("_Answer")
 _NO_PARAMS: Mapping[str, str] = MappingProxyType({})
 
 
-class Hit(NamedTuple):
+class SearchHit(NamedTuple):
     title: str
     url: str
     text: str
 
 
-class Request(NamedTuple):
+class SearchEngineRequest(NamedTuple):
     method: str
     url: str
     params: Mapping[str, str]
@@ -50,18 +50,18 @@ class Request(NamedTuple):
     body: bytes | None = None
 
 
-class Engine(Protocol):
+class SearchEngine(Protocol):
     name: str
 
-    def request(self, query: str, count: int) -> Request: ...
+    def request(self, query: str, count: int) -> SearchEngineRequest: ...
     def complaint(self, status: int) -> str:
         """What an answer that is no success means, as the end of a sentence."""
         ...
 
-    def hits(self, answer: bytes) -> tuple[Hit, ...]: ...
+    def hits(self, answer: bytes) -> tuple[SearchHit, ...]: ...
 
 
-def engine(settings: WebSettings, key: Secret | None) -> Engine | None:
+def engine(settings: WebSettings, key: Secret | None) -> SearchEngine | None:
     """The one that is configured."""
     if settings.search == "none":
         return None
@@ -93,18 +93,18 @@ class SearXNG:
     def __init__(self, base: str, key: Secret | None) -> None:
         self._base, self._key = base, key
 
-    def request(self, query: str, count: int) -> Request:
+    def request(self, query: str, count: int) -> SearchEngineRequest:
         headers = {"Accept": "application/json"}
         if self._key is not None:  # of a proxy in front of it
             headers["Authorization"] = f"Bearer {self._key.reveal()}"
-        return Request("GET", f"{self._base}/search", {"q": query, "format": "json"}, headers)
+        return SearchEngineRequest("GET", f"{self._base}/search", {"q": query, "format": "json"}, headers)
 
     def complaint(self, status: int) -> str:
         if status == 403:
             return "it refuses (403); its operator must add json to search.formats in its settings.yml"
         return _complaint(status)
 
-    def hits(self, answer: bytes) -> tuple[Hit, ...]:
+    def hits(self, answer: bytes) -> tuple[SearchHit, ...]:
         return _hits(_decoded(answer, _Results, self.name).results)
 
 
@@ -114,17 +114,17 @@ class Brave:
     def __init__(self, base: str, key: Secret | None) -> None:
         self._base, self._key = base or BRAVE, key
 
-    def request(self, query: str, count: int) -> Request:
+    def request(self, query: str, count: int) -> SearchEngineRequest:
         headers = {"Accept": "application/json", "X-Subscription-Token": _revealed(self._key)}
         params = {"q": query, "count": str(count), "result_filter": "web", "text_decorations": "false"}
-        return Request("GET", f"{self._base}/web/search", params, headers)
+        return SearchEngineRequest("GET", f"{self._base}/web/search", params, headers)
 
     def complaint(self, status: int) -> str:
         if status == 422:
             return "it does not take this query, or the key (422); make it simpler, or the operator looks at search_key"
         return _complaint(status)
 
-    def hits(self, answer: bytes) -> tuple[Hit, ...]:
+    def hits(self, answer: bytes) -> tuple[SearchHit, ...]:
         web = _decoded(answer, _BraveAnswer, self.name).web
         return () if web is None else _hits(web.results)
 
@@ -135,21 +135,21 @@ class Tavily:
     def __init__(self, base: str, key: Secret | None) -> None:
         self._base, self._key = base or TAVILY, key
 
-    def request(self, query: str, count: int) -> Request:
+    def request(self, query: str, count: int) -> SearchEngineRequest:
         headers = {
             "Accept": "application/json",
             "Content-Type": "application/json",
             "Authorization": f"Bearer {_revealed(self._key)}",
         }
         body = msgspec.json.encode({"query": query, "max_results": count})
-        return Request("POST", f"{self._base}/search", _NO_PARAMS, headers, body)
+        return SearchEngineRequest("POST", f"{self._base}/search", _NO_PARAMS, headers, body)
 
     def complaint(self, status: int) -> str:
         if status in (432, 433):
             return f"the plan's limit is used up ({status}); the operator can raise it"
         return _complaint(status)
 
-    def hits(self, answer: bytes) -> tuple[Hit, ...]:
+    def hits(self, answer: bytes) -> tuple[SearchHit, ...]:
         return _hits(_decoded(answer, _Results, self.name).results)
 
 
@@ -178,9 +178,9 @@ def _decoded(answer: bytes, kind: type[_Answer], name: str) -> _Answer:
         raise ToolFailed(f"The search with {name} failed: its answer is not of the form that is expected.") from None
 
 
-def _hits(results: Iterable[_Result]) -> tuple[Hit, ...]:
+def _hits(results: Iterable[_Result]) -> tuple[SearchHit, ...]:
     hits = (
-        Hit(
+        SearchHit(
             _plain(result.title or "", TITLE_CHARACTERS) or result.url,
             result.url,
             _plain(result.content or result.description or "", TEXT_CHARACTERS),

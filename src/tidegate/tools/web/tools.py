@@ -17,10 +17,10 @@ from anyio import lowlevel, to_thread
 from msgspec import Meta
 
 from tidegate.errors import ToolFailed
-from tidegate.spool import Workers, media_type_of
+from tidegate.spool import JobRunner, media_type_of
 from tidegate.tools.tool import Result, ToolContext, tool
 from tidegate.tools.web.charsets import LONGEST_MARK, codec
-from tidegate.tools.web.http_access import Fetched, WebAccess, shown
+from tidegate.tools.web.http_access import FetchedPage, WebAccess, shown
 from tidegate.tools.web.search_engines import MOST
 from tidegate.workspaces.files import shown as shown_path
 
@@ -114,7 +114,7 @@ async def web_search(
     )
 
 
-def _kind(page: Fetched) -> str:
+def _kind(page: FetchedPage) -> str:
     """What a page is shown as: media (a picture or a sound), page, text or other. What it holds decides where the
     server says nothing."""
     start = os.pread(page.fd, LOOKED_AT, 0)
@@ -135,7 +135,7 @@ def _kind(page: Fetched) -> str:
     return "other"
 
 
-def _codec(page: Fetched) -> str:
+def _codec(page: FetchedPage) -> str:
     return codec(os.pread(page.fd, LONGEST_MARK, 0), page.charset)
 
 
@@ -147,7 +147,7 @@ def _is_text(start: bytes) -> bool:
     return b"\0" not in start
 
 
-async def _saved(ctx: ToolContext, page: Fetched, path: str) -> Result:
+async def _saved(ctx: ToolContext, page: FetchedPage, path: str) -> Result:
     files = await ctx.workspace.files()
     written = await files.write(path, os.pread(page.fd, page.size, 0))
     before = "a new file" if written.replaced is None else f"in place of {written.replaced} bytes"
@@ -157,7 +157,7 @@ async def _saved(ctx: ToolContext, page: Fetched, path: str) -> Result:
 
 @asynccontextmanager
 async def _converted(
-    workers: Workers, page: Fetched, job: str, order: dict[str, Any], most: int
+    workers: JobRunner, page: FetchedPage, job: str, order: dict[str, Any], most: int
 ) -> AsyncIterator[tuple[dict[str, Any], int]]:
     """What a job in a child reports of a page, and a descriptor of the UTF-8 text that it has made of it."""
     output = os.memfd_create(job)
@@ -183,7 +183,7 @@ async def _converted(
         os.close(output)
 
 
-def _head(page: Fetched, title: str = "", cut: bool = False) -> str:
+def _head(page: FetchedPage, title: str = "", cut: bool = False) -> str:
     named = f' "{title}",' if title else ""
     rest = f"; only the first {TEXT_BYTES} bytes of its text follow" if cut else ""
     return f"[{shown(page.url)}:{named} {page.media_type}, {page.size} bytes{rest}]"

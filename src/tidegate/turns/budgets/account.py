@@ -15,7 +15,7 @@ from tidegate.agent import Payer
 from tidegate.config import BudgetSettings
 from tidegate.errors import BudgetSpent
 from tidegate.log import Log
-from tidegate.store import Spent
+from tidegate.store import SpentTotal
 from tidegate.turns.budgets.periods import Each, window
 from tidegate.values import BILLION, Frozen, Notice, Usage, dollars
 
@@ -42,7 +42,7 @@ _FOR_EVER = {
 log = Log(__name__)
 
 
-class Rule(Frozen, frozen=True):
+class BudgetRule(Frozen, frozen=True):
     """A budget as it is configured. `setting` is its name; `money` is in billionths of a dollar; `each` is empty for a
     turn's. One without limits is counted and refuses nothing."""
 
@@ -84,8 +84,8 @@ class Rule(Frozen, frozen=True):
         return f"{tokens:,} of {self.tokens:,} tokens {_WHEN[self.each]}" if self.tokens else f"{tokens:,} tokens"
 
 
-def rule_of(name: str, settings: BudgetSettings) -> Rule:
-    return Rule(
+def rule_of(name: str, settings: BudgetSettings) -> BudgetRule:
+    return BudgetRule(
         setting=f"budgets.{name}",
         per=settings.per,
         each=settings.each or "",
@@ -95,13 +95,13 @@ def rule_of(name: str, settings: BudgetSettings) -> Rule:
     )
 
 
-class Account:
+class BudgetAccount:
     """What one of those that a rule is for has spent in the current window. `applies` says whether the rule is for this
     one at all."""
 
     __slots__ = ("__weakref__", "_clock", "_cost", "_opens", "_tokens", "_warned", "applies", "key", "name", "rule")
 
-    def __init__(self, rule: Rule, key: str, clock: Callable[[], float], *, name: str = "") -> None:
+    def __init__(self, rule: BudgetRule, key: str, clock: Callable[[], float], *, name: str = "") -> None:
         self.rule = rule
         self.key = key
         self.name = name or key
@@ -111,7 +111,7 @@ class Account:
         self._tokens = self._cost = 0
         self._warned = False
 
-    def load(self, spent: Spent, opens: float) -> None:
+    def load(self, spent: SpentTotal, opens: float) -> None:
         """Take up the count where the last process left it. Who is past the warning is told again, once."""
         self._tokens, self._cost, self._opens, self._warned = spent.tokens, spent.cost, opens, False
 
@@ -135,9 +135,9 @@ class Account:
             self._warned = True
             warn(payer, self.rule, self.name, self._tokens, self._cost, self._opens)
 
-    def spent(self) -> Spent:
+    def spent(self) -> SpentTotal:
         """In the window that it is now."""
-        return Spent(self._tokens, self._cost) if self._clock() < self._opens else Spent(0, 0)
+        return SpentTotal(self._tokens, self._cost) if self._clock() < self._opens else SpentTotal(0, 0)
 
     @property
     def opens(self) -> float:
@@ -160,7 +160,7 @@ class Allowance:
 
     __slots__ = ("_rule", "_warned")
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: BudgetRule) -> None:
         self._rule = rule
         self._warned = False
 
@@ -176,7 +176,7 @@ class Allowance:
             warn(payer, self._rule, "", tokens, cost, inf)
 
 
-def warn(payer: Payer, rule: Rule, name: str, tokens: int, cost: int, opens: float) -> None:
+def warn(payer: Payer, rule: BudgetRule, name: str, tokens: int, cost: int, opens: float) -> None:
     payer.emit(Notice(text=rule.warning(name, tokens, cost, opens)))
     log.warning(
         "a budget is running out: at its limit no model is asked",

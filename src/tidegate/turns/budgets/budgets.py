@@ -13,13 +13,13 @@ from math import inf
 from typing import Literal
 from weakref import WeakValueDictionary
 
-from tidegate.agent import Purse
+from tidegate.agent import SpendGuard
 from tidegate.config import Config
 from tidegate.lifetimes import BoundedCache, CacheStats
 from tidegate.models import Model
 from tidegate.security import Principal
-from tidegate.store import Db, SessionRow, Spent, Store, principals, turns, usage
-from tidegate.turns.budgets.account import Account, Allowance, Rule, rule_of
+from tidegate.store import Db, SessionRow, SpentTotal, Store, principals, turns, usage
+from tidegate.turns.budgets.account import Allowance, BudgetAccount, BudgetRule, rule_of
 from tidegate.turns.budgets.periods import window
 from tidegate.values import BILLION, Frozen, Usage
 
@@ -82,7 +82,7 @@ class BudgetView(Frozen, frozen=True, omit_defaults=False):
 class Budgets:
     def __init__(self, config: Config, store: Store, clock: Callable[[], float]) -> None:
         rules = [
-            Rule(setting=DAY_TOKENS, per="gateway", each="day", tokens=config.limits.day_tokens or None),
+            BudgetRule(setting=DAY_TOKENS, per="gateway", each="day", tokens=config.limits.day_tokens or None),
             *(rule_of(name, settings) for name, settings in config.budgets.items()),
         ]
         self._store = store
@@ -90,16 +90,18 @@ class Budgets:
         self._agents = tuple(config.agents)
         self._shared = tuple(rule for rule in rules if rule.per in SHARED)
         self._of_turns = tuple(rule for rule in rules if rule.per == "turn")
-        self.gateway = tuple(Account(rule, "", clock) for rule in rules if rule.per == "gateway")
-        self._kept: BoundedCache[tuple[str, str], Account] = BoundedCache("accounts", cap=ACCOUNTS_KEPT)
-        self._live: WeakValueDictionary[tuple[str, str], Account] = WeakValueDictionary()  # what running turns hold
+        self.gateway = tuple(BudgetAccount(rule, "", clock) for rule in rules if rule.per == "gateway")
+        self._kept: BoundedCache[tuple[str, str], BudgetAccount] = BoundedCache("accounts", cap=ACCOUNTS_KEPT)
+        self._live: WeakValueDictionary[tuple[str, str], BudgetAccount] = (
+            WeakValueDictionary()
+        )  # what running turns hold
         self.meters: Mapping[str, Meter] = {
             usage.FREE if model.api == "demo" else model.model: Meter() for model in config.models.values()
         }
         self._plain = {
-            name: Purse(model=usage.FREE, count=self.meters[usage.FREE].count)
+            name: SpendGuard(model=usage.FREE, count=self.meters[usage.FREE].count)
             if model.api == "demo"
-            else Purse(model=model.model, budgets=self.gateway, count=self.meters[model.model].count)
+            else SpendGuard(model=model.model, budgets=self.gateway, count=self.meters[model.model].count)
             for name, model in config.models.items()
         }
 
@@ -112,7 +114,7 @@ class Budgets:
 
     # -- what turns pay from --
 
-    async def purse(self, model: Model, session: SessionRow, job: str) -> Purse:
+    async def spend_guard(self, model: Model, session: SessionRow, job: str) -> SpendGuard:
         """What calls of this model in one turn are paid from."""
         plain = self._plain[model.name]
         if not plain.budgets or not (self._shared or self._of_turns):
@@ -124,7 +126,7 @@ class Budgets:
             if (key := _key(rule, session, conversation, job)) and (account := await self._account(rule, key)).applies
         ]
         allowances = (Allowance(rule) for rule in self._of_turns)
-        return Purse(model=plain.model, budgets=(*self.gateway, *accounts, *allowances), count=plain.count)
+        return SpendGuard(model=plain.model, budgets=(*self.gateway, *accounts, *allowances), count=plain.count)
 
     async def _conversation(self, session: SessionRow) -> str:
         """The session that budgets of a conversation are for: a task is a part of the one that it was given in."""
@@ -132,7 +134,7 @@ class Budgets:
             return session.id
         return await self._store.read(turns.conversation, session.id)
 
-    async def _account(self, rule: Rule, key: str) -> Account:
+    async def _account(self, rule: BudgetRule, key: str) -> BudgetAccount:
         place = (rule.setting, key)
         held = self._kept.get(place)
         if held is None and (held := self._live.get(place)) is not None:
@@ -141,10 +143,10 @@ class Budgets:
             held = await self._kept.get_or_make(place, lambda: self._load(rule, key))
         return held
 
-    async def _load(self, rule: Rule, key: str) -> Account:
+    async def _load(self, rule: BudgetRule, key: str) -> BudgetAccount:
         start, opens = window(rule.each or "total", self._clock())
         spent, name = await self._store.read(_spent_by, rule, key, start)
-        account = Account(rule, key, self._clock, name=name)
+        account = BudgetAccount(rule, key, self._clock, name=name)
         account.load(spent, opens)
         self._live[(rule.setting, key)] = account
         return account
@@ -169,7 +171,7 @@ class Budgets:
         return found, False
 
     async def _keys(
-        self, rule: Rule, principal: Principal, session: SessionRow | None, everything: bool
+        self, rule: BudgetRule, principal: Principal, session: SessionRow | None, everything: bool
     ) -> Iterable[str]:
         if rule.per == "session":
             return () if session is None else (session.id,)
@@ -188,7 +190,7 @@ class Budgets:
         return [view(account) for account in self.gateway]
 
     @property
-    def day(self) -> Account:
+    def day(self) -> BudgetAccount:
         """The cap that is on from the start."""
         return self.gateway[0]
 
@@ -196,7 +198,7 @@ class Budgets:
         return self._kept.stats()
 
 
-def view(account: Account) -> BudgetView:
+def view(account: BudgetAccount) -> BudgetView:
     rule, spent, opens = account.rule, account.spent(), account.opens
     return BudgetView(
         setting=rule.setting,
@@ -213,7 +215,7 @@ def view(account: Account) -> BudgetView:
     )
 
 
-def _key(rule: Rule, session: SessionRow, conversation: str, job: str) -> str:
+def _key(rule: BudgetRule, session: SessionRow, conversation: str, job: str) -> str:
     """Who pays by this rule; nobody where it is not for this agent or job. Which principal it is for is known by name,
     and so only when his account is there."""
     if rule.per == "principal":
@@ -224,12 +226,12 @@ def _key(rule: Rule, session: SessionRow, conversation: str, job: str) -> str:
     return key if not rule.only or key in rule.only else ""
 
 
-def _spent_by(db: Db, rule: Rule, key: str, since: float) -> tuple[Spent, str]:
+def _spent_by(db: Db, rule: BudgetRule, key: str, since: float) -> tuple[SpentTotal, str]:
     """What was spent, and what people call who spent it."""
     named = principals.get(db, key) if rule.per == "principal" else None
     return usage.spent_by(db, _shared(rule), key, since), key if named is None else named.name
 
 
-def _shared(rule: Rule) -> Literal["principal", "agent", "session", "job"]:
+def _shared(rule: BudgetRule) -> Literal["principal", "agent", "session", "job"]:
     assert rule.per != "gateway" and rule.per != "turn"
     return rule.per

@@ -15,18 +15,18 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
-from tidegate.agent import Conversation, Errand, Remedy
-from tidegate.agent.context import NO_SMALLER, Marks, View, marks_of
+from tidegate.agent import Conversation, Remedy, SideCall
+from tidegate.agent.context import NO_SMALLER, View, WindowMarks, window_marks
 from tidegate.config import ContextSettings
-from tidegate.engine import Journal, Taken
+from tidegate.engine import Journal, TakenTurn
 from tidegate.errors import ModelFailed, TidegateError
 from tidegate.lifetimes import Scope
 from tidegate.log import Log
 from tidegate.models import Model, Models
 from tidegate.store import Db, ElisionRow, SessionRow, Store, SummaryRow, messages, settings, summaries
 from tidegate.turns.budgets.budgets import Budgets
-from tidegate.turns.compaction.reduction import Stage, Work, cut, marks_for, stages, write_stage
-from tidegate.turns.compaction.summarizer import Scribe, Useless
+from tidegate.turns.compaction.reduction import ReductionStage, RequestSize, cut, marks_for, stages, write_stage
+from tidegate.turns.compaction.summarizer import NoSummary, Summarizer
 from tidegate.values import Notice
 
 log = Log(__name__)
@@ -76,26 +76,26 @@ class Compaction:
         self.scope = scope
         self.store = store
         self.settings = config
-        self.scribe = Scribe(store, models, config, budgets, clock)
+        self.summarizer = Summarizer(store, models, config, budgets, clock)
         self.clock = clock
         self.counts: Counter[str] = Counter()  # house: allow one for each way of making a request smaller
         """How often a request was made smaller, by how."""
         self.pens = asyncio.Semaphore(PREPARED_AT_ONCE)
-        self._marks: dict[str, Marks] = {}  # house: allow one for each configured model
+        self._marks: dict[str, WindowMarks] = {}  # house: allow one for each configured model
 
-    def marks(self, model: Model) -> Marks:
+    def marks(self, model: Model) -> WindowMarks:
         found = self._marks.get(model.name)
         if found is None:
-            found = self._marks[model.name] = marks_of(model.facts, self.settings)
+            found = self._marks[model.name] = window_marks(model.facts, self.settings)
         return found
 
-    async def view(self, taken: Taken, *, past: bool = False) -> View:
+    async def view(self, taken: TakenTurn, *, past: bool = False) -> View:
         """What is shown of the conversation; only what was before this turn if it is the `past`."""
         view: View = await self.store.read(read_view, taken.session.id, taken.turn.id if past else None)
         return view
 
 
-class Fitting:
+class TurnFitter:
     """Sees to one turn's conversation, whoever it is with."""
 
     __slots__ = ("_cools", "_house", "_journal", "_taken", "_wanted")
@@ -103,7 +103,7 @@ class Fitting:
     _cools: tuple[float, str] | None
     """As the store had it when the turn was taken; what happened since is on the conversation."""
 
-    def __init__(self, house: Compaction, journal: Journal, taken: Taken) -> None:
+    def __init__(self, house: Compaction, journal: Journal, taken: TakenTurn) -> None:
         self._house = house
         self._journal = journal
         self._taken = taken
@@ -204,16 +204,16 @@ class Fitting:
                 work = await self._work(conversation, self._house.marks(conversation.model).hard)
                 there = await self._house.store.read(summaries.prepared, self._taken.session.id)
                 if work.could_save and not there:
-                    await self._write(conversation, work, Errand(self._taken.session.id))
-        except Useless as useless:
+                    await self._write(conversation, work, SideCall(self._taken.session.id))
+        except NoSummary as useless:
             await self._cool(conversation, str(useless))
         except TidegateError as error:
             log.warning("a summary could not be prepared", session=self._taken.session.id, error=error.message)
 
-    async def _work(self, conversation: Conversation, most: int) -> Work:
+    async def _work(self, conversation: Conversation, most: int) -> RequestSize:
         view = await self._house.view(self._taken)
         marks = marks_for(self._house.marks(conversation.model), conversation, most)
-        return Work(conversation, view, self._house.settings.least, most, marks)
+        return RequestSize(conversation, view, self._house.settings.least, most, marks)
 
     async def _cool(self, conversation: Conversation, why: str) -> None:
         """Ask no model for a summary for a while; over turns and restarts."""
@@ -259,7 +259,7 @@ class Fitting:
         if not task.done():
             task.cancel()
 
-    async def _summarise(self, conversation: Conversation, work: Work) -> str:
+    async def _summarise(self, conversation: Conversation, work: RequestSize) -> str:
         """Use what was prepared, or have it written now. Why there is nothing, or empty."""
         session, house = self._taken.session.id, self._house
         rows: list[SummaryRow] = await house.store.read(summaries.prepared, session)
@@ -268,14 +268,14 @@ class Fitting:
                 return why
             if not work.could_save:
                 return "too little of it is old"
-            errand = Errand(session, tell=self._journal.emit, used=self._journal.usage)
+            side_call = SideCall(session, tell=self._journal.emit, used=self._journal.usage)
             try:
-                rows = await self._write(conversation, work, errand)
-            except Useless as useless:
+                rows = await self._write(conversation, work, side_call)
+            except NoSummary as useless:
                 await self._cool(conversation, str(useless))
                 return str(useless)
             finally:
-                for _, used in errand.calls:
+                for _, used in side_call.calls:
                     self._journal.pay(used)
         if not work.is_worth(rows):
             await house.store.write(summaries.drop_prepared, session)
@@ -286,11 +286,11 @@ class Fitting:
         house.counts["summary"] += 1
         return ""
 
-    async def _write(self, conversation: Conversation, work: Work, errand: Errand) -> list[SummaryRow]:
+    async def _write(self, conversation: Conversation, work: RequestSize, side_call: SideCall) -> list[SummaryRow]:
         model = conversation.model
-        return await self._house.scribe.write(errand, self._taken, work.view, model, work.marks, work.rate)
+        return await self._house.summarizer.write(side_call, self._taken, work.view, model, work.marks, work.rate)
 
-    async def _take(self, work: Work, stage: Stage) -> None:
+    async def _take(self, work: RequestSize, stage: ReductionStage) -> None:
         """If it makes the request smaller by the share that is configured; what is a last resort, if it fits then."""
         enough = stage.last_resort and work.smaller(stage.view) and work.would_fit(stage.view)
         if not enough and not work.saves(stage.view):
@@ -326,7 +326,7 @@ class Fitting:
         self._journal.emit(Notice(text=f"{why}: {which} told in words."))
         return True
 
-    def _tell(self, before: View, work: Work, why: str) -> None:
+    def _tell(self, before: View, work: RequestSize, why: str) -> None:
         view = work.view
         if view is before:
             if why:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tidegate.agent import Conversation, weigh
-from tidegate.agent.context import Marks, View, cut_messages, cut_summaries, last_unit, tail_from
+from tidegate.agent.context import View, WindowMarks, cut_messages, cut_summaries, last_unit, tail_from
 from tidegate.store import Db, ElisionKind, ElisionRow, SummaryRow, summaries
 from tidegate.turns.compaction.summarizer import SUMMARIES_SHARE, length_of
 
@@ -20,15 +20,15 @@ EXCERPTS = (8000, 2000, 500, 200)
 """Characters of any message that stay when nothing else helps; the first that is enough is taken."""
 
 
-def marks_for(marks: Marks, conversation: Conversation, most: int) -> Marks:
+def marks_for(marks: WindowMarks, conversation: Conversation, most: int) -> WindowMarks:
     """The marks for what is said, if no more than `most` tokens are taken: prompt and tools take their part of them."""
     return marks.within(most).beside(conversation.prefix_tokens)
 
 
-class Work:
+class RequestSize:
     """How large the request is, as it would be under another view."""
 
-    def __init__(self, conversation: Conversation, view: View, least: float, most: int, marks: Marks) -> None:
+    def __init__(self, conversation: Conversation, view: View, least: float, most: int, marks: WindowMarks) -> None:
         self._fixed = conversation.prefix_bytes
         self._least = least
         self._most = most
@@ -86,7 +86,7 @@ class Work:
         return tail_from(self.view.rows, int(self.marks.keep / self.rate), weigh)
 
 
-class Stage(NamedTuple):
+class ReductionStage(NamedTuple):
     """One way of making a request smaller without a model: a list for what is old, or excerpts."""
 
     view: View
@@ -95,7 +95,7 @@ class Stage(NamedTuple):
     last_resort: bool = False
 
 
-def stages(work: Work) -> Iterator[Stage]:
+def stages(work: RequestSize) -> Iterator[ReductionStage]:
     """What is tried, one after the other, each on what the one before has left."""
     if work.old:
         yield _elide(work.view, "payload", work.view.rows[work.old - 1][0], EXCERPT)
@@ -113,12 +113,12 @@ def stages(work: Work) -> Iterator[Stage]:
             yield _elide(work.view, "text", place, characters)._replace(last_resort=True)
 
 
-def _elide(view: View, kind: ElisionKind, last: int, characters: int) -> Stage:
+def _elide(view: View, kind: ElisionKind, last: int, characters: int) -> ReductionStage:
     elision = ElisionRow(view.covered + 1, last, kind, characters)
-    return Stage(view.with_elision(elision), elision=elision)
+    return ReductionStage(view.with_elision(elision), elision=elision)
 
 
-def cut(work: Work, rows: int) -> Stage:
+def cut(work: RequestSize, rows: int) -> ReductionStage:
     """A list for the first `rows` messages; for all summaries when there are none of these."""
     view, size = work.view, int(length_of(work.marks.window) / work.rate)
     if rows:
@@ -129,10 +129,10 @@ def cut(work: Work, rows: int) -> Stage:
         level = max(row.level for row in view.summaries) + 1
         text = cut_summaries(view.summaries, size)
     row = SummaryRow(0, level, first, last, None, "applied", "cut", "", 0.0, text)
-    return Stage(view.with_summaries([row]), cut=row)
+    return ReductionStage(view.with_summaries([row]), cut=row)
 
 
-def write_stage(db: Db, session: str, stage: Stage, now: float) -> None:
+def write_stage(db: Db, session: str, stage: ReductionStage, now: float) -> None:
     if stage.elision is not None:
         summaries.elide(db, session, stage.elision, now)
     if stage.cut is not None:

@@ -1,7 +1,7 @@
 """Has summaries of old messages written by a model, and keeps them until they are applied.
 
 Guarantee: what `write` gives covers, without a gap, everything between what is summarised already and the newest
-messages, and is stored as prepared rows; or nothing is stored, and `Useless` says why. Either way what it cost is
+messages, and is stored as prepared rows; or nothing is stored, and `NoSummary` says why. Either way what it cost is
 written down. A summary that is too long is asked for once more, terser, and never a third time. What was undone while
 it was written is not stored. The scribe holds nothing.
 """
@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 
 import anyio
 
-from tidegate.agent import Errand, Purse, run_errand, weigh
+from tidegate.agent import SideCall, SpendGuard, run_side_call, weigh
 from tidegate.agent.context import (
     INSTRUCTIONS,
     NO_SMALLER,
     TOO_LONG,
-    Marks,
     Material,
     View,
+    WindowMarks,
     chunks,
     cut_messages,
     given_bytes,
@@ -28,7 +28,7 @@ from tidegate.agent.context import (
     tail_from,
 )
 from tidegate.config import ContextSettings
-from tidegate.engine import Taken
+from tidegate.engine import TakenTurn
 from tidegate.errors import BudgetSpent, ModelFailed
 from tidegate.log import Log
 from tidegate.models import Model, Models
@@ -66,11 +66,11 @@ def length_of(window: int) -> int:
     return min(max(least, window // LENGTH_SHARE), most)
 
 
-class Useless(Exception):
+class NoSummary(Exception):
     """There is no summary. Its text says why, as the end of a sentence."""
 
 
-class Scribe:
+class Summarizer:
     def __init__(
         self, store: Store, models: Models, settings: ContextSettings, budgets: Budgets, clock: Callable[[], float]
     ) -> None:
@@ -81,27 +81,27 @@ class Scribe:
         self._clock = clock
 
     async def write(
-        self, errand: Errand, taken: Taken, view: View, model: Model, marks: Marks, rate: float
+        self, side_call: SideCall, taken: TakenTurn, view: View, model: Model, marks: WindowMarks, rate: float
     ) -> list[SummaryRow]:
         """Summaries of all but the newest messages of the view; `rate` is how many tokens one byte of it costs."""
         span = view.rows[: tail_from(view.rows, int(marks.keep / rate), weigh)]
         if not span:
-            raise Useless("everything in it is new")
+            raise NoSummary("everything in it is new")
         writer = self._models.get(self._settings.model) if self._settings.model else model
-        purse = await self._budgets.purse(writer, taken.session, taken.turn.job)
+        spend_guard = await self._budgets.spend_guard(writer, taken.session, taken.turn.job)
         window = min(writer.facts.window, marks.window) if writer is model else writer.facts.window
-        pen = _Pen(errand, writer, purse, self._settings, window, min(marks.window, window))
+        pen = _Pen(side_call, writer, spend_guard, self._settings, window, min(marks.window, window))
         drafts: list[SummaryRow] = []
         try:
             drafts += await _leaves(pen, span, view.covered)
             together = (*view.summaries, *drafts)
             if sum(len(row.text) for row in together) > SUMMARIES_SHARE * marks.window / rate:
                 drafts += await _condensed(pen, together[:-1])
-        except (Useless, anyio.get_cancelled_exc_class()):
+        except (NoSummary, anyio.get_cancelled_exc_class()):
             with anyio.CancelScope(shield=True):
-                await self._store.write(_bill, taken, tuple(errand.calls), self._clock())
+                await self._store.write(_bill, taken, tuple(side_call.calls), self._clock())
             raise
-        return await self._store.write(_keep, taken, view.covered, drafts, tuple(errand.calls), self._clock())
+        return await self._store.write(_keep, taken, view.covered, drafts, tuple(side_call.calls), self._clock())
 
 
 async def _leaves(pen: "_Pen", span: Sequence[tuple[int, Message]], covered: int) -> list[SummaryRow]:
@@ -133,7 +133,7 @@ async def _condensed(pen: "_Pen", rows: Sequence[SummaryRow]) -> list[SummaryRow
                 lambda tokens, terse, group=group: of_summaries(group, tokens, terse=terse),  # type: ignore[misc]
                 sum(len(row.text) for row in group),
             )
-        except Useless as useless:
+        except NoSummary as useless:
             log.warning("summaries stay as they are", why=str(useless))
             return drafts
         level = max(row.level for row in group) + 1
@@ -145,17 +145,23 @@ class _Pen:
     """One model that writes the summaries of one compaction."""
 
     def __init__(
-        self, errand: Errand, model: Model, purse: Purse, settings: ContextSettings, window: int, shown_in: int
+        self,
+        side_call: SideCall,
+        model: Model,
+        spend_guard: SpendGuard,
+        settings: ContextSettings,
+        window: int,
+        shown_in: int,
     ) -> None:
         """`window` is how much it takes; the summary is for one of `shown_in` tokens."""
         self.model = model
-        self._errand = errand
-        self._purse = purse
+        self._side_call = side_call
+        self._spend_guard = spend_guard
         self._settings = settings
         self._tokens = length_of(shown_in)
-        self.size = model.gauge.size(self._tokens)
+        self.size = model.token_estimate.size(self._tokens)
         """Bytes that a summary should have."""
-        room = model.gauge.size(int(GIVEN_SHARE * (window - min(model.facts.output, window // 2))))
+        room = model.token_estimate.size(int(GIVEN_SHARE * (window - min(model.facts.output, window // 2))))
         self.room = max(1, room - len(INSTRUCTIONS))
         """Bytes that it can be given at once."""
 
@@ -165,10 +171,10 @@ class _Pen:
         if text:
             return text, "model"
         if why not in (TOO_LONG, NO_SMALLER):
-            raise Useless(why)
+            raise NoSummary(why)
         text, why = await self._ask(give(self._tokens // 2, True), size, whole=False)
         if not text:
-            raise Useless(why)
+            raise NoSummary(why)
         return text, "terse"
 
     async def _ask(self, material: Material, size: int, *, whole: bool) -> tuple[str, str]:
@@ -177,20 +183,20 @@ class _Pen:
         call = Call(max_tokens=min(most, facts.output), reasoning="off")
         within = self._settings.summary_seconds
         try:
-            answer = await run_errand(
-                self._errand, self.model, self._purse, material.prefix, material.message, call, within=within
+            answer = await run_side_call(
+                self._side_call, self.model, self._spend_guard, material.prefix, material.message, call, within=within
             )
         except ModelFailed as failure:
-            raise Useless(f"the model failed: {failure.brief}") from failure
+            raise NoSummary(f"the model failed: {failure.brief}") from failure
         except BudgetSpent as spent:
-            raise Useless(spent.message) from spent
+            raise NoSummary(spent.message) from spent
         text, why = read_summary(answer, material, whole=whole)
         if text and len(text.encode(errors="replace")) > (1 - self._settings.least) * size:
             return "", NO_SMALLER
         return text, why
 
 
-def _bill(db: Db, taken: Taken, calls: Sequence[tuple[str, Usage]], now: float) -> None:
+def _bill(db: Db, taken: TakenTurn, calls: Sequence[tuple[str, Usage]], now: float) -> None:
     for model, tokens in calls:
         usage.add(
             db,
@@ -209,7 +215,7 @@ def _bill(db: Db, taken: Taken, calls: Sequence[tuple[str, Usage]], now: float) 
 
 def _keep(
     db: Db,
-    taken: Taken,
+    taken: TakenTurn,
     covered: int,
     drafts: Sequence[SummaryRow],
     calls: Sequence[tuple[str, Usage]],

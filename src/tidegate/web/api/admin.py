@@ -13,11 +13,11 @@ from msgspec import Meta
 
 from tidegate.errors import NotFound, Refused
 from tidegate.security import UserRole
-from tidegate.web.app.auth import Caller, Keyring, KeyView
+from tidegate.web.app.auth import Caller, Credentials, KeyView
 from tidegate.web.app.endpoint import Ask, Endpoint
-from tidegate.web.app.error_responses import Answer, json_answer
+from tidegate.web.app.error_responses import HttpResponse, json_answer
 from tidegate.web.app.health import Health, Readiness
-from tidegate.web.app.page_files import Pages
+from tidegate.web.app.page_files import PageFiles
 
 LOGIN_BYTES = 4096
 """Of the body of a sign-in, which anybody may send."""
@@ -82,17 +82,17 @@ class KeysAnswer(msgspec.Struct, frozen=True):
 class Admin:
     def __init__(
         self,
-        keyring: Keyring,
+        keyring: Credentials,
         health: Health,
-        load_metrics: Callable[[], Callable[[], Answer]],
-        pages: Pages,
+        load_metrics: Callable[[], Callable[[], HttpResponse]],
+        pages: PageFiles,
         status: Callable[[], Awaitable[Mapping[str, Any]]],
         agents: frozenset[str],
     ) -> None:
         self._keyring = keyring
         self._health = health
         self._load_metrics = load_metrics
-        self._scrape: Callable[[], Answer] | None = None
+        self._scrape: Callable[[], HttpResponse] | None = None
         self._pages = pages
         self._status = status
         self._agents = agents
@@ -154,10 +154,10 @@ class Admin:
             ),
         ]  # fmt: skip
 
-    async def models(self, ask: Ask) -> Answer:
+    async def models(self, ask: Ask) -> HttpResponse:
         return json_answer(ModelsAnswer([ModelView(id=name) for name in ask.caller.agents]))
 
-    async def model(self, ask: Ask) -> Answer:
+    async def model(self, ask: Ask) -> HttpResponse:
         name = ask.path["id"]
         if name not in ask.caller.agents:
             raise NotFound(
@@ -167,35 +167,35 @@ class Admin:
             )
         return json_answer(ModelView(id=name))
 
-    async def alive(self, ask: Ask) -> Answer:
+    async def alive(self, ask: Ask) -> HttpResponse:
         return json_answer(Alive())
 
-    async def ready(self, ask: Ask) -> Answer:
+    async def ready(self, ask: Ask) -> HttpResponse:
         found = await self._health.check()
         return json_answer(found, status=200 if found.ready else 503)
 
-    async def metrics(self, ask: Ask) -> Answer:
+    async def metrics(self, ask: Ask) -> HttpResponse:
         # The library is loaded at the first scrape, off the loop; what it reads belongs to the loop and is read there.
         if self._scrape is None:
             self._scrape = await to_thread.run_sync(self._load_metrics)
         return self._scrape()
 
-    async def status(self, ask: Ask) -> Answer:
+    async def status(self, ask: Ask) -> HttpResponse:
         return json_answer(await self._status())
 
-    async def login(self, ask: Ask) -> Answer:
+    async def login(self, ask: Ask) -> HttpResponse:
         said: LoginIn = ask.body
         made = await self._keyring.sign_in(said.code, said.browser, ask.headers)
         return json_answer(SignedIn(True, made.page_token), headers=[(b"set-cookie", made.cookie)])
 
-    async def logout(self, ask: Ask) -> Answer:
+    async def logout(self, ask: Ask) -> HttpResponse:
         cookie = await self._keyring.sign_out(ask.caller, ask.headers)
         return json_answer(SignedIn(False), headers=[(b"set-cookie", cookie)])
 
-    async def keys(self, ask: Ask) -> Answer:
+    async def keys(self, ask: Ask) -> HttpResponse:
         return json_answer(KeysAnswer(await self._keyring.keys()))
 
-    async def add_key(self, ask: Ask) -> Answer:
+    async def add_key(self, ask: Ask) -> HttpResponse:
         said: KeyIn = ask.body
         for index, agent in enumerate(said.agents or ()):
             if agent not in self._agents:
@@ -209,11 +209,11 @@ class Admin:
         )
         return json_answer(KeyMade(key, id, principal), status=201)
 
-    async def revoke_key(self, ask: Ask) -> Answer:
+    async def revoke_key(self, ask: Ask) -> HttpResponse:
         await self._keyring.revoke(ask.caller.principal, ask.path["id"])
-        return Answer(204, [], b"")
+        return HttpResponse(204, [], b"")
 
-    async def page(self, ask: Ask) -> Answer:
+    async def page(self, ask: Ask) -> HttpResponse:
         self._keyring.check_host(ask.headers)
         return await self._pages.get(ask.path.get("name", "index.html"), ask.headers.get(b"if-none-match"))
 

@@ -14,7 +14,7 @@ from tidegate.errors import Refused
 from tidegate.sessions import QuestionView, Sessions
 from tidegate.store import approvals
 from tidegate.web.app.endpoint import Ask, Endpoint
-from tidegate.web.app.error_responses import Answer, json_answer
+from tidegate.web.app.error_responses import HttpResponse, json_answer
 
 MOST_LISTED = 500
 
@@ -41,9 +41,9 @@ class AnswerIn(msgspec.Struct):
     text: Annotated[str, Meta(max_length=approvals.ANSWER_CHARACTERS)] = ""
 
 
-class QuestionsApi:
-    def __init__(self, door: Sessions) -> None:
-        self._door = door
+class ApprovalsApi:
+    def __init__(self, service: Sessions) -> None:
+        self._service = service
 
     def endpoints(self) -> list[Endpoint]:
         one = "/api/approvals/{id}"
@@ -63,11 +63,11 @@ class QuestionsApi:
             ),
         ]  # fmt: skip
 
-    async def listing(self, ask: Ask) -> Answer:
+    async def listing(self, ask: Ask) -> HttpResponse:
         query: ApprovalsQuery = ask.query
-        principal, questions = ask.caller.principal, self._door.questions
+        principal, questions = ask.caller.principal, self._service.questions
         if query.session is not None:
-            await self._door.row(query.session, principal)
+            await self._service.row(query.session, principal)
         elif query.closed:
             raise Refused("Give the session whose closed ones you want.", param="session")
         if query.closed and query.session is not None:
@@ -76,10 +76,10 @@ class QuestionsApi:
             found = await questions.open_for(principal, session=query.session, limit=query.limit + 1)
         return json_answer(ApprovalsAnswer(found[: query.limit], len(found) > query.limit))
 
-    async def show(self, ask: Ask) -> Answer:
-        return json_answer(await self._door.questions.get(ask.path["id"], ask.caller.principal))
+    async def show(self, ask: Ask) -> HttpResponse:
+        return json_answer(await self._service.questions.get(ask.path["id"], ask.caller.principal))
 
-    async def answer(self, ask: Ask) -> Answer:
+    async def answer(self, ask: Ask) -> HttpResponse:
         said: AnswerIn = ask.body
-        answered = await self._door.questions.answer(ask.path["id"], ask.caller.principal, said.decision, said.text)
+        answered = await self._service.questions.answer(ask.path["id"], ask.caller.principal, said.decision, said.text)
         return json_answer(answered)

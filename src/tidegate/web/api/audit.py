@@ -10,7 +10,7 @@ from tidegate.errors import NotFound, Refused
 from tidegate.sessions import Sessions
 from tidegate.store import AuditKind, AuditRow, Db, audit, principals
 from tidegate.web.app.endpoint import Ask, Endpoint
-from tidegate.web.app.error_responses import Answer, json_answer
+from tidegate.web.app.error_responses import HttpResponse, json_answer
 from tidegate.web.app.request_body import moment
 
 MOST_ROWS = 1000
@@ -60,8 +60,8 @@ class AuditAnswer(msgspec.Struct, frozen=True):
 
 
 class AuditApi:
-    def __init__(self, door: Sessions) -> None:
-        self._door = door
+    def __init__(self, service: Sessions) -> None:
+        self._service = service
 
     def endpoints(self) -> list[Endpoint]:
         return [
@@ -71,11 +71,11 @@ class AuditApi:
             ),
         ]  # fmt: skip
 
-    async def events(self, ask: Ask) -> Answer:
+    async def events(self, ask: Ask) -> HttpResponse:
         query: AuditQuery = ask.query
-        since = moment("since", query.since, self._door.clock())
+        since = moment("since", query.since, self._service.clock())
         before = None if query.before is None else _place(query.before)
-        rows, names = await self._door.store.read(_read, query, since, before)
+        rows, names = await self._service.store.read(_read, query, since, before)
         shown = rows[: query.limit]
         last = shown[-1] if len(rows) > query.limit else None
         return json_answer(

@@ -6,9 +6,9 @@ moment, and its event streams end.
 
 import msgspec
 
-from tidegate.web.app.auth import BrowserView, Keyring
+from tidegate.web.app.auth import BrowserView, Credentials
 from tidegate.web.app.endpoint import Ask, Endpoint
-from tidegate.web.app.error_responses import Answer, json_answer
+from tidegate.web.app.error_responses import HttpResponse, json_answer
 
 
 class BrowsersAnswer(msgspec.Struct, frozen=True):
@@ -26,7 +26,7 @@ class SignedOut(msgspec.Struct, frozen=True):
 
 
 class BrowsersApi:
-    def __init__(self, keyring: Keyring) -> None:
+    def __init__(self, keyring: Credentials) -> None:
         self._keyring = keyring
 
     def endpoints(self) -> list[Endpoint]:
@@ -45,14 +45,14 @@ class BrowsersApi:
             ),
         ]  # fmt: skip
 
-    async def listing(self, ask: Ask) -> Answer:
+    async def listing(self, ask: Ask) -> HttpResponse:
         return json_answer(BrowsersAnswer(await self._keyring.browsers(ask.caller)))
 
-    async def sign_out(self, ask: Ask) -> Answer:
+    async def sign_out(self, ask: Ask) -> HttpResponse:
         await self._keyring.sign_out_browser(ask.caller, ask.path["id"])
-        return Answer(204, [], b"")
+        return HttpResponse(204, [], b"")
 
-    async def sign_out_everywhere(self, ask: Ask) -> Answer:
+    async def sign_out_everywhere(self, ask: Ask) -> HttpResponse:
         if ask.query.everyone:
             ask.caller.principal.require("configure")
         count = await self._keyring.sign_out_everywhere(ask.caller, everyone=ask.query.everyone)

@@ -17,7 +17,7 @@ class OutOfRange(Refused):
     code = "out_of_range"
 
 
-class Part(NamedTuple):
+class ByteRange(NamedTuple):
     start: int
     end: int
     size: int
@@ -28,7 +28,7 @@ class Part(NamedTuple):
         return b"bytes %d-%d/%d" % (self.start, self.end - 1, self.size)
 
 
-def wanted(header: bytes | None, size: int) -> Part | None:
+def wanted(header: bytes | None, size: int) -> ByteRange | None:
     """None for the whole."""
     found = _RANGE.fullmatch(header.strip()) if header is not None else None
     if found is None or found[0] == b"bytes=-":
@@ -42,4 +42,4 @@ def wanted(header: bytes | None, size: int) -> Part | None:
             return None
     if start >= size:
         raise OutOfRange(f"There are only {size} bytes of it.", param="Range")
-    return Part(start, end, size)
+    return ByteRange(start, end, size)

@@ -13,15 +13,15 @@ from msgspec import Meta
 
 from tidegate.commands import CommandInfo, Commands
 from tidegate.errors import Conflict, NotAllowed, NotFound, Refused
-from tidegate.sessions import AgentView, Filling, Sessions, SessionView
+from tidegate.sessions import AgentView, Sessions, SessionView, WindowUsage
 from tidegate.store import MessageRow
-from tidegate.values import IDEMPOTENCY, Accepted, Busyness, Call, Inbound, Media, Message, Outcome, Receipt
+from tidegate.values import IDEMPOTENCY, Acceptance, Busyness, Call, Inbound, Media, Message, Outcome, Receipt
 from tidegate.web.api.byte_ranges import wanted
-from tidegate.web.api.event_stream import Events
+from tidegate.web.api.event_stream import EventStream
 from tidegate.web.app import headers as given
 from tidegate.web.app.auth import Caller
 from tidegate.web.app.endpoint import Ask, Endpoint
-from tidegate.web.app.error_responses import Answer, json_answer
+from tidegate.web.app.error_responses import HttpResponse, json_answer
 
 MOST_LISTED = 500
 IDEMPOTENCY_SECONDS = 86400.0
@@ -118,9 +118,9 @@ class AgentsAnswer(msgspec.Struct, frozen=True):
     agents: tuple[AgentView, ...]
 
 
-class Api:
-    def __init__(self, door: Sessions, commands: Commands, events: Events) -> None:
-        self._door = door
+class ConversationsApi:
+    def __init__(self, service: Sessions, commands: Commands, events: EventStream) -> None:
+        self._service = service
         self._commands = commands
         self._events = events
 
@@ -161,7 +161,7 @@ class Api:
             Endpoint(
                 method="GET", path=f"{one}/context", handler=self.context,
                 summary="What fills the window of a conversation's model, by part",
-                answers={200: Filling}, refusals=(404,),
+                answers={200: WindowUsage}, refusals=(404,),
             ),
             Endpoint(
                 method="POST", path=f"{one}/end", handler=self.end, summary="End a conversation",
@@ -192,9 +192,9 @@ class Api:
 
     # -- conversations --
 
-    async def sessions(self, ask: Ask) -> Answer:
+    async def sessions(self, ask: Ask) -> HttpResponse:
         query: ListQuery = ask.query
-        found = await self._door.sessions(
+        found = await self._service.sessions(
             ask.caller.principal,
             limit=query.limit,
             before=_cursor(query.before),
@@ -205,37 +205,37 @@ class Api:
         last = found[-1] if len(found) == query.limit and not query.q else None
         return json_answer(SessionsAnswer(found, f"{last.active!r}:{last.id}" if last is not None else None))
 
-    async def session(self, ask: Ask) -> Answer:
-        return json_answer(await self._door.session(ask.path["id"], ask.caller.principal))
+    async def session(self, ask: Ask) -> HttpResponse:
+        return json_answer(await self._service.session(ask.path["id"], ask.caller.principal))
 
-    async def context(self, ask: Ask) -> Answer:
-        return json_answer(await self._door.filling(ask.path["id"], ask.caller.principal))
+    async def context(self, ask: Ask) -> HttpResponse:
+        return json_answer(await self._service.filling(ask.path["id"], ask.caller.principal))
 
-    async def delete(self, ask: Ask) -> Answer:
+    async def delete(self, ask: Ask) -> HttpResponse:
         """204 when it is gone, 202 when it goes as soon as nothing of it is owed any more."""
-        gone = await self._door.delete(ask.path["id"], ask.caller.principal)
-        return Answer(204, [], b"") if gone else Answer(202, [(b"content-length", b"0")], b"")
+        gone = await self._service.delete(ask.path["id"], ask.caller.principal)
+        return HttpResponse(204, [], b"") if gone else HttpResponse(202, [(b"content-length", b"0")], b"")
 
-    async def end(self, ask: Ask) -> Answer:
-        return json_answer(EndedAnswer(await self._door.end(ask.path["id"], ask.caller.principal, "request")))
+    async def end(self, ask: Ask) -> HttpResponse:
+        return json_answer(EndedAnswer(await self._service.end(ask.path["id"], ask.caller.principal, "request")))
 
-    async def stop(self, ask: Ask) -> Answer:
-        return json_answer(StoppedAnswer(await self._door.stop(ask.path["id"], ask.caller.principal)))
+    async def stop(self, ask: Ask) -> HttpResponse:
+        return json_answer(StoppedAnswer(await self._service.stop(ask.path["id"], ask.caller.principal)))
 
-    async def messages(self, ask: Ask) -> Answer:
+    async def messages(self, ask: Ask) -> HttpResponse:
         query: PageQuery = ask.query
         if query.after is not None and query.before is not None:
             raise Refused("Give after or before, not both.", param="before")
-        page = await self._door.transcript(
+        page = await self._service.transcript(
             ask.path["id"], ask.caller.principal, after=query.after, before=query.before, limit=query.limit
         )
         edge = 0 if query.after is None else -1
         return json_answer(MessagesAnswer(page.rows, page.rows[edge].seq if page.more else None))
 
-    async def media(self, ask: Ask) -> Answer:
+    async def media(self, ask: Ask) -> HttpResponse:
         """Also a part of it: a browser that plays a sound asks for what it plays."""
         place, number = (_whole(ask.path[name]) for name in ("seq", "number"))
-        media, data = await self._door.media(ask.path["id"], ask.caller.principal, place, number)
+        media, data = await self._service.media(ask.path["id"], ask.caller.principal, place, number)
         part = wanted(ask.headers.get(b"range"), len(data))
         status, placed = (200, []) if part is None else (206, [(b"content-range", part.header)])
         data = data if part is None else data[part.start : part.end]
@@ -247,11 +247,11 @@ class Api:
             *_attached(media),
             (b"content-security-policy", b"default-src 'none'; sandbox"),  # media, whatever it says that it is
         ]
-        return Answer(status, headers, data)
+        return HttpResponse(status, headers, data)
 
     async def export(self, ask: Ask) -> None:
         """Streams: a transcript may be longer than memory should hold."""
-        lines = self._door.export(ask.path["id"], ask.caller.principal)
+        lines = self._service.export(ask.path["id"], ask.caller.principal)
         first = await anext(lines)  # a refusal comes before the response begins
         disposition = f'attachment; filename="{ask.path["id"]}.jsonl"'.encode()
         headers = [(b"content-type", b"application/x-ndjson"), (b"content-disposition", disposition)]
@@ -263,7 +263,7 @@ class Api:
 
     # -- messages and turns --
 
-    async def say(self, ask: Ask) -> Answer:
+    async def say(self, ask: Ask) -> HttpResponse:
         said: MessageIn = ask.body
         caller = ask.caller
         if not said.text.strip():
@@ -276,7 +276,7 @@ class Api:
         answer = AcceptedAnswer(accepted.turn, accepted.session, accepted.how, accepted.ahead)
         return json_answer(answer, status=202, headers=[(b"x-turn-id", accepted.turn.encode())])
 
-    async def _command(self, said: MessageIn, caller: Caller) -> Answer:
+    async def _command(self, said: MessageIn, caller: Caller) -> HttpResponse:
         if said.session is not None:
             await self._own(said.session, caller)
         reply = await self._commands.run(
@@ -289,7 +289,7 @@ class Api:
         ended = said.session is not None and reply.session is None
         return json_answer(ReplyAnswer(ReplyView(reply.text, reply.session, reply.turn, ended)))
 
-    async def _accept(self, said: MessageIn, ask: Ask) -> Accepted:
+    async def _accept(self, said: MessageIn, ask: Ask) -> Acceptance:
         caller = ask.caller
         if said.session is not None:
             agent = (await self._own(said.session, caller)).agent
@@ -299,7 +299,7 @@ class Api:
         key = given.idempotency_key(ask.headers)
         channel = caller.channel(attended=said.attended is not False)
         by_default = said.attended in (None, channel != "http")
-        return await self._door.accept(
+        return await self._service.accept(
             Inbound(
                 principal=caller.principal.id,
                 channel=channel,
@@ -315,7 +315,7 @@ class Api:
 
     async def _own(self, session: str, caller: Caller) -> SessionView:
         """A conversation that this caller may speak in: an owner sees others' conversations, and stays silent there."""
-        view = await self._door.session(session, caller.principal)
+        view = await self._service.session(session, caller.principal)
         if view.principal != caller.principal.id:
             raise NotAllowed("This conversation is somebody else's: you may read, end or delete it, not speak in it.")
         if view.kind == "ephemeral":
@@ -325,19 +325,19 @@ class Api:
             )
         return view
 
-    async def turn(self, ask: Ask) -> Answer:
-        return json_answer(await self._door.outcome(ask.path["id"], ask.caller.principal))
+    async def turn(self, ask: Ask) -> HttpResponse:
+        return json_answer(await self._service.outcome(ask.path["id"], ask.caller.principal))
 
     # -- what there is --
 
-    async def commands(self, ask: Ask) -> Answer:
+    async def commands(self, ask: Ask) -> HttpResponse:
         allowed = [
             info for info in self._commands.catalogue() if ask.caller.principal.may("configure") or not info.owner_only
         ]
         return json_answer(CommandsAnswer(allowed))
 
-    async def agents(self, ask: Ask) -> Answer:
-        return json_answer(AgentsAnswer(self._door.agents(ask.caller.principal)))
+    async def agents(self, ask: Ask) -> HttpResponse:
+        return json_answer(AgentsAnswer(self._service.agents(ask.caller.principal)))
 
 
 def _may_use(caller: Caller, agent: str) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 import anyio
 import msgspec
 
-from tidegate.config import Limits
+from tidegate.config import LimitSettings
 from tidegate.errors import Busy, Refused
 from tidegate.sessions import Sessions
 from tidegate.values import Event
@@ -22,7 +22,7 @@ from tidegate.web.app import sse
 from tidegate.web.app.auth import Caller
 from tidegate.web.app.disconnect import unless_gone
 from tidegate.web.app.endpoint import Ask
-from tidegate.web.app.error_responses import Answer
+from tidegate.web.app.error_responses import HttpResponse
 
 RETRY_SECONDS = 5
 """When a refused reader may ask again: streams end when somebody closes a page, which nobody can foresee."""
@@ -30,9 +30,9 @@ LATEST_PLACE = 2**53
 """An id above every row's, for who wants only what happens from now on."""
 
 
-class Events:
-    def __init__(self, door: Sessions, pulse: sse.Pulse, limits: Limits) -> None:
-        self._door = door
+class EventStream:
+    def __init__(self, service: Sessions, pulse: sse.Pulse, limits: LimitSettings) -> None:
+        self._service = service
         self._limits = limits
         self._pulse = pulse
         self._encode = msgspec.json.Encoder().encode
@@ -56,13 +56,15 @@ class Events:
             if key in keys:
                 end.set()
 
-    async def follow(self, ask: Ask) -> Answer | None:
+    async def follow(self, ask: Ask) -> HttpResponse | None:
         after = _place(ask.headers.get(b"last-event-id"))
         # Counted before anything is awaited: a key that is revoked from now on ends this stream, too.
         with self._counted(ask.caller) as end:
-            await self._door.session(ask.path["id"], ask.caller.principal)  # a refusal comes before the response begins
+            await self._service.session(
+                ask.path["id"], ask.caller.principal
+            )  # a refusal comes before the response begins
             if ask.method == "HEAD":
-                return Answer(200, sse.HEADERS, b"")
+                return HttpResponse(200, sse.HEADERS, b"")
             async with sse.Stream(ask.send, self._pulse, []) as stream:
                 await stream.write(sse.comment("open"))
                 left = await unless_gone(ask.receive, partial(self._tell, ask, stream, after), stopping=end)
@@ -94,7 +96,7 @@ class Events:
                 del self._open[who]
 
     async def _tell(self, ask: Ask, stream: sse.Stream, after: int) -> None:
-        watched = self._door.watch(ask.path["id"], ask.caller.principal, after)
+        watched = self._service.watch(ask.path["id"], ask.caller.principal, after)
         async with aclosing(watched) as events:
             async for id, event in events:
                 await stream.write(self._event(id, event))

@@ -12,7 +12,7 @@ from msgspec import Meta
 from tidegate.errors import NotFound
 from tidegate.sessions import Notebook, NoteView, Sessions
 from tidegate.web.app.endpoint import Ask, Endpoint
-from tidegate.web.app.error_responses import Answer, json_answer
+from tidegate.web.app.error_responses import HttpResponse, json_answer
 
 if TYPE_CHECKING:
     from tidegate.memory.memory import Memory, Subject
@@ -48,8 +48,8 @@ class MemoryIn(msgspec.Struct):
 
 
 class MemoryApi:
-    def __init__(self, door: Sessions) -> None:
-        self._door = door
+    def __init__(self, service: Sessions) -> None:
+        self._service = service
 
     def endpoints(self) -> list[Endpoint]:
         path = "/api/memory"
@@ -74,28 +74,28 @@ class MemoryApi:
             ),
         ]  # fmt: skip
 
-    async def show(self, ask: Ask) -> Answer:
+    async def show(self, ask: Ask) -> HttpResponse:
         memory, subject = await self._find(ask, ask.query)
         return json_answer(await memory.notebook(subject))
 
-    async def add(self, ask: Ask) -> Answer:
+    async def add(self, ask: Ask) -> HttpResponse:
         memory, subject = await self._find(ask, ask.body)
         note = await memory.put(ask.caller.principal, subject, ask.body.text, ask.body.replaces)
         return json_answer(note, status=201)
 
-    async def rewrite(self, ask: Ask) -> Answer:
+    async def rewrite(self, ask: Ask) -> HttpResponse:
         memory, subject = await self._find(ask, ask.body)
         return json_answer(await memory.rewrite(ask.caller.principal, subject, ask.body.text, ask.body.version))
 
-    async def forget(self, ask: Ask) -> Answer:
+    async def forget(self, ask: Ask) -> HttpResponse:
         memory, subject = await self._find(ask, ask.query)
         number = ask.path["number"]
         known = number.isascii() and number.isdecimal() and len(number) <= 15
         await memory.drop(ask.caller.principal, subject, int(number) if known else 0)
-        return Answer(204, [], b"")
+        return HttpResponse(204, [], b"")
 
     async def _find(self, ask: Ask, named: Any) -> "tuple[Memory, Subject]":
-        memory = self._door.memory
+        memory = self._service.memory
         if memory is None:
             raise NotFound(
                 "No agent here has a memory; give one the toolset 'memory' in tidegate.toml.", code="no_memory"

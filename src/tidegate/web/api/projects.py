@@ -11,7 +11,7 @@ from msgspec import Meta
 from tidegate.errors import Conflict, NotFound
 from tidegate.sessions import Sessions
 from tidegate.web.app.endpoint import Ask, Endpoint
-from tidegate.web.app.error_responses import Answer, json_answer
+from tidegate.web.app.error_responses import HttpResponse, json_answer
 
 
 class ProjectFile(msgspec.Struct):
@@ -31,8 +31,8 @@ class TrustIn(msgspec.Struct):
 
 
 class ProjectsApi:
-    def __init__(self, door: Sessions) -> None:
-        self._provenance = door.provenance
+    def __init__(self, service: Sessions) -> None:
+        self._provenance = service.provenance
 
     def endpoints(self) -> list[Endpoint]:
         path = "/api/projects/files"
@@ -47,10 +47,10 @@ class ProjectsApi:
             ),
         ]  # fmt: skip
 
-    async def files(self, ask: Ask) -> Answer:
+    async def files(self, ask: Ask) -> HttpResponse:
         return json_answer(await self._found())
 
-    async def trust(self, ask: Ask) -> Answer:
+    async def trust(self, ask: Ask) -> HttpResponse:
         found = {file.path: file.sha256 for file in (await self._found()).files}
         for file in ask.body.files:
             if file.path not in found:

@@ -13,7 +13,7 @@ from tidegate.errors import Conflict, NotFound, Refused
 from tidegate.sessions import Sessions, operations
 from tidegate.store import settings
 from tidegate.web.app.endpoint import Ask, Endpoint
-from tidegate.web.app.error_responses import Answer, json_answer
+from tidegate.web.app.error_responses import HttpResponse, json_answer
 
 MOST_SETTINGS = 500
 """Of one page."""
@@ -47,9 +47,9 @@ class ReloadedAnswer(msgspec.Struct, frozen=True):
     """False if its prompt and tools were already those of the configuration."""
 
 
-class Upkeep:
-    def __init__(self, door: Sessions) -> None:
-        self._door = door
+class SessionSettingsApi:
+    def __init__(self, service: Sessions) -> None:
+        self._service = service
 
     def endpoints(self) -> list[Endpoint]:
         one = "/api/sessions/{id}"
@@ -69,10 +69,10 @@ class Upkeep:
             ),
         ]  # fmt: skip
 
-    async def settings(self, ask: Ask) -> Answer:
+    async def settings(self, ask: Ask) -> HttpResponse:
         query: SettingsQuery = ask.query
         before = None if query.before is None else _place(query.before)
-        rows = await self._door.store.read(settings.list_all, self._door.clock(), query.limit + 1, before)
+        rows = await self._service.store.read(settings.list_all, self._service.clock(), query.limit + 1, before)
         held = rows[: query.limit]
         last = held[-1] if len(rows) > query.limit else None
         return json_answer(
@@ -82,17 +82,17 @@ class Upkeep:
             )
         )
 
-    async def clear(self, ask: Ask) -> Answer:
+    async def clear(self, ask: Ask) -> HttpResponse:
         session, key = ask.path["id"], ask.path["key"]
-        if not await operations.clear_setting(self._door, session, ask.caller.principal, key):
+        if not await operations.clear_setting(self._service, session, ask.caller.principal, key):
             raise NotFound(f"This conversation has no setting {key[:100]!r}.", code="setting_not_found")
-        return Answer(204, [], b"")
+        return HttpResponse(204, [], b"")
 
-    async def reload(self, ask: Ask) -> Answer:
-        row = await self._door.row(ask.path["id"], ask.caller.principal)
-        if row.agent not in self._door.config.agents:
+    async def reload(self, ask: Ask) -> HttpResponse:
+        row = await self._service.row(ask.path["id"], ask.caller.principal)
+        if row.agent not in self._service.config.agents:
             raise Conflict(f"The agent {row.agent!r} is not configured any more.", code="agent_not_configured")
-        return json_answer(ReloadedAnswer(await operations.reload(self._door, row.id, ask.caller.principal)))
+        return json_answer(ReloadedAnswer(await operations.reload(self._service, row.id, ask.caller.principal)))
 
 
 def _place(text: str) -> tuple[float, str, str]:

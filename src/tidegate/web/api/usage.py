@@ -15,7 +15,7 @@ from tidegate.sessions import BudgetView, Sessions
 from tidegate.store import UsageTotal, usage
 from tidegate.values import BILLION
 from tidegate.web.app.endpoint import Ask, Endpoint
-from tidegate.web.app.error_responses import Answer, json_answer
+from tidegate.web.app.error_responses import HttpResponse, json_answer
 from tidegate.web.app.request_body import moment
 
 MOST_ROWS = 1000
@@ -73,8 +73,8 @@ class BudgetsAnswer(msgspec.Struct, frozen=True):
 
 
 class UsageApi:
-    def __init__(self, door: Sessions) -> None:
-        self._door = door
+    def __init__(self, service: Sessions) -> None:
+        self._service = service
 
     def endpoints(self) -> list[Endpoint]:
         return [
@@ -89,14 +89,14 @@ class UsageApi:
             ),
         ]  # fmt: skip
 
-    async def usage(self, ask: Ask) -> Answer:
+    async def usage(self, ask: Ask) -> HttpResponse:
         query: UsageQuery = ask.query
-        now = self._door.clock()
+        now = self._service.clock()
         since = moment("since", query.since, now)
         until = None if query.until is None else moment("until", query.until, now)
         if until is not None and until <= since:
             raise Refused("until must be later than since.", param="until")
-        rows, total = await self._door.usage(
+        rows, total = await self._service.usage(
             ask.caller.principal,
             by=query.by,
             since=since,
@@ -115,11 +115,11 @@ class UsageApi:
             )
         )
 
-    async def budgets(self, ask: Ask) -> Answer:
+    async def budgets(self, ask: Ask) -> HttpResponse:
         query: BudgetsQuery = ask.query
         principal = ask.caller.principal
-        session = None if query.session is None else await self._door.row(query.session, principal)
-        return json_answer(BudgetsAnswer(*await self._door.budgets.seen_by(principal, session)))
+        session = None if query.session is None else await self._service.row(query.session, principal)
+        return json_answer(BudgetsAnswer(*await self._service.budgets.seen_by(principal, session)))
 
 
 def _row(total: UsageTotal) -> UsageRow:

@@ -22,25 +22,25 @@ from tidegate.security import Principal, Redactor
 from tidegate.sessions import Sessions
 from tidegate.store import Store
 from tidegate.web.api.admin import Admin
-from tidegate.web.api.approvals import QuestionsApi
+from tidegate.web.api.approvals import ApprovalsApi
 from tidegate.web.api.audit import AuditApi
 from tidegate.web.api.browsers import BrowsersApi
-from tidegate.web.api.conversations import Api
-from tidegate.web.api.event_stream import Events
+from tidegate.web.api.conversations import ConversationsApi
+from tidegate.web.api.event_stream import EventStream
 from tidegate.web.api.memory import MemoryApi
 from tidegate.web.api.projects import ProjectsApi
-from tidegate.web.api.session_settings import Upkeep
+from tidegate.web.api.session_settings import SessionSettingsApi
 from tidegate.web.api.usage import UsageApi
-from tidegate.web.app.auth import Keyring
+from tidegate.web.app.auth import Credentials
 from tidegate.web.app.cors import Cors
 from tidegate.web.app.endpoint import Ask, Endpoint, PathApp
-from tidegate.web.app.error_responses import Answer, Errors, Headers, json_answer, request_id, send_answer
+from tidegate.web.app.error_responses import ErrorResponses, Headers, HttpResponse, json_answer, request_id, send_answer
 from tidegate.web.app.health import Health
-from tidegate.web.app.page_files import Pages
-from tidegate.web.app.request_body import Bodies, Gone
+from tidegate.web.app.page_files import PageFiles
+from tidegate.web.app.request_body import Gone, RequestBodies
 from tidegate.web.app.routes import Routes
 from tidegate.web.app.sse import KEEP_ALIVE_SECONDS, Pulse
-from tidegate.web.app.traffic import OTHER, Traffic
+from tidegate.web.app.traffic import OTHER, HttpCounters
 from tidegate.web.chat.completions import CHAT, ChatCompletions
 from tidegate.web.http1.protocol import ABORT, EXTRA
 
@@ -97,12 +97,12 @@ class App:
         *,
         chat: ChatCompletions,
         endpoints: list[Endpoint],
-        keyring: Keyring,
-        bodies: Bodies,
-        events: Events,
+        keyring: Credentials,
+        bodies: RequestBodies,
+        events: EventStream,
         pulse: Pulse,
-        errors: Errors,
-        traffic: Traffic,
+        errors: ErrorResponses,
+        traffic: HttpCounters,
         health: Health,
         cors: Cors,
         descriptors: Descriptors,
@@ -192,13 +192,13 @@ class App:
             answers={200: dict[str, Any]},
         )  # fmt: skip
 
-    async def _describe(self, ask: Ask) -> Answer:
+    async def _describe(self, ask: Ask) -> HttpResponse:
         if self._description is None:
             from tidegate.web.app.openapi import describe_api  # asked for rarely, and kept
 
             self._description = json_answer(describe_api([CHAT, *self.endpoints])).body
         body = self._description
-        return Answer(200, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))], body)
+        return HttpResponse(200, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))], body)
 
     # -- failures --
 
@@ -235,7 +235,7 @@ class App:
 
 def create_app(
     *,
-    door: Sessions,
+    service: Sessions,
     commands: Commands,
     store: Store,
     config: Config,
@@ -252,28 +252,28 @@ def create_app(
     the digest of the key that the command line uses."""
 
     def agents(principal: Principal) -> tuple[str, ...]:
-        return tuple(view.name for view in door.agents(principal))
+        return tuple(view.name for view in service.agents(principal))
 
-    errors = Errors(redactor.text)
-    bodies = Bodies(config.limits.body_bytes)
+    errors = ErrorResponses(redactor.text)
+    bodies = RequestBodies(config.limits.body_bytes)
     pulse = Pulse(keep_alive)
-    events = Events(door, pulse, config.limits)
-    keyring = Keyring(store, config.server, agents, revoked=events.end, terminal=terminal)
-    traffic = Traffic()
-    pages = Pages()
+    events = EventStream(service, pulse, config.limits)
+    keyring = Credentials(store, config.server, agents, revoked=events.end, terminal=terminal)
+    traffic = HttpCounters()
+    pages = PageFiles()
 
     def caches() -> tuple[CacheStats, ...]:
-        return (keyring.stats(), pages.stats(), *door.caches())
+        return (keyring.stats(), pages.stats(), *service.caches())
 
-    door.ledger.view("cache", lambda: ((f"cache {stats.name}", stats.holding) for stats in caches()))
-    door.ledger.view("request body", lambda: (("process", Holding(0, bodies.held)),))
+    service.ledger.view("cache", lambda: ((f"cache {stats.name}", stats.holding) for stats in caches()))
+    service.ledger.view("request body", lambda: (("process", Holding(0, bodies.held)),))
 
-    def load_metrics() -> Callable[[], Answer]:
+    def load_metrics() -> Callable[[], HttpResponse]:
         from tidegate.web.app.metrics import Metrics
 
         return Metrics(
             traffic=traffic,
-            door=door.status,
+            service=service.status,
             store=store.stats,
             caches=caches,
             gauges=lambda: {
@@ -283,22 +283,22 @@ def create_app(
                 "open_streams": float(len(pulse.open)),
             },
             limits=config.limits,
-            ledger=door.ledger,
+            ledger=service.ledger,
         ).answer
 
     admin = Admin(keyring, health, load_metrics, pages, status, frozenset(config.agents))
     return App(
-        chat=ChatCompletions(door, keyring, bodies, errors, pulse, config),
+        chat=ChatCompletions(service, keyring, bodies, errors, pulse, config),
         endpoints=[
             *admin.endpoints(),
             *BrowsersApi(keyring).endpoints(),
-            *Api(door, commands, events).endpoints(),
-            *Upkeep(door).endpoints(),
-            *QuestionsApi(door).endpoints(),
-            *UsageApi(door).endpoints(),
-            *AuditApi(door).endpoints(),
-            *MemoryApi(door).endpoints(),
-            *ProjectsApi(door).endpoints(),
+            *ConversationsApi(service, commands, events).endpoints(),
+            *SessionSettingsApi(service).endpoints(),
+            *ApprovalsApi(service).endpoints(),
+            *UsageApi(service).endpoints(),
+            *AuditApi(service).endpoints(),
+            *MemoryApi(service).endpoints(),
+            *ProjectsApi(service).endpoints(),
         ],
         keyring=keyring,
         bodies=bodies,
@@ -312,7 +312,7 @@ def create_app(
     )
 
 
-def _routes(endpoints: list[Endpoint], keyring: Keyring, bodies: Bodies) -> Routes:
+def _routes(endpoints: list[Endpoint], keyring: Credentials, bodies: RequestBodies) -> Routes:
     by_path: dict[str, list[Endpoint]] = {}
     for endpoint in endpoints:
         by_path.setdefault(endpoint.path, []).append(endpoint)

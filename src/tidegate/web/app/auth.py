@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from tidegate.config import Server, is_loopback
+from tidegate.config import ServerSettings, is_loopback
 from tidegate.errors import Conflict, NotAllowed, NotFound, StoreFailed, Unauthenticated
 from tidegate.lifetimes import BoundedCache, CacheStats
 from tidegate.log import Log
@@ -97,11 +97,11 @@ class SignIn(Frozen, frozen=True):
     page_token: str
 
 
-class Keyring:
+class Credentials:
     def __init__(
         self,
         store: Store,
-        server: Server,
+        server: ServerSettings,
         agents: Callable[[Principal], tuple[str, ...]],
         *,
         revoked: Callable[[Collection[str]], None] = lambda keys: None,
@@ -359,7 +359,7 @@ class Keyring:
         scheme = "https" if self._secure else "http"
         return origin == f"{scheme}://{headers.get(b'host', b'').decode('latin-1').lower()}"
 
-    def _own_hosts(self, server: Server) -> frozenset[str]:
+    def _own_hosts(self, server: ServerSettings) -> frozenset[str]:
         listed = (urlsplit(origin).hostname for origin in server.origins)
         return _LOCAL_NAMES | {server.host.lower().strip("[]")} | {name for name in listed if name}
 

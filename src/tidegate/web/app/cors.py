@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from tidegate.web.app.error_responses import Answer, Headers
+from tidegate.web.app.error_responses import Headers, HttpResponse
 
 _ALLOWED = (
     b"Authorization, Content-Type, Idempotency-Key, Last-Event-ID, X-Busy, X-Events, X-On-Disconnect, X-Page-Token, "
@@ -44,11 +44,11 @@ class Cors:
             (b"vary", b"Origin"),
         ]
 
-    def preflight(self, scope: dict[str, Any], headers: Headers) -> Answer | None:
+    def preflight(self, scope: dict[str, Any], headers: Headers) -> HttpResponse | None:
         """The answer to a browser that asks beforehand; None if that is not what this is, or it may not."""
         if scope["method"] != "OPTIONS" or len(headers) < 2:
             return None
         wanted = next((value for name, value in scope["headers"] if name == b"access-control-request-headers"), b"")
         is_list = len(wanted) <= _NAMES_BYTES and _NAMES.fullmatch(wanted) is not None
         allowed = (b"access-control-allow-headers", wanted if is_list else _ALLOWED)
-        return Answer(204, [*_PREFLIGHT, allowed], b"")
+        return HttpResponse(204, [*_PREFLIGHT, allowed], b"")

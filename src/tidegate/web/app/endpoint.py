@@ -13,10 +13,10 @@ import msgspec
 
 from tidegate.errors import Refused
 from tidegate.security import Right
-from tidegate.web.app.auth import Caller, Keyring
-from tidegate.web.app.error_responses import Answer, send_answer
+from tidegate.web.app.auth import Caller, Credentials
+from tidegate.web.app.error_responses import HttpResponse, send_answer
 from tidegate.web.app.headers import headers_of
-from tidegate.web.app.request_body import Bodies, decode, refuse, refuse_duplicates
+from tidegate.web.app.request_body import RequestBodies, decode, refuse, refuse_duplicates
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
@@ -43,7 +43,7 @@ class Ask(msgspec.Struct, frozen=True):
         return self.who
 
 
-Handler = Callable[[Ask], Awaitable[Answer | None]]
+Handler = Callable[[Ask], Awaitable[HttpResponse | None]]
 """Returns the answer, or None when it has sent one itself."""
 
 
@@ -75,7 +75,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 class PathApp:
     """The endpoints of one path."""
 
-    def __init__(self, endpoints: list[Endpoint], keyring: Keyring, bodies: Bodies) -> None:
+    def __init__(self, endpoints: list[Endpoint], keyring: Credentials, bodies: RequestBodies) -> None:
         self._by_method = {endpoint.method: endpoint for endpoint in endpoints}
         self._decoders = {
             endpoint.method: msgspec.json.Decoder(endpoint.body) for endpoint in endpoints if endpoint.body is not None

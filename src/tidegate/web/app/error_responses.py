@@ -44,7 +44,7 @@ class ErrorAnswer(msgspec.Struct, frozen=True):
     error: ErrorBody
 
 
-class Answer(msgspec.Struct, frozen=True):
+class HttpResponse(msgspec.Struct, frozen=True):
     """A complete answer, ready to be sent."""
 
     status: int
@@ -52,13 +52,13 @@ class Answer(msgspec.Struct, frozen=True):
     body: bytes
 
 
-class Errors:
+class ErrorResponses:
     """Turns errors into answers. `clean` takes secrets out of text."""
 
     def __init__(self, clean: Callable[[str], str]) -> None:
         self._clean = clean
 
-    def of(self, error: Exception) -> Answer:
+    def of(self, error: Exception) -> HttpResponse:
         if isinstance(error, Refused):
             retry_after = error.retry_after if isinstance(error, Busy) else None
             kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
@@ -70,7 +70,7 @@ class Errors:
             log.warning("a request failed", code=failure.code, error=error.message)
         return self.of_failure(failure)
 
-    def of_failure(self, failure: Failure) -> Answer:
+    def of_failure(self, failure: Failure) -> HttpResponse:
         """The answer for a turn that failed, live or replayed."""
         retry_after = failure.retry_after
         if retry_after is None and failure.retry:
@@ -90,7 +90,7 @@ class Errors:
 
     def _answer(
         self, status: int, message: str, kind: str, param: str | None, code: str | None, retry_after: float | None
-    ) -> Answer:
+    ) -> HttpResponse:
         body = ErrorBody(message=self._clean(message), type=kind, param=param, code=code)
         headers: Headers = []
         if retry_after is not None:
@@ -107,12 +107,12 @@ def request_id() -> bytes:
     return b"req_" + os.urandom(12).hex().encode()
 
 
-def json_answer(value: Any, *, status: int = 200, headers: Headers | None = None) -> Answer:
+def json_answer(value: Any, *, status: int = 200, headers: Headers | None = None) -> HttpResponse:
     body = msgspec.json.encode(value)
     plain: Headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    return Answer(status, plain + headers if headers else plain, body)
+    return HttpResponse(status, plain + headers if headers else plain, body)
 
 
-async def send_answer(send: Send, answer: Answer) -> None:
+async def send_answer(send: Send, answer: HttpResponse) -> None:
     await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
     await send({"type": "http.response.body", "body": answer.body})

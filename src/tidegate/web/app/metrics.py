@@ -22,27 +22,27 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from tidegate import __version__
-from tidegate.config import Limits
+from tidegate.config import LimitSettings
 from tidegate.lifetimes import CacheStats, Ledger
 from tidegate.store import StoreStats
-from tidegate.web.app.error_responses import Answer
-from tidegate.web.app.traffic import SECONDS, Traffic
+from tidegate.web.app.error_responses import HttpResponse
+from tidegate.web.app.traffic import SECONDS, HttpCounters
 
 
 class Metrics:
     def __init__(
         self,
         *,
-        traffic: Traffic,
-        door: Callable[[], dict[str, Any]],
+        traffic: HttpCounters,
+        service: Callable[[], dict[str, Any]],
         store: Callable[[], StoreStats],
         caches: Callable[[], Iterable[CacheStats]],
         gauges: Callable[[], dict[str, float]],
-        limits: Limits,
+        limits: LimitSettings,
         ledger: Ledger,
     ) -> None:
         self._traffic = traffic
-        self._door = door
+        self._service = service
         self._store = store
         self._caches = caches
         self._gauges = gauges
@@ -51,15 +51,15 @@ class Metrics:
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_Reading(self))
 
-    def answer(self) -> Answer:
+    def answer(self) -> HttpResponse:
         body = generate_latest(self._registry)
         headers = [(b"content-type", CONTENT_TYPE_LATEST.encode()), (b"content-length", str(len(body)).encode())]
-        return Answer(200, headers, body)
+        return HttpResponse(200, headers, body)
 
     def read(self) -> Iterator[Metric]:
         yield InfoMetricFamily("tidegate", "The program.", value={"version": __version__})
         yield from self._traffic_metrics()
-        yield from self._door_metrics(self._door())
+        yield from self._door_metrics(self._service())
         yield from self._store_metrics(self._store())
         yield from self._cache_metrics()
         yield from self._limit_metrics()

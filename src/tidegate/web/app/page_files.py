@@ -12,7 +12,7 @@ import anyio.to_thread
 
 from tidegate.errors import NotFound
 from tidegate.lifetimes import BoundedCache, CacheStats
-from tidegate.web.app.error_responses import Answer
+from tidegate.web.app.error_responses import HttpResponse
 
 _TYPES = {
     ".html": b"text/html; charset=utf-8",
@@ -47,10 +47,10 @@ SAFETY = [
 ]
 
 
-class Pages:
+class PageFiles:
     def __init__(self, folder: Path = FOLDER) -> None:
         self._folder = folder
-        self._kept: BoundedCache[str, Answer] = BoundedCache(
+        self._kept: BoundedCache[str, HttpResponse] = BoundedCache(
             "pages",
             cap=KEPT_FILES,
             ttl=KEPT_SECONDS,
@@ -58,18 +58,18 @@ class Pages:
             weigh=lambda answer: len(answer.body),
         )
 
-    async def get(self, name: str, known: bytes | None) -> Answer:
+    async def get(self, name: str, known: bytes | None) -> HttpResponse:
         """The file, or 304 for a client whose ETag is still right."""
         answer = await self._kept.get_or_make(name, lambda: anyio.to_thread.run_sync(self._read, name))
         tag = next(value for key, value in answer.headers if key == b"etag")
         if known is not None and tag in (piece.strip() for piece in known.split(b",")):
-            return Answer(304, [(b"etag", tag), (b"cache-control", b"no-cache")], b"")
+            return HttpResponse(304, [(b"etag", tag), (b"cache-control", b"no-cache")], b"")
         return answer
 
     def stats(self) -> CacheStats:
         return self._kept.stats()
 
-    def _read(self, name: str) -> Answer:
+    def _read(self, name: str) -> HttpResponse:
         """Names are compared with what lies in the folder; none is ever joined to a path."""
         for path in self._folder.rglob("*"):
             if path.relative_to(self._folder).as_posix() == name and path.is_file() and not path.is_symlink():
@@ -79,7 +79,7 @@ class Pages:
         raise NotFound("There is no such page.")
 
 
-def _answer(body: bytes, kind: bytes) -> Answer:
+def _answer(body: bytes, kind: bytes) -> HttpResponse:
     tag = b'"%b"' % hashlib.sha256(body).hexdigest()[:32].encode()
     headers = [
         (b"content-type", kind),
@@ -88,4 +88,4 @@ def _answer(body: bytes, kind: bytes) -> Answer:
         (b"cache-control", b"no-cache"),
         *SAFETY,
     ]
-    return Answer(200, headers, body)
+    return HttpResponse(200, headers, body)

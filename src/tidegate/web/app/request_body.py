@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tidegate.config import Duration, Wrong
+from tidegate.config import Duration, InvalidValue
 from tidegate.errors import Busy, Refused, TooLarge
 from tidegate.models import repaired
 
@@ -41,7 +41,7 @@ class Gone(Exception):
     """The caller went away before its request was complete; there is nobody to answer."""
 
 
-class Bodies:
+class RequestBodies:
     """Reads bodies, each at most `limit` bytes, together at most `BODIES_AT_ONCE` times that; a body counts from its
     first bytes until `release`."""
 
@@ -180,7 +180,7 @@ def moment(param: str, text: str, now: float) -> float:
     """A time that a caller named: a time span up to now, or a date or time of UTC."""
     try:
         return now - float(Duration().read(text.strip()) or 0.0)
-    except Wrong:
+    except InvalidValue:
         pass
     try:
         found = datetime.fromisoformat(text.strip())

@@ -11,7 +11,7 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 
 OTHER = "other"
 
 
-class Traffic:
+class HttpCounters:
     """What passed over HTTP: counted by route and status, chat answers also by duration."""
 
     __slots__ = ("buckets", "requests", "seconds")

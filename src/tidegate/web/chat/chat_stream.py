@@ -8,12 +8,12 @@ events is told of everything, text that is void too. One object per reader, with
 import msgspec
 
 from tidegate.values import (
-    Answered,
-    Asked,
     Event,
     MessageAdded,
     Notice,
     Outcome,
+    QuestionAnswered,
+    QuestionAsked,
     TextDelta,
     TextReset,
     ToolEnded,
@@ -29,7 +29,7 @@ _STEP_GAP = "\n\n"
 """Between what the model said before its tools ran and what it says after."""
 
 
-class Telling:
+class ChatStream:
     __slots__ = ("_chunks", "_full", "_gap", "_last_said", "_opened", "_said", "broken", "outcome")
 
     def __init__(self, chunks: Chunks, *, full: bool) -> None:
@@ -105,10 +105,10 @@ class Telling:
                 return self._progress("tool_ended", event, f"tool {event.name} {ended}")
             case ToolProgress():
                 return self._named("tool_progress", event) if self._full else b""
-            case Asked():
+            case QuestionAsked():
                 waits = "an approval" if event.kind == "approval" else "an answer"
                 return self._progress("asked", event, f"waiting for {waits}")
-            case Answered():
+            case QuestionAnswered():
                 return self._progress("answered", event, f"the question was {event.state}")
             case Notice():
                 return self._progress("notice", event, event.text)

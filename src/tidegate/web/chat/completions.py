@@ -17,15 +17,15 @@ from tidegate.config import Config
 from tidegate.engine import TurnLog
 from tidegate.errors import NotFound, Refused, Stopping, TidegateError
 from tidegate.sessions import Sessions
-from tidegate.values import IDEMPOTENCY, RETRY, RETRY_MARK, Accepted, Failure, Inbound, Outcome, Receipt
+from tidegate.values import IDEMPOTENCY, RETRY, RETRY_MARK, Acceptance, Failure, Inbound, Outcome, Receipt
 from tidegate.web.app import headers as given
-from tidegate.web.app.auth import Caller, Keyring
+from tidegate.web.app.auth import Caller, Credentials
 from tidegate.web.app.disconnect import unless_gone
 from tidegate.web.app.endpoint import Endpoint
-from tidegate.web.app.error_responses import Answer, Errors, json_answer, send_answer
-from tidegate.web.app.request_body import Bodies, decode, refuse_duplicates
+from tidegate.web.app.error_responses import ErrorResponses, HttpResponse, json_answer, send_answer
+from tidegate.web.app.request_body import RequestBodies, decode, refuse_duplicates
 from tidegate.web.app.sse import Pulse, Stream
-from tidegate.web.chat.chat_stream import Telling
+from tidegate.web.chat.chat_stream import ChatStream
 from tidegate.web.chat.request import (
     ChatRequest,
     brings_tools,
@@ -75,7 +75,7 @@ CHAT = Endpoint(
 """Described here, but served before any routing: it is the hot path."""
 
 
-class Wish(msgspec.Struct, frozen=True):
+class ResponseWish(msgspec.Struct, frozen=True):
     """How a caller wants to be answered."""
 
     model: str
@@ -91,18 +91,24 @@ class Wish(msgspec.Struct, frozen=True):
     """Fields that the request has under another of their names."""
 
 
-class Asked(msgspec.Struct, frozen=True):
+class AcceptedRequest(msgspec.Struct, frozen=True):
     """What is left of a request once its message is accepted."""
 
-    accepted: Accepted
-    wish: Wish
+    accepted: Acceptance
+    wish: ResponseWish
 
 
 class ChatCompletions:
     def __init__(
-        self, door: Sessions, keyring: Keyring, bodies: Bodies, errors: Errors, pulse: Pulse, config: Config
+        self,
+        service: Sessions,
+        keyring: Credentials,
+        bodies: RequestBodies,
+        errors: ErrorResponses,
+        pulse: Pulse,
+        config: Config,
     ) -> None:
-        self._door = door
+        self._service = service
         self._keyring = keyring
         self._bodies = bodies
         self._errors = errors
@@ -123,22 +129,22 @@ class ChatCompletions:
             await self._answer(asked, send)
             return
         if await unless_gone(receive, partial(self._answer, asked, send)):
-            await self._door.abandon(asked.accepted.turn)
+            await self._service.abandon(asked.accepted.turn)
 
     # -- in --
 
-    async def _accept(self, headers: given.Headers, receive: Receive) -> Asked:
+    async def _accept(self, headers: given.Headers, receive: Receive) -> AcceptedRequest:
         body = await self._bodies.read(headers.get(b"content-length"), receive)
         size = len(body)
         try:
             caller = await self._keyring.caller("POST", headers)  # who may have been revoked while the body was awaited
             inbound, wish = self._understand(caller, headers, body)
             del body  # what waits for the store is the message, not also the bytes that it came in
-            return Asked(await self._door.accept(inbound), wish)
+            return AcceptedRequest(await self._service.accept(inbound), wish)
         finally:
             self._bodies.release(size)
 
-    def _understand(self, caller: Caller, headers: given.Headers, body: bytes) -> tuple[Inbound, Wish]:
+    def _understand(self, caller: Caller, headers: given.Headers, body: bytes) -> tuple[Inbound, ResponseWish]:
         request = decode(body, self._decoder)
         extras = b""
         if not _is_plain(body, request):
@@ -172,7 +178,7 @@ class ChatCompletions:
             on_disconnect=leaving,
             receipts=_receipts(key, given.retries(headers), name, body),
         )
-        return inbound, Wish(
+        return inbound, ResponseWish(
             model=request.model,
             stream=bool(request.stream),
             usage=bool(request.stream_options and request.stream_options.include_usage),
@@ -185,7 +191,7 @@ class ChatCompletions:
 
     # -- out --
 
-    async def _answer(self, asked: Asked, send: Send) -> None:
+    async def _answer(self, asked: AcceptedRequest, send: Send) -> None:
         if asked.wish.stream:
             await self._stream(asked, send)
             return
@@ -196,12 +202,12 @@ class ChatCompletions:
         else:
             await self._whole(outcome, asked, send)
 
-    async def _outcome(self, asked: Asked) -> Outcome:
+    async def _outcome(self, asked: AcceptedRequest) -> Outcome:
         if asked.accepted.how == "replayed":
-            return await self._door.outcome(asked.accepted.turn)
-        return await self._door.wait(asked.accepted.turn)
+            return await self._service.outcome(asked.accepted.turn)
+        return await self._service.wait(asked.accepted.turn)
 
-    async def _whole(self, outcome: Outcome, asked: Asked, send: Send) -> None:
+    async def _whole(self, outcome: Outcome, asked: AcceptedRequest, send: Send) -> None:
         if outcome.error is not None and not _is_partial(outcome):
             await self._refuse(self._errors.of_failure(_named(outcome.error, asked.wish)), asked, send)
             return
@@ -211,20 +217,20 @@ class ChatCompletions:
         value = completion(outcome, asked.wish.model, old_functions=asked.wish.old_functions)
         await send_answer(send, json_answer(value, headers=headers))
 
-    async def _refuse(self, answer: Answer, asked: Asked, send: Send) -> None:
+    async def _refuse(self, answer: HttpResponse, asked: AcceptedRequest, send: Send) -> None:
         """The turn exists, whatever became of it: its id is told."""
         answer.headers.extend(_turn_headers(asked))
         await send_answer(send, answer)
 
-    async def _stream(self, asked: Asked, send: Send) -> None:
-        log = self._door.live(asked.accepted.turn)
+    async def _stream(self, asked: AcceptedRequest, send: Send) -> None:
+        log = self._service.live(asked.accepted.turn)
         outcome: Outcome | None = None
         if log is None:
             outcome = await self._outcome(asked)
-        created = int(outcome.accepted if outcome is not None else self._door.clock())
+        created = int(outcome.accepted if outcome is not None else self._service.clock())
         wish = asked.wish
         chunks = Chunks(asked.accepted.turn, wish.model, created, usage=wish.usage, old_functions=wish.old_functions)
-        telling = Telling(chunks, full=wish.full)
+        telling = ChatStream(chunks, full=wish.full)
         broke = False
         async with Stream(send, self._pulse, _turn_headers(asked)) as stream:
             try:
@@ -238,9 +244,11 @@ class ChatCompletions:
                 broke = True
                 await stream.finish(self._errors.event_of(error))
         if telling.broken or broke:
-            await self._door.abandon(asked.accepted.turn)
+            await self._service.abandon(asked.accepted.turn)
 
-    async def _follow(self, log: TurnLog, telling: Telling, asked: Asked, stream: Stream, send: Send) -> None:
+    async def _follow(
+        self, log: TurnLog, telling: ChatStream, asked: AcceptedRequest, stream: Stream, send: Send
+    ) -> None:
         async with aclosing(log.read()) as batches:
             async for batch in batches:
                 data = telling.of(batch)
@@ -252,7 +260,13 @@ class ChatCompletions:
         await self._end(telling, None, asked, stream, send, b"")
 
     async def _end(
-        self, telling: Telling, outcome: Outcome | None, asked: Asked, stream: Stream, send: Send, data: bytes
+        self,
+        telling: ChatStream,
+        outcome: Outcome | None,
+        asked: AcceptedRequest,
+        stream: Stream,
+        send: Send,
+        data: bytes,
     ) -> None:
         if telling.broken:
             failure = Failure(
@@ -274,10 +288,10 @@ class ChatCompletions:
             return
         await self._refuse(self._errors.of_failure(failure), asked, send)
 
-    async def _unended(self, asked: Asked) -> Failure:
+    async def _unended(self, asked: AcceptedRequest) -> Failure:
         """Why a turn's log was closed without its end: the gateway stops, or the session was deleted under it."""
         try:
-            outcome = await self._door.wait(asked.accepted.turn)
+            outcome = await self._service.wait(asked.accepted.turn)
         except Stopping:
             return _STOPPING
         except Refused as error:
@@ -290,7 +304,7 @@ def _is_partial(outcome: Outcome) -> bool:
     return outcome.state == "stopped" and bool(outcome.text)
 
 
-def _named(failure: Failure, wish: Wish) -> Failure:
+def _named(failure: Failure, wish: ResponseWish) -> Failure:
     """The failure with the name by which this caller knows the field that is wrong."""
     name = wish.names.get(failure.param or "")
     if name is None:
@@ -299,7 +313,7 @@ def _named(failure: Failure, wish: Wish) -> Failure:
     return msgspec.structs.replace(failure, param=name, message=message)
 
 
-def _turn_headers(asked: Asked) -> list[tuple[bytes, bytes]]:
+def _turn_headers(asked: AcceptedRequest) -> list[tuple[bytes, bytes]]:
     headers = [(b"x-turn-id", asked.accepted.turn.encode())]
     told = ["ignored"] if asked.wish.ignores_tools else []
     if asked.accepted.tools.changed:

@@ -12,7 +12,7 @@ import msgspec
 
 from tidegate.errors import Refused, TooLarge
 from tidegate.spool import DOCUMENT_BYTES, SOUND_BYTES, media_type_of
-from tidegate.values import PDF, Brought
+from tidegate.values import PDF, Attachment
 
 MEDIA_PARTS = ("image_url", "input_audio", "file")
 NAME_CHARACTERS = 200
@@ -37,7 +37,7 @@ class File(msgspec.Struct):
     file_id: str | None = None
 
 
-class Part(msgspec.Struct):
+class ContentPart(msgspec.Struct):
     type: str
     text: str | None = None
     refusal: str | None = None
@@ -46,7 +46,7 @@ class Part(msgspec.Struct):
     file: File | None = None
 
 
-def brought_by(part: Part, where: str, message: int) -> Brought | None:
+def brought_by(part: ContentPart, where: str, message: int) -> Attachment | None:
     """The media of a part of one of `MEDIA_PARTS`; none of a file that is text."""
     filename = ""
     if part.type == "input_audio":
@@ -61,10 +61,10 @@ def brought_by(part: Part, where: str, message: int) -> Brought | None:
         if kind == PDF:
             _bound(len(data), DOCUMENT_BYTES, "a document's bytes", f"{where}.file.file_data")
         filename = (part.file.filename if part.file is not None else None) or ""
-    return Brought(message=message, name=where, data=data, filename=filename)
+    return Attachment(message=message, name=where, data=data, filename=filename)
 
 
-def text_of_file(part: Part, where: str) -> str:
+def text_of_file(part: ContentPart, where: str) -> str:
     """The text of a file with its name above it; empty for media."""
     data = _file(part.file, f"{where}.file")
     if media_type_of(data):

@@ -14,9 +14,9 @@ import msgspec
 from msgspec import Meta, Raw
 
 from tidegate.errors import Refused, TooLarge
-from tidegate.values import Brought, Call, CallerTools, Frozen, Message, ToolCall, ToolDefinition
+from tidegate.values import Attachment, Call, CallerTools, Frozen, Message, ToolCall, ToolDefinition
 from tidegate.web.app.request_body import refuse
-from tidegate.web.chat.content_parts import MEDIA_PARTS, Part, brought_by, text_of_file
+from tidegate.web.chat.content_parts import MEDIA_PARTS, ContentPart, brought_by, text_of_file
 
 REASONING = {
     "none": "off",
@@ -94,7 +94,7 @@ class ToolCallIn(msgspec.Struct):
 
 class ChatMessage(msgspec.Struct):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     name: Label | None = None
     tool_calls: list[ToolCallIn] | None = None
     tool_call_id: str | None = None
@@ -375,22 +375,22 @@ def _response_format(request: ChatRequest) -> bytes:
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 
-class Understood(Frozen, frozen=True):
+class ParsedMessages(Frozen, frozen=True):
     """What a request's messages mean: those that are taken in, the extra prompt, and what users' messages bring."""
 
     messages: tuple[Message, ...]
     extra_prompt: str | None
-    brought: tuple[Brought, ...] = ()
+    brought: tuple[Attachment, ...] = ()
 
 
-def new_message(messages: Sequence[ChatMessage], limit: int) -> Understood:
+def new_message(messages: Sequence[ChatMessage], limit: int) -> ParsedMessages:
     """For a named session, whose history is ours: what follows the last assistant message is new. Results of the tools
     that the caller runs come first, then what the user says becomes one message."""
     last = max((index for index, message in enumerate(messages) if message.role == "assistant"), default=-1)
     prompts: list[str] = []
     results: list[Message] = []
     said: list[int] = []
-    brought: list[Brought] = []
+    brought: list[Attachment] = []
     for index, message in enumerate(messages):
         if message.role in ("system", "developer"):
             prompts.append(_text(message, index))
@@ -431,10 +431,10 @@ def new_message(messages: Sequence[ChatMessage], limit: int) -> Understood:
     return _understood(tuple(found), "\n\n".join(filter(None, prompts)), brought)
 
 
-def conversation(messages: Sequence[ChatMessage], limit: int) -> Understood:
+def conversation(messages: Sequence[ChatMessage], limit: int) -> ParsedMessages:
     """For an ephemeral session: the whole conversation."""
     prompts: list[str] = []
-    brought: list[Brought] = []
+    brought: list[Attachment] = []
     found: list[Message] = []
     open_calls: dict[str, str] = {}
     taken: set[str] = set()
@@ -467,7 +467,7 @@ def conversation(messages: Sequence[ChatMessage], limit: int) -> Understood:
     return _understood(tuple(found), "\n\n".join(prompts), brought)
 
 
-def _understood(messages: tuple[Message, ...], prompt: str, brought: list[Brought]) -> Understood:
+def _understood(messages: tuple[Message, ...], prompt: str, brought: list[Attachment]) -> ParsedMessages:
     if len(brought) > MOST_MEDIA:
         raise TooLarge(
             f"`messages` bring {len(brought)} pictures, sounds and documents; at most {MOST_MEDIA} are taken at once.",
@@ -475,7 +475,7 @@ def _understood(messages: tuple[Message, ...], prompt: str, brought: list[Brough
             value=MOST_MEDIA,
             param="messages",
         )
-    return Understood(messages=messages, extra_prompt=prompt or None, brought=tuple(brought))
+    return ParsedMessages(messages=messages, extra_prompt=prompt or None, brought=tuple(brought))
 
 
 def _assistant(message: ChatMessage, index: int, open_calls: dict[str, str], taken: set[str]) -> Message:
@@ -523,16 +523,16 @@ def _unanswered(index: int, open_calls: dict[str, str]) -> Refused:
     )
 
 
-def _said(message: ChatMessage, index: int, number: int, limit: int) -> tuple[str, list[Brought]]:
+def _said(message: ChatMessage, index: int, number: int, limit: int) -> tuple[str, list[Attachment]]:
     """What a user's message says, and what it brings; it will be the one of this number."""
     if message.content is None:
         raise Refused(f"`messages[{index}].content` is missing.", param=f"messages[{index}].content")
     return _content(message, index, number, limit)
 
 
-def _content(message: ChatMessage, index: int, number: int, limit: int) -> tuple[str, list[Brought]]:
+def _content(message: ChatMessage, index: int, number: int, limit: int) -> tuple[str, list[Attachment]]:
     """The text of a user's message or a tool's result, and the media that it brings."""
-    brought: list[Brought] = []
+    brought: list[Attachment] = []
     for place, part in enumerate(message.content if isinstance(message.content, list) else ()):
         if part.type in MEDIA_PARTS and (media := brought_by(part, f"messages[{index}].content[{place}]", number)):
             brought.append(media)

@@ -9,10 +9,10 @@ nothing: the connection has the transport.
 import asyncio
 from typing import Any
 
-from tidegate.web.http1.lingering_close import Lingering
+from tidegate.web.http1.lingering_close import LingeringClose
 
 
-class Corked(asyncio.Transport):
+class BufferedTransport(asyncio.Transport):
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
         self._transport = transport
@@ -51,7 +51,7 @@ class Corked(asyncio.Transport):
         self.write = _dropped  # type: ignore[method-assign]
         receiver = self._transport.get_protocol()
         assert isinstance(receiver, asyncio.Protocol)
-        Lingering(receiver, self._transport, self._loop).start()
+        LingeringClose(receiver, self._transport, self._loop).start()
 
     def send_ahead(self, data: bytes) -> None:
         """Send, now, the bytes that the next write will begin with."""

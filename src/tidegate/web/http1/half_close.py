@@ -8,7 +8,7 @@ are sent ahead: who has gone refuses them. It owns its timer, until `stop`.
 import asyncio
 import socket
 
-from tidegate.web.http1.buffered_transport import Corked
+from tidegate.web.http1.buffered_transport import BufferedTransport
 
 HEAD_AHEAD = b"HTTP/1.1 "
 """What every answer begins with, whatever it will say."""
@@ -19,8 +19,8 @@ FIRST_LOOK = 0.02
 LONGEST_LOOK = 1.0
 
 
-class HalfClosed:
-    def __init__(self, transport: Corked, loop: asyncio.AbstractEventLoop) -> None:
+class HalfCloseWatch:
+    def __init__(self, transport: BufferedTransport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self._loop = loop
         self._wait = FIRST_LOOK

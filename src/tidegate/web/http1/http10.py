@@ -9,7 +9,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 
-class Unframed:
+class Http10Response:
     """Takes the place of a request's `send`."""
 
     def __init__(self, cycle: RequestResponseCycle) -> None:

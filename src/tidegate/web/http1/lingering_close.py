@@ -13,7 +13,7 @@ LINGER_SECONDS = 30.0
 """Long enough for a slow line to bring the rest of a body, and to take the answer."""
 
 
-class Lingering(asyncio.Protocol):
+class LingeringClose(asyncio.Protocol):
     """Takes the place of the connection as the receiver of what comes in; `start` once."""
 
     def __init__(

@@ -22,9 +22,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from tidegate.web.app.error_responses import ErrorAnswer, ErrorBody, request_id
-from tidegate.web.http1.buffered_transport import Corked
-from tidegate.web.http1.half_close import HalfClosed
-from tidegate.web.http1.http10 import Unframed
+from tidegate.web.http1.buffered_transport import BufferedTransport
+from tidegate.web.http1.half_close import HalfCloseWatch
+from tidegate.web.http1.http10 import Http10Response
 
 HEADER_BYTES = 64 * 1024
 """Request line and headers together: a cookie jar of a browser on localhost can be large, nothing else is."""
@@ -52,8 +52,8 @@ _VERSIONS = ("1.0", "1.1")
 StartTask = Callable[[Any, Any], "asyncio.Task[None]"]
 
 
-class Connection(HttpToolsProtocol):
-    _corked: Corked
+class HttpConnection(HttpToolsProtocol):
+    _corked: BufferedTransport
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Connection(HttpToolsProtocol):
         loop: asyncio.AbstractEventLoop,
         *,
         extra: bool,
-        lost: Callable[["Connection"], None],
+        lost: Callable[["HttpConnection"], None],
     ) -> None:
         super().__init__(config, state, {}, loop)
         self.extra = extra
@@ -78,7 +78,7 @@ class Connection(HttpToolsProtocol):
         self._in_head = True
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
-        self._half_closed: HalfClosed | None = None
+        self._half_closed: HalfCloseWatch | None = None
         self._refusal = (400, "This is not a valid HTTP request.", "invalid_http")
         self._refused = False
 
@@ -97,7 +97,7 @@ class Connection(HttpToolsProtocol):
         # asyncio does this only for a listener that was made with its protocol named; without it a second small piece
         # of a stream waits for the acknowledgement of the first, which clients delay by 40 ms.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._corked = Corked(transport, self.loop)
+        self._corked = BufferedTransport(transport, self.loop)
         super().connection_made(self._corked)
         patience = EXTRA_HEAD_SECONDS if self.extra else HEAD_SECONDS
         self._head_timer = self.loop.call_later(patience, self.timeout_keep_alive_handler)
@@ -119,7 +119,7 @@ class Connection(HttpToolsProtocol):
             return False
         cycle.keep_alive = False
         if not self.pipeline:
-            self._half_closed = HalfClosed(self._corked, self.loop)
+            self._half_closed = HalfCloseWatch(self._corked, self.loop)
             self._half_closed.start(begun=cycle.response_started, chunked=bool(cycle.chunked_encoding))
         return True
 
@@ -251,7 +251,7 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if cycle.scope["http_version"] == "1.0":
-            cycle.send = Unframed(cycle)  # type: ignore[method-assign]
+            cycle.send = Http10Response(cycle)  # type: ignore[method-assign]
         task = self._start(cycle, app)
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)

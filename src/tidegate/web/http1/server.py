@@ -26,7 +26,7 @@ from tidegate.lifetimes import Descriptors, Holding, Listener, Room, Scope
 from tidegate.log import Log
 from tidegate.web.app.app import App
 from tidegate.web.app.health import Check
-from tidegate.web.http1.protocol import HEAD_SECONDS, Connection
+from tidegate.web.http1.protocol import HEAD_SECONDS, HttpConnection
 
 BACKLOG = 1024
 """Connections that the kernel keeps for us while we are busy."""
@@ -116,7 +116,7 @@ class Server:
         idle = [
             each
             for each in self._state.connections
-            if isinstance(each, Connection)
+            if isinstance(each, HttpConnection)
             and each.is_idle
             and each.since <= before
             and not each.transport.is_closing()
@@ -138,7 +138,7 @@ class Server:
         loop = asyncio.get_running_loop()
         try:
             await loop.connect_accepted_socket(
-                lambda: Connection(self._uvicorn, self._state, self._run, loop, extra=extra, lost=self._lost),
+                lambda: HttpConnection(self._uvicorn, self._state, self._run, loop, extra=extra, lost=self._lost),
                 sock,
                 ssl=self._tls,
                 ssl_handshake_timeout=None if self._tls is None else HEAD_SECONDS,
@@ -150,7 +150,7 @@ class Server:
             self._opening -= 1
             self._resume()
 
-    def _lost(self, connection: Connection) -> None:
+    def _lost(self, connection: HttpConnection) -> None:
         self._extra -= connection.extra
         self._resume()
 

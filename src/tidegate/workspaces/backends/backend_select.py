@@ -11,8 +11,8 @@ from types import MappingProxyType
 
 from tidegate.config import WorkspaceSettings
 from tidegate.errors import ToolFailed
-from tidegate.lifetimes import Flight
-from tidegate.workspaces.backends.interface import Backend, Box, BoxSpec, Enforcement, OpenBox
+from tidegate.lifetimes import SingleFlight
+from tidegate.workspaces.backends.interface import Backend, Enforcement, OpenSandbox, Sandbox, SandboxSpec
 from tidegate.workspaces.files import Files, Mount
 from tidegate.workspaces.kernel.cgroups import Cgroups
 from tidegate.workspaces.kernel.users import is_root
@@ -50,7 +50,7 @@ class NoCommands:
     def inner(self, folder: Path) -> str:
         return "/workspace"
 
-    def files(self, spec: BoxSpec, box: OpenBox) -> Files:
+    def files(self, spec: SandboxSpec, box: OpenSandbox) -> Files:
         from tidegate.workspaces.files.local import LocalFiles  # with the first file that is asked for
 
         mount = Mount(inner="/workspace", folder=spec.folder, project=spec.project)
@@ -59,11 +59,11 @@ class NoCommands:
     async def check(self) -> str | None:
         return None
 
-    async def open(self, spec: BoxSpec) -> Box:
+    async def open(self, spec: SandboxSpec) -> Sandbox:
         raise ToolFailed(self.why)
 
 
-class Choice:
+class BackendSelection:
     """The backend that the settings name; `make` makes one of a name, for tests too."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Choice:
         self._groups = groups
         self._make = make or self._make_backend
         self._chosen: Backend | None = None
-        self._choosing: Flight[Backend] | None = None
+        self._choosing: SingleFlight[Backend] | None = None
 
     @property
     def known(self) -> Backend | None:
@@ -84,7 +84,7 @@ class Choice:
     async def backend(self) -> Backend:
         while self._chosen is None:
             if self._choosing is None:
-                self._choosing = Flight()
+                self._choosing = SingleFlight()
                 try:
                     self._chosen = await self._choosing.lead(self._choose)
                 finally:
@@ -119,13 +119,13 @@ class Choice:
     def _make_backend(self, name: str) -> Backend:
         """What is not used is not imported."""
         if name == "bubblewrap":
-            from tidegate.workspaces.backends.bubblewrap import Bubblewrap
+            from tidegate.workspaces.backends.bubblewrap import BubblewrapBackend
 
-            return Bubblewrap(self._spawner, self._groups)
+            return BubblewrapBackend(self._spawner, self._groups)
         if name == "local":
-            from tidegate.workspaces.backends.local import Local
+            from tidegate.workspaces.backends.local import LocalBackend
 
-            return Local(self._spawner, self._groups)
-        from tidegate.workspaces.backends.ssh import Ssh
+            return LocalBackend(self._spawner, self._groups)
+        from tidegate.workspaces.backends.ssh import SshBackend
 
-        return Ssh(self._spawner, self._settings.ssh_host, self._settings.ssh_options)
+        return SshBackend(self._spawner, self._settings.ssh_host, self._settings.ssh_options)

@@ -42,22 +42,31 @@ from tidegate.workspaces.backends import guardian, sandbox_network, shell_script
 from tidegate.workspaces.backends.interface import (
     MARK,
     OWNER,
-    BoxSpec,
     Enforcement,
-    Load,
-    OpenBox,
-    Strain,
+    LimitEvents,
+    OpenSandbox,
+    SandboxSpec,
+    SandboxUsage,
     enforced,
     uncounted,
 )
 from tidegate.workspaces.files import Files, Mount
 from tidegate.workspaces.files.protected_paths import REPOSITORY
 from tidegate.workspaces.kernel import seccomp
-from tidegate.workspaces.kernel.cgroups import JOIN, UNGROUPED, Cgroups, Group, Leaf, leaf_for
+from tidegate.workspaces.kernel.cgroups import JOIN, UNGROUPED, Cgroup, Cgroups, CommandGroup, leaf_for
 from tidegate.workspaces.kernel.process_table import ProcessTable, segment_bytes
 from tidegate.workspaces.kernel.users import becoming, becoming_in
 from tidegate.workspaces.processes.children import ChildProcess, Spawner, find, gone, kill_with, or_gone
-from tidegate.workspaces.project_protection import LOST, MADE, Protected, appeared, disarm, intact, protected, refuse
+from tidegate.workspaces.project_protection import (
+    LOST,
+    MADE,
+    ProtectedMount,
+    appeared,
+    disarm,
+    intact,
+    protected,
+    refuse,
+)
 
 log = Log(__name__)
 
@@ -138,7 +147,7 @@ class _Programs(NamedTuple):
     bash: str
 
 
-class Bubblewrap:
+class BubblewrapBackend:
     name = "bubblewrap"
     sandboxed = True
 
@@ -159,7 +168,7 @@ class Bubblewrap:
     def inner(self, folder: Path) -> str:
         return INNER
 
-    def files(self, spec: BoxSpec, box: OpenBox) -> Files:
+    def files(self, spec: SandboxSpec, box: OpenSandbox) -> Files:
         """They lie on this machine: nothing has to be entered to read them."""
         seen = [Mount(inner=str(folder), folder=folder, writable=False) for folder in spec.read_only]
         from tidegate.workspaces.files.local import LocalFiles  # with the first file that is asked for
@@ -207,7 +216,7 @@ class Bubblewrap:
             await gone(child)
         return None if code == 0 else f"bwrap does not work here: {said or f'exit code {code}'}."
 
-    async def open(self, spec: BoxSpec) -> "Sandbox":
+    async def open(self, spec: SandboxSpec) -> "BubblewrapSandbox":
         programs = _programs()
         joining = sandbox_network.programs(programs.nsenter) if spec.network else None
         reached = (spec.folder, spec.home, spec.temporary, *spec.read_only)
@@ -247,12 +256,12 @@ class Bubblewrap:
         self,
         programs: "_Programs",
         joining: sandbox_network.Programs | None,
-        spec: BoxSpec,
+        spec: SandboxSpec,
         arguments: list[str],
         files: Mapping[str, str],
-        group: Group | None,
-        guarded: tuple[Protected, ...],
-    ) -> "Sandbox":
+        group: Cgroup | None,
+        guarded: tuple[ProtectedMount, ...],
+    ) -> "BubblewrapSandbox":
         mark = new_id("b")
         with contextlib.ExitStack() as failed, contextlib.ExitStack() as given:
             # Of packets: at the end of a stream the kernel sends no signal while somebody is about to read from it.
@@ -274,7 +283,7 @@ class Bubblewrap:
                 await _standing(child)
                 first = int(msgspec.json.decode(os.pread(info, _INFO_BYTES, 0))["child-pid"])
                 kill_with(theirs, child)
-                sandbox = Sandbox(self._spawner, programs, spec, child, first, lifeline, group, guarded)
+                sandbox = BubblewrapSandbox(self._spawner, programs, spec, child, first, lifeline, group, guarded)
                 failed.pop_all()
                 if joining is not None:
                     async with _or_closed(sandbox):
@@ -292,7 +301,7 @@ class Bubblewrap:
         return [*options, "--uid", str(_USER), "--gid", str(_USER), "--hostname", "workspace"]
 
 
-class Sandbox:
+class BubblewrapSandbox:
     """One session's. It owns the `bwrap` that holds the namespaces, the lifeline, the descriptors by which they are
     entered, the uplink, if it has a network, and the control group, if there is one. That is for commands: what holds
     the sandbox is not in it, and is never killed for what they use."""
@@ -301,12 +310,12 @@ class Sandbox:
         self,
         spawner: Spawner,
         programs: _Programs,
-        spec: BoxSpec,
+        spec: SandboxSpec,
         child: ChildProcess,
         first: int,
         lifeline: socket.socket,
-        group: Group | None,
-        guarded: tuple[Protected, ...] = (),
+        group: Cgroup | None,
+        guarded: tuple[ProtectedMount, ...] = (),
     ) -> None:
         """`first` is its first process, as we see it. When `lifeline` is closed, the sandbox ends. `guarded` are the
         mounts without which no command may run in it."""
@@ -321,9 +330,9 @@ class Sandbox:
         self._appeared: tuple[str, ...] = ()
         self._ran = False  # whether a command has run since the project was looked at
         self.held: frozenset[str] = group.held if group else frozenset()
-        self._uplink: sandbox_network.Uplink | None = None
-        self._commands: set[Command] = set()
-        self._door = asyncio.Lock()
+        self._uplink: sandbox_network.SandboxNetwork | None = None
+        self._commands: set[SandboxCommand] = set()
+        self._service = asyncio.Lock()
         self._closed = False
         self._segments = 0
         self._list_again = 0.0
@@ -349,8 +358,8 @@ class Sandbox:
         return self._holder.pid
 
     @property
-    def strain(self) -> Strain:
-        return self._group.strain if self._group else Strain()
+    def strain(self) -> LimitEvents:
+        return self._group.strain if self._group else LimitEvents()
 
     async def connect(self, programs: sandbox_network.Programs, environment: Mapping[str, str]) -> None:
         """To the network, before the first command enters. Raises ToolFailed when that cannot be done."""
@@ -358,7 +367,7 @@ class Sandbox:
         place = sandbox_network.Namespaces(self._first, self._owner, user)
         self._uplink = await sandbox_network.connect(self._spawner, programs, place, environment, self._spec.reachable)
 
-    async def spawn(self, text: bytes, mark: str, *, full: bool = False) -> "Command":
+    async def spawn(self, text: bytes, mark: str, *, full: bool = False) -> "SandboxCommand":
         if self._group and self.alive and not self._group.there:
             self.why = UNGROUPED
             await self.close()
@@ -400,7 +409,7 @@ class Sandbox:
         self._appeared = found
         return ()
 
-    async def _enter(self, mark: str, leaf: Leaf | None, full: bool) -> "Command":
+    async def _enter(self, mark: str, leaf: CommandGroup | None, full: bool) -> "SandboxCommand":
         programs, limits = self._programs, self._spec.limits
         enter = ["/bin/sh", "-c", JOIN, "sh", *leaf.joins, "--"] if leaf else []
         enter += becoming(self._spec.user, programs.setpriv)
@@ -424,7 +433,7 @@ class Sandbox:
             **self._spec.environment,
             MARK: mark,
         }
-        async with self._door:
+        async with self._service:
             if not self.alive:
                 raise ToolFailed("The sandbox is gone.")
             self._ran = True
@@ -437,11 +446,11 @@ class Sandbox:
                 )
             except OSError as error:
                 raise ToolFailed(f"The command cannot be started ({error.strerror}).") from None
-            command = Command(self, child, mark, leaf)
+            command = SandboxCommand(self, child, mark, leaf)
             self._commands.add(command)
         return command
 
-    async def load(self) -> Load:
+    async def load(self) -> SandboxUsage:
         if "memory_bytes" not in self.held and time.monotonic() >= self._list_again:
             self._segments = await self._listed()
             self._list_again = time.monotonic() + LIST_SECONDS
@@ -500,14 +509,14 @@ class Sandbox:
             self._group.end()
         self._release.close()
 
-    async def signal(self, command: "Command", number: int) -> int:
+    async def signal(self, command: "SandboxCommand", number: int) -> int:
         """To all that came of a command; to how many. Without control groups, what carries its mark no more can be told
         from what others have started only while there are no others, and while none comes."""
         if command.leaf is not None:
             reach = command.leaf.kill if number == signal.SIGKILL else partial(command.leaf.send, number)
             # But not to what waits for it outside of the sandbox, and has to reap it.
             return await to_thread.run_sync(reach, command.waiting) if self.alive else 0
-        async with self._door:
+        async with self._service:
             if not self.alive:
                 return 0
             mark = None if self._commands <= {command} else command.mark
@@ -526,14 +535,14 @@ class Sandbox:
         self.why = CROWDED
         await self.close()
 
-    def forget(self, command: "Command") -> None:
+    def forget(self, command: "SandboxCommand") -> None:
         self._commands.discard(command)
 
 
-class Command:
+class SandboxCommand:
     """A command inside a sandbox. It ends with everything that came of it."""
 
-    def __init__(self, sandbox: Sandbox, child: ChildProcess, mark: str, leaf: Leaf | None) -> None:
+    def __init__(self, sandbox: BubblewrapSandbox, child: ChildProcess, mark: str, leaf: CommandGroup | None) -> None:
         """`leaf` is its own control group, which goes with it."""
         self._sandbox = sandbox
         self._child = child
@@ -610,7 +619,7 @@ async def _over(child: ChildProcess) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _or_closed(sandbox: Sandbox) -> AsyncIterator[None]:
+async def _or_closed(sandbox: BubblewrapSandbox) -> AsyncIterator[None]:
     """What fails in the block closes the sandbox."""
     try:
         yield
@@ -678,7 +687,7 @@ def _programs() -> _Programs:
     return _Programs(**{name: str(path) for name, path in found.items()})
 
 
-def _files(spec: BoxSpec) -> dict[str, str]:
+def _files(spec: SandboxSpec) -> dict[str, str]:
     """What is in the files that a sandbox has of its own."""
     files = {"/etc/passwd": _PASSWD, "/etc/group": _GROUP, _KEYS: ""}
     if spec.network:

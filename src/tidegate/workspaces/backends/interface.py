@@ -1,6 +1,6 @@
 """What a backend is: a way to keep the commands of one session together, and apart from everything else.
 
-Guarantee: the rest of the room knows no backend but through these few names. A `Box` is one session's sandbox,
+Guarantee: the rest of the room knows no backend but through these few names. A `Sandbox` is one session's sandbox,
 connection or guardian; closing it ends everything that runs in it. A command is a script for bash and three streams:
 script in, output out, and the *state channel*, by which the wrapper tells what it saved. That is all that a namespace,
 a process group, an ssh connection and a container have in common, and all that is needed.
@@ -78,7 +78,7 @@ def owner_of(home: Path) -> str:
     return hashlib.sha256(os.fsencode(home.absolute())).hexdigest()[:16]
 
 
-class BoxLimits(Frozen, frozen=True):
+class SandboxLimits(Frozen, frozen=True):
     """What the commands of one session may use together; `cpu_seconds` and `file_bytes` hold for each process."""
 
     memory_bytes: int
@@ -89,7 +89,7 @@ class BoxLimits(Frozen, frozen=True):
     files: int = 1_000_000
 
 
-class BoxSpec(Frozen, frozen=True):
+class SandboxSpec(Frozen, frozen=True):
     """What a box is made from. `folder` is where the session works: if it is a `project`, a folder of the user's own on
     the machine that commands run on; else one that is the session's own, which only exists here if that is this
     machine. `private` is the gateway's own folder, always here, for the session's home and temporary files, so that
@@ -100,7 +100,7 @@ class BoxSpec(Frozen, frozen=True):
     session: str
     folder: Path
     private: Path
-    limits: BoxLimits
+    limits: SandboxLimits
     project: bool = False
     network: bool = False
     reachable: tuple[Network, ...] = ()
@@ -117,7 +117,7 @@ class BoxSpec(Frozen, frozen=True):
         return self.private / "tmp"
 
 
-class Load(Frozen, frozen=True):
+class SandboxUsage(Frozen, frozen=True):
     """What the processes of a box use now. `unnamed_bytes` are on the disk, in deleted files that are open."""
 
     processes: int = 0
@@ -126,7 +126,7 @@ class Load(Frozen, frozen=True):
     descriptors: int = 0
 
 
-class Strain(NamedTuple):
+class LimitEvents(NamedTuple):
     """How often the kernel held a box to its limits: processes that it killed for want of memory, and those that it did
     not let begin."""
 
@@ -171,7 +171,7 @@ class Child(Protocol):
         ...
 
 
-class Box(Protocol):
+class Sandbox(Protocol):
     @property
     def alive(self) -> bool:
         """Whether commands can still be started in it. One that was removed from outside is not."""
@@ -187,14 +187,14 @@ class Box(Protocol):
     """The settings among its limits that the kernel holds for all that is in it together: nobody has to look."""
 
     @property
-    def strain(self) -> Strain: ...
+    def strain(self) -> LimitEvents: ...
 
     async def spawn(self, script: bytes, mark: str, *, full: bool = False) -> Child:
         """Starts bash on a script. Whatever comes of it carries the mark. Where the disk is `full`, it can remove files
         and make none larger."""
         ...
 
-    async def load(self) -> Load: ...
+    async def load(self) -> SandboxUsage: ...
 
     async def is_intact(self) -> bool:
         """Whether what it protects is still protected. One in which it is not closes itself, and says why."""
@@ -209,7 +209,7 @@ class Box(Protocol):
         ...
 
 
-OpenBox = Callable[[], Awaitable[Box]]
+OpenSandbox = Callable[[], Awaitable[Sandbox]]
 
 
 class Backend(Protocol):
@@ -231,7 +231,7 @@ class Backend(Protocol):
         """The path of the session's folder as commands see it."""
         ...
 
-    def files(self, spec: BoxSpec, box: OpenBox) -> Files:
+    def files(self, spec: SandboxSpec, box: OpenSandbox) -> Files:
         """The files that the commands of such a box see. Opens nothing; `box` opens the session's."""
         ...
 
@@ -239,13 +239,13 @@ class Backend(Protocol):
         """Why it does not work here, in one sentence; None when it does."""
         ...
 
-    async def open(self, spec: BoxSpec) -> Box:
+    async def open(self, spec: SandboxSpec) -> Sandbox:
         """The folders of `spec` are there. Raises ToolFailed when it cannot be opened."""
         ...
 
 
 @runtime_checkable
-class Elsewhere(Protocol):
+class RemoteBackend(Protocol):
     """Of a backend whose sessions have their folders on another machine: none of them is made, measured or removed
     here."""
 

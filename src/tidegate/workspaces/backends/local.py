@@ -27,17 +27,17 @@ from tidegate.workspaces.backends.interface import (
     MARK,
     OWNER,
     SEGMENTS,
-    BoxSpec,
     Enforcement,
-    Load,
-    OpenBox,
-    Strain,
+    LimitEvents,
+    OpenSandbox,
+    SandboxSpec,
+    SandboxUsage,
     enforced,
     uncounted,
 )
 from tidegate.workspaces.files import Files, Mount, User
 from tidegate.workspaces.files.file_user import gateway_user
-from tidegate.workspaces.kernel.cgroups import UNGROUPED, Cgroups, Group, Leaf, leaf_for
+from tidegate.workspaces.kernel.cgroups import UNGROUPED, Cgroup, Cgroups, CommandGroup, leaf_for
 from tidegate.workspaces.kernel.process_table import ProcessTable
 from tidegate.workspaces.kernel.users import becoming_in
 from tidegate.workspaces.processes.children import ChildProcess, Spawner, find, or_gone
@@ -54,7 +54,7 @@ _SAID_BYTES = 256  # more than a guardian ever says
 _SOCKET = 3  # its number in the guardian
 
 
-class Local:
+class LocalBackend:
     name = "local"
     sandboxed = False
 
@@ -75,7 +75,7 @@ class Local:
     def inner(self, folder: Path) -> str:
         return str(folder)
 
-    def files(self, spec: BoxSpec, box: OpenBox) -> Files:
+    def files(self, spec: SandboxSpec, box: OpenSandbox) -> Files:
         own = [Mount(inner=str(spec.folder), folder=spec.folder, project=spec.project)]
         own += [Mount(inner=str(folder), folder=folder) for folder in (spec.home, spec.temporary)]
         seen = [Mount(inner=str(folder), folder=folder, writable=False) for folder in spec.read_only]
@@ -90,20 +90,20 @@ class Local:
             await to_thread.run_sync(self._groups.find)
         return None
 
-    async def open(self, spec: BoxSpec) -> "Quarters":
-        return Quarters(self._spawner, spec, None if self._groups is None else await self._groups.make(spec.limits))
+    async def open(self, spec: SandboxSpec) -> "LocalSandbox":
+        return LocalSandbox(self._spawner, spec, None if self._groups is None else await self._groups.make(spec.limits))
 
 
-class Quarters:
+class LocalSandbox:
     """One session's: what runs for it now. It owns the guardians, and the control group, if there is one; that is for
     commands, and the guardians are not in it."""
 
-    def __init__(self, spawner: Spawner, spec: BoxSpec, group: Group | None) -> None:
+    def __init__(self, spawner: Spawner, spec: SandboxSpec, group: Cgroup | None) -> None:
         self._spawner = spawner
         self._spec = spec
         self._group = group
         self.held: frozenset[str] = group.held if group else frozenset()
-        self._commands: set[Command] = set()
+        self._commands: set[LocalCommand] = set()
         self._closed = asyncio.Event()
         self.why = ""
 
@@ -116,17 +116,17 @@ class Quarters:
         return None
 
     @property
-    def strain(self) -> Strain:
-        return self._group.strain if self._group else Strain()
+    def strain(self) -> LimitEvents:
+        return self._group.strain if self._group else LimitEvents()
 
-    async def spawn(self, text: bytes, mark: str, *, full: bool = False) -> "Command":
+    async def spawn(self, text: bytes, mark: str, *, full: bool = False) -> "LocalCommand":
         if self._group and self.alive and not self._group.there:
             self.why = UNGROUPED
             await self.close()
         async with leaf_for(self._group if self.alive else None) as leaf:
             return await self._start(text, mark, leaf, full)
 
-    async def _start(self, text: bytes, mark: str, leaf: Leaf | None, full: bool) -> "Command":
+    async def _start(self, text: bytes, mark: str, leaf: CommandGroup | None, full: bool) -> "LocalCommand":
         told = self._told(mark, leaf, full)
         ours, theirs = socket.socketpair()
         try:
@@ -143,7 +143,7 @@ class Quarters:
             raise
         finally:
             theirs.close()
-        command = Command(self, child, ours, mark, leaf)
+        command = LocalCommand(self, child, ours, mark, leaf)
         self._commands.add(command)
         async with or_gone(command):
             if not self.alive:
@@ -153,7 +153,7 @@ class Quarters:
                 await child.write(text)
         return command
 
-    def _told(self, mark: str, leaf: Leaf | None, full: bool) -> bytes:
+    def _told(self, mark: str, leaf: CommandGroup | None, full: bool) -> bytes:
         """The guardian itself does not carry the mark: whoever ends by it would end what is to do so."""
         spec, user = self._spec, _name(self._spec.user or gateway_user())
         environment = {
@@ -181,11 +181,11 @@ class Quarters:
     async def is_intact(self) -> bool:
         return True  # nothing is protected from commands here
 
-    async def load(self) -> Load:
+    async def load(self) -> SandboxUsage:
         guardians = [command.guardian for command in self._commands]
-        return await to_thread.run_sync(self._load, guardians) if guardians else Load()
+        return await to_thread.run_sync(self._load, guardians) if guardians else SandboxUsage()
 
-    def _load(self, guardians: list[int]) -> Load:
+    def _load(self, guardians: list[int]) -> SandboxUsage:
         found = [str(pid) for pid in guardian.below(guardians)]
         table = ProcessTable("/proc", lambda: found)
         try:
@@ -202,14 +202,14 @@ class Quarters:
         if self._group is not None:
             await to_thread.run_sync(self._group.end)
 
-    async def purge(self, command: "Command") -> None:
+    async def purge(self, command: "LocalCommand") -> None:
         """What came of a command whose guardian was killed."""
         if command.leaf is not None:
             await to_thread.run_sync(command.leaf.kill)
         if not await to_thread.run_sync(guardian.sweep, f"{MARK}={command.mark}"):
             log.error("what came of a command cannot be ended", mark=command.mark)
 
-    def forget(self, command: "Command") -> None:
+    def forget(self, command: "LocalCommand") -> None:
         self._commands.discard(command)
 
 
@@ -220,12 +220,12 @@ def _name(user: User) -> str:
         return "agent"
 
 
-class Command:
+class LocalCommand:
     """A command and its guardian, which is over when nothing of the command runs any more. `pid` is the command's own:
     whoever kills that one leaves the rest to the guardian."""
 
     def __init__(
-        self, quarters: Quarters, child: ChildProcess, guard: socket.socket, mark: str, leaf: Leaf | None
+        self, quarters: LocalSandbox, child: ChildProcess, guard: socket.socket, mark: str, leaf: CommandGroup | None
     ) -> None:
         self._quarters = quarters
         self._child = child

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from tidegate.errors import ToolFailed
 from tidegate.log import Log
 from tidegate.store import Db, Store, outbox
-from tidegate.workspaces.backends.interface import Elsewhere
+from tidegate.workspaces.backends.interface import RemoteBackend
 
 log = Log(__name__)
 
@@ -28,14 +28,14 @@ AT_ONCE = 20
 """Sessions that are taken up in one go: each is a call of the other machine."""
 
 
-class Remains:
+class RemoteCleanup:
     def __init__(self, store: Store, clock: Callable[[], float], age: float) -> None:
         """`age` is how long things stay in the trash over there."""
         self._store = store
         self._clock = clock
         self._age = age
 
-    async def put_away(self, there: Elsewhere, session: str, *, keep: bool) -> None:
+    async def put_away(self, there: RemoteBackend, session: str, *, keep: bool) -> None:
         try:
             await there.put_away(session, keep=keep, age=self._age)
         except ToolFailed as error:
@@ -54,11 +54,11 @@ class Remains:
                 )
             )
 
-    async def recover(self, there: Elsewhere) -> None:
+    async def recover(self, there: RemoteBackend) -> None:
         """At start: what was being done when the last process died is to be done again."""
         await self._store.write(outbox.recover, self._clock(), AT_ONCE, (_channel(there),))
 
-    async def retry(self, there: Elsewhere) -> None:
+    async def retry(self, there: RemoteBackend) -> None:
         """What is due. When one cannot be done, neither can the others, now."""
         now, reason = self._clock(), ""
         for row in await self._store.write(outbox.claim_due, now, AT_ONCE, (_channel(there),)):
@@ -75,7 +75,7 @@ class Remains:
         await self._store.write(outbox.purge, now - 2 * GIVE_UP_SECONDS, AT_ONCE)
 
 
-def _channel(there: Elsewhere) -> str:
+def _channel(there: RemoteBackend) -> str:
     return f"workspaces at {there.where}"
 
 

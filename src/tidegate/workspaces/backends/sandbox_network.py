@@ -6,7 +6,7 @@ names; it reaches no port of the machine's loopback and no abstract socket, and 
 by the kernel (nftables; a socket that is bound to an interface passes by prohibiting routes) before the first command
 enters, and commands have no capability to open it again. Where it cannot be closed there is no sandbox.
 
-An `Uplink` is the `pasta` of one sandbox. It is the gateway's child, is closed with the sandbox, and is killed by the
+An `SandboxNetwork` is the `pasta` of one sandbox. It is the gateway's child, is closed with the sandbox, and is killed by the
 kernel when the gateway is gone, also while it starts.
 """
 
@@ -100,7 +100,7 @@ def programs(nsenter: str) -> Programs:
     return Programs(nsenter, *(str(find(program)) for program in PACKAGES))
 
 
-class Uplink:
+class SandboxNetwork:
     """Of one sandbox. When `lifeline` is closed, the kernel kills the child."""
 
     def __init__(self, child: ChildProcess, lifeline: socket.socket) -> None:
@@ -122,7 +122,7 @@ async def connect(
     sandbox: Namespaces,
     environment: Mapping[str, str],
     allowed: Sequence[Network],
-) -> Uplink:
+) -> SandboxNetwork:
     """The network of a sandbox in which nothing runs yet. Raises ToolFailed with the reason why there is none."""
     enter = [*sandbox.becoming, programs.nsenter, "--user=/proc/self/fd/3", "--preserve-credentials"]
     network = f"/proc/{sandbox.first}/ns/net"
@@ -151,7 +151,7 @@ async def connect(
                 raise EOFError
         child.close_output()
         failed.pop_all()
-    return Uplink(child, lifeline)
+    return SandboxNetwork(child, lifeline)
 
 
 def _online() -> bool:

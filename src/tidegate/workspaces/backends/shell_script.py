@@ -78,7 +78,7 @@ _SAVE = f"""__tidegate_save() {{
 """
 
 
-class Saved(NamedTuple):
+class SavedShell(NamedTuple):
     """What the state channel told: how many processes were left, and the shell, or None when it was not saved."""
 
     left: int
@@ -125,14 +125,14 @@ def matching(pattern: str) -> bytes:
     return framed(f"exec grep -a -m 1 -E -e {quote(pattern)}\n")
 
 
-def read_state(data: bytes) -> Saved:
+def read_state(data: bytes) -> SavedShell:
     """What `command` wrote to the state channel. A shell that was replaced (`exec`) or killed has written nothing."""
     shell, end, rest = data.rpartition(f"{_END}\n".encode())
     told = rest.strip().removeprefix(b"left ")
     left = int(told) if told.isdigit() and len(told) < _DIGITS else 0
     if len(data) > STATE_BYTES:
-        return Saved(left, None, too_long=True)
-    return Saved(left, shell + end if end else None)
+        return SavedShell(left, None, too_long=True)
+    return SavedShell(left, shell + end if end else None)
 
 
 def _restore(folder: str, shell: bytes | None) -> str:

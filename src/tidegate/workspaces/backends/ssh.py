@@ -21,9 +21,23 @@ from anyio import to_thread
 
 from tidegate.errors import ToolFailed
 from tidegate.workspaces.backends import guardian, remote_keeper
-from tidegate.workspaces.backends.interface import BUFFERS, OWNER, UNMAPPED, BoxSpec, Enforcement, OpenBox, enforced
+from tidegate.workspaces.backends.interface import (
+    BUFFERS,
+    OWNER,
+    UNMAPPED,
+    Enforcement,
+    OpenSandbox,
+    SandboxSpec,
+    enforced,
+)
 from tidegate.workspaces.backends.remote_program import BOOTSTRAP, program
-from tidegate.workspaces.backends.ssh_connection import OPEN_SECONDS, SAID_BYTES, Connection, Meeting, There
+from tidegate.workspaces.backends.ssh_connection import (
+    OPEN_SECONDS,
+    SAID_BYTES,
+    ControlSocket,
+    RemoteSession,
+    SshConnection,
+)
 from tidegate.workspaces.files import Files
 from tidegate.workspaces.files.remote import RemoteFiles
 from tidegate.workspaces.processes.children import ChildProcess, Spawner, find, gone, or_gone
@@ -38,7 +52,7 @@ _FIXED = (
 _USUAL = ("ConnectTimeout=10", "ServerAliveInterval=15", "ServerAliveCountMax=3")
 
 
-class Ssh:
+class SshBackend:
     """`host` is what `ssh` calls it, by whatever its own configuration says; `options` are its options."""
 
     name = "ssh"
@@ -61,7 +75,7 @@ class Ssh:
         """Commands start there, wherever that is."""
         return "."
 
-    def files(self, spec: BoxSpec, box: OpenBox) -> Files:
+    def files(self, spec: SandboxSpec, box: OpenSandbox) -> Files:
         return RemoteFiles(box, spec.read_only, spec.temporary, project=spec.project)
 
     async def check(self) -> str | None:
@@ -72,15 +86,15 @@ class Ssh:
             return "ssh is not installed here: install openssh-client, or choose another workspaces.backend."
         return None
 
-    async def open(self, spec: BoxSpec) -> Connection:
-        meeting = Meeting(spec.private)
+    async def open(self, spec: SandboxSpec) -> SshConnection:
+        meeting = ControlSocket(spec.private)
         child: ChildProcess | None = None
         try:
             keeping, guarding = await to_thread.run_sync(_programs, meeting)
             project = str(spec.folder) if spec.project else ""
             told = keeping + guardian.packed([spec.session, project])
             child = await self._call(("ControlMaster=yes", f"ControlPath={meeting.path}"), told)
-            there = There(*(await self._answer(child)).decode("utf-8", "surrogateescape").split("\0"))
+            there = RemoteSession(*(await self._answer(child)).decode("utf-8", "surrogateescape").split("\0"))
         except BaseException:
             if child is not None:
                 await gone(child)
@@ -89,7 +103,7 @@ class Ssh:
         # A further call never makes a way of its own: that would be authenticated anew.
         options = _options(("ControlMaster=no", f"ControlPath={meeting.path}", "ProxyCommand=false", *_FIXED))
         over = [_ssh(), "-F", "none", *options, "--", "workspace", BOOTSTRAP]
-        connection = Connection(self._spawner, spec, child, there, over, guarding, meeting)
+        connection = SshConnection(self._spawner, spec, child, there, over, guarding, meeting)
         connection.beat()
         return connection
 
@@ -139,7 +153,7 @@ class Ssh:
         )
 
 
-def _programs(meeting: Meeting) -> tuple[bytes, bytes]:
+def _programs(meeting: ControlSocket) -> tuple[bytes, bytes]:
     """The keeper's and the guardian's; and the meeting place is there. For a thread."""
     meeting.open()
     keeping = program((guardian.__name__, remote_keeper.__name__), "keep")

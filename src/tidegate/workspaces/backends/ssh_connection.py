@@ -17,7 +17,7 @@ from tidegate.lifetimes import gather
 from tidegate.log import Log
 from tidegate.workspaces.backends import guardian, shell_script
 from tidegate.workspaces.backends import remote_keeper as keeper
-from tidegate.workspaces.backends.interface import MARK, OWNER, BoxSpec, Load, Strain
+from tidegate.workspaces.backends.interface import MARK, OWNER, LimitEvents, SandboxSpec, SandboxUsage
 from tidegate.workspaces.processes.children import ChildProcess, Spawner, or_gone
 
 log = Log(__name__)
@@ -43,7 +43,7 @@ _AGAIN_SECONDS = 1.0  # until what does not end is told once more
 _TAIL_BYTES = 64  # more than the last that a guardian says
 
 
-class There(NamedTuple):
+class RemoteSession(NamedTuple):
     """The other side: what its keeper is known as, the account's name, the session's folder and where it works."""
 
     keeper: str
@@ -52,7 +52,7 @@ class There(NamedTuple):
     folder: str
 
 
-class Meeting:
+class ControlSocket:
     """The socket by which further calls find the first one. It owns a descriptor of the folder that it is in, since the
     path of a socket must be short and that of the folder need not be."""
 
@@ -76,18 +76,18 @@ class Meeting:
             os.close(fd)
 
 
-class Connection:
+class SshConnection:
     """`over` is how `ssh` is called to use the way of the `first` call; `program` is the guardian's."""
 
     def __init__(
         self,
         spawner: Spawner,
-        spec: BoxSpec,
+        spec: SandboxSpec,
         first: ChildProcess,
-        there: There,
+        there: RemoteSession,
         over: list[str],
         program: bytes,
-        meeting: Meeting,
+        meeting: ControlSocket,
     ) -> None:
         self._spawner = spawner
         self._spec = spec
@@ -98,7 +98,7 @@ class Connection:
         self.there = there
         self.why = ""
         self.held: frozenset[str] = frozenset()
-        self.strain = Strain()
+        self.strain = LimitEvents()
         self._commands: set[RemoteCommand] = set()
         self._closed = False
         self._asking = asyncio.Lock()
@@ -159,12 +159,12 @@ class Connection:
     async def is_intact(self) -> bool:
         return True  # nothing is protected from commands here
 
-    async def load(self) -> Load:
+    async def load(self) -> SandboxUsage:
         guardians = [command.guardian.partition(":")[0] for command in self._commands if command.guardian]
         if not guardians:
-            return Load()
+            return SandboxUsage()
         answer = await self._ask("load", str(self._spec.limits.memory_bytes), *guardians)
-        return Load(processes=answer[0], memory_bytes=answer[1]) if len(answer) == 2 else Load()
+        return SandboxUsage(processes=answer[0], memory_bytes=answer[1]) if len(answer) == 2 else SandboxUsage()
 
     async def sweep(self, mark: str) -> None:
         """Ends what carries a mark."""
@@ -222,7 +222,7 @@ class Connection:
 class RemoteCommand:
     """A command over there. `guardian` is what its guardian is known as."""
 
-    def __init__(self, connection: Connection, child: ChildProcess, mark: str) -> None:
+    def __init__(self, connection: SshConnection, child: ChildProcess, mark: str) -> None:
         self._connection = connection
         self._child = child
         self._mark = mark

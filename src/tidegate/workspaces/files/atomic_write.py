@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from anyio import from_thread
 
 from tidegate.errors import ToolFailed
-from tidegate.workspaces.files.mounts import Spot, refer, refuse_read_only, reopened, shown
+from tidegate.workspaces.files.mounts import ResolvedPath, refer, refuse_read_only, reopened, shown
 
 CHUNK = 256 * 1024
 LOCK_SECONDS = 2.0
@@ -38,7 +38,7 @@ def version(data: bytes) -> str:
     return _version(len(data), hashlib.sha256(data).hexdigest())
 
 
-def replace(spot: Spot, data: bytes, expected: str | None) -> int | None:
+def replace(spot: ResolvedPath, data: bytes, expected: str | None) -> int | None:
     """Puts a file of that content at a spot; the size of what was there, None when nothing was."""
     refuse_read_only(spot.path, spot.mount, spot.parent, spot.name)
     if spot.is_folder:
@@ -89,7 +89,7 @@ def _alone(folder: int) -> Iterator[None]:
         os.close(fd)
 
 
-def _put(spot: Spot, made: str, expected: str | None) -> None:
+def _put(spot: ResolvedPath, made: str, expected: str | None) -> None:
     """The file that was made gets its name."""
     if expected is None:
         os.rename(made, spot.name, src_dir_fd=spot.parent, dst_dir_fd=spot.parent)
@@ -120,7 +120,7 @@ def _make(parent: int, name: str, data: bytes, before: os.stat_result | None) ->
         os.close(fd)
 
 
-def _swap(spot: Spot, made: str, expected: str) -> None:
+def _swap(spot: ResolvedPath, made: str, expected: str) -> None:
     """Exchanges the two, and looks at what came out: if that is not what was expected, they are exchanged back."""
     try:
         _exchange(spot.parent, made, spot.name)
@@ -169,7 +169,7 @@ def _version(size: int, digest: str) -> str:
     return f"{size}-{digest}"
 
 
-def _changed(spot: Spot) -> ToolFailed:
+def _changed(spot: ResolvedPath) -> ToolFailed:
     return ToolFailed(
         f"{shown(spot.path)} was changed by someone else meanwhile; nothing was written: read it again, then repeat."
     )

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from anyio import from_thread
 
-from tidegate.workspaces.files.values import Line
+from tidegate.workspaces.files.values import HitLine
 
 SHOWN_BYTES = 400
 """Of one line; a longer one is rarely read for its whole length."""
@@ -20,7 +20,7 @@ CHUNK = 64 * 1024
 _LOOKS = 1024  # readings between two looks whether anybody still waits
 
 
-class Mark(NamedTuple):
+class FileStamp(NamedTuple):
     """By which a file is known to be as it was."""
 
     device: int
@@ -30,16 +30,16 @@ class Mark(NamedTuple):
     changed: int
 
 
-def mark(fd: int) -> Mark:
+def mark(fd: int) -> FileStamp:
     status = os.fstat(fd)
-    return Mark(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return FileStamp(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
-def lines_around(fd: int, columns: Mapping[int, int], context: int) -> tuple[Line, ...]:
+def lines_around(fd: int, columns: Mapping[int, int], context: int) -> tuple[HitLine, ...]:
     """The lines whose numbers `columns` has, with the column that matters, and as many around each as `context` says.
     Both count from 1."""
     wanted = {number for found in columns for number in range(max(1, found - context), found + context + 1)}
-    lines: list[Line] = []
+    lines: list[HitLine] = []
     with open(fd, "rb", buffering=CHUNK, closefd=False) as file:
         number, place, readings = 1, 0, 0
         part = _Part(columns.get(1, 1))
@@ -78,10 +78,10 @@ class _Part:
         self._kept += piece[low:high]
         self._after = self._after or len(piece) > high
 
-    def line(self, number: int, found: bool) -> Line:
+    def line(self, number: int, found: bool) -> HitLine:
         text = self._kept.decode("utf-8", "replace")
         if self._start:
             text = text.lstrip("\ufffd")
         if self._after:
             text = text.rstrip("\ufffd")
-        return Line(number, text, found, before=self._start > 0, after=self._after)
+        return HitLine(number, text, found, before=self._start > 0, after=self._after)

@@ -16,20 +16,20 @@ from tidegate.errors import ToolFailed
 from tidegate.workspaces.files.atomic_write import replace, version
 from tidegate.workspaces.files.globs import Glob
 from tidegate.workspaces.files.line_pages import page
-from tidegate.workspaces.files.mounts import Mount, Spot, at, joined, link_target, open_file, refer, shown
-from tidegate.workspaces.files.values import Choice, Entry, Lines, Listing, Loaded, Written
-from tidegate.workspaces.files.walk import Step, Walk
+from tidegate.workspaces.files.mounts import Mount, ResolvedPath, at, joined, link_target, open_file, refer, shown
+from tidegate.workspaces.files.values import FileContents, FileEntry, FileFilter, FileLines, Listing, WriteResult
+from tidegate.workspaces.files.walk import FolderWalk, WalkStep
 
 CHUNK = 256 * 1024
 
 
-class Shelf:
+class Filesystem:
     """`mounts` are what can be reached; relative paths start in the first."""
 
     def __init__(self, mounts: Sequence[Mount]) -> None:
         self.mounts = tuple(mounts)
 
-    def lines(self, path: str, offset: int, lines: int, max_bytes: int) -> Lines:
+    def lines(self, path: str, offset: int, lines: int, max_bytes: int) -> FileLines:
         with at(self.mounts, path) as spot:
             fd = open_file(spot)
             try:
@@ -41,7 +41,7 @@ class Shelf:
         with at(self.mounts, path) as spot:
             return open_file(spot)
 
-    def load(self, path: str, limit: int) -> Loaded:
+    def load(self, path: str, limit: int) -> FileContents:
         with at(self.mounts, path) as spot:
             fd = open_file(spot)
             try:
@@ -54,18 +54,18 @@ class Shelf:
                 os.close(fd)
         if len(data) > limit:
             raise ToolFailed(f"{shown(path)} has {max(size, len(data))} bytes, more than the {limit} that fit here.")
-        return Loaded(whole := bytes(data), version(whole))
+        return FileContents(whole := bytes(data), version(whole))
 
-    def write(self, path: str, data: bytes, expected: str | None) -> Written:
+    def write(self, path: str, data: bytes, expected: str | None) -> WriteResult:
         if path.endswith("/"):
             raise ToolFailed(f"{shown(path)} names a folder; choose the path of a file.")
         with at(self.mounts, path, make=expected is None) as spot:
-            return Written(replace(spot, data, expected))
+            return WriteResult(replace(spot, data, expected))
 
-    def list(self, path: str, choice: Choice, recursive: bool, limit: int) -> Listing:
+    def list(self, path: str, choice: FileFilter, recursive: bool, limit: int) -> Listing:
         glob = Glob(choice.glob)
-        walk = Walk(choice, recursive=recursive)
-        entries: list[Entry] = []
+        walk = FolderWalk(choice, recursive=recursive)
+        entries: list[FileEntry] = []
         with at(self.mounts, path) as spot:
             _refuse_no_folder(spot)
             with closing(walk.steps(spot.fd)) as steps:
@@ -80,14 +80,14 @@ class Shelf:
         return Listing(tuple(entries), tuple(joined(path, name) for name in walk.left_out), walk.stopped)
 
 
-def _refuse_no_folder(spot: Spot) -> None:
+def _refuse_no_folder(spot: ResolvedPath) -> None:
     if spot.fd < 0:
         raise ToolFailed(f"There is no folder {shown(spot.path)}; list_files without a path shows what is there.")
     if not spot.is_folder:
         raise ToolFailed(f"{shown(spot.path)} is not a folder; read_file reads a file.")
 
 
-def _entry(step: Step, path: str) -> Entry | None:
+def _entry(step: WalkStep, path: str) -> FileEntry | None:
     """What is under a name now; None when it is gone."""
     try:
         fd, status = refer(step.name, step.folder)
@@ -95,9 +95,9 @@ def _entry(step: Step, path: str) -> Entry | None:
         return None
     try:
         if stat.S_ISLNK(status.st_mode):
-            return Entry(path, "link", target=link_target(fd))
+            return FileEntry(path, "link", target=link_target(fd))
         if stat.S_ISDIR(status.st_mode):
-            return Entry(path, "folder")
-        return Entry(path, "file" if stat.S_ISREG(status.st_mode) else "other", status.st_size)
+            return FileEntry(path, "folder")
+        return FileEntry(path, "file" if stat.S_ISREG(status.st_mode) else "other", status.st_size)
     finally:
         os.close(fd)

@@ -10,14 +10,14 @@ from anyio import from_thread
 
 from tidegate.errors import ToolFailed
 from tidegate.workspaces.files.mounts import shown
-from tidegate.workspaces.files.values import HEAD_BYTES, Lines
+from tidegate.workspaces.files.values import HEAD_BYTES, FileLines
 
 CHUNK = 256 * 1024
 SCANNED_AT_MOST = 512 * 1024 * 1024
 """To find a line, all before it must be read; beyond this the answer would come too late to be of use."""
 
 
-def page(fd: int, offset: int, lines: int, max_bytes: int, path: str) -> Lines:
+def page(fd: int, offset: int, lines: int, max_bytes: int, path: str) -> FileLines:
     """At most so many lines and bytes after the first `offset` lines."""
     size = os.fstat(fd).st_size
     skipped = scanned = 0
@@ -50,11 +50,11 @@ def page(fd: int, offset: int, lines: int, max_bytes: int, path: str) -> Lines:
             break
     if not kept:
         total = skipped + (not ended_with_break)
-        return Lines(b"", total, total, size, head)
+        return FileLines(b"", total, total, size, head)
     return _cut(bytes(kept), skipped, lines, max_bytes, size, head)
 
 
-def _cut(kept: bytes, first: int, lines: int, max_bytes: int, size: int, head: bytes) -> Lines:
+def _cut(kept: bytes, first: int, lines: int, max_bytes: int, size: int, head: bytes) -> FileLines:
     """Whole lines of `kept`, as many as a page may have; at least a part of the first."""
     end, after = 0, first
     while after < first + lines and end < len(kept):
@@ -63,8 +63,8 @@ def _cut(kept: bytes, first: int, lines: int, max_bytes: int, size: int, head: b
             break
         end, after = following, after + 1
     if end:
-        return Lines(kept[:end], first, after, size, head, more=end < len(kept))
+        return FileLines(kept[:end], first, after, size, head, more=end < len(kept))
     end = max_bytes
     while end and kept[end] & 0xC0 == 0x80:
         end -= 1
-    return Lines(kept[:end] or kept[:max_bytes], first, first + 1, size, head, cut=True)
+    return FileLines(kept[:end] or kept[:max_bytes], first, first + 1, size, head, cut=True)

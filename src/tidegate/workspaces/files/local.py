@@ -1,6 +1,6 @@
 """The files of this machine, below the mounts of a session.
 
-Guarantee: what `Shelf` guarantees, with the rights of the session's user. All of it is done in worker threads, which
+Guarantee: what `Filesystem` guarantees, with the rights of the session's user. All of it is done in worker threads, which
 end soon after whoever waits is cancelled; a write that has been done stays done. It owns nothing between calls.
 """
 
@@ -10,10 +10,18 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from tidegate.workspaces.files.file_user import User, in_thread
-from tidegate.workspaces.files.filesystem import Shelf
+from tidegate.workspaces.files.filesystem import Filesystem
 from tidegate.workspaces.files.mounts import Mount
 from tidegate.workspaces.files.search import search
-from tidegate.workspaces.files.values import Choice, Found, Lines, Listing, Loaded, Query, Written
+from tidegate.workspaces.files.values import (
+    FileContents,
+    FileFilter,
+    FileLines,
+    Listing,
+    SearchQuery,
+    SearchResult,
+    WriteResult,
+)
 from tidegate.workspaces.processes.children import Spawner
 
 
@@ -25,8 +33,8 @@ class _Opening:
         self._fd = -1
         self._unwanted = False
 
-    def open(self, shelf: Shelf, path: str) -> int:
-        fd = shelf.open(path)
+    def open(self, skill_set: Filesystem, path: str) -> int:
+        fd = skill_set.open(path)
         with self._lock:
             if self._unwanted:
                 os.close(fd)
@@ -49,30 +57,30 @@ class LocalFiles:
         self, mounts: Sequence[Mount], spawner: Spawner, *, ripgrep: bool = True, user: User | None = None
     ) -> None:
         self.mounts = tuple(mounts)
-        self._shelf = Shelf(mounts)
+        self._skill_set = Filesystem(mounts)
         self._spawner = spawner
         self._ripgrep = ripgrep
         self._user = user
 
-    async def lines(self, path: str, *, offset: int, lines: int, max_bytes: int) -> Lines:
-        return await in_thread(self._user, self._shelf.lines, path, offset, lines, max_bytes)
+    async def lines(self, path: str, *, offset: int, lines: int, max_bytes: int) -> FileLines:
+        return await in_thread(self._user, self._skill_set.lines, path, offset, lines, max_bytes)
 
-    async def load(self, path: str, *, limit: int) -> Loaded:
-        return await in_thread(self._user, self._shelf.load, path, limit)
+    async def load(self, path: str, *, limit: int) -> FileContents:
+        return await in_thread(self._user, self._skill_set.load, path, limit)
 
     @asynccontextmanager
     async def opened(self, path: str) -> AsyncIterator[int]:
         opening = _Opening()
         try:
-            yield await in_thread(self._user, opening.open, self._shelf, path)
+            yield await in_thread(self._user, opening.open, self._skill_set, path)
         finally:
             opening.close()
 
-    async def write(self, path: str, data: bytes, *, expected: str | None = None) -> Written:
-        return await in_thread(self._user, self._shelf.write, path, data, expected)
+    async def write(self, path: str, data: bytes, *, expected: str | None = None) -> WriteResult:
+        return await in_thread(self._user, self._skill_set.write, path, data, expected)
 
-    async def list(self, path: str, choice: Choice, *, recursive: bool, limit: int) -> Listing:
-        return await in_thread(self._user, self._shelf.list, path, choice, recursive, limit)
+    async def list(self, path: str, choice: FileFilter, *, recursive: bool, limit: int) -> Listing:
+        return await in_thread(self._user, self._skill_set.list, path, choice, recursive, limit)
 
-    async def search(self, path: str, query: Query) -> Found:
+    async def search(self, path: str, query: SearchQuery) -> SearchResult:
         return await search(self.mounts, self._spawner, path, query, ripgrep=self._ripgrep, user=self._user)

@@ -34,7 +34,7 @@ SHOWN_PATH = 200
 _REFERENCE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Missing(ToolFailed):
+class FolderMissing(ToolFailed):
     """A folder on the way to what a path names is not there."""
 
 
@@ -49,7 +49,7 @@ class Mount(Frozen, frozen=True):
 
 
 @dataclass
-class Spot:
+class ResolvedPath:
     """Where a path led. `fd` refers to what is there, -1 when nothing is; then `parent` refers to the folder in which
     `name` could be made. All of them are closed by whoever yielded this."""
 
@@ -89,7 +89,7 @@ def joined(folder: str, path: str) -> str:
 
 
 @contextmanager
-def at(mounts: Sequence[Mount], path: str, *, make: bool = False) -> Iterator[Spot]:
+def at(mounts: Sequence[Mount], path: str, *, make: bool = False) -> Iterator[ResolvedPath]:
     """The place that a path names. With `make`, folders on the way to it are made where they are missing."""
     if not path or "\0" in path or len(path) > LONGEST_PATH:
         raise ToolFailed("The path must name a file or folder of the workspace.")
@@ -100,7 +100,7 @@ def at(mounts: Sequence[Mount], path: str, *, make: bool = False) -> Iterator[Sp
         walk.close()
 
 
-def open_file(spot: Spot) -> int:
+def open_file(spot: ResolvedPath) -> int:
     """A descriptor for reading the regular file at a spot, which is the caller's to close."""
     if spot.fd < 0:
         raise ToolFailed(f"There is no file {shown(spot.path)}; list_files shows what is there.")
@@ -147,7 +147,7 @@ class _Walk:
     _links: int = 0
     _mount: Mount = field(init=False)
 
-    def run(self) -> Spot:
+    def run(self) -> ResolvedPath:
         rest = self._start(self.path) if self.path.startswith("/") else self._enter(self.mounts[0], _parts(self.path))
         rest.reverse()
         while rest:
@@ -161,7 +161,7 @@ class _Walk:
                 fd, status = refer(name, self._folders[-1])
             except FileNotFoundError:
                 if not rest:
-                    return Spot(self.path, self._mount, self._folders[-1], name)
+                    return ResolvedPath(self.path, self._mount, self._folders[-1], name)
                 self._missing(name)
                 rest.append(name)
                 continue
@@ -173,11 +173,11 @@ class _Walk:
             elif not stat.S_ISDIR(status.st_mode):
                 if rest:
                     raise ToolFailed(f"{shown(self.path)} leads through something that is not a folder.")
-                return Spot(self.path, self._mount, self._folders[-2], name, fd, status.st_mode)
+                return ResolvedPath(self.path, self._mount, self._folders[-2], name, fd, status.st_mode)
             elif len(self._folders) > DEEPEST:
                 raise ToolFailed(f"{shown(self.path)} has more than {DEEPEST} levels, which is too deep.")
         top = self._folders[-1]
-        return Spot(self.path, self._mount, top, "", top, stat.S_IFDIR)
+        return ResolvedPath(self.path, self._mount, top, "", top, stat.S_IFDIR)
 
     def close(self) -> None:
         while self._folders:
@@ -228,7 +228,7 @@ class _Walk:
     def _missing(self, name: str) -> None:
         """Makes a folder on the way, or says that it is missing."""
         if not self.make:
-            raise Missing(f"There is no {shown(self.path)}; list_files shows what is there.")
+            raise FolderMissing(f"There is no {shown(self.path)}; list_files shows what is there.")
         refuse_read_only(self.path, self._mount, self._folders[-1], name)
         try:
             os.mkdir(name, dir_fd=self._folders[-1])

@@ -22,11 +22,19 @@ from tidegate.values import Frozen, new_id
 from tidegate.workspaces.backends import shell_script
 from tidegate.workspaces.backends.remote_program import BOOTSTRAP, program
 from tidegate.workspaces.files import remote_server
-from tidegate.workspaces.files.values import Choice, Found, Lines, Listing, Loaded, Query, Written
+from tidegate.workspaces.files.values import (
+    FileContents,
+    FileFilter,
+    FileLines,
+    Listing,
+    SearchQuery,
+    SearchResult,
+    WriteResult,
+)
 from tidegate.workspaces.processes.children import gone
 
 if TYPE_CHECKING:
-    from tidegate.workspaces.backends.interface import Child, OpenBox
+    from tidegate.workspaces.backends.interface import Child, OpenSandbox
 
 T = TypeVar("T")
 
@@ -74,20 +82,20 @@ class RemoteFiles:
     """`box` opens the session's; `read_only` are folders over there that may be read besides its own, which is a
     `project` of the user's or not; what is handed on is copied to `folder`, which is here."""
 
-    def __init__(self, box: "OpenBox", read_only: Sequence[Path], folder: Path, *, project: bool = False) -> None:
+    def __init__(self, box: "OpenSandbox", read_only: Sequence[Path], folder: Path, *, project: bool = False) -> None:
         self._box = box
         self._project = project
         self._read_only = [str(path) for path in read_only]
         self._folder = folder
 
-    async def lines(self, path: str, *, offset: int, lines: int, max_bytes: int) -> Lines:
+    async def lines(self, path: str, *, offset: int, lines: int, max_bytes: int) -> FileLines:
         async with self._asked("lines", path=path, offset=offset, lines=lines, max_bytes=max_bytes) as answer:
             told = answer.told(tuple[str, int, int, int, str, bool, bool])
-            return Lines(await answer.data(), *told[1:4], bytes.fromhex(told[4]), *told[5:])
+            return FileLines(await answer.data(), *told[1:4], bytes.fromhex(told[4]), *told[5:])
 
-    async def load(self, path: str, *, limit: int) -> Loaded:
+    async def load(self, path: str, *, limit: int) -> FileContents:
         async with self._asked("load", path=path, limit=limit) as answer:
-            return Loaded(await answer.data(), answer.told(str))
+            return FileContents(await answer.data(), answer.told(str))
 
     @asynccontextmanager
     async def opened(self, path: str) -> AsyncIterator[int]:
@@ -104,25 +112,25 @@ class RemoteFiles:
         finally:
             copy.close()
 
-    async def write(self, path: str, data: bytes, *, expected: str | None = None) -> Written:
+    async def write(self, path: str, data: bytes, *, expected: str | None = None) -> WriteResult:
         async with self._asked("write", data=data, path=path, bytes=len(data), expected=expected) as answer:
-            return answer.told(Written)
+            return answer.told(WriteResult)
 
-    async def list(self, path: str, choice: Choice, *, recursive: bool, limit: int) -> Listing:
+    async def list(self, path: str, choice: FileFilter, *, recursive: bool, limit: int) -> Listing:
         given = msgspec.structs.asdict(choice)
         async with self._asked("list", path=path, choice=given, recursive=recursive, limit=limit) as answer:
             return answer.told(Listing)
 
-    async def search(self, path: str, query: Query) -> Found:
+    async def search(self, path: str, query: SearchQuery) -> SearchResult:
         given = msgspec.structs.asdict(query)
         for name in ("pattern", "choice"):
             given[name] = msgspec.structs.asdict(given[name])
         try:
             async with asyncio.timeout(SEARCH_SECONDS), self._asked("search", path=path, query=given) as answer:
-                return answer.told(Found)
+                return answer.told(SearchResult)
         except TimeoutError:
             stopped = f"it was stopped after {SEARCH_SECONDS:g} s; use a simpler pattern, a path or a glob"
-            return Found(hits=(), files=0, stopped=stopped)
+            return SearchResult(hits=(), files=0, stopped=stopped)
 
     @asynccontextmanager
     async def _asked(self, what: str, *, data: bytes = b"", **question: Any) -> AsyncIterator["_Answer"]:

@@ -25,8 +25,8 @@ from tidegate.log import Log
 from tidegate.workspaces.files import line_matcher
 from tidegate.workspaces.files.file_user import User, in_thread
 from tidegate.workspaces.files.mounts import Mount
-from tidegate.workspaces.files.search_input import Feed, found
-from tidegate.workspaces.files.values import Found, Query
+from tidegate.workspaces.files.search_input import SearchInput, found
+from tidegate.workspaces.files.values import SearchQuery, SearchResult
 from tidegate.workspaces.processes.children import ChildProcess, Spawner, find, gone
 
 log = Log(__name__)
@@ -47,22 +47,22 @@ class _Enough(Exception):
 
 
 async def search(
-    mounts: Sequence[Mount], spawner: Spawner, path: str, query: Query, *, ripgrep: bool, user: User | None
-) -> Found:
+    mounts: Sequence[Mount], spawner: Spawner, path: str, query: SearchQuery, *, ripgrep: bool, user: User | None
+) -> SearchResult:
     async with spawner.helpers:
         feed, places = await _searched(mounts, spawner, path, query, ripgrep=ripgrep, user=user)
     return await in_thread(user, found, feed, mounts, places, query)
 
 
 async def _searched(
-    mounts: Sequence[Mount], spawner: Spawner, path: str, query: Query, *, ripgrep: bool, user: User | None
-) -> tuple[Feed, list[tuple[int, int]]]:
+    mounts: Sequence[Mount], spawner: Spawner, path: str, query: SearchQuery, *, ripgrep: bool, user: User | None
+) -> tuple[SearchInput, list[tuple[int, int]]]:
     """What went into the engine that came to its end, and the lines and columns that it told."""
     program = await to_thread.run_sync(find, "rg") if ripgrep else None
     engines = [_python(query)] if program is None else [_rg(program, query), _python(query)]
     for engine in engines:
         places: list[tuple[int, int]] = []
-        feed = Feed(mounts, path, query.choice)
+        feed = SearchInput(mounts, path, query.choice)
         try:
             async with asyncio.timeout(SECONDS):
                 code = await _run(spawner, engine, feed, places, user)
@@ -85,7 +85,7 @@ class _Engine(NamedTuple):
     ends: tuple[int, ...]
 
 
-def _rg(program: str, query: Query) -> _Engine:
+def _rg(program: str, query: SearchQuery) -> _Engine:
     options = ("--no-config", "--text", "--encoding=none", "--no-mmap", "--threads=1", "--color=never", "--no-heading")
     # Of a line only its number and column are wanted; a longer one than one byte is not printed.
     told = ("--no-filename", "--line-number", "--column", "--max-columns=1", "--line-buffered")
@@ -94,12 +94,14 @@ def _rg(program: str, query: Query) -> _Engine:
     return _Engine((program, *options, *told, *bounds, *place), (0, 1))
 
 
-def _python(query: Query) -> _Engine:
+def _python(query: SearchQuery) -> _Engine:
     script = (sys.executable, "-I", "-S", "-B", str(Path(line_matcher.__file__)))
     return _Engine((*script, query.pattern.python, str(query.limit + 1), str(_INPUT)), (0,))
 
 
-async def _run(spawner: Spawner, engine: _Engine, feed: Feed, places: list[tuple[int, int]], user: User | None) -> int:
+async def _run(
+    spawner: Spawner, engine: _Engine, feed: SearchInput, places: list[tuple[int, int]], user: User | None
+) -> int:
     """Runs one engine over all files; its exit code."""
     reading, writing = os.pipe()
     pipe = _Pipe(writing)
@@ -147,7 +149,7 @@ class _Pipe:
         with contextlib.suppress(OSError):  # more than the system allows
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
-    async def fill(self, feed: Feed, user: User | None) -> None:
+    async def fill(self, feed: SearchInput, user: User | None) -> None:
         try:
             await in_thread(user, self._fill, feed)
         finally:
@@ -158,7 +160,7 @@ class _Pipe:
         if fd >= 0:
             os.close(fd)
 
-    def _fill(self, feed: Feed) -> None:
+    def _fill(self, feed: SearchInput) -> None:
         waiting = select.poll()
         waiting.register(self._fd, select.POLLOUT)
         with closing(feed.text()) as text, contextlib.suppress(_Enough):

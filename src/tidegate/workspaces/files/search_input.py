@@ -13,11 +13,11 @@ from contextlib import closing
 from typing import NamedTuple
 
 from tidegate.errors import ToolFailed
-from tidegate.workspaces.files.excerpts import Mark, lines_around, mark
+from tidegate.workspaces.files.excerpts import FileStamp, lines_around, mark
 from tidegate.workspaces.files.globs import Glob
 from tidegate.workspaces.files.mounts import Mount, at, joined, open_file, refer, reopened
-from tidegate.workspaces.files.values import Choice, Found, Hit, Query
-from tidegate.workspaces.files.walk import Walk
+from tidegate.workspaces.files.values import FileFilter, FileHit, SearchQuery, SearchResult
+from tidegate.workspaces.files.walk import FolderWalk
 
 FILE_BYTES = 32 * 1024 * 1024
 TOTAL_BYTES = 1024 * 1024 * 1024
@@ -30,25 +30,25 @@ BINARY_WITHIN = 8192
 CHUNK = 256 * 1024
 
 
-class Searched(NamedTuple):
+class SearchedFile(NamedTuple):
     """A file as it went into the stream: its lines are those from `first`, counted from 1 over all files."""
 
     first: int
     path: str
-    mark: Mark
+    mark: FileStamp
 
 
-class Feed:
+class SearchInput:
     """The files that are searched, as one text."""
 
-    def __init__(self, mounts: Sequence[Mount], path: str, choice: Choice) -> None:
+    def __init__(self, mounts: Sequence[Mount], path: str, choice: FileFilter) -> None:
         self._mounts = mounts
         self.path = path
         self._glob = Glob(choice.glob)
         self._next = 1
         self._bytes = 0
-        self.walk = Walk(choice, recursive=True)
-        self.searched: list[Searched] = []
+        self.walk = FolderWalk(choice, recursive=True)
+        self.searched: list[SearchedFile] = []
         self.stopped = ""
         self.large = 0
         self.binary = 0
@@ -100,7 +100,7 @@ class Feed:
                 if b"\0" in chunk[:BINARY_WITHIN]:
                     self.binary += 1
                     return
-                self.searched.append(Searched(self._next, path, state))
+                self.searched.append(SearchedFile(self._next, path, state))
                 first = False
             left -= len(chunk)
             self._bytes += len(chunk)
@@ -112,13 +112,15 @@ class Feed:
             yield b"\n"
 
 
-def found(feed: Feed, mounts: Sequence[Mount], places: Sequence[tuple[int, int]], query: Query) -> Found:
+def found(
+    feed: SearchInput, mounts: Sequence[Mount], places: Sequence[tuple[int, int]], query: SearchQuery
+) -> SearchResult:
     """What there is to show when these are the lines and columns that fit, one more than the limit if there are."""
     shown = hits(mounts, feed.searched, places[: query.limit], query.context)
     if len(places) > query.limit:
         # How far the stream had come by then is chance, and not told.
-        return Found(hits=shown, files=_index(feed.searched, places[query.limit][0]) + 1, more=True)
-    return Found(
+        return SearchResult(hits=shown, files=_index(feed.searched, places[query.limit][0]) + 1, more=True)
+    return SearchResult(
         hits=shown,
         files=len(feed.searched),
         stopped=feed.stopped or feed.walk.stopped,
@@ -129,14 +131,14 @@ def found(feed: Feed, mounts: Sequence[Mount], places: Sequence[tuple[int, int]]
 
 
 def hits(
-    mounts: Sequence[Mount], searched: Sequence[Searched], places: Sequence[tuple[int, int]], context: int
-) -> tuple[Hit, ...]:
+    mounts: Sequence[Mount], searched: Sequence[SearchedFile], places: Sequence[tuple[int, int]], context: int
+) -> tuple[FileHit, ...]:
     """What was found, by file, with the lines themselves."""
     lines_of: dict[int, dict[int, int]] = {}
     for number, column in places:
         index = _index(searched, number)
         lines_of.setdefault(index, {})[number - searched[index].first + 1] = column
-    shown: list[Hit] = []
+    shown: list[FileHit] = []
     for index, columns in lines_of.items():
         file = searched[index]
         try:
@@ -148,10 +150,10 @@ def hits(
                     os.close(fd)
         except ToolFailed:
             lines = None
-        shown.append(Hit(file.path, lines or (), changed=lines is None))
+        shown.append(FileHit(file.path, lines or (), changed=lines is None))
     return tuple(shown)
 
 
-def _index(searched: Sequence[Searched], number: int) -> int:
+def _index(searched: Sequence[SearchedFile], number: int) -> int:
     """Which file a line of the stream is in."""
     return bisect_right(searched, number, key=lambda file: file.first) - 1

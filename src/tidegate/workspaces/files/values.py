@@ -17,7 +17,7 @@ HEAD_BYTES = 32
 """Of a file, by which pictures and sounds are recognised."""
 
 
-class Entry(NamedTuple):
+class FileEntry(NamedTuple):
     """One name in a listing. `path` is what reaches it from the workspace; `target` is where a link points to."""
 
     path: str
@@ -26,7 +26,7 @@ class Entry(NamedTuple):
     target: str = ""
 
 
-class Lines(NamedTuple):
+class FileLines(NamedTuple):
     """Lines of a file: those from `first` up to `after`, counted from 0; empty past the end, where `first` is how many
     there are. `more` says that some follow; `cut` that the one line here is longer than was asked for, this is its
     beginning, and what follows it was not looked for. `size` and `head` are the whole file's."""
@@ -40,20 +40,20 @@ class Lines(NamedTuple):
     cut: bool = False
 
 
-class Loaded(NamedTuple):
+class FileContents(NamedTuple):
     """A whole file. `version` stands for its content, for a `write` that must not overwrite another."""
 
     data: bytes
     version: str
 
 
-class Written(NamedTuple):
+class WriteResult(NamedTuple):
     """`replaced` is the size of the file that was there before; None when there was none."""
 
     replaced: int | None
 
 
-class Choice(Frozen, frozen=True):
+class FileFilter(Frozen, frozen=True):
     """Which files below a folder: those that fit `glob` (all when it is empty). Names that begin with a dot and what
     `HEAVY` names are left out, with all below them, unless `hidden`."""
 
@@ -66,23 +66,23 @@ HEAVY = frozenset({"node_modules", "__pycache__"})
 
 
 class Listing(NamedTuple):
-    """`left_out` are the first names that were left out by the rule of `Choice`; `stopped` says why it is not all."""
+    """`left_out` are the first names that were left out by the rule of `FileFilter`; `stopped` says why it is not all."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[FileEntry, ...]
     left_out: tuple[str, ...] = ()
     stopped: str = ""
 
 
-class Query(Frozen, frozen=True):
+class SearchQuery(Frozen, frozen=True):
     """What to search for: lines that fit `pattern`, with `context` lines around each, at most `limit` of them."""
 
     pattern: Pattern
-    choice: Choice = Choice()
+    choice: FileFilter = FileFilter()
     context: int = 0
     limit: int = 50
 
 
-class Line(NamedTuple):
+class HitLine(NamedTuple):
     """A line that was found, or stands near one. `text` is the part around the match when the line is long; `before`
     and `after` say that something of it is missing there."""
 
@@ -93,21 +93,21 @@ class Line(NamedTuple):
     after: bool = False
 
 
-class Hit(NamedTuple):
+class FileHit(NamedTuple):
     """A file in which something was found, and the lines in order; `changed` says that it was changed meanwhile, and
     that its lines are not known."""
 
     path: str
-    lines: tuple[Line, ...]
+    lines: tuple[HitLine, ...]
     changed: bool = False
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """`files` is how many were searched. `more` says that there are more lines than the limit, and that nothing behind
     them was searched; `stopped` why not all was searched; `large` and `binary` count the files that were left out for
     being so."""
 
-    hits: tuple[Hit, ...]
+    hits: tuple[FileHit, ...]
     files: int
     more: bool = False
     stopped: str = ""
@@ -119,11 +119,11 @@ class Found(NamedTuple):
 class Files(Protocol):
     """The files of one session."""
 
-    async def lines(self, path: str, *, offset: int, lines: int, max_bytes: int) -> Lines:
+    async def lines(self, path: str, *, offset: int, lines: int, max_bytes: int) -> FileLines:
         """At most so many lines and bytes of a file after the first `offset` lines; whole lines, if one fits."""
         ...
 
-    async def load(self, path: str, *, limit: int) -> Loaded:
+    async def load(self, path: str, *, limit: int) -> FileContents:
         """All of a file that has at most `limit` bytes."""
         ...
 
@@ -131,15 +131,15 @@ class Files(Protocol):
         """A descriptor of a file, for who hands it on; closed at the end of the block."""
         ...
 
-    async def write(self, path: str, data: bytes, *, expected: str | None = None) -> Written:
+    async def write(self, path: str, data: bytes, *, expected: str | None = None) -> WriteResult:
         """Puts a whole file in the place of what was there, at once; folders on the way are made. With `expected`, only
         if the content is still that version."""
         ...
 
-    async def list(self, path: str, choice: Choice, *, recursive: bool, limit: int) -> Listing:
+    async def list(self, path: str, choice: FileFilter, *, recursive: bool, limit: int) -> Listing:
         """What is in a folder, in the order of names, a folder followed by what is in it. Links are not followed."""
         ...
 
-    async def search(self, path: str, query: Query) -> Found:
+    async def search(self, path: str, query: SearchQuery) -> SearchResult:
         """The lines that fit, in a file or below a folder, in the order of `list`."""
         ...

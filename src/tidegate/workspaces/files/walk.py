@@ -13,7 +13,7 @@ from typing import NamedTuple
 from anyio import from_thread
 
 from tidegate.workspaces.files.mounts import DEEPEST
-from tidegate.workspaces.files.values import HEAVY, Choice, Kind
+from tidegate.workspaces.files.values import HEAVY, FileFilter, Kind
 
 FOLDER_ENTRIES = 20_000
 """To be put in order, the names of a folder must be in memory."""
@@ -26,7 +26,7 @@ _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READING = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
-class Step(NamedTuple):
+class WalkStep(NamedTuple):
     """One name. `folder` is the descriptor of the folder that it is in, for as long as nobody asks for the next."""
 
     path: str
@@ -35,17 +35,17 @@ class Step(NamedTuple):
     kind: Kind
 
 
-class Walk:
+class FolderWalk:
     """One walk. `left_out` and `stopped` are known when it has ended."""
 
-    def __init__(self, choice: Choice, *, recursive: bool) -> None:
+    def __init__(self, choice: FileFilter, *, recursive: bool) -> None:
         self._choice = choice
         self._recursive = recursive
         self._looked_at = 0
         self.left_out: list[str] = []
         self.stopped = ""
 
-    def steps(self, folder: int) -> Generator[Step]:
+    def steps(self, folder: int) -> Generator[WalkStep]:
         """To be closed by whoever does not take all of them."""
         open_folders: list[tuple[int, str, Iterator[tuple[str, Kind]]]] = [(folder, "", self._names(folder))]
         try:
@@ -56,7 +56,7 @@ class Walk:
                     if self._is_left_out(name, kind):
                         self._note(path)
                         continue
-                    yield Step(path, fd, name, kind)
+                    yield WalkStep(path, fd, name, kind)
                     if kind == "folder" and self._recursive and (inner := self._entered(fd, name, path)) is not None:
                         open_folders.append((inner, path + "/", self._names(inner)))
                         break

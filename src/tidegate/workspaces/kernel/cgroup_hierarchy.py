@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from tidegate.workspaces.backends.interface import BoxLimits
+from tidegate.workspaces.backends.interface import SandboxLimits
 
 CONTROLLERS: Mapping[str, str] = MappingProxyType({"pids": "processes", "memory": "memory_bytes"})
 """By which setting each is bounded."""
@@ -18,7 +18,7 @@ PROCESSES = "cgroup.procs"
 """Of a group: who is in it; whoever writes 0 to it joins."""
 
 
-class Tree(NamedTuple):
+class CgroupTree(NamedTuple):
     """A folder of groups: whose version and which controllers work there."""
 
     version: int
@@ -26,7 +26,7 @@ class Tree(NamedTuple):
     controllers: tuple[str, ...]
 
 
-class Setting(NamedTuple):
+class GroupSetting(NamedTuple):
     """What is written to a file of a new group. Where it is not `needed`, a kernel may be without it."""
 
     file: str
@@ -34,14 +34,16 @@ class Setting(NamedTuple):
     needed: bool = True
 
 
-def settings(version: int, controller: str, limits: BoxLimits) -> tuple[Setting, ...]:
+def settings(version: int, controller: str, limits: SandboxLimits) -> tuple[GroupSetting, ...]:
     """How each version calls the limits. Swap is memory, too: what has none left shall not go on there."""
     if controller == "pids":
-        return (Setting("pids.max", str(limits.processes)),)
+        return (GroupSetting("pids.max", str(limits.processes)),)
     most = str(limits.memory_bytes)
     if version == 1:
-        return Setting("memory.limit_in_bytes", most), Setting("memory.memsw.limit_in_bytes", most, needed=False)
-    return Setting("memory.max", most), Setting("memory.swap.max", "0", needed=False)
+        return GroupSetting("memory.limit_in_bytes", most), GroupSetting(
+            "memory.memsw.limit_in_bytes", most, needed=False
+        )
+    return GroupSetting("memory.max", most), GroupSetting("memory.swap.max", "0", needed=False)
 
 
 def counter(version: int, controller: str) -> tuple[str, str]:
@@ -51,7 +53,7 @@ def counter(version: int, controller: str) -> tuple[str, str]:
     return ("memory.oom_control" if version == 1 else "memory.events"), "oom_kill"
 
 
-def trees(cgroup: str, mountinfo: str) -> tuple[Tree, ...]:
+def trees(cgroup: str, mountinfo: str) -> tuple[CgroupTree, ...]:
     """Where a process is, by what the kernel tells of it: the trees of version 1 that have our controllers, or else the
     one of version 2, with all that it might have. The texts are /proc/self/cgroup and /proc/self/mountinfo."""
     mounts = list(_mounts(mountinfo))
@@ -63,7 +65,7 @@ def trees(cgroup: str, mountinfo: str) -> tuple[Tree, ...]:
         for mount in mounts:
             fits = mount.version == version and (version == 2 or set(names.split(",")) <= mount.options)
             if fits and (ours or version == 2) and (folder := mount.place(path)) is not None:
-                found.append(Tree(version, folder, ours or tuple(CONTROLLERS)))
+                found.append(CgroupTree(version, folder, ours or tuple(CONTROLLERS)))
                 break
     first = [tree for tree in found if tree.version == 1]
     return tuple(first or found)

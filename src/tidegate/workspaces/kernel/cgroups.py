@@ -5,7 +5,7 @@ in, so that what bounds the gateway bounds its workspaces too. Who is in a group
 never more processes in it than its limit, and what needs more memory than its limit is killed by the kernel. A process
 joins by itself before it becomes the agent's command, so that nothing of that is ever outside. Each command has a leaf
 of its own below its box's group, so that a signal reaches exactly what came of that command, whatever it has thrown
-away. `Group.end` kills what is in it and removes it. A group bears a digest of the home folder: what a killed gateway
+away. `Cgroup.end` kills what is in it and removes it. A group bears a digest of the home folder: what a killed gateway
 left is known by it, and of others nothing is touched. Where no group may be made, none is, and `held` is empty. What is
 not `async` blocks: for threads.
 
@@ -28,12 +28,12 @@ from anyio import CancelScope, to_thread
 
 from tidegate.errors import ToolFailed
 from tidegate.log import Log
-from tidegate.workspaces.backends.interface import BoxLimits, Strain, owner_of
+from tidegate.workspaces.backends.interface import LimitEvents, SandboxLimits, owner_of
 from tidegate.workspaces.kernel.cgroup_hierarchy import (
     CONTROLLERS,
     PROCESSES,
-    Setting,
-    Tree,
+    CgroupTree,
+    GroupSetting,
     counter,
     settings,
     trees,
@@ -68,7 +68,7 @@ class Cgroups:
     def __init__(self, home: Path) -> None:
         self._prefix = f"tidegate-{owner_of(home)}-"
         self._lock = threading.Lock()
-        self._trees: tuple[Tree, ...] | None = None
+        self._trees: tuple[CgroupTree, ...] | None = None
         self._numbers = itertools.count()
         self._living: set[str] = set()
         self.held: frozenset[str] = frozenset()
@@ -81,14 +81,14 @@ class Cgroups:
                 self._trees = tuple(_usable(f"{self._prefix}{os.getpid()}-try"))
                 self.held = _settings_of(self._trees)
 
-    async def make(self, limits: BoxLimits) -> "Group | None":
+    async def make(self, limits: SandboxLimits) -> "Cgroup | None":
         """A new group; None where none can be made, or not now."""
         await to_thread.run_sync(self.find)
         if not self._trees:
             return None
         with self._lock:
             # Whose it is can be seen by the number.
-            group = Group(f"{self._prefix}{os.getpid()}-{next(self._numbers)}", self._trees, self._forget)
+            group = Cgroup(f"{self._prefix}{os.getpid()}-{next(self._numbers)}", self._trees, self._forget)
             self._living.add(group.name)
         try:
             await to_thread.run_sync(group.begin, limits)
@@ -109,17 +109,17 @@ class Cgroups:
             left = {name for tree in trees for name in _names(tree.folder, self._prefix)} - self._living
         for name in left:
             log.info("a control group of the last gateway is removed", group=name)
-            Group(name, trees, self._forget).end()
+            Cgroup(name, trees, self._forget).end()
 
     def _forget(self, name: str) -> None:
         with self._lock:
             self._living.discard(name)
 
 
-class Group:
+class Cgroup:
     """One box's. It owns the folders of its name, one in each tree, and the leaves below them."""
 
-    def __init__(self, name: str, trees: tuple[Tree, ...], forget: Callable[[str], None]) -> None:
+    def __init__(self, name: str, trees: tuple[CgroupTree, ...], forget: Callable[[str], None]) -> None:
         self.name = name
         self._trees = trees
         self._forget = forget
@@ -127,9 +127,9 @@ class Group:
         # One tree is enough to know who belongs to whom; the other limits are the box's, and felt there.
         self._counting = next((at for at, tree in enumerate(trees) if "pids" in tree.controllers), 0)
         self._numbers = itertools.count()
-        self._leaves: set[Leaf] = set()
+        self._leaves: set[CommandGroup] = set()
         self._refused = 0
-        self._felt = Strain()
+        self._felt = LimitEvents()
         self._counting_lock = threading.Lock()  # never held while something is waited for
         self._lock = threading.Lock()
         self._over = False
@@ -137,7 +137,7 @@ class Group:
         self.joins = tuple(str(folder / PROCESSES) for folder in self._folders)
         """A process that writes 0 to each of these is in it."""
 
-    def begin(self, limits: BoxLimits) -> None:
+    def begin(self, limits: SandboxLimits) -> None:
         """It is there, and holds these. Nothing happens when it was ended before it came to that."""
         with self._lock:
             if self._over:
@@ -148,17 +148,17 @@ class Group:
                     for setting in settings(tree.version, controller, limits):
                         _set(folder, setting)
 
-    def leaf(self) -> "Leaf":
+    def leaf(self) -> "CommandGroup":
         """A new group below it, for one command. Raises OSError when it cannot be made."""
         with self._counting_lock:
             folder = self._folders[self._counting] / f"{self.name}-{next(self._numbers)}"
             folder.mkdir()
             others = [path for at, path in enumerate(self.joins) if at != self._counting]
-            leaf = Leaf(folder, (str(folder / PROCESSES), *others), self._drop)
+            leaf = CommandGroup(folder, (str(folder / PROCESSES), *others), self._drop)
             self._leaves.add(leaf)
             return leaf
 
-    def _drop(self, leaf: "Leaf") -> None:
+    def _drop(self, leaf: "CommandGroup") -> None:
         with self._counting_lock:
             if leaf in self._leaves:
                 self._refused += self._refusals(leaf.folder)
@@ -170,7 +170,7 @@ class Group:
         return all(os.access(path, os.W_OK) for path in self.joins)
 
     @property
-    def strain(self) -> Strain:
+    def strain(self) -> LimitEvents:
         """How often its limits were felt so far; once it is gone, as it was before. Version 1 counts a refusal where
         the process is that was refused, version 2 where the limit is."""
         felt = {
@@ -181,7 +181,7 @@ class Group:
         with self._counting_lock:
             refused = felt.get("pids", 0) + self._refused + sum(self._refusals(leaf.folder) for leaf in self._leaves)
             before = self._felt
-            self._felt = Strain(max(felt.get("memory", 0), before.killed), max(refused, before.refused))
+            self._felt = LimitEvents(max(felt.get("memory", 0), before.killed), max(refused, before.refused))
             return self._felt
 
     def _refusals(self, folder: Path) -> int:
@@ -212,10 +212,10 @@ class Group:
         return removed(folder)
 
 
-class Leaf:
+class CommandGroup:
     """One command's: what is in it came of that command, and of no other. Its folder is the group's."""
 
-    def __init__(self, folder: Path, joins: tuple[str, ...], dropped: "Callable[[Leaf], None]") -> None:
+    def __init__(self, folder: Path, joins: tuple[str, ...], dropped: "Callable[[CommandGroup], None]") -> None:
         self.folder = folder
         self.joins = joins
         """A process that writes 0 to each of these is in it."""
@@ -241,7 +241,7 @@ class Leaf:
 
 
 @contextlib.asynccontextmanager
-async def leaf_for(group: Group | None) -> AsyncIterator[Leaf | None]:
+async def leaf_for(group: Cgroup | None) -> AsyncIterator[CommandGroup | None]:
     """One for a command that is started in here, and that goes with it from then on; None where there are no groups.
     When it comes to no command, it is removed."""
     try:
@@ -257,7 +257,7 @@ async def leaf_for(group: Group | None) -> AsyncIterator[Leaf | None]:
         raise
 
 
-def handed_over(tree: Tree) -> Tree | None:
+def handed_over(tree: CgroupTree) -> CgroupTree | None:
     """Of a tree of version 2: where groups with limits can be made, from now on; None where that is not ours to do."""
     own = tree.folder
     root = own.parent if own.name == ASIDE else own
@@ -265,7 +265,7 @@ def handed_over(tree: Tree) -> Tree | None:
         if _SYSTEMD.exists() and not _is_delegated(root):
             return None
         there = (root / "cgroup.controllers").read_text().split()
-        usable = Tree(2, root, tuple(name for name in tree.controllers if name in there))
+        usable = CgroupTree(2, root, tuple(name for name in tree.controllers if name in there))
         if not usable.controllers:
             return None
         wanted = " ".join(f"+{name}" for name in usable.controllers)
@@ -298,7 +298,7 @@ def _step_aside(root: Path) -> None:
                 write(aside / PROCESSES, str(pid))
 
 
-def _usable(name: str) -> Iterator[Tree]:
+def _usable(name: str) -> Iterator[CgroupTree]:
     """The trees in which this process can make groups; `name` is one that is tried."""
     try:
         found = trees(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text())
@@ -318,7 +318,7 @@ def _usable(name: str) -> Iterator[Tree]:
             yield usable
 
 
-def _settings_of(trees: tuple[Tree, ...]) -> frozenset[str]:
+def _settings_of(trees: tuple[CgroupTree, ...]) -> frozenset[str]:
     return frozenset(CONTROLLERS[name] for tree in trees for name in tree.controllers)
 
 
@@ -352,7 +352,7 @@ def _attribute(folder: Path, name: str) -> bytes:
         return b""
 
 
-def _set(folder: Path, setting: Setting) -> None:
+def _set(folder: Path, setting: GroupSetting) -> None:
     try:
         write(folder / setting.file, setting.value)
     except OSError:

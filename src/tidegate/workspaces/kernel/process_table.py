@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from tidegate.workspaces.backends.interface import MARK, BoxLimits, Load
+from tidegate.workspaces.backends.interface import MARK, SandboxLimits, SandboxUsage
 
 _STATE_FIELD, _PARENT_FIELD, _START_FIELD = 0, 1, 19  # of a stat file, counted from behind the command's name
 _READ = 64 * 1024  # of one file of a process at once
@@ -83,16 +83,16 @@ class ProcessTable:
         with self._lock:
             return frozenset(id for id, _ in self._processes())
 
-    def load(self, limits: BoxLimits, *, places: Iterable[str] = (), beside: int = 0) -> Load:
+    def load(self, limits: SandboxLimits, *, places: Iterable[str] = (), beside: int = 0) -> SandboxUsage:
         """What they use together. `places` are file systems in memory, each named from here, and `beside` bytes of
         memory that no process shows. Shared memory counts for each process that has it mapped, unless that
         makes too much of it: then it is divided among them, which takes a closer look. Of too many
         processes only the number is told."""
         with self._lock:
             if (count := len(self._names())) > limits.processes:
-                return Load(processes=count)
+                return SandboxUsage(processes=count)
             devices, kept = self._in_memory(places)
-            count, unnamed = 0, Unnamed(devices)
+            count, unnamed = 0, UnnamedFiles(devices)
             own = 0
             for _, process in self._processes():
                 count += 1
@@ -102,7 +102,7 @@ class ProcessTable:
             used = own + kept
             if used > limits.memory_bytes:
                 used = kept + sum(_shared_bytes(process, unnamed) for _, process in self._processes())
-        return Load(
+        return SandboxUsage(
             processes=count,
             memory_bytes=used,
             unnamed_bytes=unnamed.disk_bytes,
@@ -178,7 +178,7 @@ def _carries(process: int, mark: str) -> bool:
     return f"\0{MARK}={mark}\0".encode() in b"\0" + _contents(process, "environ", _MOST_ENVIRONMENT)
 
 
-class Unnamed:
+class UnnamedFiles:
     """Files without a name that processes hold open, each once: memfds, which lie in memory, and deleted files, which
     take their place on the disk until they are closed. What lies on `counted` devices is counted already."""
 
@@ -270,7 +270,7 @@ def _own_bytes(process: int) -> int:
     return sum(int(status[name].split()[0]) * _KIB for name in _OWN_FIELDS if name in status)
 
 
-def _shared_bytes(process: int, counted: Unnamed) -> int:
+def _shared_bytes(process: int, counted: UnnamedFiles) -> int:
     """Its part of what it shares, without what is counted already."""
     total, skipped = 0, False
     for line in _contents(process, "smaps", _MOST_MAPS).splitlines():

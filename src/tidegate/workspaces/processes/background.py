@@ -21,10 +21,10 @@ from tidegate.spool import Spool
 from tidegate.store import Db, ProcessEnd, ProcessRow, Store, notices, processes, workspaces
 from tidegate.values import new_id
 from tidegate.workspaces.backends import shell_script
-from tidegate.workspaces.backends.interface import Box, Child
+from tidegate.workspaces.backends.interface import Child, Sandbox
 from tidegate.workspaces.kernel.process_table import start_ticks
 from tidegate.workspaces.processes.command_run import END_GRACE, conduct
-from tidegate.workspaces.processes.live_sandbox import Site, strained
+from tidegate.workspaces.processes.live_sandbox import LiveSandbox, strained
 from tidegate.workspaces.processes.process_log import ProcessLog
 
 log = Log(__name__)
@@ -57,10 +57,10 @@ OnFinished = Callable[[ProcessRow, str], Awaitable[None]]
 was told is written with the turn. Raises when there is to be none."""
 
 
-class Running:
+class RunningProcess:
     """A process that runs. `over` is set when its end is recorded; `news` whenever something has come of it."""
 
-    def __init__(self, row: ProcessRow, child: Child, box: Box, log: ProcessLog) -> None:
+    def __init__(self, row: ProcessRow, child: Child, box: Sandbox, log: ProcessLog) -> None:
         self.row = row
         self.child = child
         self.box = box
@@ -82,7 +82,7 @@ class Running:
         return STOP_GRACE if self.stopping or self.late else END_GRACE
 
 
-class Processes:
+class BackgroundProcesses:
     def __init__(
         self,
         store: Store,
@@ -99,7 +99,9 @@ class Processes:
 
     # -- starting --
 
-    async def start(self, site: Site, name: str, command: str, *, restart: bool, notify: bool) -> ProcessRow | None:
+    async def start(
+        self, site: LiveSandbox, name: str, command: str, *, restart: bool, notify: bool
+    ) -> ProcessRow | None:
         """The row of the process; None when one of that name runs already."""
         if not _NAME.fullmatch(name):
             raise ToolFailed("A process's name has 1 to 64 letters, digits, dots, dashes and underscores.")
@@ -132,7 +134,7 @@ class Processes:
         await self._spawn(site, row)
         return row
 
-    async def again(self, site: Site, lost: ProcessRow) -> None:
+    async def again(self, site: LiveSandbox, lost: ProcessRow) -> None:
         """Start what was lost and is marked `restart` anew, once, and tell how that went."""
         id = new_id("pr")
         row = await self._store.write(lambda db: processes.again(db, lost.id, new_id=id, log=id, now=self._clock()))
@@ -145,7 +147,7 @@ class Processes:
             told = f"The process {called(row)} was lost and could not be started again: {error.message}"
         await self._store.write(notices.add, site.session, told, self._clock())
 
-    async def _spawn(self, site: Site, row: ProcessRow) -> None:
+    async def _spawn(self, site: LiveSandbox, row: ProcessRow) -> None:
         """The row is there; now the process is, or the row says that it is not."""
         child: Child | None = None
         try:
@@ -156,14 +158,14 @@ class Processes:
             box, child = await site.spawn(text, row.id)
             if not await self._store.write(_spawned, row.id, child.pid):
                 raise ToolFailed("The process was to end before it had begun.")
-            running = Running(row, child, box, self.log_of(row))
+            running = RunningProcess(row, child, box, self.log_of(row))
             site.scope.start(self._attend, site, running, name=f"process {row.id}")
             site.running[row.name] = running
         except BaseException:
             await self._abandon(site, row, child)
             raise
 
-    async def _abandon(self, site: Site, row: ProcessRow, child: Child | None) -> None:
+    async def _abandon(self, site: LiveSandbox, row: ProcessRow, child: Child | None) -> None:
         """It came to nothing: what there is of it ends, and its row says so."""
 
         async def over() -> None:
@@ -181,7 +183,7 @@ class Processes:
 
     # -- its life --
 
-    async def _attend(self, site: Site, running: Running) -> None:
+    async def _attend(self, site: LiveSandbox, running: RunningProcess) -> None:
         loop = asyncio.get_running_loop()
         since, taken = loop.time(), 0
 
@@ -209,12 +211,12 @@ class Processes:
             running.over.set()
             running.tell()
 
-    def _end_late(self, site: Site, running: Running) -> None:
+    def _end_late(self, site: LiveSandbox, running: RunningProcess) -> None:
         if site.scope.open:
             running.late = True
             site.scope.start(running.child.end, STOP_GRACE, name=f"end of process {running.row.id}, which is late")
 
-    async def _ended(self, site: Site, running: Running, code: int, left: int) -> None:
+    async def _ended(self, site: LiveSandbox, running: RunningProcess, code: int, left: int) -> None:
         row = running.row
         state: ProcessEnd = "exited"
         if running.stopping or site.closed or running.box.why:  # whoever ended it tells it, or was told to
@@ -289,7 +291,7 @@ class Processes:
 
     # -- what is done to it --
 
-    async def write(self, running: Running, data: bytes, *, close: bool) -> None:
+    async def write(self, running: RunningProcess, data: bytes, *, close: bool) -> None:
         try:
             async with asyncio.timeout(WRITE_SECONDS):
                 await running.child.write(data)
@@ -301,7 +303,7 @@ class Processes:
         if close:
             running.child.close_input()
 
-    async def stop(self, running: Running) -> None:
+    async def stop(self, running: RunningProcess) -> None:
         running.stopping = True
         await running.child.end(STOP_GRACE)
         await running.over.wait()

@@ -1,6 +1,6 @@
 """Children of the gateway with three streams, such as commands are.
 
-Guarantee: what `Starter` guarantees of a process; its streams are read only as fast as somebody takes them, and are
+Guarantee: what `ProcessStarter` guarantees of a process; its streams are read only as fast as somebody takes them, and are
 open until `close`. What fails while a child is being set up ends it, before the failure is heard of.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 from anyio import CancelScope
 
 from tidegate.errors import ToolFailed
-from tidegate.lifetimes import Spawned, Starter
+from tidegate.lifetimes import ProcessStarter, SpawnedProcess
 from tidegate.workspaces.files.file_user import User
 
 READ_BYTES = 64 * 1024
@@ -46,7 +46,7 @@ class Spawner:
     def __init__(self, cores: frozenset[int], owner: str = "", user: User | None = None) -> None:
         self.owner = owner
         self.user = user
-        self._starter = Starter(cores)
+        self._starter = ProcessStarter(cores)
         self.helpers = asyncio.Semaphore(HELPERS)
 
     @property
@@ -63,7 +63,7 @@ class Spawner:
         within: Callable[[Callable[[], int]], int] | None = None,
     ) -> "ChildProcess":
         """`passing` maps a descriptor of ours to its number in the child. Everything else of ours is closed there.
-        `within` is as of `Starter`."""
+        `within` is as of `ProcessStarter`."""
         ours, theirs = _pipes()
         given = {**dict(enumerate(theirs)), **{number: fd for fd, number in (passing or {}).items()}}
         try:
@@ -84,7 +84,7 @@ class Spawner:
 class ChildProcess:
     """One child with its three streams."""
 
-    def __init__(self, spawned: Spawned) -> None:
+    def __init__(self, spawned: SpawnedProcess) -> None:
         self._spawned = spawned
         self.pid = spawned.pid
         self.wait = spawned.wait
@@ -157,13 +157,13 @@ class ChildProcess:
                 transport.abort()
 
 
-class Ending(Protocol):
+class ChildEnd(Protocol):
     async def end(self, grace: float) -> Any: ...
 
     def close(self) -> None: ...
 
 
-async def gone(child: Ending) -> None:
+async def gone(child: ChildEnd) -> None:
     """It is killed at once; its end is waited for unless the caller is cancelled again. Its streams are closed."""
     try:
         with CancelScope(shield=True):
@@ -173,7 +173,7 @@ async def gone(child: Ending) -> None:
 
 
 @contextlib.asynccontextmanager
-async def or_gone(child: Ending) -> AsyncIterator[None]:
+async def or_gone(child: ChildEnd) -> AsyncIterator[None]:
     """What fails in the block ends the child."""
     try:
         yield

@@ -28,7 +28,7 @@ LOOK_SECONDS, LOOK_RARELY_SECONDS = 0.25, 2.0
 """Between two looks at what a running command uses: what goes wrong mostly does so at once."""
 
 
-class Conducted(NamedTuple):
+class CommandResult(NamedTuple):
     """`code` is None when its time was over; `left` are the processes that it had left behind."""
 
     code: int | None
@@ -44,7 +44,7 @@ async def conduct(
     timeout: float | None = None,
     look: Look | None = None,
     grace: Callable[[], float] = lambda: 0,
-) -> Conducted:
+) -> CommandResult:
     """`look` is called every now and then while it runs; what it leaves behind has `grace` seconds to end by itself.
     `scope` is where it is ended when the caller is cancelled, however often that happens."""
     loop = asyncio.get_running_loop()
@@ -78,7 +78,7 @@ async def conduct(
             await end(child, END_GRACE, scope)
         else:
             child.close()
-    return Conducted(code, left or 0, bytes(state))
+    return CommandResult(code, left or 0, bytes(state))
 
 
 async def end(child: Child, grace: float, scope: Scope | None) -> None:

@@ -13,14 +13,22 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tidegate.errors import ToolFailed
-from tidegate.lifetimes import Flight, Scope
+from tidegate.lifetimes import Scope, SingleFlight
 from tidegate.log import Log
-from tidegate.workspaces.backends.interface import Backend, Box, BoxLimits, BoxSpec, Child, Load, Strain
-from tidegate.workspaces.disk import Disk
+from tidegate.workspaces.backends.interface import (
+    Backend,
+    Child,
+    LimitEvents,
+    Sandbox,
+    SandboxLimits,
+    SandboxSpec,
+    SandboxUsage,
+)
+from tidegate.workspaces.disk import DiskLimit
 from tidegate.workspaces.kernel.process_table import MOST_DESCRIPTORS
 
 if TYPE_CHECKING:
-    from tidegate.workspaces.processes.background import Running
+    from tidegate.workspaces.processes.background import RunningProcess
 
 log = Log(__name__)
 
@@ -43,22 +51,22 @@ Tell = Callable[[str, str], Awaitable[None]]
 """Writes down, for a session, what its agent is to be told."""
 
 
-class Site:
+class LiveSandbox:
     def __init__(
         self,
-        spec: BoxSpec,
+        spec: SandboxSpec,
         backend: Backend,
         scope: Scope,
         *,
-        disk: Disk | None,
+        disk: DiskLimit | None,
         prepare: Callable[[], Awaitable[None]],
         tell: Tell,
     ) -> None:
         self.spec = spec
         self.backend = backend
         self.scope = scope
-        self.running: dict[str, Running] = {}
-        self.box: Box | None = None
+        self.running: dict[str, RunningProcess] = {}
+        self.box: Sandbox | None = None
         self.why = ""
         """Why everything that ran here was ended by us, the last time."""
         self.closed = False
@@ -68,7 +76,7 @@ class Site:
         self.disk = disk
         """None where nobody measures: in a folder of the user's own, and on another machine."""
         self._users = 0
-        self._opening: Flight[Box] | None = None
+        self._opening: SingleFlight[Sandbox] | None = None
         self._prepare = prepare
         self._tell = tell
 
@@ -81,7 +89,7 @@ class Site:
         """Nothing runs here, and nobody is about to run something."""
         return not self.running and not self._users
 
-    def fits(self, spec: BoxSpec, backend: Backend) -> bool:
+    def fits(self, spec: SandboxSpec, backend: Backend) -> bool:
         return not self.closed and self.backend is backend and self.spec == spec
 
     @contextmanager
@@ -96,7 +104,7 @@ class Site:
 
     # -- the box --
 
-    async def enter(self) -> Box:
+    async def enter(self) -> Sandbox:
         """The session's box: the one that is there, or else a new one."""
         while True:
             if self.closed:
@@ -104,14 +112,14 @@ class Site:
             if self.box is not None and self.box.alive:
                 return self.box
             if self._opening is None:
-                self._opening = Flight()
+                self._opening = SingleFlight()
                 try:
                     return await self._opening.lead(self._open)
                 finally:
                     self._opening = None
             await self._opening.join()
 
-    async def spawn(self, text: bytes, mark: str) -> tuple[Box, Child]:
+    async def spawn(self, text: bytes, mark: str) -> tuple[Sandbox, Child]:
         """A command in the session's box. If that goes at this very moment, it is made again, once."""
         full = await self.full()
         if self.disk is not None:
@@ -125,7 +133,7 @@ class Site:
         box = await self.enter()
         return box, await box.spawn(text, mark, full=full)
 
-    async def _open(self) -> Box:
+    async def _open(self) -> Sandbox:
         await self.mourn()
         await self._prepare()
         box = await self.backend.open(self.spec)
@@ -146,7 +154,7 @@ class Site:
             log.warning("a box is gone", session=self.session, reason=box.why or "it was ended from outside")
             await self._tell(self.session, box.why or OUTSIDE)
 
-    async def lost(self, box: Box, code: int) -> bool:
+    async def lost(self, box: Sandbox, code: int) -> bool:
         """Whether something that has just ended in this box with that code did so because the box was removed: it was
         killed with it, or could not enter it any more."""
         if code not in _KILLED:
@@ -175,10 +183,10 @@ class Site:
         elif not reason:
             await self.measure(load, running=not self.idle)
 
-    async def _load(self, box: Box | None) -> Load:
+    async def _load(self, box: Sandbox | None) -> SandboxUsage:
         """Of what runs, where somebody wants to know it: the kernel holds what it holds, and a project has no limit."""
         if box is None or not box.alive or (self.disk is None and box.held >= _LOOKED_AT):
-            return Load()
+            return SandboxUsage()
         return await box.load()
 
     async def end_all(self, reason: str) -> None:
@@ -193,7 +201,7 @@ class Site:
         log.warning("what ran in a workspace was ended", session=self.session, reason=reason, processes=names)
         await self._tell(self.session, f"{self.why}{f' Among it: {names}.' if names else ''}")
 
-    async def measure(self, load: Load, *, running: bool) -> None:
+    async def measure(self, load: SandboxUsage, *, running: bool) -> None:
         """Look at the disk; what is running, and may have filled it, is ended when there is too much on it."""
         disk = self.disk
         if disk is not None and await disk.look(running=running, unnamed_bytes=load.unnamed_bytes) and running:
@@ -222,7 +230,7 @@ class Site:
             log.error("the end of a process was not seen", session=self.session, processes=sorted(self.running))
 
 
-def strained(before: Strain, after: Strain, limits: BoxLimits) -> str:
+def strained(before: LimitEvents, after: LimitEvents, limits: SandboxLimits) -> str:
     """What the kernel did to what ran in a box meanwhile, because of its limits; empty when it did nothing."""
     told = []
     if after.killed > before.killed:
@@ -243,7 +251,7 @@ def _counted(count: int) -> str:
     return "1 process" if count == 1 else f"{count} processes"
 
 
-def _over(load: Load, limits: BoxLimits, held: frozenset[str]) -> str:
+def _over(load: SandboxUsage, limits: SandboxLimits, held: frozenset[str]) -> str:
     if load.memory_bytes > limits.memory_bytes and "memory_bytes" not in held:
         used = _amount(load.memory_bytes)
         return f"it used {used} of memory, more than {_amount(limits.memory_bytes)} (workspaces.memory_bytes)"

@@ -22,7 +22,7 @@ FOLDER_MODE = 0o700
 _HEADER = 21  # the offset of a file's first byte in twenty digits, and a line break
 
 
-class Piece(NamedTuple):
+class LogPiece(NamedTuple):
     """Bytes of the output and where they start; `total` is how many there were in all."""
 
     data: bytes
@@ -105,7 +105,7 @@ class ProcessLog:
 
     # -- reading --
 
-    def read(self, since: int | None, limit: int) -> Piece:
+    def read(self, since: int | None, limit: int) -> LogPiece:
         """At most `limit` bytes from `since` on; with None, the last ones. Never from before what is kept."""
         with self._lock:
             parts = [part for part in map(_part, (self._old, self._new)) if part is not None]
@@ -123,7 +123,7 @@ class ProcessLog:
                 piece = _copied(path, _HEADER + at - start, min(limit - len(found), start + size - at))
                 found += piece
                 at += len(piece)
-            return Piece(bytes(found), total if first is None else first, total)
+            return LogPiece(bytes(found), total if first is None else first, total)
 
     def remove(self) -> None:
         with self._lock:

@@ -14,11 +14,11 @@ from tidegate.errors import ToolFailed
 from tidegate.store import ProcessRow, Store, processes
 from tidegate.values import new_id
 from tidegate.workspaces.backends import shell_script
-from tidegate.workspaces.processes.background import Running
+from tidegate.workspaces.processes.background import RunningProcess
 from tidegate.workspaces.processes.command_run import conduct, end
-from tidegate.workspaces.processes.live_sandbox import Site
-from tidegate.workspaces.processes.process_log import Piece, ProcessLog
-from tidegate.workspaces.processes.views import Page, ProcessView
+from tidegate.workspaces.processes.live_sandbox import LiveSandbox
+from tidegate.workspaces.processes.process_log import LogPiece, ProcessLog
+from tidegate.workspaces.processes.views import OutputPage, ProcessView
 
 SCAN_BYTES = 48 * 1024
 """Of output in which a pattern is looked for at once."""
@@ -32,11 +32,11 @@ LISTED_NAMES = 20
 _CONTINUATION = bytes(range(0x80, 0xC0))  # the bytes of a character behind its first
 
 
-class Lookout:
+class ProcessViewer:
     """Over the processes of one session, as long as `site` is what is present of it."""
 
     def __init__(
-        self, store: Store, session: str, site: Site | None, log_of: Callable[[ProcessRow], ProcessLog]
+        self, store: Store, session: str, site: LiveSandbox | None, log_of: Callable[[ProcessRow], ProcessLog]
     ) -> None:
         self._store = store
         self._session = session
@@ -62,14 +62,14 @@ class Lookout:
             raise ToolFailed(f"There is no process named {name[:64]!r}; {f'there are: {known}' if known else 'none'}.")
         return found
 
-    async def running(self, name: str) -> Running:
+    async def running(self, name: str) -> RunningProcess:
         row = await self.row(name)
         running = self._live(row)
         if running is None:
             raise ToolFailed(f"The process {name!r} does not run any more.")
         return running
 
-    async def output(self, name: str, since: int | None, limit: int) -> Page:
+    async def output(self, name: str, since: int | None, limit: int) -> OutputPage:
         row = await self.row(name)
         piece = await self._read(row, since, limit)
         data = piece.data
@@ -79,9 +79,9 @@ class Lookout:
         if start + len(data) < piece.total or self._live(row) is not None:
             data = _whole_characters(data)
         dropped = start if since is None else max(0, start - since)
-        return Page(data.decode("utf-8", "replace"), start + len(data), dropped)
+        return OutputPage(data.decode("utf-8", "replace"), start + len(data), dropped)
 
-    async def until(self, name: str, pattern: str | None, since: int, place: Site | None) -> str | None:
+    async def until(self, name: str, pattern: str | None, since: int, place: LiveSandbox | None) -> str | None:
         """The first line in which the pattern, which is looked for at `place`, is; None when the process is over
         without one, or without a pattern."""
         row = await self.row(name)
@@ -102,7 +102,7 @@ class Lookout:
             await news.wait()
             await asyncio.sleep(SCAN_SECONDS if pattern is not None else 0)
 
-    def _live(self, row: ProcessRow) -> Running | None:
+    def _live(self, row: ProcessRow) -> RunningProcess | None:
         running = None if self._site is None else self._site.running.get(row.name)
         return running if running is not None and running.row.id == row.id else None
 
@@ -110,7 +110,7 @@ class Lookout:
         running = self._live(row)
         return self._log_of(row) if running is None else running.log
 
-    async def _read(self, row: ProcessRow, since: int | None, limit: int) -> Piece:
+    async def _read(self, row: ProcessRow, since: int | None, limit: int) -> LogPiece:
         return await to_thread.run_sync(self._log(row).read, since, limit)
 
 
@@ -129,7 +129,7 @@ def view(row: ProcessRow, total: int, *, new: bool = True) -> ProcessView:
     )
 
 
-async def _found(place: Site, pattern: str, data: bytes) -> str | None:
+async def _found(place: LiveSandbox, pattern: str, data: bytes) -> str | None:
     _, child = await place.spawn(shell_script.matching(pattern), new_id("m"))
     line = bytearray()
 
@@ -152,7 +152,7 @@ async def _found(place: Site, pattern: str, data: bytes) -> str | None:
     return line.decode("utf-8", "replace").rstrip("\n") if ended.code == 0 else None
 
 
-def _next_line(piece: Piece) -> int:
+def _next_line(piece: LogPiece) -> int:
     """Where the line begins that is not yet complete. One that is too long to be looked at whole is looked at in
     parts."""
     complete = piece.data.rfind(b"\n") + 1

@@ -2,7 +2,7 @@
 
 Guarantee: `marked` finds the processes that carry an owner mark; `end` kills exactly the processes that were found,
 never a later one with the same number. Where the gateway is the first process of its system, as in a container without
-an init, whatever is orphaned there becomes its child; `Strays` reaps it when it has ended: no zombie stays for longer
+an init, whatever is orphaned there becomes its child; `Reaper` reaps it when it has ended: no zombie stays for longer
 than from one look to the next but one. What the gateway has started itself is left to who waits for it, by descriptor
 and at once: what is still there at a second look is nobody's. It owns nothing.
 """
@@ -28,7 +28,7 @@ FIRST = 1
 _LOOK_SECONDS = 0.01  # between two looks at whether a killed process is gone
 
 
-class Strays:
+class Reaper:
     def __init__(self) -> None:
         self._seen: frozenset[tuple[int, int]] = frozenset()
 
@@ -63,7 +63,7 @@ def _zombies() -> Iterator[tuple[int, int]]:
                     yield int(child), start
 
 
-class Marked(NamedTuple):
+class MarkedProcess(NamedTuple):
     """A process with the gateway's owner mark: its number, when it was started, and its ancestors, itself included."""
 
     pid: int
@@ -71,14 +71,14 @@ class Marked(NamedTuple):
     line: frozenset[int]
 
 
-def marked(owner: str) -> list[Marked]:
+def marked(owner: str) -> list[MarkedProcess]:
     """The processes with this mark, except for this one and its ancestors, which an agent may have started."""
     own = ancestors(os.getpid())
     found = guardian.marked(f"{OWNER}={owner}")
-    return [Marked(pid, start, ancestors(pid)) for pid, start in found.items() if pid not in own]
+    return [MarkedProcess(pid, start, ancestors(pid)) for pid, start in found.items() if pid not in own]
 
 
-def end(processes: Collection[Marked]) -> None:
+def end(processes: Collection[MarkedProcess]) -> None:
     """They are gone when this returns, or the log says that they are not."""
     left = _living({process.pid: process.start for process in processes})
     for pid in left:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tidegate.values import Frozen
 
 
-class Finished(Frozen, frozen=True):
+class CommandEnd(Frozen, frozen=True):
     """How a command ended. `code` is None when it was ended for its time; negative for a signal. `left_behind` counts
     the background processes that were ended with it; `note` says what its caller should know besides."""
 
@@ -38,7 +38,7 @@ class ProcessView(Frozen, frozen=True):
         return self.ended is None
 
 
-class Page(NamedTuple):
+class OutputPage(NamedTuple):
     """A piece of a process's output. `next` is where the following one starts; `dropped` bytes before it are gone."""
 
     text: str
@@ -46,7 +46,7 @@ class Page(NamedTuple):
     dropped: int = 0
 
 
-class Waited(NamedTuple):
+class WaitResult(NamedTuple):
     """`matched` is the line in which the pattern was found; None when the time was over or the process is."""
 
     process: ProcessView

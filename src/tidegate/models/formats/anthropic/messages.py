@@ -16,7 +16,7 @@ SAMPLED_VERSION = "2023-06-01"
 also the only one that other makers' servers know."""
 
 
-class Anthropic:
+class AnthropicMessages:
     api = API
     path = "/messages"
 

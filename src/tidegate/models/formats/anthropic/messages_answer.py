@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from tidegate.models.formats.answer import AnswerBroken, AnswerError
+from tidegate.models.formats.answer import AnswerError, BrokenAnswer
 from tidegate.models.formats.anthropic.messages_wire import API, PLACE
 from tidegate.models.formats.json_repair import decoded
 from tidegate.models.formats.stream_answer import GrowingCall, StreamedAnswer, finish_of, given
-from tidegate.models.formats.token_counts import Counted
-from tidegate.values import Carried, Message, Usage
+from tidegate.models.formats.token_counts import ReportedUsage
+from tidegate.values import Message, OpaqueItem, Usage
 
 _FINISHES = {
     "max_tokens": "length",
@@ -131,7 +131,7 @@ class AnthropicAnswer(StreamedAnswer):
         super().__init__(limit, on_text)
         self._begun = False
         self._stop: str | None = None
-        self._usage: Counted | None = None
+        self._usage: ReportedUsage | None = None
         self._open = ""
         self._place = -1
         self._characters = 0
@@ -140,7 +140,7 @@ class AnthropicAnswer(StreamedAnswer):
         self._standing_in = False
         self._thinking: list[str] = []  # house: allow `weigh` bounds an answer
         self._signature = ""
-        self._carried: list[Carried] = []  # house: allow `weigh` bounds an answer
+        self._carried: list[OpaqueItem] = []  # house: allow `weigh` bounds an answer
 
     @property
     def complete(self) -> bool:
@@ -153,7 +153,7 @@ class AnthropicAnswer(StreamedAnswer):
             self._pass_over(data)
             return
         except _UNREADABLE:
-            raise AnswerBroken(_NOT_JSON) from None
+            raise BrokenAnswer(_NOT_JSON) from None
         kind = event.type
         if kind == "content_block_delta":
             if event.delta is not None:
@@ -165,7 +165,7 @@ class AnthropicAnswer(StreamedAnswer):
                 self._close()
         elif kind == "message_start":
             if self._begun:
-                raise AnswerBroken(_DISORDER)
+                raise BrokenAnswer(_DISORDER)
             self._begun = True
             if event.message is not None:
                 self._count(event.message.usage)
@@ -175,7 +175,7 @@ class AnthropicAnswer(StreamedAnswer):
                 self._end(event.delta.stop_reason)
         elif kind == "message_stop":
             if self._stop is None:
-                raise AnswerBroken("the answer ended without saying why")
+                raise BrokenAnswer("the answer ended without saying why")
             self.done = True
         elif kind == "error" or (not kind and given(event.error)):
             raise AnswerError(given(event.error) or b"{}")
@@ -184,11 +184,11 @@ class AnthropicAnswer(StreamedAnswer):
         try:
             whole = decoded(_decode_whole, body)
         except _UNREADABLE:
-            raise AnswerBroken("the endpoint's answer is not the JSON it should be") from None
+            raise BrokenAnswer("the endpoint's answer is not the JSON it should be") from None
         if complaint := given(whole.error):
             raise AnswerError(complaint)
         if whole.type != "message" or not whole.stop_reason:
-            raise AnswerBroken("the endpoint's answer holds none")
+            raise BrokenAnswer("the endpoint's answer holds none")
         self._begun = True
         self._count(whole.usage)
         for place, raw in enumerate(whole.content or ()):
@@ -213,7 +213,7 @@ class AnthropicAnswer(StreamedAnswer):
     def _begin(self, place: int, block: _Block) -> None:
         """Also ends a block that was left open, which some servers do."""
         if not self._begun or place < self._place:
-            raise AnswerBroken(_DISORDER)
+            raise BrokenAnswer(_DISORDER)
         self._close()
         self._place = place
         kind = block.type
@@ -239,7 +239,7 @@ class AnthropicAnswer(StreamedAnswer):
     def _grow(self, place: int, delta: _Delta) -> None:
         opened, kind = self._open, delta.type
         if place != self._place or not opened:
-            raise AnswerBroken(_DISORDER)
+            raise BrokenAnswer(_DISORDER)
         if kind == "text_delta":
             if opened == "text" and delta.text:
                 self._add(delta.text)
@@ -265,7 +265,7 @@ class AnthropicAnswer(StreamedAnswer):
 
     def _end(self, reason: str) -> None:
         if not self._begun:
-            raise AnswerBroken(_DISORDER)
+            raise BrokenAnswer(_DISORDER)
         self._close()
         self._stop = reason
 
@@ -276,13 +276,13 @@ class AnthropicAnswer(StreamedAnswer):
                 return
             event = _decode_strange(data)
         except _UNREADABLE:
-            raise AnswerBroken(_NOT_JSON) from None
+            raise BrokenAnswer(_NOT_JSON) from None
         if event.type == "content_block_start" and event.content_block and event.content_block.type not in _BLOCKS:
             self._begin(event.index, _Block())
         elif event.type == "content_block_delta" and event.delta and event.delta.type not in _DELTAS:
             self._grow(event.index, _Delta())
         else:
-            raise AnswerBroken(_NOT_JSON)
+            raise BrokenAnswer(_NOT_JSON)
 
     # -- what grows --
 
@@ -311,14 +311,14 @@ class AnthropicAnswer(StreamedAnswer):
 
     def _carry(self, item: bytes) -> None:
         self._parted = len(self.calls)
-        self._carried.append(Carried(item=msgspec.Raw(item), text=self._characters, calls=len(self.calls)))
+        self._carried.append(OpaqueItem(item=msgspec.Raw(item), text=self._characters, calls=len(self.calls)))
 
     # -- what it cost --
 
     def _count(self, usage: msgspec.Raw) -> None:
         """Counts are totals: a later one replaces an earlier one, and one that is missing does not."""
         if raw := given(usage):
-            counted = Counted(raw)
+            counted = ReportedUsage(raw)
             if self._usage is None:
                 self._usage = counted
             else:
@@ -348,6 +348,6 @@ def _read_block(raw: msgspec.Raw) -> _Block:
                 return _Block()
         except _UNREADABLE:
             pass
-        raise AnswerBroken("the endpoint's answer is not the JSON it should be") from None
+        raise BrokenAnswer("the endpoint's answer is not the JSON it should be") from None
     except _UNREADABLE:
-        raise AnswerBroken("the endpoint's answer is not the JSON it should be") from None
+        raise BrokenAnswer("the endpoint's answer is not the JSON it should be") from None

@@ -21,7 +21,7 @@ from tidegate.models.formats.anthropic.messages_parameters import blank_stops, p
 from tidegate.models.formats.call_names import call_name
 from tidegate.models.formats.call_parameters import invalid
 from tidegate.models.formats.request_text import aside, base64_of, file_name, unseen
-from tidegate.models.interface import Encoded
+from tidegate.models.interface import EncodedPrefix
 from tidegate.values import PDF, Call, Media, Message, Prefix, ToolCall, ToolDefinition
 
 API = "anthropic"
@@ -163,12 +163,12 @@ class AnthropicWire:
         blocks += [_Text(aside(result.aside)) for result in results if result.aside.strip()]
         return _encode(_Message("user", blocks))
 
-    def encode_prefix(self, prefix: Prefix) -> Encoded:
+    def encode_prefix(self, prefix: Prefix) -> EncodedPrefix:
         system = _encode(_Text(prefix.prompt)) if prefix.prompt.strip() else b""
         offered = prefix.offered
-        return Encoded(system=system, tools=_encode([_tool(tool) for tool in offered]) if offered else b"")
+        return EncodedPrefix(system=system, tools=_encode([_tool(tool) for tool in offered]) if offered else b"")
 
-    def body(self, prefix: Encoded, history: Sequence[bytes], call: Call) -> list[bytes]:
+    def body(self, prefix: EncodedPrefix, history: Sequence[bytes], call: Call) -> list[bytes]:
         tools = prefix.tools
         answer = _last_answer(history)
         settings = parameters(

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from tidegate.models.catalog.facts import Facts
 from tidegate.models.formats.openai.chat_answer import ChatAnswer
-from tidegate.models.formats.openai.chat_wire import API, OpenAIWire
+from tidegate.models.formats.openai.chat_wire import API, ChatWire
 
 # OpenAI's own services know the output limit by its newer name only.
 _NEWER_HOSTS = ("api.openai.com", ".openai.azure.com")
@@ -30,7 +30,7 @@ class OpenAIChat:
     def __init__(self, base_url: str, model: str, facts: Facts) -> None:
         host = urlsplit(base_url).hostname or ""
         self.facts = facts
-        self.wire = OpenAIWire(
+        self.wire = ChatWire(
             model,
             facts,
             completion_tokens=host.endswith(_NEWER_HOSTS),

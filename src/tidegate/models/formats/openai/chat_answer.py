@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
-from tidegate.models.formats.answer import AnswerBroken, AnswerError
+from tidegate.models.formats.answer import AnswerError, BrokenAnswer
 from tidegate.models.formats.json_repair import decoded
-from tidegate.models.formats.openai.chat_wire import API, Wanted
-from tidegate.models.formats.openai.reasoning import Thoughts, checked
+from tidegate.models.formats.openai.chat_wire import API, EndpointFields
+from tidegate.models.formats.openai.reasoning import EndpointReasoning, checked
 from tidegate.models.formats.stream_answer import GrowingCall, StreamedAnswer, finish_of, given
-from tidegate.models.formats.token_counts import TOKENS, Counted
-from tidegate.values import Carried, Message, Usage
+from tidegate.models.formats.token_counts import TOKENS, ReportedUsage
+from tidegate.values import Message, OpaqueItem, Usage
 
 _DONE = b"[DONE]"
 _NULL = len(b"null")  # no longer than that, a list holds nothing
@@ -91,7 +91,7 @@ class ChatAnswer(StreamedAnswer):
         self._finish: str | None = None
         self._usage = b""
         self._logprobs: list[bytes] = []  # house: allow `weigh` bounds an answer
-        self._thoughts: Thoughts | None = None
+        self._thoughts: EndpointReasoning | None = None
         self._marks: dict[int, bytes] = {}  # house: allow one for each of the bounded calls
         """What stood beside a call, by its place."""
 
@@ -106,12 +106,12 @@ class ChatAnswer(StreamedAnswer):
         try:
             self._take_chunk(decoded(_decode_chunk, data))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise AnswerBroken("a piece of the stream is not the JSON it should be") from None
+            raise BrokenAnswer("a piece of the stream is not the JSON it should be") from None
 
     def one_piece(self, body: bytes) -> None:
         self.event(body)
         if self._finish is None and not self.text and not self.calls:
-            raise AnswerBroken("the endpoint's answer holds none")
+            raise BrokenAnswer("the endpoint's answer holds none")
 
     def _take_chunk(self, chunk: _Chunk) -> None:
         if chunk.error and (complaint := given(chunk.error)):
@@ -202,7 +202,7 @@ class ChatAnswer(StreamedAnswer):
             and not delta.extra_content
         ):
             return
-        thoughts = self._thoughts = self._thoughts or Thoughts()
+        thoughts = self._thoughts = self._thoughts or EndpointReasoning()
         if delta.reasoning_content is not None:
             thoughts.content(delta.reasoning_content, self.weigh)
         if delta.reasoning is not None:
@@ -212,11 +212,13 @@ class ChatAnswer(StreamedAnswer):
         if delta.extra_content:
             thoughts.mark(delta.extra_content, self.weigh)
 
-    def _carried(self) -> tuple[Carried, ...]:
+    def _carried(self) -> tuple[OpaqueItem, ...]:
         fields = b"" if self._thoughts is None else self._thoughts.fields()
-        carried = [Carried(item=_item(Wanted(message=msgspec.Raw(fields))))] if fields else []
+        carried = [OpaqueItem(item=_item(EndpointFields(message=msgspec.Raw(fields))))] if fields else []
         for place, mark in sorted(self._marks.items()):
-            carried.append(Carried(item=_item(Wanted(call=msgspec.Raw(b'{"extra_content":%b}' % mark))), calls=place))
+            carried.append(
+                OpaqueItem(item=_item(EndpointFields(call=msgspec.Raw(b'{"extra_content":%b}' % mark))), calls=place)
+            )
         return tuple(carried)
 
     def message(self, model: str) -> Message:
@@ -227,7 +229,7 @@ class ChatAnswer(StreamedAnswer):
             text="".join(self.text),
             calls=calls,
             finish=finish_of(_FINISHES.get(self._finish or "", "stop"), calls=bool(calls), refused=self.refused),
-            usage=_usage_of(Counted(self._usage)) if self._usage else None,
+            usage=_usage_of(ReportedUsage(self._usage)) if self._usage else None,
             model=model,
             carrier=API if carried else "",
             carried=carried,
@@ -235,11 +237,11 @@ class ChatAnswer(StreamedAnswer):
         )
 
 
-def _item(wanted: Wanted) -> msgspec.Raw:
+def _item(wanted: EndpointFields) -> msgspec.Raw:
     return msgspec.Raw(_encode(wanted))
 
 
-def _usage_of(usage: Counted) -> Usage:
+def _usage_of(usage: ReportedUsage) -> Usage:
     """Cached tokens stand in the details, or beside the others under one of two names. Some providers leave thoughts
     out of the completion and count them only into the total; all of them charge for thoughts."""
     prompt, completion = usage.tokens("prompt_tokens"), usage.tokens("completion_tokens")

@@ -15,7 +15,7 @@ from tidegate.models.formats import reasoning_effort as effort
 from tidegate.models.formats import request_text
 from tidegate.models.formats.call_names import call_id, call_name, participant_name, short_id
 from tidegate.models.formats.call_parameters import refuse_extras, refuse_fields
-from tidegate.models.interface import Encoded
+from tidegate.models.interface import EncodedPrefix
 from tidegate.values import PDF, Call, Media, Message, Prefix, ToolCall
 
 API = "openai-chat"
@@ -129,7 +129,7 @@ class _Parameters(msgspec.Struct, omit_defaults=True):
     prompt_cache_key: str | None = None
 
 
-class Wanted(msgspec.Struct, omit_defaults=True):
+class EndpointFields(msgspec.Struct, omit_defaults=True):
     """What is carried: the fields, a JSON object, that an endpoint put on its message or on the call whose number is
     the carried item's, and that it wants to find there again."""
 
@@ -139,10 +139,10 @@ class Wanted(msgspec.Struct, omit_defaults=True):
 
 _NO_CALL = Call()
 _ONE_AT_A_TIME = b',"parallel_tool_calls":false'
-_wanted = msgspec.json.Decoder(Wanted).decode
+_wanted = msgspec.json.Decoder(EndpointFields).decode
 
 
-class OpenAIWire:
+class ChatWire:
     """`completion_tokens` says that it is OpenAI's own service: it insists on the newer name of the output limit, which
     most compatible servers do not know, and refuses to have the chance in the answers of a model that thinks set.
     `names` says that messages may name who speaks. `missing_thought` are fields, a JSON object, for answers that carry
@@ -200,15 +200,15 @@ class OpenAIWire:
             parts.append(self.encode(Message(role="user", aside=told, media=shown)))
         return b",".join(parts)
 
-    def encode_prefix(self, prefix: Prefix) -> Encoded:
+    def encode_prefix(self, prefix: Prefix) -> EncodedPrefix:
         system = self._encode(_Plain("system", prefix.prompt)) if prefix.prompt else b""
         tools = [
             _Tool(_ToolFunction(tool.name, tool.description, tool.parameters, tool.strict or msgspec.UNSET))
             for tool in prefix.offered
         ]
-        return Encoded(system=system, tools=self._encode(tools) if tools else b"")
+        return EncodedPrefix(system=system, tools=self._encode(tools) if tools else b"")
 
-    def body(self, prefix: Encoded, history: Sequence[bytes], call: Call) -> list[bytes]:
+    def body(self, prefix: EncodedPrefix, history: Sequence[bytes], call: Call) -> list[bytes]:
         pieces = [self._opening]
         tools = prefix.tools
         if call is not _NO_CALL and call != _NO_CALL:

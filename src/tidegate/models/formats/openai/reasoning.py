@@ -37,7 +37,7 @@ Weigh = Callable[[str], None]
 """Counts what is kept. It is not kept itself: it is the answer's, which keeps this."""
 
 
-class Thoughts:
+class EndpointReasoning:
     __slots__ = ("_content", "_details", "_mark", "_plain")
 
     def __init__(self) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
-from tidegate.models.formats.answer import AnswerBroken, AnswerError, check_depth
+from tidegate.models.formats.answer import AnswerError, BrokenAnswer, check_depth
 from tidegate.models.formats.json_repair import REPLACEMENT, decoded
-from tidegate.models.formats.openai.responses_wire import API, Kept
+from tidegate.models.formats.openai.responses_wire import API, ReturnedItem
 from tidegate.models.formats.stream_answer import GrowingCall, StreamedAnswer, finish_of, given
-from tidegate.models.formats.token_counts import Counted
+from tidegate.models.formats.token_counts import ReportedUsage
 from tidegate.models.http.sse import EVENT_BYTES
-from tidegate.values import Carried, Message, Usage
+from tidegate.values import Message, OpaqueItem, Usage
 
 BETWEEN_MESSAGES = "\n\n"
 """What keeps two messages of one answer apart for who reads them; no model said it."""
@@ -122,16 +122,16 @@ class ResponsesAnswer(StreamedAnswer):
         try:
             self._take_event(decoded(_decode_event, data), data)
         except _UNREADABLE:
-            raise AnswerBroken("a piece of the stream is not the JSON it should be") from None
+            raise BrokenAnswer("a piece of the stream is not the JSON it should be") from None
 
     def one_piece(self, body: bytes) -> None:
         try:
             response = decoded(_decode_response, body)
             if response.output is None and not given(response.error):
-                raise AnswerBroken("the endpoint's answer holds none")
+                raise BrokenAnswer("the endpoint's answer holds none")
             self._end(response, response.status or "completed")
         except _UNREADABLE:
-            raise AnswerBroken("the endpoint's answer is not the JSON it should be") from None
+            raise BrokenAnswer("the endpoint's answer is not the JSON it should be") from None
 
     # -- events --
 
@@ -170,9 +170,9 @@ class ResponsesAnswer(StreamedAnswer):
             reason = response.incomplete_details.reason if response.incomplete_details else None
             self._finish = _REASONS.get(reason or "", "length")
         elif status != "completed":
-            raise AnswerBroken("the endpoint's answer is not finished")
+            raise BrokenAnswer("the endpoint's answer is not finished")
         elif any(not item.done for item in self._items):
-            raise AnswerBroken("a part of the answer was begun and never finished")
+            raise BrokenAnswer("a part of the answer was begun and never finished")
         self._usage = given(response.usage)
         self.done = True
 
@@ -183,19 +183,19 @@ class ResponsesAnswer(StreamedAnswer):
         for item in reversed(self._items):
             if item.index == index if index is not None else item.kind == kind and not item.done:
                 if item.kind != kind:
-                    raise AnswerBroken("a part of the answer turns into another kind of thing")
+                    raise BrokenAnswer("a part of the answer turns into another kind of thing")
                 return item
         return None
 
     def _growing(self, index: int | None, kind: str) -> _Growing:
         item = self._find(index, kind) or self._open(kind, index)
         if item.done:
-            raise AnswerBroken("a part of the answer goes on after its end")
+            raise BrokenAnswer("a part of the answer goes on after its end")
         return item
 
     def _open(self, kind: str, index: int | None) -> _Growing:
         if len(self._items) >= ITEMS:
-            raise AnswerBroken(f"the answer holds more than {ITEMS} items", limit="items")
+            raise BrokenAnswer(f"the answer holds more than {ITEMS} items", limit="items")
         item = _Growing(kind, index, self._length, len(self.calls))
         if kind == _CALL:
             item.call = self.new_call(index)
@@ -239,7 +239,7 @@ class ResponsesAnswer(StreamedAnswer):
                 self._length += len(BETWEEN_MESSAGES)
             item.start = self._length
         elif item.start + item.characters != self._length:
-            raise AnswerBroken("two parts of the answer are told at once")
+            raise BrokenAnswer("two parts of the answer are told at once")
         self.add_text(text)
         self._length += len(text)
         item.characters += len(text)
@@ -252,7 +252,7 @@ class ResponsesAnswer(StreamedAnswer):
             if rest := whole[len(said) :]:
                 self._say(item, rest)
         elif not _same_but_for_damage(said, whole):
-            raise AnswerBroken("the answer ends with another text than it began with")
+            raise BrokenAnswer("the answer ends with another text than it began with")
 
     def _add_arguments(self, item: _Growing, piece: str) -> None:
         if piece and item.call is not None:
@@ -266,7 +266,7 @@ class ResponsesAnswer(StreamedAnswer):
         if whole.startswith(begun):
             self._add_arguments(item, whole[len(begun) :])
         elif not _same_but_for_damage(begun, whole):
-            raise AnswerBroken("a tool call ends with other arguments than it began with")
+            raise BrokenAnswer("a tool call ends with other arguments than it began with")
         elif REPLACEMENT in begun:
             item.call.arguments[:] = (whole,)
 
@@ -280,25 +280,25 @@ class ResponsesAnswer(StreamedAnswer):
             text="".join(self.text),
             calls=calls,
             finish=finish_of(self._finish, calls=bool(calls), refused=self.refused),
-            usage=_usage_of(Counted(self._usage)) if self._usage else None,
+            usage=_usage_of(ReportedUsage(self._usage)) if self._usage else None,
             model=model,
             carrier=API if carried else "",
             carried=carried,
         )
 
-    def _carried(self) -> tuple[Carried, ...]:
+    def _carried(self) -> tuple[OpaqueItem, ...]:
         """Thoughts at their places; where the text is not simply one message before the calls, what it is."""
         messages = [item for item in self._items if item.characters]
         marked = len(messages) > 1 or any(item.phase or item.calls for item in messages)
-        carried: list[Carried] = []
+        carried: list[OpaqueItem] = []
         for item in self._items:
             if item.raw:
-                kept = Kept(item=msgspec.Raw(item.raw))
+                kept = ReturnedItem(item=msgspec.Raw(item.raw))
             elif item.characters and marked:
-                kept = Kept(phase=item.phase, characters=item.characters)
+                kept = ReturnedItem(phase=item.phase, characters=item.characters)
             else:
                 continue
-            carried.append(Carried(item=msgspec.Raw(_encode(kept)), text=item.start, calls=item.calls))
+            carried.append(OpaqueItem(item=msgspec.Raw(_encode(kept)), text=item.start, calls=item.calls))
         return tuple(carried)
 
 
@@ -315,7 +315,7 @@ def _same_but_for_damage(said: str, whole: str) -> bool:
     return len(parts) > 1 and other.startswith(parts[0]) and other.endswith(parts[-1])
 
 
-def _usage_of(usage: Counted) -> Usage:
+def _usage_of(usage: ReportedUsage) -> Usage:
     return Usage(
         input=usage.tokens("input_tokens"),
         cached=usage.tokens("input_tokens_details", "cached_tokens"),

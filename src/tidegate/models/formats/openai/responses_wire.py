@@ -27,7 +27,7 @@ from tidegate.models.formats.call_parameters import (
     refuse_extras,
     refuse_fields,
 )
-from tidegate.models.interface import Encoded
+from tidegate.models.interface import EncodedPrefix
 from tidegate.values import PDF, Call, Media, Message, Prefix, ToolCall
 
 API = "openai-responses"
@@ -124,7 +124,7 @@ class _Parameters(msgspec.Struct, omit_defaults=True):
     service_tier: str | None = None
 
 
-class Kept(msgspec.Struct, omit_defaults=True):
+class ReturnedItem(msgspec.Struct, omit_defaults=True):
     """What is carried: an item that goes back as it came, or that so many characters of the text were a message of
     their own, and of which phase."""
 
@@ -136,7 +136,7 @@ class Kept(msgspec.Struct, omit_defaults=True):
 _NO_CALL = Call()
 _THOUGHTS = b',"include":["reasoning.encrypted_content"]'
 """Lets thoughts come sealed, so that they can go back. A model that cannot think refuses it."""
-_kept = msgspec.json.Decoder(Kept).decode
+_kept = msgspec.json.Decoder(ReturnedItem).decode
 
 
 class ResponsesWire:
@@ -173,12 +173,12 @@ class ResponsesWire:
     def encode_results(self, results: Sequence[Message]) -> bytes:
         return b",".join([self._encode(_Output(_id(result.call_id), self._output(result))) for result in results])
 
-    def encode_prefix(self, prefix: Prefix) -> Encoded:
+    def encode_prefix(self, prefix: Prefix) -> EncodedPrefix:
         system = self._encode(_Message("system", prefix.prompt)) if prefix.prompt else b""
         tools = [_Tool(tool.name, tool.description, tool.parameters, tool.strict) for tool in prefix.offered]
-        return Encoded(system=system, tools=self._encode(tools) if tools else b"")
+        return EncodedPrefix(system=system, tools=self._encode(tools) if tools else b"")
 
-    def body(self, prefix: Encoded, history: Sequence[bytes], call: Call) -> list[bytes]:
+    def body(self, prefix: EncodedPrefix, history: Sequence[bytes], call: Call) -> list[bytes]:
         pieces = [self._opening]
         tools = prefix.tools
         if call is not _NO_CALL and call != _NO_CALL:
@@ -281,7 +281,7 @@ def _shape(given: bytes) -> _Plain | _Schema:
     return _Schema(shape.name, shape.description, shape.schema, shape.strict)
 
 
-def _cache_key(prefix: Encoded) -> bytes:
+def _cache_key(prefix: EncodedPrefix) -> bytes:
     """Conversations that begin alike are sent to where that beginning is cached."""
     digest = hashlib.blake2b(prefix.system, digest_size=16)
     digest.update(prefix.tools)
