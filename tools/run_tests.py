@@ -1,8 +1,8 @@
 """Runs every test, two files at a time, and tells flakes from failures.
 
 Each test that failed is run again alone, three times. A test that passes three times is a flake: it fails only beside
-others, and is named in the last lines of the run. A test that fails once more has failed. The exit status is 0 if nothing
-failed and there are at most two flakes.
+others, and is named in the last lines of the run. A test that fails once more has failed. The exit status is 0 if
+nothing failed and there are at most two flakes.
 
     python tools/run_tests.py [options and paths of pytest]
 

@@ -58,7 +58,7 @@ def test_everything_can_be_done_by_keyboard(page: Page) -> None:
 
 # Begins a new conversation, and types as soon as it is drawn; says what is in the box when the page has come to rest.
 TYPED_AT_ONCE = """async () => {
-  const frames = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done))));
+  const frame = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
   const drawn = new Promise((done) => {
     new MutationObserver((_, observer) => {
       if (document.querySelector(".mine")) return;
@@ -69,8 +69,7 @@ TYPED_AT_ONCE = """async () => {
   });
   document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key: "k", ctrlKey: true, bubbles: true }));
   await drawn;
-  await frames();
-  await frames();
+  for (let drawn = 0; drawn < 4; drawn += 1) await frame();
   return document.querySelector("#composer").value;
 }"""
 

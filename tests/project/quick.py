@@ -1,7 +1,7 @@
 """What `make quick` runs: the first tests of every file that starts no process, without further cases of a parameter.
 
-A test file is left out if it, or a helper in `tests` or `bench` that it imports, imports one of `HEAVY`. That is read from
-the text of the files, so that a file that is left out is never imported.
+A test file is left out if it, or a helper in `tests` or `bench` that it imports, imports one of `HEAVY`. That is read
+from the text of the files, so that a file that is left out is never imported.
 """
 
 import re

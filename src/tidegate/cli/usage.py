@@ -39,14 +39,14 @@ def command(by: str, since: str, until: str | None, budgets: bool, home: Path, a
         print_json(found) if as_json else _print_budgets(found)
         return
     found = api.call("GET", "/api/usage", query={"by": by, "since": since, "until": until, "limit": _MOST})
-    print_json(found) if as_json else _print_usage(found)
+    print_json(found) if as_json else print_usage(found)
 
 
-def _print_usage(found: dict[str, Any]) -> None:
+def print_usage(found: dict[str, Any]) -> None:
     by, rows = found["by"], found["rows"]
     timed = by in _FORMATS
     if timed and not found["more"]:
-        rows = list(_without_gaps(by, rows))
+        rows = list(without_gaps(by, rows))
     unit = "cost" if found["total"]["cost"] else "tokens"
     longest = max((_amount(row, unit) for row in rows), default=0) or 1
     table = [
@@ -77,7 +77,7 @@ def _amount(row: dict[str, Any], unit: str) -> float:
     return float(row["cost"] if unit == "cost" else row["input"] + row["output"])
 
 
-def _without_gaps(by: str, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def without_gaps(by: str, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """With a row for each time between the first and the last, as far as there is room for them."""
     pattern, length = _FORMATS[by], timedelta(hours=1) if by == "hour" else timedelta(days=1)
     before: datetime | None = None
