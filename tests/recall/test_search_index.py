@@ -228,8 +228,8 @@ async def test_it_is_told_to_forget_a_session_that_is_gone(home: Path, model: Sc
     home.mkdir()
     put(home)
     async with core(home, INDEX, model=model, tools='"context"') as house:
-        assert house.service.recall is not None
-        await house.scope.enter(house.service.recall)
+        assert house.components.recall is not None
+        await house.scope.enter(house.components.recall)
         session = (await house.say("one bird")).session
         if way == "deleted":
             assert await house.service.delete(session, ANNA)
@@ -237,7 +237,7 @@ async def test_it_is_told_to_forget_a_session_that_is_gone(home: Path, model: Sc
             await house.service.end(session, ANNA, "new")
             assert not (home / "forgotten").exists()
             await house.store.write(lambda db: db.execute("UPDATE sessions SET ended = 1"))
-            assert await house.service.endings.purge(3600.0) == 1
+            assert await house.components.endings.purge(3600.0) == 1
         assert (home / "forgotten").read_text() == f"{session}\n"
 
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 async def notices(house: Core, text: str) -> list[str]:
     accepted = await house.accept(text)
-    log = house.service.engine.log(accepted.turn)
+    log = house.components.engine.log(accepted.turn)
     assert log is not None
     with anyio.fail_after(WAIT):
         return [event.text async for batch in log.read() for event in batch if isinstance(event, Notice)]

@@ -25,9 +25,9 @@ def home(tmp_path: Path) -> Path:
 
 
 async def call(config: Config, name: str = "", file: str = "", *, agent: str = "main") -> str:
-    reach = ToolServices(skills=SkillReader(SkillLibrary(config)))
+    services = ToolServices(skills=SkillReader(SkillLibrary(config)))
     arguments: dict[str, Any] = {key: value for key, value in (("name", name), ("file", file)) if value}
-    given = await tool.run(bare(reach=reach, agent=agent), msgspec.json.encode(arguments).decode())
+    given = await tool.run(bare(services=services, agent=agent), msgspec.json.encode(arguments).decode())
     assert isinstance(given, str)
     return given
 

@@ -50,7 +50,7 @@ async def test_a_question_waits_over_any_number_of_kills(home: Path, model: Scri
     deeds = Deeds()
     async with asking(home, model, deeds, drain=None) as house:
         turn, [question] = await ask(house)
-        kills = house.service.config.limits.resumes + 2
+        kills = house.components.config.limits.resumes + 2
     for _ in range(kills):
         async with asking(home, model, deeds, drain=None) as house:
             assert [found.id for found in await asked(house, turn)] == [question.id]
@@ -71,7 +71,7 @@ async def test_an_answer_given_before_the_turn_looks_again_counts(
         turn, [question] = await ask(house)
         await house.store.write(
             lambda db: approvals.answer(
-                db, question.id, decision="approved", principal=ANNA.id, role="member", now=house.service.clock()
+                db, question.id, decision="approved", principal=ANNA.id, role="member", now=house.components.clock()
             )
         )
     async with asking(home, model, deeds) as house:
@@ -130,7 +130,7 @@ async def test_no_sweep_and_no_expiry_of_sessions_touches_what_waits(home: Path,
         await house.say("[say other]", name="other")
         for chore in house.service.maintenance_tasks():
             await chore.run()
-        house.service.presence.unload((await house.service.outcome(turn)).session, reason="pressure")
+        house.components.presence.unload((await house.service.outcome(turn)).session, reason="pressure")
         assert [view.id for view in await house.service.questions.open_for(ANNA)] == [question.id]
         await house.service.questions.answer(question.id, ANNA, "approved")
         assert (await house.answered(turn)).text == "done"
@@ -150,7 +150,7 @@ async def test_a_stop_cancels_what_is_asked(home: Path, model: ScriptedModel) ->
         with pytest.raises(Conflict, match="it was cancelled"):
             await house.service.questions.answer(question.id, ANNA, "approved")
         assert (await house.say("[say next]")).text == "next"
-        assert deeds.done == [] and house.service.engine.away == 0 and house.service.questions.waiting == 0
+        assert deeds.done == [] and house.components.engine.away == 0 and house.service.questions.waiting == 0
 
 
 async def test_an_end_cancels_what_is_asked_and_tells(home: Path, model: ScriptedModel) -> None:
@@ -262,7 +262,7 @@ async def test_no_more_turns_wait_than_may_and_a_standing_question_is_not_refuse
     async with asking(home, model, deeds, extra, drain=None) as house:
         accepted = await house.accept(both, channel="page")
         first = await asked(house, accepted.turn, 2)
-        assert house.service.questions.waiting == 2 and house.service.engine.away == 1
+        assert house.service.questions.waiting == 2 and house.components.engine.away == 1
         assert (await house.say('[tool push {"what": "c"}] [say no]', name="other", channel="page")).text == "no"
         assert "limits.questions" in results(house)[-1]
     async with asking(home, model, deeds, extra) as house:
@@ -274,7 +274,7 @@ async def test_no_more_turns_wait_than_may_and_a_standing_question_is_not_refuse
         assert sorted(deeds.done) == ["a", "b"]
         turn, _ = await ask(house)
         assert house.service.questions.waiting == 1
-        house.service.engine.interrupt(turn, "by the test")
+        house.components.engine.interrupt(turn, "by the test")
         await house.answered(turn)
 
 
@@ -318,7 +318,7 @@ async def test_a_row_about_another_action_lets_nothing_run(home: Path, model: Sc
         if state == "open":
             await house.service.questions.answer(question.id, ANNA, "approved")
         else:
-            house.service.engine.signal(turn)
+            house.components.engine.signal(turn)
         assert (await house.answered(turn)).text == "done"
         assert deeds.done == [] and results(house)[0].startswith("Not run")
 
@@ -550,7 +550,7 @@ async def test_leave_given_in_a_sandbox_does_not_hold_without_one(home: Path, mo
         turn, [question] = await ask(house, build)
         await house.store.write(
             lambda db: approvals.answer(
-                db, question.id, decision="approved", principal=ANNA.id, role="member", now=house.service.clock()
+                db, question.id, decision="approved", principal=ANNA.id, role="member", now=house.components.clock()
             )
         )
     async with asking(home, model, deeds, config=asks.replace("bubblewrap", "local")) as house:

@@ -8,7 +8,6 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, OWNER, Core, core
 from tidegate.agent import EXTRA, PROMPT, freeze
-from tidegate.sessions import operations
 from tidegate.tools import ToolContext, Toolset, tool
 from tidegate.turns.prefix_drift import drift_of
 
@@ -55,7 +54,7 @@ async def test_after_a_reload_nothing_is_told(home: Path, model: ScriptedModel) 
         first = await house.say("hello")
     async with running(home, model, ONE) as house:
         assert len(await heard(house)) == 1
-        assert await operations.reload(house.service, first.session, OWNER)
+        assert await house.service.operations.reload(first.session, OWNER)
         assert await heard(house) == ()
         assert [each["function"]["name"] for each in house.requests()[-1]["tools"]] == ["clock"]
     async with running(home, model, BOTH) as house:

@@ -90,7 +90,7 @@ Make = Callable[[Path], SearchIndex]
 """Makes an index, which opens nothing yet; it is told the gateway's home folder."""
 
 
-def find(name: str, home: Path) -> Make:
+def find_index(name: str, home: Path) -> Make:
     """The function `make` of the file indexes/NAME.py in the home folder, or what a package offers under that name."""
     file = home / FOLDER / f"{name}.py"
     found: Make = plugins.function_of(name, file, "make", group=GROUP, kind="index", setting="[context] index")
@@ -115,7 +115,7 @@ class PluginIndex:
         scope.account.ledger.view("search index", self._measure)
 
     async def __aenter__(self) -> Self:
-        make = await to_thread.run_sync(find, self.name, self._home)
+        make = await to_thread.run_sync(find_index, self.name, self._home)
         try:
             made = make(self._home)
         except Exception as error:

@@ -5,13 +5,13 @@ and the acknowledgement says truly what will happen; when it does not, nothing o
 first. Every lookup is made under the caller's own principal.
 """
 
+import textwrap
 from typing import Literal
 
 import msgspec
 
 from tidegate.engine import StartedTurn, begin_at_once
 from tidegate.errors import Busy, Conflict, Mismatch, NotFound, Refused
-from tidegate.sessions import titles
 from tidegate.spool import UploadFolder
 from tidegate.store import Db, ParentTurn, ReceiptRow, SessionRow, messages, receipts, sessions, turns
 from tidegate.values import (
@@ -27,6 +27,9 @@ from tidegate.values import (
     ToolsNote,
     new_id,
 )
+
+TITLE_CHARACTERS = 60
+"""Length of a title made from the first message."""
 
 
 class NewSession(Frozen, frozen=True):
@@ -274,7 +277,7 @@ def _session(db: Db, inbound: Inbound, fresh: NewSession | None, id: str, now: f
         kind="named" if named else "ephemeral",
         agent=inbound.agent,
         extra=inbound.extra_prompt or "",
-        title=titles.first_words(inbound.messages[-1].text) if inbound.new else "",
+        title=title_from(inbound.messages[-1].text) if inbound.new else "",
         parent=None,
         prefix=fresh.prefix.with_caller_tools(inbound.call.caller_tools),
         encoder=fresh.encoder,
@@ -283,3 +286,8 @@ def _session(db: Db, inbound: Inbound, fresh: NewSession | None, id: str, now: f
         now=now,
     )
     return row, True
+
+
+def title_from(text: str) -> str:
+    """The title of a session without a name, from its first message, until a user sets one. One line."""
+    return textwrap.shorten(text[: 4 * TITLE_CHARACTERS], TITLE_CHARACTERS, placeholder=" …") or text[:TITLE_CHARACTERS]

@@ -9,37 +9,35 @@ of the rows that it catches up with a bounded part.
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
-from tidegate.engine import LiveTurn, TurnLog, slim
+from tidegate.engine import EmbeddedEngine, LiveTurn, TurnLog, slim
+from tidegate.security import Principal
 from tidegate.sessions import queries
+from tidegate.sessions.components import Components
 from tidegate.values import Event, MessageAdded, TextDelta, TextReset
-
-if TYPE_CHECKING:
-    from tidegate.security import Principal
-    from tidegate.sessions.service import Sessions
 
 
 async def watch(
-    service: "Sessions", session: str, principal: "Principal", after: int
+    components: Components, session: str, principal: Principal, after: int
 ) -> AsyncGenerator[tuple[int | None, Event], None]:
     """Ends when the session has ended and everything was told."""
     seen = after
     followed: TurnLog | None = None
-    with service.presence.attend(session) as record:
-        live = _unfollowed(service, session, followed)
-        await service.row(session, principal)
-        for question in await service.questions.standing(session):
+    store, engine = components.store, components.engine
+    with components.presence.attend(session) as record:
+        live = _unfollowed(engine, session, followed)
+        await queries.visible_session(store, session, principal)
+        for question in await components.approvals.standing(session):
             yield None, question
         while True:
             news = record.expect()
             # Looked at before anything is awaited: a quick turn is over when its rows have been read, and only its log
             # tells what else there was, how it ended too.
-            live = live or _unfollowed(service, session, followed)
+            live = live or _unfollowed(engine, session, followed)
             try:
-                row = await service.row(session, principal)
-                page = await service.store.read(queries.page, session, seen, queries.STREAM_ROWS, queries.STREAM_BYTES)
-                live = live or _unfollowed(service, session, followed)
+                row = await queries.visible_session(store, session, principal)
+                page = await store.read(queries.page, session, seen, queries.STREAM_ROWS, queries.STREAM_BYTES)
+                live = live or _unfollowed(engine, session, followed)
                 for found in page.rows:
                     if live is not None and found.turn == live.turn and not live.resumed:
                         break  # told by the turn's log, in its place
@@ -68,8 +66,8 @@ async def watch(
                 news.cancel()
 
 
-def _unfollowed(service: "Sessions", session: str, followed: TurnLog | None) -> LiveTurn | None:
-    live = service.engine.running(session)
+def _unfollowed(engine: EmbeddedEngine, session: str, followed: TurnLog | None) -> LiveTurn | None:
+    live = engine.running(session)
     return live if live is not None and live.log is not followed else None
 
 

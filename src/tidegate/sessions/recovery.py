@@ -6,44 +6,38 @@ often than limits.resumes is not taken up again, so that a turn that kills the g
 on a task goes on only with the turn that gave it.
 """
 
-from typing import TYPE_CHECKING
-
 from tidegate.engine import TASK_OF_NONE, stopped
 from tidegate.log import Log
+from tidegate.sessions.components import Components
 from tidegate.store import Db, SessionRow, TurnRow, sessions, turns
-from tidegate.turns.channels import Channel
+from tidegate.turns import Channel
 from tidegate.values import Failure
-
-if TYPE_CHECKING:
-    from tidegate.sessions.service import Sessions
 
 log = Log(__name__)
 
 
-async def recover(service: "Sessions", *, older: float = 0.0) -> int:
+async def recover(components: Components, *, older: float = 0.0) -> int:
     """How many turns go on. Also called on the timer: a turn that is open in the store and not live here is stranded
     (the store could not take its end), and is taken up like one that a crash
     left. `older` spares those that were accepted just now and may be on their way to the engine."""
-    resumed = 0
-    for turn, session in await service.store.read(_open):
+    resumed, engine = 0, components.engine
+    for turn, session in await components.store.read(_open):
         # At the start nothing is on its way, whatever the clock says of when it was accepted.
-        if service.engine.log(turn.id) is not None or (older and turn.accepted > service.clock() - older):
+        if engine.log(turn.id) is not None or (older and turn.accepted > components.clock() - older):
             continue
-        if turn.within is not None and service.engine.log(turn.within) is None:
+        if turn.within is not None and engine.log(turn.within) is None:
             reason: Failure | None = stopped(TASK_OF_NONE)
         else:
-            reason = _refusal(turn, session, service.channels.of(turn.channel), service.config.limits.resumes)
+            reason = _refusal(turn, session, components.channels.of(turn.channel), components.config.limits.resumes)
         if reason is not None:
-            if await service.engine.give_up(turn, session, reason):
+            if await engine.give_up(turn, session, reason):
                 log.warning("a turn is not resumed", session=session.id, turn=turn.id, reason=reason.message)
                 if session.kind == "ephemeral":  # its rows are gone: what lay on disk for it is nobody's
-                    await service.workspaces.discard(session.id)
-                    await service.spool.remove(session.id)
+                    await components.workspaces.discard(session.id)
+                    await components.spool.remove(session.id)
         else:
             # One that was parked had begun too, though no attempt counts.
-            service.engine.submit(
-                session.id, turn.id, session.principal, resumed=turn.state == "running", within=turn.within
-            )
+            engine.submit(session.id, turn.id, session.principal, resumed=turn.state == "running", within=turn.within)
             resumed += 1
     return resumed
 

@@ -6,11 +6,10 @@ import msgspec
 
 from tidegate.store import SessionRow, SettingRow
 from tidegate.store.tables.settings import OWN
-from tidegate.turns.compaction.compaction import COOLDOWN, ERA, WANTED
-from tidegate.turns.fallback import KEY, FallbackState
+from tidegate.turns import COOLDOWN, ERA, FALLBACK, WANTED, FallbackState
 from tidegate.values import Frozen
 
-UNCHOSEN = (KEY, COOLDOWN, WANTED, ERA)
+UNCHOSEN = (FALLBACK, COOLDOWN, WANTED, ERA)
 """Settings that nobody chose, or that are over with the next turn."""
 
 

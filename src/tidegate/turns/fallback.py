@@ -45,7 +45,7 @@ class Fallbacks:
         self._models = models
         self._store = store
         self._clock = clock
-        self.fallbacks: Counter[str] = Counter()  # house: allow one for each configured model
+        self.counts: Counter[str] = Counter()  # house: allow one for each configured model
         """How often a session fell back to a model, by the model."""
 
     def model(self, agent: AgentSettings, held: tuple[SettingRow, ...]) -> Model:
@@ -117,9 +117,9 @@ class AnsweringModel:
     """Who answers in one turn, and what its user knows of that. It belongs to the turn."""
 
     def __init__(
-        self, house: Fallbacks, journal: Journal, taken: TakenTurn, agent: AgentSettings, model: Model, strict: bool
+        self, fallbacks: Fallbacks, journal: Journal, taken: TakenTurn, agent: AgentSettings, model: Model, strict: bool
     ) -> None:
-        self._house = house
+        self._fallbacks = fallbacks
         self._journal = journal
         self._taken = taken
         self._agent = agent
@@ -134,10 +134,10 @@ class AnsweringModel:
         if failure.kind in UNHELPED:
             return None
         last = failed[-1]
-        seconds = self._house.rest(last, failure)
+        seconds = self._fallbacks.rest(last, failure)
         if self._strict or not self._agent.fallback:
             return None
-        other = self._house.awake(self._agent, failed)
+        other = self._fallbacks.awake(self._agent, failed)
         log.warning(
             "a model failed",
             model=last.name,
@@ -165,12 +165,12 @@ class AnsweringModel:
         if model.name == self._agent.model:
             return
         is_news = self._fallen is None or self._fallen.model != model.name
-        until = self._house.until(self._agent)
+        until = self._fallbacks.until(self._agent)
         self._fallen = FallbackState(model=model.name, instead_of=self._agent.model, why=why, until=until)
         if self._kept:
-            await self._house.remember(self._taken.session.id, self._fallen)
+            await self._fallbacks.remember(self._taken.session.id, self._fallen)
         if is_news:
-            self._house.fallbacks[model.name] += 1
+            self._fallbacks.counts[model.name] += 1
             self._journal.emit(Notice(text=sentence(self._fallen)))
 
     async def answered(self) -> None:
@@ -178,7 +178,7 @@ class AnsweringModel:
         if self._fallen is None or self._strict or self.model.name != self._agent.model:
             return
         if self._kept:
-            await self._house.forget(self._taken.session.id)
+            await self._fallbacks.forget(self._taken.session.id)
         self._journal.emit(Notice(text=f"The model {self._agent.model} answers again."))
 
 
@@ -201,10 +201,10 @@ _REASONS = {
 }
 
 
-def reason(fallen: FallbackState) -> str:
+def fallback_reason(fallen: FallbackState) -> str:
     """What the agent's own model does, in words."""
     return _REASONS.get(fallen.why, "fails")
 
 
 def sentence(fallen: FallbackState) -> str:
-    return f"The model {fallen.instead_of} {reason(fallen)}, so {fallen.model} answers for now."
+    return f"The model {fallen.instead_of} {fallback_reason(fallen)}, so {fallen.model} answers for now."

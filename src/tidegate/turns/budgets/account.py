@@ -8,6 +8,7 @@ gives nothing back. Calls that run side by side may pass the limit by what was u
 
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from math import inf
 from typing import Literal
 
@@ -16,11 +17,15 @@ from tidegate.config import BudgetSettings
 from tidegate.errors import BudgetSpent
 from tidegate.log import Log
 from tidegate.store import SpentTotal
-from tidegate.turns.budgets.periods import Each, window
 from tidegate.values import BILLION, Frozen, Notice, Usage, dollars
 
 WARN_AT = 0.8
 """Share of the limit at which people are told: late enough to mean something, early enough to act."""
+
+HOUR, DAY = 3600, 86400
+
+Each = Literal["hour", "day", "month", "total"]
+"""The windows in which a budget is counted: hours, days and months of the UTC calendar, or all time."""
 
 Per = Literal["gateway", "principal", "agent", "session", "turn", "job"]
 
@@ -189,3 +194,17 @@ def warn(payer: Payer, rule: BudgetRule, name: str, tokens: int, cost: int, open
 
 def _utc(moment: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.gmtime(moment))
+
+
+def window(each: Each, now: float) -> tuple[float, float]:
+    """The start of the window that contains `now`, and the start of the next one: never, for `total`. Windows of one
+    kind follow each other without a gap, and each starts on the hour."""
+    if each == "total":
+        return 0.0, inf
+    if each == "month":
+        first = datetime.fromtimestamp(now, UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        year, month = divmod(first.year * 12 + first.month, 12)
+        return first.timestamp(), first.replace(year=year, month=month + 1).timestamp()
+    length = HOUR if each == "hour" else DAY
+    start = now // length * length
+    return start, start + length

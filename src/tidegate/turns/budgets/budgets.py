@@ -19,8 +19,7 @@ from tidegate.lifetimes import BoundedCache, CacheStats
 from tidegate.models import Model
 from tidegate.security import Principal
 from tidegate.store import Db, SessionRow, SpentTotal, Store, principals, turns, usage
-from tidegate.turns.budgets.account import Allowance, BudgetAccount, BudgetRule, rule_of
-from tidegate.turns.budgets.periods import window
+from tidegate.turns.budgets.account import Allowance, BudgetAccount, BudgetRule, rule_of, window
 from tidegate.values import BILLION, Frozen, Usage
 
 ACCOUNTS_KEPT = 4096
