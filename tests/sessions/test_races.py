@@ -105,7 +105,7 @@ async def test_a_retry_whose_caller_left_is_worked_all_the_same(home: Path, mode
     async with core(home, model=model) as house:
         first = await house.say("one")
         async with held_up(house.store):
-            retrying = asyncio.ensure_future(house.service.Operations.retry(first.session, ANNA))
+            retrying = asyncio.ensure_future(house.service.operations.retry(first.session, ANNA))
             await queued(house.store, 2)
             retrying.cancel()
             await asyncio.wait([retrying])
@@ -121,7 +121,7 @@ async def test_a_retry_is_worked_in_the_order_in_which_it_was_committed(home: Pa
     async with core(home, model=model) as house:
         first = await house.say("one")
         async with held_up(house.store):
-            retrying = asyncio.ensure_future(house.service.Operations.retry(first.session, ANNA))
+            retrying = asyncio.ensure_future(house.service.operations.retry(first.session, ANNA))
             await queued(house.store, 2)
             accepting = asyncio.ensure_future(house.accept("two"))
             await queued(house.store, 3)
@@ -143,12 +143,12 @@ async def test_a_retry_is_refused_while_nothing_is_taken_in(home: Path, model: S
             await model.held("gate")
         waiting = await house.accept("hello", name="third")
         with pytest.raises(Busy, match=r"limits\.waiting_total"):
-            await house.service.Operations.retry(first.session, ANNA)
+            await house.service.operations.retry(first.session, ANNA)
         model.release("gate")
         for accepted in (running, waiting):
             await house.answered(accepted.turn)
         await house.service.drain(1)
         with pytest.raises(Stopping):
-            await house.service.Operations.retry(first.session, ANNA)
+            await house.service.operations.retry(first.session, ANNA)
         rows = (await house.service.transcript(first.session, ANNA)).rows
         assert [row.message.role for row in rows] == ["user", "assistant"]
