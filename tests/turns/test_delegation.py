@@ -59,9 +59,9 @@ async def test_a_failed_or_stopped_task_is_a_result_and_no_failure_of_the_turn(
             await house.service.stop(log.session, ANNA)
         assert (await house.answered(running.turn)).text == "never mind"
         assert "was stopped before it had an answer. The turn was stopped by its user." in result(house)[-1]
-        assert "It had said until then:\n\nw0" in result(house)[-1]
+        assert "Its text until then:\n\nw0" in result(house)[-1]
         outcome = await house.say(f"{task('helper', '[words 0]')} [say so be it]")
-        assert (outcome.text, result(house)[-1]) == ("so be it", "The agent 'helper' answered with nothing.")
+        assert (outcome.text, result(house)[-1]) == ("so be it", "The agent 'helper' gave an empty answer.")
 
 
 async def test_a_long_answer_is_bounded_and_the_rest_is_in_the_spool(home: Path, model: ScriptedModel) -> None:
@@ -132,7 +132,7 @@ async def test_tasks_are_handed_on_so_deep_and_no_deeper(home: Path, model: Scri
     async with delegating(home, model, "[limits]\ndelegate_depth = 1") as house:
         model.reset()
         assert (await house.say(deep)).text == "done"
-        assert "handed on 1 times already (limits.delegate_depth is 1)" in result(house, 2)[0]
+        assert "been delegated 1 times (limits.delegate_depth is 1)" in result(house, 2)[0]
         assert len(house.requests()) == 4
 
 

@@ -1,8 +1,8 @@
 """Sessions: accepting messages, and everything that may be done with a conversation.
 
-A message goes through `Sessions.accept` (one transaction) into the session's queue. The engine takes it as a turn, which
-`turns.Runner` runs, and the answer is stored, from where its caller fetches it. Ends, expiry and recovery run from the
-store.
+A message goes through `Sessions.accept` (one transaction) into the queue of its session. The engine takes it as a turn,
+`turns.Runner` runs the turn, and the answer is stored, where its caller fetches it. Ends, expiry and recovery run from
+the store.
 """
 
 from tidegate.sessions.components import Components, build_components

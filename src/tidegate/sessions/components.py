@@ -144,7 +144,7 @@ def build_components(
         {"workspace": end_workspace, **(hooks or {})},
         clock,
         remove_files,
-        unkept=runner.forget,
+        on_ended=runner.forget,
         scope=scope,
         slow={} if extractor is None else {"memory": extractor},
     )

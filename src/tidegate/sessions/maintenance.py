@@ -1,8 +1,8 @@
-"""What the maintenance timer does for sessions.
+"""Periodic maintenance of sessions.
 
-Guarantee: each chore is level-triggered: it looks at what is and mends it, remembers nothing between runs, and may be
-run at any time and any number of times. A run goes on until nothing is left to do, within a generous bound, in batches
-each of which is a short write of its own, so that turns get in between.
+Each task is level-triggered: it looks at the current state and repairs it, remembers nothing between runs, and may run
+at any time and any number of times. A run continues until nothing is left to do, within a generous bound. It works in
+batches, each a short write, so that turns run in between.
 """
 
 from collections.abc import Awaitable, Callable
@@ -15,25 +15,26 @@ from tidegate.values import Frozen
 from tidegate.workspaces import RECONCILE_SECONDS, TIDY_SECONDS, keep_within
 
 INDEX_BATCHES = 20
-"""Writes of the search index in one run, each some milliseconds; a search catches up by itself."""
+"""Writes to the search index in one run, each taking some milliseconds. A search indexes the rest itself."""
 
 STRANDED_SECONDS = 30.0
-"""After which an accepted turn that no engine knows is stranded: the way there takes milliseconds."""
+"""The age at which an accepted turn that the engine does not know is stranded; it normally gets there in milliseconds.
+"""
 
 BATCHES = 200
-"""Batches of one kind in one run: far more than a run of every few minutes ever has to do, and an end to it."""
+"""Batches of one kind in one run: far more than a run every few minutes needs, and an end to it."""
 
 VACUUM_PAGES = 256
-"""Free pages given back to the disk in one batch."""
+"""Free pages returned to the disk in one batch."""
 
 
 SPOOL_SECONDS = 600.0
-"""Between two looks for files that no session owns."""
+"""The interval between two searches for files that no session owns."""
 
 
 class MaintenanceTask(Frozen, frozen=True):
-    """What is run every `interval` seconds. A run that takes longer than `within` hangs: chores work in small
-    batches."""
+    """A task that runs every `interval` seconds. A run that takes longer than `within` is considered hung: tasks work
+    in small batches."""
 
     name: str
     interval: float
@@ -42,7 +43,7 @@ class MaintenanceTask(Frozen, frozen=True):
 
 
 async def drain(batch: Callable[[], Awaitable[int]], full: int, most: int = BATCHES) -> int:
-    """Run `batch` until it comes back with less than `full`; the sum of what it said."""
+    """Run `batch` until it returns less than `full`. Returns the sum of its results."""
     total = 0
     for _ in range(most):
         done = await batch()
@@ -68,7 +69,7 @@ def maintenance_tasks(components: Components, count_audit_rows: Callable[[], Awa
             + await endings.finish()
         )
 
-    async def take_up() -> int:
+    async def resume_turns() -> int:
         resumed = await recover(components, older=STRANDED_SECONDS)
         await workspaces.processes.tell()
         return resumed
@@ -101,7 +102,7 @@ def maintenance_tasks(components: Components, count_audit_rows: Callable[[], Awa
     maintenance_tasks = [
         MaintenanceTask(name="sweep", interval=min(30.0, max(0.2, limits.idle_ttl / 4)), run=sweep),
         MaintenanceTask(name="expire", interval=60.0, run=expire),
-        MaintenanceTask(name="recover", interval=60.0, run=take_up),
+        MaintenanceTask(name="recover", interval=60.0, run=resume_turns),
         MaintenanceTask(name="index", interval=5.0, run=index),
         MaintenanceTask(name="questions", interval=10.0, run=close_late_questions),
         MaintenanceTask(name="workspaces", interval=RECONCILE_SECONDS, run=workspaces.reconcile),

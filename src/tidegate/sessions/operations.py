@@ -1,9 +1,8 @@
-"""What a person may change in a conversation: its settings, its title, its last turn, its frozen beginning.
+"""Changes that a user makes to a conversation: its settings, title, last turn, and frozen prompt and tools.
 
-Guarantee: each change is one transaction, made under the caller's principal, and is there after a restart. A change
-that rebuilds what the model sees (undo, retry, reload) is refused in mid-turn, in the transaction itself, and drops the
-resident through the one removal path as soon as it is committed, whether or not its caller is still there; a setting
-applies from the next turn and rebuilds nothing by itself.
+Each change is one transaction under the caller's principal, and survives a restart. A change that rebuilds the model's
+view (undo, retry, reload) is refused during a turn, in the transaction itself. It unloads the resident as soon as it is
+committed, even if its caller has gone. A setting applies from the next turn and rebuilds nothing.
 """
 
 from typing import Any
@@ -20,7 +19,7 @@ from tidegate.turns import COOLDOWN, WANTED
 from tidegate.values import Acceptance, new_id
 
 MODEL = "model"
-"""Key of the setting that /model makes."""
+"""The key of the setting that /model makes."""
 
 LONGEST_TITLE = 200
 """Characters of a title: one line of any list."""
@@ -48,8 +47,8 @@ class Operations:
         source: str,
         lasts: float | None = None,
     ) -> float | None:
-        """A setting of the session: it survives unload and restart, and dies with the session, or after `lasts` seconds.
-        When that is."""
+        """Set a setting of the session. It survives unload and restart, and ends with the session or after `lasts`
+        seconds. Returns when it expires."""
         await self._owned(session, principal)
         now = self._clock()
         expires = None if lasts is None else now + lasts
@@ -77,14 +76,15 @@ class Operations:
     async def choose_model(
         self, session: str, principal: Principal, name: str, *, lasts: float | None = None
     ) -> float | None:
-        """The model of this session, to its end or for `lasts` seconds. The next model is told of it once. When it ends."""
+        """Choose the model of this session, until its end or for `lasts` seconds. The next model is told about the
+        change once. Returns when the choice expires."""
         row = await self._owned(session, principal)
         ends = None if lasts is None else self._clock() + lasts
         await self._choose_model(row, principal, name, ends)
         return ends
 
     async def _choose_model(self, row: SessionRow, principal: Principal, name: str | None, ends: float | None) -> bool:
-        """None for the agent's own; whether anything was chosen before, or is now."""
+        """None chooses the agent's own model. Returns whether a choice was made, or an earlier one was cleared."""
         now = self._clock()
         agent = self._config.agents.get(row.agent)
         own = "" if agent is None else agent.model
@@ -105,7 +105,7 @@ class Operations:
         return await self._store.write(write)
 
     async def ask_to_compact(self, session: str, principal: Principal) -> None:
-        """Have older messages summarised with the next turn, also where that was of no use lately."""
+        """Have older messages summarised with the next turn, even if a recent summary was of no use."""
         await self.clear_setting(session, principal, COOLDOWN)
         await self.set_setting(session, principal, WANTED, True, source="command")
 
@@ -114,7 +114,8 @@ class Operations:
         await self._store.write(sessions.set_title, session, _checked_title(title))
 
     async def undo(self, session: str, principal: Principal) -> str:
-        """Take the last turn out of what the model sees; its rows stay in the transcript, marked. The turn's id."""
+        """Remove the last turn from the model's view. Its rows stay in the transcript, marked. Returns the
+        turn's id."""
         row = await self._quiet(session, principal)
 
         def then(turn: str) -> str:
@@ -127,7 +128,7 @@ class Operations:
         return undone
 
     async def retry(self, session: str, principal: Principal) -> Acceptance:
-        """Undo the last turn and work its messages again in a new one. It is taken in on the same terms as a message."""
+        """Undo the last turn and run its messages again in a new one. The same limits apply as to a message."""
         self._intake.check_open(principal.id)
         await self._quiet(session, principal)
         turn, now = new_id("t"), self._clock()
@@ -163,7 +164,7 @@ class Operations:
         return await self._store.write_then(then, write)
 
     async def reload(self, session: str, principal: Principal) -> bool:
-        """Freeze the prompt and tools anew, as they are configured now; whether that changed anything."""
+        """Freeze the prompt and the tools again, as they are configured now. Returns whether anything changed."""
         row = await self._quiet(session, principal)
         extra = await self._store.read(sessions.extra, row)
         frozen = await self._store.read(sessions.prefix, row.prefix) if row.prefix is not None else None
@@ -191,15 +192,15 @@ class Operations:
         return await self._store.write_then(then, write)
 
     async def resume(self, session: str, principal: Principal) -> tuple[str, bool]:
-        """A live session is switched to. An ended one is never opened again: a new one begins with its transcript. The
-        session's id, and whether it is new."""
+        """Switch to a live session. An ended session is never reopened: a new one begins with its transcript. Returns
+        the id of the session, and whether it is new."""
         row = await self._row(session, principal)
         if row.ended is None:
             return session, False
         again = new_id("s")
         extra = await self._store.read(sessions.extra, row)
         fresh = await self._prompt_prefixes.of(row.agent, principal.id, extra)
-        # The files first: what has a row has a file, and a file without one is swept.
+        # The files first: every row must have a file, and a file without a row is swept.
         await self._spool.share(session, again)
         await self._store.write(_begin_with, row, again, principal.id, extra, fresh, self._clock())
         return again, True
@@ -211,7 +212,7 @@ class Operations:
         return row
 
     async def _quiet(self, session: str, principal: Principal) -> SessionRow:
-        """Refuses early; what counts is `_check_idle` in the write."""
+        """Refuses early; `_check_idle` in the write is authoritative."""
         row = await self._owned(session, principal)
         if self._engine.running(session) is not None or self._engine.waiting(session):
             raise _mid_turn()
@@ -222,7 +223,7 @@ class Operations:
 
 
 def _record(db: Db, session: str, principal: Principal, key: str, value: Any, now: float) -> None:
-    """In the audit log, but for what the gateway keeps for itself; `value` is None when it was cleared."""
+    """Record a setting in the audit log, except for the gateway's internal ones. `value` is None if it was cleared."""
     if not key.startswith(settings.OWN):
         of = None if value is None else msgspec.json.encode(value)
         outcome = "cleared" if value is None else "set"
@@ -292,9 +293,9 @@ def _undo(db: Db, session: str, now: float) -> str:
 
 
 def _close_calls(db: Db, session: str, now: float, *, but: frozenset[str] = frozenset()) -> None:
-    """Closes calls that an undone turn had answered, in a session that has no caller tools any more: the next turn
-    looks for open calls only where there are some. The results belong to the turn of the calls and are undone with it.
-    """
+    """Close the tool calls that an undone turn had answered, in a session that no longer has caller tools: the next
+    turn looks for open calls only in sessions that have them. The results belong to the turn of the calls and are
+    undone with it."""
     row = sessions.get(db, session)
     if row is not None and not row.caller_tools:
         owner = messages.last_turn(db, session)

@@ -1,7 +1,7 @@
 """Reads for callers: sessions, outcomes, pages of a transcript, exports.
 
-Guarantee: each takes whose rows may be seen (`own`, None for the owner's view) and never gives more; every result is
-bounded by a limit, a transcript's in bytes too; an export streams page by page and holds one page.
+Each query takes the principal whose rows may be read (`own`, None for all) and returns nothing else. Every result is
+bounded by a limit, that of a transcript in bytes as well. An export is streamed and holds one page at a time.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -32,10 +32,10 @@ from tidegate.values import Frozen, Media, Outcome
 
 STREAM_ROWS = 200
 STREAM_BYTES = 256 * 1024
-"""Of a transcript that is streamed, held at once: hundreds may be streamed at the same time, to slow readers."""
+"""Bytes of a streamed transcript held at once: hundreds may be streamed at the same time, to slow readers."""
 
 LISTING_MOST = 500
-"""Rows of one listing, whatever is asked for."""
+"""The most rows of one listing, whatever limit is given."""
 
 
 def visible_to(principal: Principal | None) -> str | None:
@@ -103,13 +103,13 @@ def audit_events(
 
 
 async def mentioning(store: Store, query: str, own: str | None, ended: bool | None, limit: int) -> list[SessionRow]:
-    """Sessions with these words in their title or name, then those in which they were said."""
+    """Sessions with these words in their title or name, then sessions with these words in a message."""
     found = await search.search(store, query, principal=own, ended=ended, limit=min(limit, LISTING_MOST))
     return await store.read(sessions.listed, found)
 
 
 class TranscriptPage(Frozen, frozen=True):
-    """Rows of a transcript, in order. `more` says that there are others, in the direction of reading."""
+    """Rows of a transcript, in order. `more` is true if there are more in the direction of reading."""
 
     rows: tuple[MessageRow, ...]
     more: bool
@@ -139,7 +139,7 @@ def media(db: Db, session: str, place: int, number: int) -> Media | None:
 async def export(
     store: Store, view: Callable[[str, Principal], Awaitable[SessionView]], session: str, principal: Principal
 ) -> AsyncIterator[bytes]:
-    """JSON lines: the session, then its rows in order, the undone ones marked."""
+    """JSON lines: the session, then its rows in order. Undone rows are marked."""
     encoder = msgspec.json.Encoder()
     yield encoder.encode(await view(session, principal)) + b"\n"
     after = 0

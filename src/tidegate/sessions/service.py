@@ -64,23 +64,24 @@ class Sessions:
     # -- following a turn --
 
     def live(self, turn: str) -> TurnLog | None:
-        """The log of a turn that waits or runs in this process."""
+        """The log of a turn that is waiting or running in this process."""
         return self._engine.log(turn)
 
     async def wait(self, turn: str) -> Outcome:
-        """Until the turn has ended."""
+        """The outcome of a turn, once it has ended."""
         outcome = await self._engine.result(turn)
         return outcome if outcome is not None else await self.outcome(turn)
 
     async def outcome(self, turn: str, principal: Principal | None = None) -> Outcome:
-        """How the turn stands now. Its state is queued or running while it has not ended."""
+        """The outcome of a turn as it is now; its state is queued or running until it has ended."""
         found: Outcome | None = await self._store.read(queries.outcome, turn, queries.visible_to(principal))
         if found is None:
             raise NotFound(f"There is no turn {turn}.", code="turn_not_found")
         return found
 
     async def abandon(self, turn: str) -> None:
-        """A reader went away: a turn that nobody else reads or can fetch is stopped, any other goes on."""
+        """For a reader that has disconnected. The turn is stopped if it is to be cancelled then and has no other
+        reader."""
         row = await self._store.read(turns.get, turn)
         log = self._engine.log(turn)
         if row is not None and row.on_disconnect == "cancel" and log is not None and not log.readers:
@@ -89,7 +90,7 @@ class Sessions:
     # -- sessions --
 
     async def stop(self, session: str, principal: Principal) -> str | None:
-        """Stop the running turn, if there is one; what waits stays."""
+        """Stop the running turn, if there is one, and return its id. Waiting turns stay."""
         await self.row(session, principal)
         running = self._engine.running(session)
         if running is None:
@@ -102,13 +103,13 @@ class Sessions:
         return await self._endings.end(session, reason)
 
     async def delete(self, session: str, principal: Principal) -> bool:
-        """End it, and remove its rows as soon as no end hook is owed: mostly before this returns. Whether it is
-        gone."""
+        """End the session and delete its rows as soon as no end hook is pending, usually before this returns. Returns
+        whether it is deleted."""
         await self.row(session, principal)
         return await self._endings.delete(session)
 
     async def row(self, session: str, principal: Principal) -> SessionRow:
-        """The session, if this principal may know of it."""
+        """The session, if this principal may see it."""
         return await queries.visible_session(self._store, session, principal)
 
     async def session(self, session: str, principal: Principal) -> SessionView:
@@ -126,7 +127,7 @@ class Sessions:
         query: str | None = None,
         everyone: bool = False,
     ) -> list[SessionView]:
-        """Newest first. `everyone` is the owner's view of all principals' sessions."""
+        """Newest first. With `everyone`, the owner sees the sessions of all principals."""
         own = None if everyone and principal.may("configure") else principal.id
         if query:
             rows = await queries.mentioning(self._store, query, own, ended, limit)
@@ -143,8 +144,8 @@ class Sessions:
         before: int | None = None,
         limit: int = 200,
     ) -> queries.TranscriptPage:
-        """Rows after a place; or, without `after`, the newest ones, before a place if one is given. In order, without
-        the bytes of media."""
+        """A page of rows in order, without the bytes of media: the rows after `after` or, if that is None, the newest
+        ones before `before`."""
         await self.row(session, principal)
         found: queries.TranscriptPage = (
             await self._store.read(queries.newest, session, before, limit)
@@ -154,7 +155,7 @@ class Sessions:
         return queries.without_bytes(found)
 
     async def media(self, session: str, principal: Principal, place: int, number: int) -> tuple[Media, bytes]:
-        """The n-th picture, sound or document of a row, and its bytes."""
+        """The picture, sound or document number `number` of a row, and its bytes."""
         await self.row(session, principal)
         found: Media | None = await self._store.read(queries.media, session, place, number)
         try:
@@ -170,27 +171,26 @@ class Sessions:
     def watch(
         self, session: str, principal: Principal, after: int = 0
     ) -> AsyncGenerator[tuple[int | None, Event], None]:
-        """The session's events: committed rows after `after`, then what happens, until the reader leaves."""
+        """The events of a session: the committed rows after `after`, then live events until the reader leaves."""
         return event_stream.watch(self._components, session, principal, after)
 
     async def usage(
         self, principal: Principal, *, by: usage.By, since: float, until: float, limit: int
     ) -> tuple[list[UsageTotal], UsageTotal]:
-        """What models have used in a time: this principal's share of it, or all of it for who may see
-        everybody's."""
+        """The usage of models in a period: that of this principal or, with the right to see it, of everyone."""
         found: tuple[list[UsageTotal], UsageTotal] = await self._store.read(
             queries.usage_in, None if principal.may("see_usage") else principal.id, by, since, until, limit
         )
         return found
 
     async def used_in(self, session: str, principal: Principal) -> UsageTotal:
-        """What one conversation has used."""
+        """The usage of one conversation."""
         await self.row(session, principal)
         found: UsageTotal = await self._store.read(usage.of_session, session)
         return found
 
     async def filling(self, session: str, principal: Principal) -> WindowUsage:
-        """What fills the window of the model that would answer in a conversation now."""
+        """The contents of the context window of the model that would answer in this conversation now."""
         row = await self.row(session, principal)
         return await self._runner.filling(row, tuple(await self._store.read(settings.get_all, session, self._clock())))
 
@@ -202,7 +202,7 @@ class Sessions:
         )
 
     def _model_states(self) -> dict[str, Any]:
-        """How the configured models stand, by name, and how often sessions fell back to each."""
+        """The state of each configured model by name, with the number of fallbacks to it."""
         counts = self._runner.fallbacks.counts
         return {
             name: {**msgspec.to_builtins(state), "fallbacks": counts[name]}
@@ -263,7 +263,7 @@ class Sessions:
         return self._models.names
 
     def _view(self, row: SessionRow, held: tuple[Any, ...] | None = None) -> SessionView:
-        """Without its settings, as in a list, it is not told who answers instead of the agent's own model."""
+        """`held` are the session's settings. Without them, as in a list, the view does not show a fallback."""
         running = self._engine.running(row.id)
         agent, fallbacks = self._config.agents.get(row.agent), self._runner.fallbacks
         model, fallback = agent.model if agent is not None else "", None
@@ -283,11 +283,11 @@ class Sessions:
         configured = self._config.models.get(model)
         return configured is not None and configured.api == "demo"
 
-    # -- the process's own --
+    # -- for the process --
 
     async def recover(self) -> int:
-        """Take up what the last process left: its count of what was spent, its turns, and, beside everything else, what
-        it owes to sessions that have ended; how many turns go on."""
+        """Continue after a restart: load the counts of budgets, resume open turns, and run pending end hooks in the
+        background. Returns the number of turns that were resumed."""
         await self._budgets.load()
         await self._count_audit_rows()
         scope, workspaces = self._components.scope, self._components.workspaces
@@ -302,13 +302,14 @@ class Sessions:
         return resumed
 
     async def drain(self, within: float) -> None:
-        """Accept nothing more; let turns finish within the budget, else park them for the next start."""
+        """Accept no more messages. Turns may finish within this many seconds; the rest are parked for the next
+        start."""
         self._intake.close()
         await self._engine.drain(within)
 
     @property
     def ledger(self) -> Ledger:
-        """Who holds what in this process."""
+        """The ledger of everything that this process holds."""
         return self._presence.ledger
 
     def caches(self) -> tuple[CacheStats, ...]:
@@ -325,7 +326,7 @@ class Sessions:
         return maintenance_tasks(self._components, self._count_audit_rows)
 
     def census(self) -> dict[str, int]:
-        """How many of each thing the door holds: what must be back at its baseline when sessions have gone."""
+        """The number of each kind of thing held: all return to their baseline when sessions have gone."""
         stats, presence = self._engine.stats(), self._presence.stats()
         return {
             "present": presence.present,

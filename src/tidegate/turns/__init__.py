@@ -1,7 +1,8 @@
-"""Turns: the run of one turn, and the services that turns use.
+"""Turns: running one turn, and the services that turns use.
 
 `Runner` runs a turn for the engine. Approvals, budgets, compaction, delegation and fallback between models each have a
-module or a folder. `delegation` and `skill_reader` are imported where an agent uses them, so they are not exported here.
+module or a folder. `delegation` and `skill_reader` are imported only if an agent uses them, so they are not exported
+here.
 """
 
 from tidegate.turns.approvals import Approvals, QuestionView

@@ -1,10 +1,11 @@
 """Delegation: tasks that one agent gives another within its turn.
 
-A task is a turn like any other. It is accepted as an ephemeral session under the same principal, limits and budgets. The
-step that gave a task finds it again after a restart, so a task is given once however often the process dies. It ends
-with the turn that gave it, at the latest. An agent may give tasks only to the agents in its `delegates` setting that the
-user may use as well. A turn has at most limits.delegates tasks at once, and none deeper than limits.delegate_depth. The
-outcome of a task, a failure included, is a tool result for the model that gave it; the model decides what to do.
+A task is a turn like any other. It is accepted as an ephemeral session under the same principal, limits and budgets.
+The step that gave a task finds it again after a restart, so a task is given once however often the process dies. It
+ends with the turn that gave it, at the latest. An agent may give tasks only to the agents in its `delegates` setting
+that the user may use as well. A turn has at most limits.delegates tasks at once, and none deeper than
+limits.delegate_depth. The outcome of a task, a failure included, is a tool result for the model that gave it; the model
+decides what to do.
 
 `Delegation` holds only the turns that wait for tasks now. `TaskProgress` belongs to one task and holds the ids of its
 open questions.
@@ -91,7 +92,7 @@ class Delegation:
         return DELEGATE in settings.tools and bool(settings.delegates)
 
     async def part(self, agent: str, principal: str) -> str:
-        """What a prompt says of the agents that there are: fixed with it when a session starts."""
+        """The list of agents for the prompt, frozen when a session starts."""
         agents = self._config.agents
         lines = [
             f"- {name}: {about}" if (about := agents[name].description) else f"- {name}"
@@ -100,7 +101,7 @@ class Delegation:
         return "\n".join([HEADING, *lines]) if lines else ""
 
     async def _open_to(self, agent: str, principal: str) -> list[str]:
-        """The agents that this one may give tasks to for this principal, in the order of their names."""
+        """The agents that this one may give tasks to for this principal, sorted by name."""
         named = self._config.agents[agent].delegates if agent in self._config.agents else ()
         known = await self._store.read(principals.get, principal)
         if known is None:
@@ -110,8 +111,8 @@ class Delegation:
     # -- for the tool --
 
     async def work(self, ctx: ToolContext, agent: str, task: str) -> str:
-        """The other agent's answer; ToolFailed when there is none. Parked when the gateway stops meanwhile: the task
-        and the turn that gave it go on in the next process."""
+        """The other agent's answer; ToolFailed if there is none. Parked if the gateway stops meanwhile: the task and
+        its parent turn continue in the next process."""
         await self._check(ctx, agent)
         async with self._slot(ctx.turn):
             with self._engine.delegating(ctx.turn):
@@ -121,7 +122,7 @@ class Delegation:
         most = self._config.limits.delegate_depth
         if ctx.depth >= most:
             raise ToolFailed(
-                f"What you work on was handed on {ctx.depth} times already (limits.delegate_depth is {most}): do it "
+                f"This task has already been delegated {ctx.depth} times (limits.delegate_depth is {most}): do it "
                 "yourself, or answer with what is missing."
             )
         names = await self._open_to(ctx.agent, ctx.principal)
@@ -131,7 +132,7 @@ class Delegation:
 
     @asynccontextmanager
     async def _slot(self, turn: str) -> AsyncIterator[None]:
-        """One of the tasks of this turn that are worked on at once."""
+        """Wait for one of the task slots of this turn."""
         slots = self._slots.get(turn)
         if slots is None:
             slots = self._slots[turn] = _TaskSlots(self._config.limits.delegates)
@@ -163,7 +164,7 @@ class Delegation:
             progress.end()
 
     async def _give(self, ctx: ToolContext, agent: str, task: str) -> Acceptance:
-        """The task, or the one that this very step has given before."""
+        """Accept the task, or find the one that this step gave before."""
         given = hashlib.sha256(b"%d:%b" % (len(agent.encode()), agent.encode()) + task.encode(errors="replace"))
         inbound = Inbound(
             principal=ctx.principal,
@@ -213,7 +214,7 @@ class TaskProgress:
             case ToolStarted():
                 self._note(f"{event.name} {event.arguments}")
             case ToolProgress() if event.name == DELEGATE:
-                self._say(event.text)  # what a task of the task's says; the output of other tools is its result
+                self._say(event.text)  # text of a nested task; the output of other tools is in their results
             case ToolEnded() if event.interrupted:
                 self._note(f"{event.name}: {event.excerpt}")
             case ToolEnded() if event.failed:
@@ -228,13 +229,13 @@ class TaskProgress:
                 self._open_questions.pop(event.id, None)
                 self._engine.tell(self._ctx.turn, event)
             case _:
-                """Its rows and its end are told by the result."""
+                """Its rows and its end are in the result."""
 
     def begin(self) -> None:
         self._note("works on the task")
 
     def end(self) -> None:
-        """Nobody waits for what it has asked, unless it goes on in the next process and asks again."""
+        """Close the open questions, unless the task continues in the next process and asks again."""
         if not self._engine.resting:
             for id in self._open_questions:
                 self._engine.tell(self._ctx.turn, QuestionAnswered(id=id, state="cancelled"))
@@ -252,20 +253,20 @@ class TaskProgress:
 
 
 def task_origin(agent: str) -> str:
-    """What the agent that is given a task is told of where it comes from."""
-    return f"This task was given by the agent {agent!r}, which gets your answer; no person reads it but by that agent."
+    """The note about where a task comes from, for the agent that works on it."""
+    return f"This task was given by the agent {agent!r}, which receives your answer; no person reads it directly."
 
 
 def task_result(agent: str, outcome: Outcome) -> str:
-    """The result as the model is shown it: whose answer it is, and that answer. ToolFailed when it is none."""
+    """The tool result for the model: the name of the agent, and its answer. ToolFailed if there is no answer."""
     if outcome.state == "answered":
         if not outcome.text:
-            return f"The agent {agent!r} answered with nothing."
-        cut = ", cut off where its model's answers end" if outcome.finish == "length" else ""
+            return f"The agent {agent!r} gave an empty answer."
+        cut = ", cut off at its model's output limit" if outcome.finish == "length" else ""
         return f"The answer of the agent {agent!r}{cut}:\n\n{outcome.text}"
-    why = outcome.error.message if outcome.error is not None else "It says nothing of why."
-    said = f"\n\nIt had said until then:\n\n{outcome.text}" if outcome.text else ""
+    why = outcome.error.message if outcome.error is not None else "It gave no reason."
+    said = f"\n\nIts text until then:\n\n{outcome.text}" if outcome.text else ""
     did = "was stopped" if outcome.state == "stopped" else "failed"
     raise ToolFailed(
-        f"The agent {agent!r} {did} before it had an answer. {why} What it had done until then is not undone.{said}"
+        f"The agent {agent!r} {did} before it had an answer. {why} Its actions until then are not undone.{said}"
     )
