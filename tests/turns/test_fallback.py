@@ -225,8 +225,8 @@ async def test_a_whole_chain_is_walked_and_then_told(home: Path, server: Moody, 
         outcome, events = await told(house, "one")
         assert outcome.state == "answered"
         assert notices(events) == [
-            "The model first is asked too often, so second answers for now.",
-            "The model first is asked too often, so third answers for now.",
+            "The model first is over its rate limit, so second answers for now.",
+            "The model first is over its rate limit, so third answers for now.",
         ]
         assert list(outcome.notices) == notices(events)
         assert await house.service.outcome(outcome.turn, ANNA) == outcome, "who did not follow is told the same"
@@ -234,7 +234,7 @@ async def test_a_whole_chain_is_walked_and_then_told(home: Path, server: Moody, 
         outcome, events = await told(house, "two")
         assert outcome.state == "failed" and outcome.error is not None
         assert outcome.error.message.startswith("Model 'third'")
-        assert "Not asked, since they failed before and are left alone for now: first, second." in outcome.error.message
+        assert "Not asked, because they failed recently and are in cooldown: first, second." in outcome.error.message
         assert server.asked == [*NAMES, "third"], "who rests is not asked, not even at the last"
         outcome, events = await told(house, "three")
         assert server.asked == [*NAMES, "third", "third"], "when all rest, the session asks whom it has"
