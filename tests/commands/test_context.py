@@ -73,7 +73,7 @@ async def test_compact_says_so_when_there_is_nothing_to_summarise(home: Path, mo
         await run(h, "/compact", session)
         outcome = await h.say("short")
         assert outcome.state == "answered"
-        assert outcome.notices == ("This conversation was not summarised: too little of it is old.",)
+        assert outcome.notices == ("This conversation was not summarised: too few of its messages are old.",)
         assert not await h.store.read(summaries.shown, session)
         assert not (await h.say("short")).notices
 

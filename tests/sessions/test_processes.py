@@ -198,7 +198,7 @@ async def test_a_rule_about_a_channel_holds_in_the_turn_that_a_process_of_it_beg
         await told(house, 2)
         await let_go(house, "second")
         await told(house, 3)
-        assert results(house)[-1].startswith("Not run: this is denied here")
+        assert results(house)[-1].startswith("Not run: denied")
         assert deeds.done == []
         await house.say(job(PUSH, "third"), channel="http")
         await let_go(house, "third")
@@ -219,7 +219,7 @@ async def test_a_process_that_is_started_again_keeps_its_channel(home: Path, mod
         await until(seen.exists)
     async with working(home, model, deeds, "deny push channel:page") as house:
         await told(house, 2)
-        assert results(house)[-1].startswith("Not run: this is denied here")
+        assert results(house)[-1].startswith("Not run: denied")
         assert deeds.done == []
 
 

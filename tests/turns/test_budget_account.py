@@ -222,7 +222,7 @@ def test_who_spends_all_at_once_is_not_told_that_something_is_left() -> None:
         turn, Usage(input=150)
     )
     assert turn.told == [
-        "This conversation has spent 150 of 100 tokens in all (budgets.talk), 150% of that budget; no model is asked "
+        "This conversation has spent 150 of 100 tokens in all (budgets.talk), 150% of that budget; no model is called "
         "any more."
     ]
 

@@ -83,8 +83,8 @@ async def test_each_principal_has_a_budget_of_his_own(home: Path, model: Scripte
             assert (await house.say("hello", name=None)).state == "answered"
         error = refused(await house.say("hello", name=None))
         assert error.message == (
-            f"You have spent {2 * one:,} of {2 * one:,} tokens this hour (budgets.each); models are asked again "
-            "from 2024-10-04 13:00 UTC on: send this again then, or raise that limit and restart the gateway."
+            f"You have spent {2 * one:,} of {2 * one:,} tokens this hour (budgets.each); models are called again "
+            "from 2024-10-04 13:00 UTC: send this again then, or raise that limit and restart the gateway."
         )
         assert error.retry and error.retry_after == HOUR
         assert (await house.say("hello", name=None, principal=BERT.id)).state == "answered"
@@ -123,7 +123,7 @@ async def test_a_budget_for_some_principals_knows_them_by_name(home: Path, model
             again = await house.say("hello", name=None, principal=principal)
             assert (again.error is not None) == stops
         error = refused(await house.say("hello", name=None, principal=guest.id))
-        assert "so no model is asked for it any more: raise that limit" in error.message
+        assert "so no model is called for it any more: raise that limit" in error.message
         assert not error.retry and error.retry_after is None
 
 
@@ -209,7 +209,7 @@ async def test_at_four_fifths_the_conversation_and_the_operator_are_told_once(ho
             warned = (await followed(house, "hello"))[1]
             assert warned == [
                 f"You have spent {4 * one:,} of {5 * one:,} tokens today (budgets.each), 80% of that budget; at "
-                "100 % no model is asked until 2024-10-05 00:00 UTC."
+                "100 % no model is called until 2024-10-05 00:00 UTC."
             ]
             assert (await followed(house, "hello", principal=BERT.id))[1] == []
         assert [(entry["setting"], entry["of"]) for entry in logs if "setting" in entry] == [("budgets.each", ANNA.id)]

@@ -102,7 +102,7 @@ async def test_a_conversation_whose_thoughts_are_refused_goes_on_without_them(
         with capture_logs() as logged:
             outcome = await house.say("and now?")
         assert outcome.state == "answered", outcome.error
-        assert [line["event"] for line in logged] == ["a model refuses its earlier thoughts: it goes on without them"]
+        assert [line["event"] for line in logged] == ["a model refuses its earlier reasoning; the turn continues without it"]
         assert refused(server) == 1
         assert thoughts(server.recorded[-1].decoded()) == 0
         assert (await house.say("and then?")).state == "answered"
@@ -170,7 +170,7 @@ async def test_who_is_in_a_conversation_is_told_that_it_goes_on_without_thoughts
         monkeypatch.setattr(seal, "_KEY", b"another account's hand")
         for expected in (1, 0):
             _, events = await told(house, "and now?")
-            assert [text.startswith("The model first refuses its earlier thoughts") for text in notices(events)] == [
+            assert [text.startswith("The model first refuses its earlier reasoning") for text in notices(events)] == [
                 True
             ] * expected
 

@@ -145,7 +145,7 @@ async def test_a_conversation_longer_than_the_window_goes_on_and_keeps_every_wor
         assert all(WORDS in row.text for row in rows if row.role == "user")
         shown = await h.store.read(summaries.shown, outcomes[0].session)
         assert shown and shown[0].first == 1
-        assert any("is shown a summary instead of messages 1 to" in note for o in outcomes for note in o.notices)
+        assert any("sees a summary instead of messages 1 to" in note for o in outcomes for note in o.notices)
         assert h.components.runner.compaction.counts["summary"] >= 3
         assert not h.components.runner.compaction.counts["useless"]
     assert unfit(model) == 0

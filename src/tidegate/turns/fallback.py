@@ -142,7 +142,7 @@ class AnsweringModel:
             "a model failed",
             model=last.name,
             why=failure.kind,
-            cooldowns=seconds,
+            rests=seconds,
             instead=other.name if other is not None else "none",
             error=failure.brief,
         )
