@@ -121,7 +121,7 @@ async def test_a_deleted_conversation_leaves_nothing_and_its_deletion_waits_for_
 async def over(house: Core) -> None:
     """Until nothing runs behind an end any more."""
     with anyio.fail_after(WAIT):
-        while house.components.endings._under_way:
+        while house.components.endings._in_progress:
             await anyio.lowlevel.checkpoint()
 
 
@@ -142,8 +142,8 @@ async def test_a_model_that_fails_is_asked_again_by_the_timer_and_then_given_up(
                     await house.components.endings.finish_slow()
             assert len(asked(house)) >= TRIES, "a connection that was closed is opened once more each time"
     said = [each["event"] for each in logs if "nothing" in each["event"]]
-    assert said == ["nothing could be learnt from a conversation yet"] * (TRIES - 1) + [
-        "nothing was learnt from a conversation, which is given up"
+    assert said == ["notes could not be extracted yet; will try again"] * (TRIES - 1) + [
+        "notes could not be extracted; giving up"
     ]
 
 

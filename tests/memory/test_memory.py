@@ -229,7 +229,7 @@ async def test_what_does_not_fit_is_counted_and_nothing_is_cut() -> None:
     ]
     lines = composed("person", found, 256).split("\n")
     assert [line.split(" ")[1] for line in lines if line.startswith("- ")] == ["1", "3"]
-    assert "do not fit in here (memory.prompt_bytes): 1." in lines[-1] and "/memory" in lines[-1]
+    assert "do not fit here (memory.prompt_bytes): 1." in lines[-1] and "/memory" in lines[-1]
     assert composed("person", found, 4096).count("xxx") and "do not fit" not in composed("person", found, 4096)
     assert composed("agent", [], 256) == ""
 

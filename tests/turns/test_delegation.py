@@ -209,7 +209,7 @@ async def test_one_place_is_enough_for_a_tree_of_tasks(home: Path, model: Script
         assert house.components.engine.places.taken == 0
 
 
-async def test_no_more_trees_are_under_way_than_there_are_places(home: Path, model: ScriptedModel) -> None:
+async def test_no_more_trees_are_in_progress_than_there_are_places(home: Path, model: ScriptedModel) -> None:
     """L21: a turn that waits for its tasks keeps its place for them, so that no other begins in it; who came first is
     served first."""
     async with delegating(home, model, "[limits]\nturns = 1") as house:
