@@ -14,9 +14,10 @@ from tidegate.config import Config, load
 from tidegate.lifetimes import Ledger, Scope
 from tidegate.models import Clients, Models, RetryPolicy
 from tidegate.security import Principal, resolve
-from tidegate.sessions import Channels, EndHook, Sessions
+from tidegate.sessions import Components, EndHook, Sessions, build_components
 from tidegate.store import Db, Store, principals
 from tidegate.tools import ToolRegistry, Toolset, builtin_toolsets
+from tidegate.turns import Channels
 from tidegate.values import Acceptance, Call, Inbound, Message, Outcome
 
 OWNER = Principal(id="p_owner", name="owner", role="owner")
@@ -55,12 +56,13 @@ tools = [{tools}]
 class Core:
     """A running core. `say` is the way of a caller who waits for his answer."""
 
-    def __init__(self, service: Sessions, store: Store, scope: Scope, model: ScriptedModel, config: Config) -> None:
+    def __init__(self, service: Sessions, components: Components, scope: Scope, model: ScriptedModel) -> None:
         self.service = service
-        self.store = store
+        self.components = components
+        self.store: Store = components.store
         self.scope = scope
         self.model = model
-        self.config = config
+        self.config: Config = components.config
 
     async def accept(self, text: str, name: str | None = "talk", **fields: Any) -> Acceptance:
         inbound = Inbound(
@@ -135,10 +137,13 @@ async def core(
         ) as models,
     ):
         turns = scope.child("turns")
-        service = Sessions(turns, store, config, models, registry, hooks=hooks, clock=clock, channels=channels)
+        components = build_components(
+            turns, store, config, models, registry, hooks=hooks, clock=clock, channels=channels
+        )
+        service = Sessions(components)
         await service.recover()
         try:
-            yield Core(service, store, scope, model, config)
+            yield Core(service, components, scope, model)
         finally:
             if drain is not None:
                 await service.drain(drain)

@@ -115,7 +115,7 @@ async def asked(house: Core, turn: str, count: int = 1) -> list[QuestionAsked]:
                 if len(found) >= count:
                     break
     assert len(found) >= count, f"the turn ended and had asked {found}"
-    live = house.service.engine.running(log.session)
+    live = house.components.engine.running(log.session)
     assert live is not None
     await until(lambda: live.away == _open(log.events))
     return found

@@ -25,7 +25,7 @@ from tidegate.config import Config, load
 from tidegate.lifetimes import Ledger, Scope
 from tidegate.models import Clients, Models
 from tidegate.security import Redactor, digest, make_code, make_key, resolve
-from tidegate.sessions import Sessions
+from tidegate.sessions import Components, Sessions, build_components
 from tidegate.store import Store, principals
 from tidegate.tools import ToolRegistry, Toolset, builtin_toolsets
 from tidegate.web import App, Health, Server, create_app
@@ -52,6 +52,7 @@ class InProcessGateway:
         self.key: str = rooms["key"]
         self.client: aiohttp.ClientSession = rooms["client"]
         self.service: Sessions = rooms["service"]
+        self.components: Components = rooms["components"]
         self.store: Store = rooms["store"]
         self.config: Config = rooms["config"]
         self.scope: Scope = rooms["scope"]
@@ -119,7 +120,9 @@ async def in_process_gateway(
     ):
         key = await store.write(_owner, time.time())
         turns = scope.child("turns")
-        service = Sessions(turns, store, config, models, ToolRegistry({**builtin_toolsets(), **(toolsets or {})}))
+        registry = ToolRegistry({**builtin_toolsets(), **(toolsets or {})})
+        components = build_components(turns, store, config, models, registry)
+        service = Sessions(components)
         await service.recover()
         health = Health(store)
 
@@ -149,6 +152,7 @@ async def in_process_gateway(
                     key=key,
                     client=client,
                     service=service,
+                    components=components,
                     store=store,
                     config=config,
                     scope=scope,

@@ -190,7 +190,7 @@ def test_approvals_are_listed_and_answered_from_outside(careful: GatewayProcess)
     assert "There is no question 'a/b'" in answer("a/b", "approve").stderr
     denied = answer(approval["id"], "deny", "not", "now")
     assert (denied.returncode, denied.stdout) == (0, "Denied: not now\n")
-    assert "closed already" in answer(approval["id"], "approve").stderr
+    assert "already closed" in answer(approval["id"], "approve").stderr
     taken = json.loads(answer(question["id"], "1", "--json").stdout)
     assert (taken["state"], taken["answer"]) == ("answered", "red")
     assert "not now" in answer_of(careful, approval["turn"]) and "red" in answer_of(careful, question["turn"])

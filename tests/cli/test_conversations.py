@@ -198,6 +198,6 @@ def test_what_fills_a_window_is_shown_by_part(running: GatewayProcess) -> None:
     assert {part["part"] for part in found["parts"]} >= {"prompt", "people", "answers"}
     lines = tidegate("sessions", "context", session, home=running.home).stdout.splitlines()
     assert lines[0].split() == ["part", "tokens", "share", "number"]
-    assert any(line.startswith("what people said") for line in lines)
+    assert any(line.startswith("messages from people") for line in lines)
     assert any(line.startswith("in all") for line in lines)
     assert "There is no session" in one_sentence(tidegate("sessions", "context", "s_none", home=running.home))

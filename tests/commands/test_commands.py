@@ -82,7 +82,7 @@ async def test_reasoning_rebuilds_nothing(home: Path, model: ScriptedModel) -> N
         assert "Nothing is rebuilt" in (await run(house, "/reasoning high", first.session)).text
         await house.say("two")
         assert house.requests()[-1]["reasoning_effort"] == "high"
-        assert house.service.presence.stats().unloads == {}
+        assert house.components.presence.stats().unloads == {}
         await run(house, "/reasoning default", first.session)
         await house.say("three")
         assert "reasoning_effort" not in house.requests()[-1]
@@ -116,7 +116,7 @@ async def test_reload_says_what_it_did_and_what_it_costs(home: Path, model: Scri
         first = await house.say("one")
         reply = await run(house, "/reload", first.session)
         assert (reply.text, reply.session) == ("Prompt and tools had not changed.", first.session)
-        assert house.service.presence.stats().unloads == {}
+        assert house.components.presence.stats().unloads == {}
     edited = settings(model).replace("You are a test.", "You are another test.")
     async with core(home, model=model, toml=edited) as house:
         await house.say("two")
@@ -124,7 +124,7 @@ async def test_reload_says_what_it_did_and_what_it_costs(home: Path, model: Scri
         assert reply.session == first.session
         assert reply.text.startswith("Prompt and tools are as configured now. ")
         assert "rebuilt" in reply.text and "cached" in reply.text
-        assert house.service.presence.stats().unloads == {"reload": 1}
+        assert house.components.presence.stats().unloads == {"reload": 1}
         await house.say("three")
         before, after = (request["messages"][0]["content"] for request in house.requests()[-2:])
         assert "You are a test." in before and "You are another test." in after

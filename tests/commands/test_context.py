@@ -30,11 +30,11 @@ async def test_context_shows_what_fills_the_window_by_part(home: Path, model: Sc
         assert abs(sum(tokens.values()) - filling.tokens) <= len(tokens)
         assert tokens["people"] > tokens["answers"] and tokens["people"] > 3 * 100
         text = (await run(h, "/context", session)).text
-        assert f"{filling.tokens:,} of 4,096 tokens" in text and "what people said" in text
+        assert f"{filling.tokens:,} of 4,096 tokens" in text and "messages from people" in text
         assert "(4)" in text and "[" in text
         status = (await run(h, "/status", session)).text
         assert f"{filling.tokens:,} of 4,096 tokens" in status
-        assert f"what people said {tokens['people']:,}" in status, "by part, the largest first"
+        assert f"messages from people {tokens['people']:,}" in status, "by part, the largest first"
 
 
 async def test_context_is_the_same_from_the_store_alone(home: Path, model: ScriptedModel) -> None:
@@ -64,7 +64,7 @@ async def test_compact_summarises_with_the_next_message(home: Path, model: Scrip
         assert after.tokens < before.tokens and after.summaries == 1 and after.summarised > 1
         text = (await run(h, "/context", session)).text
         assert f"Messages 1 to {after.summarised} are shown by a summary or list of them." in text
-        assert "what stands for older messages" in text
+        assert "summaries of older messages" in text
 
 
 async def test_compact_says_so_when_there_is_nothing_to_summarise(home: Path, model: ScriptedModel) -> None:
@@ -73,7 +73,7 @@ async def test_compact_says_so_when_there_is_nothing_to_summarise(home: Path, mo
         await run(h, "/compact", session)
         outcome = await h.say("short")
         assert outcome.state == "answered"
-        assert outcome.notices == ("This conversation was not summarised: too little of it is old.",)
+        assert outcome.notices == ("This conversation was not summarised: too few of its messages are old.",)
         assert not await h.store.read(summaries.shown, session)
         assert not (await h.say("short")).notices
 

@@ -8,7 +8,6 @@ from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, OWNER, Core, core, settings
 from tidegate.commands import CommandReply, build
 from tidegate.errors import Refused
-from tidegate.sessions import operations
 
 pytestmark = pytest.mark.anyio
 
@@ -64,7 +63,7 @@ async def test_reasoning_chosen_for_a_time_ends_too(home: Path, model: ScriptedM
         clock.now += 1800
         await house.say("three")
         assert "reasoning_effort" not in house.requests()[-1]
-        assert house.service.presence.stats().unloads == {}
+        assert house.components.presence.stats().unloads == {}
 
 
 async def test_status_says_where_each_setting_comes_from_what_it_outranks_and_when_it_ends(
@@ -124,7 +123,7 @@ async def test_a_choice_for_a_time_can_be_cleared_before_it_by_its_user_and_by_t
         await run(house, "/model default", first.session)
         assert await asked(house) == "scripted"
         await run(house, "/model other for 1h", first.session)
-        assert await operations.clear_setting(house.service, first.session, OWNER, "model")
+        assert await house.service.operations.clear_setting(first.session, OWNER, "model")
         assert await asked(house) == "scripted"
         await run(house, "/model other for 1h", first.session)
         await run(house, "/model other", first.session)

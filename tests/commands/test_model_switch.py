@@ -7,7 +7,6 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.commands.test_durations import HOUR, Clock, run
 from tests.core import ANNA, OWNER, Core, core
-from tidegate.sessions import operations
 
 pytestmark = pytest.mark.anyio
 
@@ -32,7 +31,7 @@ async def test_a_switch_is_told_once_with_the_next_message_over_a_restart(home: 
         assert TO_OTHER in str(house.requests()[-1]["messages"][-1]["content"])
         await house.say("three")
         assert told(house) == [TO_OTHER]
-        assert house.service.presence.unload(first.session, reason="test")
+        assert house.components.presence.unload(first.session, reason="test")
     async with core(home, model=model) as house:
         await house.say("four")
         assert told(house) == [TO_OTHER]
@@ -96,7 +95,7 @@ async def test_a_choice_for_a_time_is_told_when_it_begins_and_when_it_is_over(ho
         await house.say("four")
         assert told(house) == [TO_OTHER, TO_MAIN]
         await run(house, "/model other", first.session)
-        await operations.clear_setting(house.service, first.session, OWNER, "model")
+        await house.service.operations.clear_setting(first.session, OWNER, "model")
         await house.say("five")
         assert told(house) == [TO_OTHER, TO_MAIN]
 

@@ -67,17 +67,17 @@ HELPER = "lambda self, ctx, agent, *a, **k: agent != 'helper'"
 RESULT = "lambda self, name, *a, **k: not name.startswith('tool-') or (self._live.parent is None) != {outer}"
 
 POINTS = {
-    "before the task is given": f"'tidegate.sessions.delegation.Delegation', '_give', 'before', {HELPER}",
-    "when it is given": f"'tidegate.sessions.delegation.Delegation', '_give', 'after', {HELPER}",
-    "when it gives one itself": f"'tidegate.sessions.delegation.Delegation', '_give', 'after', {WORKER}",
+    "before the task is given": f"'tidegate.turns.delegation.Delegation', '_give', 'before', {HELPER}",
+    "when it is given": f"'tidegate.turns.delegation.Delegation', '_give', 'after', {HELPER}",
+    "when it gives one itself": f"'tidegate.turns.delegation.Delegation', '_give', 'after', {WORKER}",
     "when the innermost is about to act": "'tidegate.agent.tool_runner.ToolRunner', '_run', 'before',"
     " lambda self, step, tool, *a, **k: tool.name != 'write_file'",
     "when the innermost has acted": "'tidegate.agent.tool_runner.ToolRunner', '_run', 'after',"
     " lambda self, step, tool, *a, **k: tool.name != 'write_file'",
-    "when the innermost has answered": f"'tidegate.sessions.delegation.Delegation', '_outcome', 'after', {WORKER}",
+    "when the innermost has answered": f"'tidegate.turns.delegation.Delegation', '_outcome', 'after', {WORKER}",
     "when that answer is written down": "'tidegate.engine.journal.Journal', '_commit', 'after',"
     + RESULT.format(outer=False) + " or not self._live.parent.parent is None or not self._live.children == {}",
-    "when the outer one has answered": f"'tidegate.sessions.delegation.Delegation', '_outcome', 'after', {HELPER}",
+    "when the outer one has answered": f"'tidegate.turns.delegation.Delegation', '_outcome', 'after', {HELPER}",
     "when its answer is the result": "'tidegate.engine.journal.Journal', '_commit', 'after',"
     + RESULT.format(outer=True),
 }  # fmt: skip

@@ -63,7 +63,7 @@ async def test_a_turn_that_is_stopped_between_its_calls_has_no_estimate(home: Pa
         with anyio.fail_after(WAIT):
             await model.held("gate")
         waiting = await house.accept("two")
-        house.service.engine.interrupt(waiting.turn, "by its user")
+        house.components.engine.interrupt(waiting.turn, "by its user")
         outcome = await house.answered(waiting.turn)
         assert (outcome.usage.tokens, outcome.usage.estimated) == (0, False)
         model.release("gate")
@@ -96,9 +96,9 @@ async def test_a_turn_that_a_crash_ends_reports_the_steps_that_it_made(
             await model.held("gate")
     async with core(home, extra, model=model) as house:
         if "turns" in extra:
-            first, second = (other, accepted) if house.service.engine.running(other.session) else (accepted, other)
-            assert house.service.engine.waiting(second.session) == 1
-            house.service.engine.interrupt(second.turn, "by its user")
+            first, second = (other, accepted) if house.components.engine.running(other.session) else (accepted, other)
+            assert house.components.engine.waiting(second.session) == 1
+            house.components.engine.interrupt(second.turn, "by its user")
             outcome = await house.answered(second.turn)
             assert outcome.steps == (second is accepted)
             await house.service.stop(first.session, ANNA)

@@ -154,7 +154,7 @@ async def test_what_was_steered_before_a_crash_is_read_after_it(home: Path, mode
     async with core(home, model=model) as house:
         with anyio.fail_after(WAIT):
             assert (await house.answered(accepted.turn)).state == "answered"
-            await house.service.engine.idle(accepted.session)
+            await house.components.engine.idle(accepted.session)
         rows = await house.store.read(lambda db: messages.page(db, accepted.session, after=0, limit=50))
         texts = [row.message.text for row in rows if row.message.role == "user"]
         assert texts.count("drained before [hold b]") == 1 and texts.count("not drained yet") == 1
@@ -190,7 +190,7 @@ async def test_a_stop_parks_what_cannot_finish_and_the_next_start_goes_on(home: 
             await model.held("gate")
         async with asyncio.TaskGroup() as group:
             group.create_task(house.service.drain(0.05))
-            while not house.service.engine.parking:
+            while not house.components.engine.parking:
                 await anyio.sleep(0.001)
             model.release("gate")
         row = await house.store.read(turns.get, accepted.turn)

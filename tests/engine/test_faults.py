@@ -56,7 +56,7 @@ async def test_a_write_that_fails_anywhere_in_a_turn_leaves_the_session_usable(
             assert fault.left <= 0 or number > 5
             await house.service.recover()
             if accepted is not None:
-                await house.service.engine.idle(accepted.session)
+                await house.components.engine.idle(accepted.session)
         outcome = await house.say("[say third] third")
         assert outcome.text == "third"
         history = await house.store.read(lambda db: messages.history(db, outcome.session))

@@ -14,7 +14,6 @@ from tests.effects import asked, until
 from tidegate.agent import is_balanced
 from tidegate.commands import build
 from tidegate.errors import StoreFull
-from tidegate.sessions import operations
 from tidegate.sessions.lifecycle import NotYet, Write
 from tidegate.store import Db, SessionRow, intents, messages, sessions
 from tidegate.tools import Tool, ToolContext, Toolset, tool
@@ -159,7 +158,7 @@ async def _delete(house: Core, session: str, turn: str) -> None:
 
 
 async def _caller_gone(house: Core, session: str, turn: str) -> None:
-    assert house.service.engine.interrupt(turn, "because its caller went away", abandoned=True)
+    assert house.components.engine.interrupt(turn, "because its caller went away", abandoned=True)
 
 
 WAYS: dict[str, tuple[Callable[[Core, str, str], Awaitable[None]], str]] = {
@@ -202,7 +201,7 @@ async def test_whichever_way_a_turn_is_stopped_a_call_that_began_is_never_called
     assert world.effects == set(expected) - {"guarded", "later"}
 
 
-async def test_whoever_follows_a_one_shot_call_that_is_stopped_is_told_what_was_under_way(
+async def test_whoever_follows_a_one_shot_call_that_is_stopped_is_told_what_was_in_progress(
     tmp_path: Path, model: ScriptedModel
 ) -> None:
     """P05, V18: nothing of it is kept, so that its readers are told now or never."""
@@ -227,7 +226,7 @@ async def test_when_a_turns_time_is_over_a_call_that_began_is_never_called_not_r
     world = World(tmp_path / "world")
     async with core(tmp_path / "home", **world.options(model)) as house:
         turn = await under_way(house, world, EXPECTED)
-        live = house.service.engine.running((await house.service.outcome(turn)).session)
+        live = house.components.engine.running((await house.service.outcome(turn)).session)
         assert live is not None
         live.expire()
         assert (await house.answered(turn)).state == "failed"
@@ -246,7 +245,7 @@ async def test_a_turn_that_is_given_up_after_a_crash_does_not_call_what_began_no
         turn = await under_way(house, world, expected)
         if ended:
             session = (await house.service.outcome(turn)).session
-            await house.store.write(sessions.end, session, reason="new", hooks=(), now=house.service.clock())
+            await house.store.write(sessions.end, session, reason="new", hooks=(), now=house.components.clock())
     options["toml"] = settings(model, "[limits]\nresumes = 0", tools='"clock"')
     async with core(tmp_path / "home", **options) as house:
         outcome = await house.service.outcome(turn, ANNA)
@@ -333,7 +332,7 @@ async def test_a_result_that_the_store_refused_leaves_the_effect_unknown(
         world.may_finish.set()
         assert (await house.answered(accepted.turn)).state == "failed"
         refusing = False
-        await house.service.engine.idle(accepted.session)
+        await house.components.engine.idle(accepted.session)
         check(await recorded(house, accepted.turn), {kind: EXPECTED[kind]}, "disk is full")
         assert (await house.say("[say free]")).text == "free"
 
@@ -406,9 +405,9 @@ async def test_the_model_is_told_next_time_and_undo_and_retry_work_on_such_a_tur
         await house.say("[say go on]")
         shown = [said["content"] for said in house.requests()[-1]["messages"] if said["role"] == "tool"]
         assert sum(text.startswith(UNKNOWN) for text in shown) == list(EXPECTED.values()).count(UNKNOWN)
-        await operations.undo(house.service, session, ANNA)
+        await house.service.operations.undo(session, ANNA)
         world.may_finish.set()
-        again = await operations.retry(house.service, session, ANNA)
+        again = await house.service.operations.retry(session, ANNA)
         assert (await house.answered(again.turn)).text == "well"
         assert all(text.endswith(" is done") for text in map(str, await texts(house, again.turn)))
         assert is_balanced(await house.store.read(messages.history, session))

@@ -13,7 +13,6 @@ from tests.core import ANNA, WAIT, Core, core
 from tests.effects import until
 from tidegate.agent import is_balanced
 from tidegate.commands import build
-from tidegate.sessions import operations
 from tidegate.sessions.lifecycle import NotYet, Write
 from tidegate.store import SessionRow, messages, search, sessions
 from tidegate.tools import ToolContext, Toolset, tool
@@ -146,7 +145,7 @@ async def test_a_crash_between_the_end_and_its_turn_keeps_what_was_said(home: Pa
     held = Held()
     async with core(home, drain=None, **held.options(model)) as house:
         running, queued = await held.begin(house)
-        await house.store.write(sessions.end, running.session, reason="new", hooks=(), now=house.service.clock())
+        await house.store.write(sessions.end, running.session, reason="new", hooks=(), now=house.components.clock())
         rows = (await house.service.transcript(running.session, ANNA)).rows
         assert not any(row.message.unanswered for row in rows), "the rows of the turn come first"
     async with core(home, **held.options(model)) as house:
@@ -162,7 +161,7 @@ async def test_a_turn_that_answers_although_its_session_ended_leaves_what_it_did
         with anyio.fail_after(WAIT):
             await model.held("gate")
         await house.accept("steered", busy="steer")
-        await house.store.write(sessions.end, accepted.session, reason="new", hooks=(), now=house.service.clock())
+        await house.store.write(sessions.end, accepted.session, reason="new", hooks=(), now=house.components.clock())
         model.release("gate")
         outcome = await house.answered(accepted.turn)
         assert outcome.state == "answered"
@@ -185,7 +184,7 @@ async def test_a_conversation_that_begins_with_such_a_transcript_is_legal_and_it
     async with core(home, **held.options(model)) as house:
         running, _ = await held.begin(house)
         await house.service.end(running.session, ANNA, "new")
-        again, is_new = await operations.resume(house.service, running.session, ANNA)
+        again, is_new = await house.service.operations.resume(running.session, ANNA)
         assert is_new
         outcome = await house.say("[say welcome back]", name=None, session=again)
         assert outcome.text == "welcome back"
@@ -203,7 +202,7 @@ async def _interrupt(house: Core, accepted: Acceptance, held: Held) -> None:
 
 
 async def _time_over(house: Core, accepted: Acceptance, held: Held) -> None:
-    live = house.service.engine.running(accepted.session)
+    live = house.components.engine.running(accepted.session)
     assert live is not None
     live.expire()
 
@@ -276,7 +275,7 @@ async def test_a_message_that_its_sender_withdrew_stays_out_of_the_transcript(ho
         with anyio.fail_after(WAIT):
             await model.held("gate")
         gone = await house.accept("two")
-        house.service.engine.interrupt(gone.turn, "because its caller went away", abandoned=True)
+        house.components.engine.interrupt(gone.turn, "because its caller went away", abandoned=True)
         assert (await house.answered(gone.turn)).state == "stopped"
         model.release("gate")
         await house.answered(running.turn)

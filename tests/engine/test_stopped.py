@@ -59,7 +59,7 @@ async def _delegating_a_question(house: Core, deeds: Deeds) -> Acceptance:
     """The task waits for a person: neither of the two turns has a slot."""
     said = task("helper", task("second", '[tool push {"what": "x"}]'))
     accepted = await house.accept(said, channel="page")
-    await until(lambda: house.service.engine.away == 1)
+    await until(lambda: house.components.engine.away == 1)
     return accepted
 
 
@@ -67,7 +67,7 @@ PHASES = (_waiting, _asking_a_model, _running_a_tool, _asking_a_person, _delegat
 
 
 async def _stop(house: Core, accepted: Acceptance) -> None:
-    assert house.service.engine.interrupt(accepted.turn, "by its user")
+    assert house.components.engine.interrupt(accepted.turn, "by its user")
 
 
 async def _end(house: Core, accepted: Acceptance) -> None:
@@ -75,7 +75,7 @@ async def _end(house: Core, accepted: Acceptance) -> None:
 
 
 async def _expire(house: Core, accepted: Acceptance) -> None:
-    live = house.service.engine.running(accepted.session)
+    live = house.components.engine.running(accepted.session)
     assert live is not None
     live.expire()  # what the timer of limits.turn_seconds calls
 
@@ -101,15 +101,15 @@ async def test_a_turn_that_is_stopped_frees_its_slot(
         outcome = await house.answered(accepted.turn)
         assert outcome.state in ("stopped", "refused", "failed")
         model.release("gate")
-        for turn in house.service.engine.turns:  # what was in the way
+        for turn in house.components.engine.turns:  # what was in the way
             await house.answered(turn)
-        stats = house.service.engine.stats()
+        stats = house.components.engine.stats()
         assert (stats.running, stats.waiting, stats.asking, stats.delegating) == (0, 0, 0, 0)
-        assert house.service.engine.has_room()
+        assert house.components.engine.has_room()
         both = [await house.accept(f"[hold {name}]", name=name) for name in ("one", "two")]
         with anyio.fail_after(WAIT):
             await model.held("one")
-        stats = house.service.engine.stats()
+        stats = house.components.engine.stats()
         assert (stats.running, stats.waiting) == (1, 1), "one slot, not two"
         for name in ("one", "two"):
             model.release(name)

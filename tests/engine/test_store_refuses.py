@@ -63,7 +63,7 @@ async def test_no_turn_fails_because_its_reads_are_in_the_way_of_the_log(home: P
         async with anyio.create_task_group() as group:
             group.start_soon(write_on, house)
             for _ in range(10):
-                house.service.presence.unload(session, reason="test")
+                house.components.presence.unload(session, reason="test")
                 states.append((await house.say("on")).state)
             group.cancel_scope.cancel()
         assert states == ["answered"] * 10
@@ -100,8 +100,8 @@ async def test_a_conversation_without_its_prompt_says_how_to_mend_it(home: Path,
     """P02, P19: /reload gives it a new one."""
     async with core(home, model=model) as house:
         session = (await house.say("hello")).session
-        house.service.presence.unload(session, reason="test")
-        house.service.runner.prefixes.clear()
+        house.components.presence.unload(session, reason="test")
+        house.components.runner.prefixes.clear()
         await house.store.write(lambda db: db.execute("UPDATE sessions SET prefix = NULL"))
         refused = await house.say("on")
         assert refused.error is not None and "/reload" in refused.error.message
@@ -112,7 +112,7 @@ async def read_too_long(home: Path, model: ScriptedModel) -> Outcome:
     async with core(home, model=model, snapshot_seconds=0.0) as house:
         session = (await house.say("hello")).session
         await house.store.write(lengthen, session, 4000)
-        house.service.presence.unload(session, reason="test")
+        house.components.presence.unload(session, reason="test")
         return await house.say("on")
 
 

@@ -42,13 +42,13 @@ async def test_no_more_turns_run_at_once_than_the_limit_says(home: Path, model: 
         with anyio.fail_after(WAIT):
             await model.held("gate0")
             await model.held("gate1")
-        stats = house.service.engine.stats()
+        stats = house.components.engine.stats()
         assert (stats.running, stats.waiting) == (2, 2)
         for n in range(4):
             model.release(f"gate{n}")
         for accepted in turns:
             assert (await house.answered(accepted.turn)).state == "answered"
-        assert house.service.engine.stats().waiting == 0
+        assert house.components.engine.stats().waiting == 0
 
 
 async def test_a_long_queue_in_one_session_does_not_starve_the_others(home: Path, model: ScriptedModel) -> None:
@@ -228,7 +228,7 @@ async def test_what_is_steered_too_late_becomes_a_turn_of_its_own(home: Path, mo
         model.release("gate")
         await house.answered(accepted.turn)
         with anyio.fail_after(WAIT):
-            await house.service.engine.idle(accepted.session)
+            await house.components.engine.idle(accepted.session)
         rows = await house.store.read(lambda db: messages.page(db, accepted.session, after=0, limit=50))
         late = [row for row in rows if row.message.text == "too late"]
         assert len(late) == 1 and late[0].turn != accepted.turn

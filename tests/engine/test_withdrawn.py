@@ -22,11 +22,11 @@ async def test_a_waiting_turn_that_is_stopped_ends_at_once_and_frees_its_place(
         with anyio.fail_after(WAIT):
             await model.held("gate")
         gone, kept = await house.accept("two"), await house.accept("three")
-        assert house.service.engine.interrupt(gone.turn, "by its user")
+        assert house.components.engine.interrupt(gone.turn, "by its user")
         outcome = await house.answered(gone.turn)
         assert outcome.state == "stopped" and outcome.error is not None and "by its user" in outcome.error.message
         assert await house.service.outcome(gone.turn, ANNA) == outcome
-        assert house.service.engine.waiting(running.session) == 1
+        assert house.components.engine.waiting(running.session) == 1
         later = await house.accept("four")
         assert later.ahead == 2
         model.release("gate")
@@ -34,7 +34,7 @@ async def test_a_waiting_turn_that_is_stopped_ends_at_once_and_frees_its_place(
             assert (await house.answered(accepted.turn)).state == "answered"
         rows = (await house.service.transcript(running.session, ANNA)).rows
         assert [row.message.text for row in rows if row.message.role == "user"] == ["[hold gate] one", "three", "four"]
-        assert house.service.engine.stats().waiting == 0
+        assert house.components.engine.stats().waiting == 0
 
 
 async def test_a_one_shot_call_whose_caller_left_while_it_waited_is_never_worked(
@@ -82,10 +82,10 @@ async def test_the_last_waiting_turn_that_is_stopped_leaves_no_trace_in_memory(
         with anyio.fail_after(WAIT):
             await model.held("gate")
         waiting = await house.accept("two", name="other")
-        assert house.service.presence.get(waiting.session) is not None
-        house.service.engine.interrupt(waiting.turn, "by its user")
+        assert house.components.presence.get(waiting.session) is not None
+        house.components.engine.interrupt(waiting.turn, "by its user")
         with anyio.fail_after(WAIT):
-            while house.service.presence.get(waiting.session) is not None:
+            while house.components.presence.get(waiting.session) is not None:
                 await anyio.lowlevel.checkpoint()
         model.release("gate")
         await house.answered(running.turn)
@@ -104,7 +104,7 @@ async def test_whoever_is_told_that_a_waiting_turn_was_stopped_finds_its_session
         told: list[int] = []
         for number in range(20):
             waiting = await house.accept("two", name=f"other {number}")
-            assert house.service.engine.interrupt(waiting.turn, "by its user")
+            assert house.components.engine.interrupt(waiting.turn, "by its user")
             await house.answered(waiting.turn)
             told.append(house.service.census()["present"])
         assert told == [present] * 20

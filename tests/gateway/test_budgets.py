@@ -82,12 +82,12 @@ def test_it_tells_at_four_fifths_stops_at_the_whole_and_knows_that_after_a_kill(
         assert spent(running) == one
         assert [notices(running, "hello") for _ in range(2)] == [[], []]
         (told,) = notices(running, "hello")
-        assert told == f"You have spent {4 * one} of {5 * one} tokens in all (budgets.owner), 80% of that budget; at 100 % no model is asked."  # noqa: E501  # fmt: skip
+        assert told == f"You have spent {4 * one} of {5 * one} tokens in all (budgets.owner), 80% of that budget; at 100 % no model is called."  # noqa: E501  # fmt: skip
         assert "a budget is running out" in running.log.read_text()
         assert notices(running, "hello") == []
         error = refusal(running, "hello")
         assert (error["type"], error["code"], error["retry_after"]) == ("rate_limit_error", "budget_spent", None)
-        assert "(budgets.owner), so no model is asked for it any more: raise that limit" in error["message"]
+        assert "(budgets.owner), so no model is called for it any more: raise that limit" in error["message"]
         assert "of $1,000.00 this month (budgets.all)" in tidegate("status", home=home).stdout
         assert "100%" in tidegate("usage", "--budgets", home=home).stdout
         running.signal(signal.SIGKILL)

@@ -17,7 +17,7 @@ from tests.logs import capture_logs
 from tests.store.rows import count, new_session
 from tidegate.memory.extraction import LEARNT, TRIES, bounded, read_answer
 from tidegate.models import NOTES_TASK
-from tidegate.sessions import lifecycle, operations
+from tidegate.sessions import lifecycle
 from tidegate.store import Db, SummaryRow, endings, messages, notes, summaries, turns, usage
 from tidegate.values import Message, ToolCall
 
@@ -70,10 +70,10 @@ async def test_an_end_leaves_notes_once(home: Path, model: ScriptedModel) -> Non
         assert sorted(await kept(house)) == ["likes tea", "lives in Ghent"]
         (first, _) = await house.store.read(notes.listing, "person", ANNA.id)
         assert (first.author, first.source, first.session) == (ANNA.id, "end", session)
-        assert await house.service.endings.finish_slow() == 0
+        assert await house.components.endings.finish_slow() == 0
         (total, *_), _ = await house.service.usage(OWNER, by="model", since=0, until=2e10, limit=10)
         assert total.calls == 4, "three turns, and the step at the end"
-        part = await house.service.prompt_prefixes.of("main", ANNA.id)
+        part = await house.components.prompt_prefixes.of("main", ANNA.id)
         assert "(learnt from p_anna): likes tea" in part.prefix.prompt
 
 
@@ -121,7 +121,7 @@ async def test_a_deleted_conversation_leaves_nothing_and_its_deletion_waits_for_
 async def over(house: Core) -> None:
     """Until nothing runs behind an end any more."""
     with anyio.fail_after(WAIT):
-        while house.service.endings._under_way:
+        while house.components.endings._in_progress:
             await anyio.lowlevel.checkpoint()
 
 
@@ -139,11 +139,11 @@ async def test_a_model_that_fails_is_asked_again_by_the_timer_and_then_given_up(
         async with core(home, model=model, tools=TOOLS) as house:
             with anyio.fail_after(WAIT):
                 while await house.store.read(endings.pending):
-                    await house.service.endings.finish_slow()
+                    await house.components.endings.finish_slow()
             assert len(asked(house)) >= TRIES, "a connection that was closed is opened once more each time"
     said = [each["event"] for each in logs if "nothing" in each["event"]]
-    assert said == ["nothing could be learnt from a conversation yet"] * (TRIES - 1) + [
-        "nothing was learnt from a conversation, which is given up"
+    assert said == ["notes could not be extracted yet; will try again"] * (TRIES - 1) + [
+        "notes could not be extracted; giving up"
     ]
 
 
@@ -172,7 +172,7 @@ async def test_an_answer_that_is_no_list_leaves_nothing_and_is_not_paid_for_twic
         await house.service.end(await talk(house, "one", "two", "three"), ANNA, "new")
         await over(house)
         for _ in range(TRIES):
-            await house.service.endings.finish_slow()
+            await house.components.endings.finish_slow()
         assert await house.store.read(endings.pending) == []
         assert await kept(house) == [] and await kept(house, "agent", "main") == []
 
@@ -188,7 +188,7 @@ async def test_an_end_that_was_broken_off_is_learnt_from_once_after_the_next_sta
             await model.held("gate")
     async with core(home, model=model, toml=DEMO) as house:
         await settled(house)
-        assert await house.service.endings.finish_slow() == 0
+        assert await house.components.endings.finish_slow() == 0
         assert await kept(house) == ["likes tea"]
         assert [row.state for row in await house.store.read(turns.open_turns)] == []
 
@@ -251,7 +251,7 @@ async def test_no_model_is_asked_when_the_budget_is_spent(home: Path, model: Scr
         await house.service.end(session, ANNA, "new")
         await over(house)
         for _ in range(TRIES):
-            await house.service.endings.finish_slow()
+            await house.components.endings.finish_slow()
         assert asked(house) == [] and await house.store.read(endings.pending) == []
 
 
@@ -262,7 +262,7 @@ async def test_a_conversation_that_goes_on_after_an_end_is_not_learnt_from_twice
         session = await talk(house, "one", "two", "note: likes tea")
         await house.service.end(session, ANNA, "new")
         await settled(house)
-        again, _ = await operations.resume(house.service, session, ANNA)
+        again, _ = await house.service.operations.resume(session, ANNA)
         await house.say("four", name=None, session=again)
         await house.service.end(again, ANNA, "new")
         await settled(house)
@@ -286,7 +286,7 @@ async def test_many_ends_at_once_ask_few_models_at_once_and_leave_the_rest_to_th
         model.release("gate")
         await over(house)
         assert len(asked(house)) == lifecycle.SLOW_AT_ONCE
-        await house.service.endings.finish_slow()
+        await house.components.endings.finish_slow()
         assert len(asked(house)) == many and await house.store.read(endings.pending) == []
 
 

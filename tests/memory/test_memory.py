@@ -13,7 +13,6 @@ from tidegate.errors import NotAllowed, NotFound, ToolFailed
 from tidegate.memory.memory import Memory
 from tidegate.memory.stored_notes import INTRO, composed
 from tidegate.security import Principal
-from tidegate.sessions import operations
 from tidegate.store import Db, messages, notes, principals, sessions
 from tidegate.tools.memory_provider import Note
 from tidegate.turns.compaction.compaction import read_view
@@ -82,7 +81,7 @@ async def test_a_conversation_begins_with_what_is_remembered_of_its_person_and_a
 async def test_an_agent_without_the_toolset_is_told_nothing_and_costs_nothing(home: Path, model: ScriptedModel) -> None:
     """Where no agent has it, nothing of it is there."""
     async with core(home, model=model) as house:
-        assert house.service.memory is None and house.service.extractor is None
+        assert house.service.memory is None and house.components.extractor is None
         await house.say("hello")
         row = await house.store.read(sessions.live_by_name, ANNA.id, "talk")
         assert row is not None and row.memory_seen == 0
@@ -155,11 +154,11 @@ async def test_a_reload_freezes_what_is_remembered_now(home: Path, model: Script
     async with core(home, model=model, tools=TOOLS) as house:
         outcome = await house.say("one")
         await add(house, ANNA, "likes tea")
-        assert await operations.reload(house.service, outcome.session, ANNA)
+        assert await house.service.operations.reload(outcome.session, ANNA)
         await house.say("two")
         request = house.requests()[-1]
         assert "likes tea" in system(request) and notes.HEADING not in said(request)
-        assert not await operations.reload(house.service, outcome.session, ANNA)
+        assert not await house.service.operations.reload(outcome.session, ANNA)
 
 
 async def test_a_change_that_waits_in_the_queue_is_told_after_a_restart(home: Path, model: ScriptedModel) -> None:
@@ -230,7 +229,7 @@ async def test_what_does_not_fit_is_counted_and_nothing_is_cut() -> None:
     ]
     lines = composed("person", found, 256).split("\n")
     assert [line.split(" ")[1] for line in lines if line.startswith("- ")] == ["1", "3"]
-    assert "do not fit in here (memory.prompt_bytes): 1." in lines[-1] and "/memory" in lines[-1]
+    assert "do not fit here (memory.prompt_bytes): 1." in lines[-1] and "/memory" in lines[-1]
     assert composed("person", found, 4096).count("xxx") and "do not fit" not in composed("person", found, 4096)
     assert composed("agent", [], 256) == ""
 
@@ -296,7 +295,7 @@ async def test_changed_notes_are_told_again_when_the_turn_that_told_them_is_undo
         session = (await house.say("say hello")).session
         await memory.put(ANNA, mine, "likes COFFEE")
         await house.say("say one")
-        await operations.undo(house.service, session, ANNA)
+        await house.service.operations.undo(session, ANNA)
         await house.say("say two")
         rows = await house.store.read(messages.history, session)
         assert sum("likes COFFEE" in row.aside for row in rows) == 1

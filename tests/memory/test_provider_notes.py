@@ -162,7 +162,7 @@ async def test_what_an_end_leaves_is_kept_once_under_its_key(home: Path, model: 
             while await house.store.read(endings.pending):
                 await anyio.lowlevel.checkpoint()
         row = await house.service.row(session, ANNA)
-        assert house.service.extractor is not None and house.service.memory is not None
+        assert house.components.extractor is not None and house.service.memory is not None
         await house.service.memory.keeper.learn(row, "anna", ["likes tea"])
         assert [(note["text"], note["source"], note["key"]) for note in there.notes] == [
             ("likes tea", "end", f"{session}/0")

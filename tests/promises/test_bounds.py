@@ -62,14 +62,14 @@ async def test_residents_over_their_cap_in_mid_turn_are_told_in_log_and_metrics(
                 with anyio.fail_after(WAIT):
                     for number in range(4):
                         await model.held(f"gate{number}")
-                assert h.service.presence.stats().residents == 4
+                assert h.components.presence.stats().residents == 4
                 metrics = (await call(h, "GET", "/metrics")).body.decode()
                 counted = [line for line in metrics.splitlines() if "over_cap" in line and not line.startswith("#")]
                 assert counted and float(counted[0].rpartition(" ")[2]) >= 2
                 for number in range(4):
                     model.release(f"gate{number}")
-            assert h.service.presence.stats().residents == 2
-            assert h.service.presence.stats().unloads == {"count": 2}
+            assert h.components.presence.stats().residents == 2
+            assert h.components.presence.stats().unloads == {"count": 2}
     (warned,) = [line for line in lines if "mid-turn" in line["event"]]
     assert warned["level"] == "warning" and warned["cap"] == 2
 

@@ -62,7 +62,7 @@ async def test_a_turn_that_is_cancelled_from_within_fails_and_frees_its_session(
     """L23, B7: the caller is told, nothing is left running in the store, and the next message is answered."""
     async with core(home, model=model) as house:
         first = await house.say("one")
-        record = house.service.presence.get(first.session)
+        record = house.components.presence.get(first.session)
         assert record is not None and record.resident is not None
 
         async def cancelled(*_: object, **__: object) -> Message:

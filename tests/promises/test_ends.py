@@ -14,7 +14,6 @@ from tests.core import ANNA, WAIT, Core, core
 from tidegate.agent import is_balanced
 from tidegate.commands import build
 from tidegate.errors import Conflict, NotFound
-from tidegate.sessions import operations
 from tidegate.sessions.lifecycle import Write
 from tidegate.store import Db, SessionRow, messages, sessions
 from tidegate.tools import ToolContext, Toolset, tool
@@ -93,7 +92,7 @@ async def test_whichever_way_it_ends_its_hook_takes_effect_once_with_the_whole_t
         outcome = await house.say("[say hello] one")
         await house.say("[say you too] bye")
         if not resident:
-            house.service.presence.unload(outcome.session, reason="test")
+            house.components.presence.unload(outcome.session, reason="test")
         await go(house, outcome.session)
         said = [
             ("user", "[say hello] one"),
@@ -105,7 +104,7 @@ async def test_whichever_way_it_ends_its_hook_takes_effect_once_with_the_whole_t
         for chore in house.service.maintenance_tasks():
             if chore.name == "expire":
                 await chore.run()
-        assert not await house.service.endings.end(outcome.session, "again")
+        assert not await house.components.endings.end(outcome.session, "again")
         assert len(await diary_of(house, outcome.session)) == 4
         again = await house.say("[say fresh] three")
         assert again.session != outcome.session and len(house.requests()[-1]["messages"]) == 2
@@ -190,7 +189,7 @@ async def test_a_crash_between_the_end_and_its_turn_leaves_both_to_the_next_star
             await started.wait()
         # What an end has committed when it is killed before it could let go of anything.
         await house.store.write(
-            lambda db: sessions.end(db, running.session, reason="new", hooks=("diary",), now=house.service.clock())
+            lambda db: sessions.end(db, running.session, reason="new", hooks=("diary",), now=house.components.clock())
         )
     asked = model.counts["requests"]
     async with core(home, model=model, hooks={"diary": Diary()}, **options) as house:
@@ -216,18 +215,18 @@ async def test_nothing_can_be_done_to_an_ended_session_but_look_resume_and_delet
             lambda: house.accept("two", name=None, session=outcome.session),
             lambda: house.accept("two", name=None, session=outcome.session, busy="steer"),
             lambda: house.accept("two", name=None, session=outcome.session, busy="interrupt"),
-            lambda: operations.set_setting(service, outcome.session, ANNA, "model", "other", source="command"),
-            lambda: operations.set_title(service, outcome.session, ANNA, "a title"),
-            lambda: operations.undo(service, outcome.session, ANNA),
-            lambda: operations.retry(service, outcome.session, ANNA),
-            lambda: operations.reload(service, outcome.session, ANNA),
+            lambda: service.operations.set_setting(outcome.session, ANNA, "model", "other", source="command"),
+            lambda: service.operations.set_title(outcome.session, ANNA, "a title"),
+            lambda: service.operations.undo(outcome.session, ANNA),
+            lambda: service.operations.retry(outcome.session, ANNA),
+            lambda: service.operations.reload(outcome.session, ANNA),
         ):
             with pytest.raises(Conflict, match="ended"):
                 await attempt()
         assert await service.stop(outcome.session, ANNA) is None
-        resumed, _ = await operations.resume(service, outcome.session, ANNA)
+        resumed, _ = await service.operations.resume(outcome.session, ANNA)
         await house.say("on", name=None, session=resumed)
-        await operations.undo(service, resumed, ANNA)
+        await service.operations.undo(resumed, ANNA)
         assert [line async for line in service.export(outcome.session, ANNA)] == exported
         await service.delete(outcome.session, ANNA)
         assert len((await service.transcript(resumed, ANNA)).rows) == 2
@@ -248,7 +247,7 @@ async def test_a_folder_that_the_user_configured_is_never_touched(home: Path, mo
         await house.store.write(lambda db: db.execute("UPDATE sessions SET ended = 1"))
         for chore in house.service.maintenance_tasks():
             await chore.run()
-        assert await house.service.endings.purge(1.0) == 0
+        assert await house.components.endings.purge(1.0) == 0
     async with core(home, extra, model=model):
         after = folder.stat()
     assert (after.st_ino, after.st_mtime_ns, after.st_mode) == (before.st_ino, before.st_mtime_ns, before.st_mode)

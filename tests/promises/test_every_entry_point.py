@@ -40,9 +40,9 @@ def census(h: InProcessGateway) -> dict[str, int]:
         "tasks": len(asyncio.all_tasks()),
         "descriptors": sum(1 for _ in Path("/proc/self/fd").iterdir()),
         "threads": threading.active_count(),
-        "leases": sum(h.service._models._traffic.stats().leases.values()),
-        "live": len(h.service.engine.turns),
-        "ready": len(h.service.engine._ready),
+        "leases": sum(h.components.models._traffic.stats().leases.values()),
+        "live": len(h.components.engine.turns),
+        "ready": len(h.components.engine._ready),
         "owners": len(h.service.ledger.owners(top=1000)),
     }
 
@@ -95,13 +95,13 @@ async def page(h: InProcessGateway, model: ScriptedModel) -> None:
                 async for line in events.content:
                     if line.startswith(b"data: ") and msgspec.json.decode(line[6:]).get("type") == "turn_ended":
                         break
-        await h.service.engine.idle(session)
+        await h.components.engine.idle(session)
         model.latch("here").opened.clear()
         last = await say(h, "[words 400] [hang after=3]", session=session)
         stopper = await say(h, "[say at last]", session=session, busy="interrupt")
         assert (await h.service.wait(last["turn"])).state in ("stopped", "answered")
         await h.service.wait(stopper["turn"])
-        await h.service.engine.idle(session)
+        await h.components.engine.idle(session)
     for line in ("/status", "/title a name", "/model other", "/reasoning low", "/undo", "/retry", "/sessions"):
         reply = await say(h, line, session=session)
         if reply.get("turn"):
@@ -133,7 +133,7 @@ async def api(h: InProcessGateway, model: ScriptedModel, number: int) -> None:
                     await model.held("there")
                     group.cancel_scope.cancel()
                 model.release("there")
-                while h.service.engine.stats().running:
+                while h.components.engine.stats().running:
                     await anyio.sleep(0.001)
                 model.latch("there").opened.clear()
     while listed := (await call(h, "GET", "/api/sessions")).json["sessions"]:

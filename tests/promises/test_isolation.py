@@ -14,7 +14,7 @@ from tests.core import ANNA, BERT, WAIT, core
 from tests.in_process import in_process_gateway as whole_house
 from tests.web.asking import call, chat
 from tidegate.errors import NotFound
-from tidegate.sessions import Sessions, operations
+from tidegate.sessions import Sessions
 from tidegate.tools import ToolContext, Toolset, tool
 
 pytestmark = pytest.mark.anyio
@@ -75,13 +75,13 @@ async def test_a_tool_sees_the_session_it_works_for_and_no_other(home: Path, mod
 
 
 ATTEMPTS: dict[str, Callable[[Sessions, str], Awaitable[Any]]] = {
-    "set": lambda service, id: operations.set_setting(service, id, BERT, "model", "other", source="command"),
-    "clear": lambda service, id: operations.clear_setting(service, id, BERT, "model"),
-    "title": lambda service, id: operations.set_title(service, id, BERT, "mine"),
-    "undo": lambda service, id: operations.undo(service, id, BERT),
-    "retry": lambda service, id: operations.retry(service, id, BERT),
-    "reload": lambda service, id: operations.reload(service, id, BERT),
-    "resume": lambda service, id: operations.resume(service, id, BERT),
+    "set": lambda service, id: service.operations.set_setting(id, BERT, "model", "other", source="command"),
+    "clear": lambda service, id: service.operations.clear_setting(id, BERT, "model"),
+    "title": lambda service, id: service.operations.set_title(id, BERT, "mine"),
+    "undo": lambda service, id: service.operations.undo(id, BERT),
+    "retry": lambda service, id: service.operations.retry(id, BERT),
+    "reload": lambda service, id: service.operations.reload(id, BERT),
+    "resume": lambda service, id: service.operations.resume(id, BERT),
 }
 
 
@@ -90,7 +90,7 @@ async def test_nobody_changes_another_principals_conversation(home: Path, model:
     """X06: it does not exist for him, live or ended, and nothing of it has changed."""
     async with core(home, model=model) as house:
         outcome = await house.say("private")
-        await operations.set_setting(house.service, outcome.session, ANNA, "model", "main", source="command")
+        await house.service.operations.set_setting(outcome.session, ANNA, "model", "main", source="command")
         if ended:
             await house.service.end(outcome.session, ANNA, "new")
         before = await house.service.session(outcome.session, ANNA)

@@ -15,7 +15,6 @@ from tests.core import ANNA, WAIT, Core, core, settings
 from tidegate.agent import Conversation
 from tidegate.engine import Journal, LiveTurn, TurnLog
 from tidegate.lifetimes import Present
-from tidegate.sessions import operations
 from tidegate.store import sessions
 from tidegate.tools import ToolContext, Toolset, tool
 from tidegate.values import Call, Message, Outcome, Prefix
@@ -28,7 +27,7 @@ HELD = (Conversation, LiveTurn, TurnLog, Journal, Present)
 
 def leases(house: Core) -> Mapping[str, int]:
     """Leases on model clients, by endpoint."""
-    return house.service._models._traffic.stats().leases
+    return house.components.models._traffic.stats().leases
 
 
 async def until_leases(house: Core, wanted: Mapping[str, int]) -> None:
@@ -46,21 +45,21 @@ def objects() -> dict[str, int]:
 
 
 async def _model(house: Core, outcome: Outcome) -> None:
-    await operations.set_setting(house.service, outcome.session, ANNA, "model", "other", source="command")
+    await house.service.operations.set_setting(outcome.session, ANNA, "model", "other", source="command")
     await house.say("two")
 
 
 async def _undo(house: Core, outcome: Outcome) -> None:
-    await operations.undo(house.service, outcome.session, ANNA)
+    await house.service.operations.undo(outcome.session, ANNA)
 
 
 async def _retry(house: Core, outcome: Outcome) -> None:
-    await house.answered((await operations.retry(house.service, outcome.session, ANNA)).turn)
+    await house.answered((await house.service.operations.retry(outcome.session, ANNA)).turn)
 
 
 async def _reload(house: Core, outcome: Outcome) -> None:
     await house.store.write(sessions.refreeze, outcome.session, Prefix(prompt="Another."), 1)
-    await operations.reload(house.service, outcome.session, ANNA)
+    await house.service.operations.reload(outcome.session, ANNA)
 
 
 async def _end(house: Core, outcome: Outcome) -> None:
@@ -73,7 +72,7 @@ async def _delete(house: Core, outcome: Outcome) -> None:
 
 async def _expire(house: Core, outcome: Outcome) -> None:
     await house.store.write(lambda db: db.execute("UPDATE sessions SET active = 1 WHERE id = ?", (outcome.session,)))
-    assert await house.service.endings.expire("named", 3600.0) == 1
+    assert await house.components.endings.expire("named", 3600.0) == 1
 
 
 async def _error(house: Core, outcome: Outcome) -> None:
@@ -129,7 +128,7 @@ async def test_after_every_way_out_the_handles_are_those_of_the_residents_that_a
         await go(house, outcome)
         await until_leases(house, {model.base_url: stay + 1})
         assert house.service.ledger.totals()["resident"].count == stay + 1
-        record = house.service.presence.get(other.session)
+        record = house.components.presence.get(other.session)
         assert record is not None and record.resident is not None
 
 
@@ -196,10 +195,10 @@ async def test_bytes_of_residents_stay_within_their_budget_at_the_real_door(home
             for number in range(8):
                 outcome = await house.say(f"{number} {turn} " + "x" * 120_000, name=f"talk {number}")
                 assert outcome.state == "answered"
-                stats = house.service.presence.stats()
+                stats = house.components.presence.stats()
                 assert stats.resident_bytes <= budget
                 assert house.service.ledger.totals()["resident"].bytes >= stats.resident_bytes
-        stats = house.service.presence.stats()
+        stats = house.components.presence.stats()
         assert stats.unloads["bytes"] >= 4 and stats.residents < 8
         assert model.stats()["reuse"] == 1.0
 
@@ -210,7 +209,7 @@ async def test_the_extra_prompt_and_the_frozen_prompt_are_in_the_signature(home:
         found: set[bytes] = set()
         for name, extra in (("a", None), ("b", None), ("c", "Be brief."), ("d", "Be brief.."), ("e", "Be brief.")):
             outcome = await house.say("hello", name=name, extra_prompt=extra)
-            record = house.service.presence.get(outcome.session)
+            record = house.components.presence.get(outcome.session)
             assert record is not None and record.resident is not None
             found.add(record.resident.signature)
         assert len(found) == 3
@@ -237,14 +236,14 @@ async def test_what_belongs_to_one_message_costs_no_resident(
         change["messages"] = (Message(role="user", text="two", aside="It is late."),)
     async with core(home, model=model) as house:
         first = await house.say("one")
-        record = house.service.presence.get(first.session)
+        record = house.components.presence.get(first.session)
         assert record is not None
         resident = record.resident
         assert (await house.say("two", **change)).state == "answered"
         assert (await house.say("three")).state == "answered"
-        again = house.service.presence.get(first.session)
+        again = house.components.presence.get(first.session)
         assert again is not None and again.resident is resident
-        assert house.service.presence.stats().unloads == {}
+        assert house.components.presence.stats().unloads == {}
 
 
 async def test_what_a_call_says_of_itself_outranks_the_sessions_setting_for_that_call(
@@ -253,7 +252,7 @@ async def test_what_a_call_says_of_itself_outranks_the_sessions_setting_for_that
     """S05, H08, A3: one resolver, and the setting holds again afterwards."""
     async with core(home, model=model) as house:
         first = await house.say("one")
-        await operations.set_setting(house.service, first.session, ANNA, "reasoning", "low", source="command")
+        await house.service.operations.set_setting(first.session, ANNA, "reasoning", "low", source="command")
         await house.say("two", call=Call(reasoning="high"))
         assert house.requests()[-1]["reasoning_effort"] == "high"
         await house.say("three")
@@ -264,22 +263,22 @@ async def test_a_reader_that_comes_and_goes_builds_nothing(home: Path, model: Sc
     """L25, A1: a client that reconnects all the time finds the same session, and no model is asked."""
     async with core(home, model=model) as house:
         first = await house.say("one")
-        record = house.service.presence.get(first.session)
+        record = house.components.presence.get(first.session)
         assert record is not None
         resident, asked = record.resident, model.counts["requests"]
         for _ in range(50):
             stream = house.service.watch(first.session, ANNA)
             assert (await anext(stream))[0] == 1
             await stream.aclose()
-        assert house.service.presence.get(first.session) is record and record.resident is resident
+        assert house.components.presence.get(first.session) is record and record.resident is resident
         assert record.held == 0 and not [watcher for watcher in record.watchers if not watcher.done()]
         assert (leases(house), model.counts["requests"]) == ({model.base_url: 1}, asked)
-        assert house.service.presence.unload(first.session, reason="test")
+        assert house.components.presence.unload(first.session, reason="test")
         for _ in range(50):
             stream = house.service.watch(first.session, ANNA)
             await anext(stream)
             await stream.aclose()
-        assert len(house.service.presence) == 0
+        assert len(house.components.presence) == 0
         await until_leases(house, {})
 
 

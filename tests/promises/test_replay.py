@@ -126,7 +126,7 @@ async def test_of_calls_made_together_only_what_was_cut_off_is_unknown(home: Pat
         assert [shown[0], shown[1], shown[3]] == ["reading done", "quick done", "late done"]
         assert "effect is unknown" in shown[2]
         assert sorted(ran) == ["late", "quick", "reading", "reading", "writing"]
-        house.service.presence.unload(accepted.session, reason="test")
+        house.components.presence.unload(accepted.session, reason="test")
         before = model.recorded[-1].body
         await house.say("next")
         assert model.recorded[-1].body.startswith(before.removesuffix(b"]}"))
@@ -157,7 +157,7 @@ async def test_what_was_said_into_a_turn_is_read_at_the_same_place_again(
     async with core(home, many, model=model) as house:
         assert (await house.answered(accepted.turn)).state == "answered"
         with anyio.fail_after(WAIT):
-            await house.service.engine.idle(accepted.session)
+            await house.components.engine.idle(accepted.session)
         rows = (await house.service.transcript(accepted.session, ANNA)).rows
         said = [row.message.text.partition(" ")[0] for row in rows if row.message.role == "user"]
         assert said == [str(number) for number in range(cut + 2)]

@@ -129,8 +129,8 @@ async def test_stopped_at_any_point_it_leaves_nothing(
             await still(house)
             assert house.service.census() == baseline, count
             assert await rows(house) == kept, count
-            assert house.service.delegation is not None and not house.service.delegation._rooms
-            assert house.service.engine.places.taken == 0
+            assert house.components.delegation is not None and house.components.delegation.is_idle
+            assert house.components.engine.places.taken == 0
             if not running:
                 break
             cut += 1

@@ -43,11 +43,11 @@ async def test_the_index_on_the_page_answers(tmp_path: Path) -> None:
     text = MODEL + '[agents.main]\ntools = ["context"]\n' + TOML[1]
     assert read(text, tmp_path).context.index == "nearby"
     async with in_process_gateway(tmp_path, toml=text) as h:
-        assert h.service.recall is not None and h.service.recall.index is not None
-        await h.scope.enter(h.service.recall)
+        assert h.components.recall is not None and h.components.recall.index is not None
+        await h.scope.enter(h.components.recall)
         for said in ("my boat is red", "my dog is brown"):
             await h.chat(said, "talk")
-        await h.service.recall.index.feed()
+        await h.components.recall.index.feed()
         answer = (await h.chat("search for a boat", "talk"))["choices"][0]["message"]["content"]
         assert "| my boat is red" in answer.split("message 3")[0] and "full-text" not in answer
 

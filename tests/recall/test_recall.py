@@ -342,9 +342,9 @@ async def test_messages_are_given_word_for_word(past: Memories) -> None:
             "| first",
             "| ",
             "|   indented",
-            "with it the gateway told:",
+            "added by the gateway:",
             "| It is Monday.",
-            "with it came:",
+            "with this media:",
             "| [picture: image/png, 2 x 3]",
             "message 2 · assistant · 1970-01-12 13:46:41 UTC · 17 characters",
             "it called terminal with:",
@@ -379,7 +379,7 @@ async def test_no_message_can_pass_for_a_heading_of_ours(past: Memories) -> None
     ):
         for line in re.split("\r\n|[\n\r\x0b\x0c\x1c\x85\u2028\u2029]", answer):
             known = line.startswith(("| ", "[")) or line in (render.NOTICE, "it called ? with:")
-            assert known or line == "with it the gateway told:" or plain.fullmatch(line), line
+            assert known or line == "added by the gateway:" or plain.fullmatch(line), line
     for answer in (await past.describe(), await past.describe(number)):
         assert not any(line.startswith("message 1 · system") for line in answer.splitlines())
 
@@ -446,7 +446,7 @@ async def test_a_summary_says_what_it_covers_and_gives_its_messages(past: Memori
     assert "no summaries" in await past.describe()
     await past.say("s_1", *(f"word {place}" for place in range(1, 41)))
     low = [await past.store.write(summarise, "s_1", first, first + 9, text=f"T{first}") for first in (1, 11, 21)]
-    assert ours(await past.describe())[-1] == "Messages 31 to 40 are shown word for word."
+    assert ours(await past.describe())[-1] == "Messages 31 to 40 are shown verbatim."
     high = await past.store.write(summarise, "s_1", 1, 20, level=1, text="All of it.")
     tree = await past.describe()
     assert tree.startswith(

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 async def notices(house: Core, text: str) -> list[str]:
     accepted = await house.accept(text)
-    log = house.service.engine.log(accepted.turn)
+    log = house.components.engine.log(accepted.turn)
     assert log is not None
     with anyio.fail_after(WAIT):
         return [event.text async for batch in log.read() for event in batch if isinstance(event, Notice)]
@@ -32,7 +32,7 @@ async def test_a_conversation_that_is_encoded_otherwise_than_before_says_so_once
         await house.store.write(sessions.reencode, outcome.session, before)
     async with core(home, model=model) as house:
         (said,) = await notices(house, "three")
-        assert "encoded anew" in said
+        assert "encoded again" in said
         row = await house.store.read(sessions.get, outcome.session)
         assert row is not None and row.encoder == 1003
         assert await notices(house, "four") == []

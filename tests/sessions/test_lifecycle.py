@@ -14,7 +14,6 @@ from tests.core import ANNA, WAIT, Core, core
 from tests.store.rows import ask
 from tidegate.errors import Conflict, NotFound
 from tidegate.sessions import lifecycle as ending
-from tidegate.sessions import operations
 from tidegate.sessions.lifecycle import Write
 from tidegate.store import Db, SessionRow, approvals, endings, intents, messages, notices, settings, usage
 from tidegate.tools import ToolContext, Toolset, tool
@@ -69,13 +68,13 @@ async def test_an_end_happens_once_with_or_without_a_resident(home: Path, model:
     async with core(home, model=model, hooks={"diary": diary}) as house:
         outcome = await house.say("one")
         if not resident:
-            house.service.presence.unload(outcome.session, reason="test")
+            house.components.presence.unload(outcome.session, reason="test")
         ended = [await house.service.end(outcome.session, ANNA, "new") for _ in range(3)]
         assert ended == [True, False, False]
         assert await entries(house) == [(outcome.session, 2)]
         view = await house.service.session(outcome.session, ANNA)
         assert view.end_reason == "new"
-        assert house.service.presence.get(outcome.session) is None
+        assert house.components.presence.get(outcome.session) is None
 
 
 async def test_a_crash_in_the_middle_of_ending_leaves_the_hook_to_the_next_start(
@@ -111,7 +110,7 @@ async def test_a_hook_that_an_end_and_the_timer_prepare_side_by_side_takes_effec
         with anyio.fail_after(WAIT):
             while len(diary.prepared) < 1:
                 await anyio.lowlevel.checkpoint()
-            timers = [asyncio.ensure_future(house.service.endings.finish()) for _ in range(3)]
+            timers = [asyncio.ensure_future(house.components.endings.finish()) for _ in range(3)]
             while len(diary.prepared) < 4:
                 await anyio.lowlevel.checkpoint()
             diary.block.set()
@@ -119,7 +118,7 @@ async def test_a_hook_that_an_end_and_the_timer_prepare_side_by_side_takes_effec
             done = sum(await asyncio.gather(*timers))
         assert done <= 1, "a hook that took effect is counted once"
         assert await entries(house) == [(outcome.session, 2)]
-        assert await house.service.endings.finish() == 0
+        assert await house.components.endings.finish() == 0
         assert await entries(house) == [(outcome.session, 2)]
 
 
@@ -151,7 +150,7 @@ async def test_settings_and_approvals_die_with_the_session_and_the_transcript_st
     """B3, B5, V03, V04, V06, V08: nothing of it is left to be found but what is kept for reading."""
     async with core(home, model=model) as house:
         outcome = await house.say("one")
-        await operations.set_setting(house.service, outcome.session, ANNA, "model", "other", source="command")
+        await house.service.operations.set_setting(outcome.session, ANNA, "model", "other", source="command")
         await house.store.write(ask, outcome.session, "ap_1")
         await house.service.end(outcome.session, ANNA, "new")
         assert await house.store.read(settings.get_all, outcome.session, 0.0) == []
@@ -161,7 +160,7 @@ async def test_settings_and_approvals_die_with_the_session_and_the_transcript_st
         rows = (await house.service.transcript(outcome.session, ANNA)).rows
         assert [row.message.role for row in rows] == ["user", "assistant"]
         with pytest.raises(Conflict):
-            await operations.set_setting(house.service, outcome.session, ANNA, "model", "other", source="command")
+            await house.service.operations.set_setting(outcome.session, ANNA, "model", "other", source="command")
         with pytest.raises(Conflict):
             await house.accept("again", name=None, session=outcome.session)
 
@@ -170,9 +169,9 @@ async def test_an_unload_and_a_restart_keep_what_an_end_takes(home: Path, model:
     """B1, B5, S05, S06, V03, V04: the chosen model and a pending approval survive both."""
     async with core(home, model=model) as house:
         outcome = await house.say("one")
-        await operations.set_setting(house.service, outcome.session, ANNA, "model", "other", source="command")
+        await house.service.operations.set_setting(outcome.session, ANNA, "model", "other", source="command")
         await house.store.write(ask, outcome.session, "ap_1")
-        house.service.presence.unload(outcome.session, reason="test")
+        house.components.presence.unload(outcome.session, reason="test")
         await house.say("two")
         assert house.requests()[-1]["model"] == "scripted-too"
     async with core(home, model=model) as house:
@@ -188,7 +187,7 @@ async def test_a_chosen_model_that_is_no_longer_configured_gives_way(home: Path,
     """S06, S07: the agent's own model answers, and the choice comes back with the configuration."""
     async with core(home, model=model) as house:
         outcome = await house.say("one")
-        await operations.set_setting(house.service, outcome.session, ANNA, "model", "other", source="command")
+        await house.service.operations.set_setting(outcome.session, ANNA, "model", "other", source="command")
     (home / "tidegate.toml").unlink()
     from tests.core import settings as toml_of
 
@@ -212,9 +211,9 @@ async def test_resuming_an_ended_session_begins_a_new_one_with_its_transcript(ho
     """V16, S02: and resuming a live one is only a switch."""
     async with core(home, model=model) as house:
         old = await house.say("[tool clock {}] one")
-        assert await operations.resume(house.service, old.session, ANNA) == (old.session, False)
+        assert await house.service.operations.resume(old.session, ANNA) == (old.session, False)
         await house.service.end(old.session, ANNA, "new")
-        fresh, is_new = await operations.resume(house.service, old.session, ANNA)
+        fresh, is_new = await house.service.operations.resume(old.session, ANNA)
         assert is_new and fresh != old.session
         await house.say("two", name=None, session=fresh)
         said = [message["role"] for message in house.requests()[-1]["messages"]]
@@ -244,8 +243,8 @@ async def test_a_delete_waits_for_the_hooks_of_the_end(home: Path, model: Script
         await house.service.delete(outcome.session, ANNA)
         view = await house.service.session(outcome.session, ANNA)
         assert view.ended is not None and view.end_reason == "delete"
-        await house.service.endings.finish()
-        assert await house.service.endings.purge(None) == 0
+        await house.components.endings.finish()
+        assert await house.components.endings.purge(None) == 0
         assert len((await house.service.transcript(outcome.session, ANNA)).rows) == 2
     diary.broken = False
     async with core(home, model=model, hooks={"diary": diary}) as house:
@@ -268,7 +267,7 @@ async def test_a_session_that_has_ended_already_is_deleted_when_its_hooks_are_do
         await house.service.delete(outcome.session, ANNA)
         assert (await house.service.session(outcome.session, ANNA)).end_reason == "delete"
         diary.broken = False
-        assert await house.service.endings.finish() == 1
+        assert await house.components.endings.finish() == 1
         assert await entries(house) == [(outcome.session, 2)]
         with pytest.raises(NotFound):
             await house.service.session(outcome.session, ANNA)
@@ -302,7 +301,7 @@ async def test_an_end_runs_its_own_hooks_only(home: Path, model: ScriptedModel) 
         diary.broken = False
         await house.service.end(two.session, ANNA, "new")
         assert await entries(house) == [(two.session, 2)]
-        assert await house.service.endings.finish() == 1
+        assert await house.components.endings.finish() == 1
         assert await entries(house) == [(two.session, 2), (one.session, 2)]
 
 
@@ -319,7 +318,7 @@ async def test_a_hook_that_hangs_is_given_up_and_owed(
             assert await house.service.end(outcome.session, ANNA, "new")
         assert await entries(house) == []
         diary.block = None
-        assert await house.service.endings.finish() == 1
+        assert await house.components.endings.finish() == 1
         assert await entries(house) == [(outcome.session, 2)]
 
 
@@ -331,12 +330,12 @@ async def test_expiry_ends_what_is_idle_and_spares_what_works(home: Path, model:
         busy = await house.accept("[hold gate]", name="busy")
         with anyio.fail_after(WAIT):
             await model.held("gate")
-        house.service.presence.unload(idle.session, reason="test")
+        house.components.presence.unload(idle.session, reason="test")
         await house.store.write(lambda db: db.execute("UPDATE sessions SET active = 1"))
-        assert await house.service.endings.expire("named", 3600.0) == 1
+        assert await house.components.endings.expire("named", 3600.0) == 1
         assert (await house.service.session(idle.session, ANNA)).end_reason == "expiry"
         assert (await house.service.session(busy.session, ANNA)).ended is None
-        assert house.service.presence.get(idle.session) is None
+        assert house.components.presence.get(idle.session) is None
         model.release("gate")
         await house.answered(busy.turn)
 
@@ -346,9 +345,9 @@ async def test_an_ended_transcript_is_kept_for_its_retention_only(home: Path, mo
     async with core(home, model=model) as house:
         outcome = await house.say("one")
         await house.service.end(outcome.session, ANNA, "new")
-        assert await house.service.endings.purge(3600.0) == 0
+        assert await house.components.endings.purge(3600.0) == 0
         await house.store.write(lambda db: db.execute("UPDATE sessions SET ended = 1"))
-        assert await house.service.endings.purge(3600.0) == 1
+        assert await house.components.endings.purge(3600.0) == 1
         with pytest.raises(NotFound):
             await house.service.session(outcome.session, ANNA)
 
@@ -373,7 +372,7 @@ async def _retained(house: Core, session: str, diary: Diary) -> None:
     await house.service.end(session, ANNA, "new")
     await house.store.write(lambda db: db.execute("UPDATE sessions SET ended = 1"))
     assert (house.config.home / "trash" / session / "made.txt").exists()
-    assert await house.service.endings.purge(3600.0) == 1
+    assert await house.components.endings.purge(3600.0) == 1
 
 
 async def _deleted(house: Core, session: str, diary: Diary) -> None:
@@ -384,13 +383,13 @@ async def _deleted_later(house: Core, session: str, diary: Diary) -> None:
     diary.broken = True
     assert not await house.service.delete(session, ANNA)
     diary.broken = False
-    await house.service.endings.finish()
+    await house.components.endings.finish()
 
 
 async def _left_by_a_one_shot_call(house: Core, session: str, diary: Diary) -> None:
     await house.store.write(lambda db: db.execute("UPDATE sessions SET active = 1, kind = 'ephemeral'"))
-    assert await house.service.endings.expire("ephemeral", 3600.0) == 1
-    await house.service.endings.finish()
+    assert await house.components.endings.expire("ephemeral", 3600.0) == 1
+    await house.components.endings.finish()
 
 
 @pytest.mark.parametrize("goes", [_retained, _deleted, _deleted_later, _left_by_a_one_shot_call])
@@ -422,7 +421,7 @@ async def test_a_notice_dies_with_its_session(home: Path, model: ScriptedModel) 
         assert await left(house) == 0
         await house.store.write(notices.add, session, "Another has ended.", 2.0)
         assert await left(house) == 0
-        fresh, _ = await operations.resume(house.service, session, ANNA)
+        fresh, _ = await house.service.operations.resume(session, ANNA)
         await house.say("again", name=None, session=fresh)
         assert "has ended." not in str(house.requests()[-1])
 
@@ -476,10 +475,10 @@ async def test_a_hook_that_hung_is_asked_once_in_a_run(
         diary.broken, diary.block = False, asyncio.Event()
         diary.prepared.clear()
         with anyio.fail_after(WAIT):
-            assert await house.service.endings.finish() == 0
+            assert await house.components.endings.finish() == 0
         assert len(diary.prepared) == 1
         diary.block = None
-        assert await house.service.endings.finish() == 3
+        assert await house.components.endings.finish() == 3
 
 
 async def test_who_waits_in_an_ended_session_is_told_what_the_store_says(home: Path, model: ScriptedModel) -> None:
@@ -531,7 +530,7 @@ async def test_who_deletes_what_is_being_ended_leaves_its_turn_the_time_to_end(
             two = asyncio.ensure_future(house.service.delete(accepted.session, ANNA))
             for _ in range(50):
                 await asyncio.sleep(0)
-            await house.service.endings.finish()
+            await house.components.endings.finish()
             may_go.set()
             assert (await one, await two) == (True, True)
         assert (await waiting).state == "stopped"

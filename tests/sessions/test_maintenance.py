@@ -115,7 +115,7 @@ async def test_one_run_removes_every_transcript_past_its_retention(home: Path, m
     async with core(home, model=model) as house:
         await house.store.write(many_sessions, "named", MANY)
         await house.store.write(lambda db: db.execute("UPDATE sessions SET ended = 1, end_reason = 'new'"))
-        assert await house.service.endings.purge(3600.0) == MANY
+        assert await house.components.endings.purge(3600.0) == MANY
         assert await count(house, "sessions") == 0
 
 
@@ -156,10 +156,10 @@ async def test_the_timers_look_after_boxes_folders_and_the_spool(
         file.write_text("left behind")
         os.utime(file, (1, 1))
         os.utime(file.parent, (1, 1))
-        site = house.service.workspaces.present(outcome.session)
+        site = house.components.workspaces.present(outcome.session)
         assert site is not None and site.box is not None
         await run(house, "workspaces")
-        assert house.service.workspaces.present(outcome.session) is None
+        assert house.components.workspaces.present(outcome.session) is None
         assert folder.exists() and file.exists()
         await run(house, "folders")
         assert not folder.exists() and file.exists()

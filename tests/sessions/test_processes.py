@@ -16,7 +16,6 @@ from tests.core import ANNA, WAIT, Core, core
 from tests.effects import Deeds, asked, configured, results, until
 from tests.sessions.test_maintenance import run
 from tests.workspaces.making import alive, token
-from tidegate.sessions import operations
 from tidegate.store import ProcessRow, processes, turns
 
 pytestmark = pytest.mark.anyio
@@ -87,7 +86,7 @@ async def test_an_end_that_was_recorded_and_not_told_is_told_by_the_next_process
         await asyncio.Event().wait()
 
     async with working(home, model, deeds, drain=drain) as house:
-        house.service.workspaces.processes.finished = dies
+        house.components.workspaces.processes.finished = dies
         await house.say(job(PUSH))
         await let_go(house)
         with anyio.fail_after(WAIT):
@@ -110,7 +109,7 @@ async def test_an_end_is_told_once_however_often_it_is_told_of(home: Path, model
         await let_go(house)
         await told(house)
         row = await the_process(house)
-        await house.service._process_finished(row, PUSH)
+        await house.components.intake.process_finished(row, PUSH)
         await house.service.recover()
         assert len(await told(house)) == 1
         assert deeds.done == ["x"]
@@ -120,23 +119,23 @@ async def test_an_end_whose_telling_broke_off_is_told_by_the_timer_once(home: Pa
     """S08, L16: the timer looks at what is, and whoever was about to tell tells nothing twice."""
     deeds, stuck, goes_on = Deeds(), anyio.Event(), anyio.Event()
     async with working(home, model, deeds) as house:
-        tell = house.service.workspaces.processes.finished
+        tell = house.components.workspaces.processes.finished
 
         async def dawdle(row: ProcessRow, text: str) -> None:
             stuck.set()
             await goes_on.wait()
             await tell(row, text)
 
-        house.service.workspaces.processes.finished = dawdle
+        house.components.workspaces.processes.finished = dawdle
         session = (await house.say(job(PUSH))).session
         await let_go(house)
         with anyio.fail_after(WAIT):
             await stuck.wait()
-        house.service.workspaces.processes.finished = tell
+        house.components.workspaces.processes.finished = tell
         await run(house, "recover")
         assert len(await told(house)) == 1
         goes_on.set()
-        await until(lambda: not (site := house.service.workspaces.present(session)) or not site.running)
+        await until(lambda: not (site := house.components.workspaces.present(session)) or not site.running)
         await run(house, "recover")
         assert len(await told(house)) == 1
         assert deeds.done == ["x"]
@@ -152,9 +151,9 @@ async def test_an_end_that_comes_while_the_gateway_stops_is_told_after_the_next_
         await house.say(f"[tool process {json.dumps(call)}] [say started]")
         await house.service.drain(0)
         row = await the_process(house)
-        workspace = house.service.workspaces.of(row.session, "main", "t")
+        workspace = house.components.workspaces.of(row.session, "main", "t")
         await workspace.write("job", b"go\n")
-        await until(lambda: not (site := house.service.workspaces.present(row.session)) or not site.running)
+        await until(lambda: not (site := house.components.workspaces.present(row.session)) or not site.running)
         row = await the_process(house)
         assert (row.state, row.told) == ("exited", False)
     async with working(home, model, deeds) as house:
@@ -171,7 +170,7 @@ async def test_where_no_turn_can_be_begun_the_end_is_told_with_the_next_message_
         raise RuntimeError("no turns today")
 
     async with working(home, model, deeds) as house:
-        house.service.workspaces.processes.finished = refuse
+        house.components.workspaces.processes.finished = refuse
         await house.say(job("fine"))
         await let_go(house)
         with anyio.fail_after(WAIT):
@@ -199,7 +198,7 @@ async def test_a_rule_about_a_channel_holds_in_the_turn_that_a_process_of_it_beg
         await told(house, 2)
         await let_go(house, "second")
         await told(house, 3)
-        assert results(house)[-1].startswith("Not run: this is denied here")
+        assert results(house)[-1].startswith("Not run: denied")
         assert deeds.done == []
         await house.say(job(PUSH, "third"), channel="http")
         await let_go(house, "third")
@@ -220,7 +219,7 @@ async def test_a_process_that_is_started_again_keeps_its_channel(home: Path, mod
         await until(seen.exists)
     async with working(home, model, deeds, "deny push channel:page") as house:
         await told(house, 2)
-        assert results(house)[-1].startswith("Not run: this is denied here")
+        assert results(house)[-1].startswith("Not run: denied")
         assert deeds.done == []
 
 
@@ -233,7 +232,7 @@ async def test_who_started_a_process_can_be_asked_in_the_turn_that_it_begins(hom
         await house.say(job(PUSH), channel="page")
         await let_go(house)
         await until(lambda: house.service.questions.waiting == 1)
-        running = house.service.engine.running(session)
+        running = house.components.engine.running(session)
         assert running is not None
         [question] = await asked(house, running.turn)
         await house.service.questions.answer(question.id, ANNA, "approved")
@@ -252,7 +251,7 @@ async def test_a_turn_that_is_tried_again_has_the_rights_that_it_had(home: Path,
     async with working(home, model, deeds, "deny push channel:page") as house:
         await house.say("[say hello]", channel="http")
         outcome = await house.say(PUSH, channel="page")
-        accepted = await operations.retry(house.service, outcome.session, ANNA)
+        accepted = await house.service.operations.retry(outcome.session, ANNA)
         await house.answered(accepted.turn)
         again = await house.store.read(turns.get, accepted.turn)
         assert again is not None and again.channel == "page"

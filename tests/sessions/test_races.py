@@ -14,15 +14,15 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core, core
 from tidegate.errors import Busy, Conflict, Stopping
-from tidegate.sessions import operations
+from tidegate.sessions.operations import Operations
 from tidegate.store import Db, Store, turns
 
 pytestmark = pytest.mark.anyio
 
 CHANGES: dict[str, Callable[..., Awaitable[Any]]] = {
-    "undo": operations.undo,
-    "retry": operations.retry,
-    "reload": operations.reload,
+    "undo": Operations.undo,
+    "retry": Operations.retry,
+    "reload": Operations.reload,
 }
 
 
@@ -65,7 +65,7 @@ async def test_expiry_spares_a_session_that_is_spoken_to_while_it_looks(home: Pa
         async with held_up(house.store):
             accepting = asyncio.ensure_future(house.accept("[hold gate] two"))
             await queued(house.store, 2)
-            expiring = asyncio.ensure_future(house.service.endings.expire("named", 3600.0))
+            expiring = asyncio.ensure_future(house.components.endings.expire("named", 3600.0))
             await queued(house.store, 3)
         with anyio.fail_after(WAIT):
             accepted, ended = await accepting, await expiring
@@ -85,7 +85,7 @@ async def test_a_change_that_a_message_overtakes_is_refused(home: Path, model: S
         async with held_up(house.store):
             accepting = asyncio.ensure_future(house.accept("[hold gate] two"))
             await queued(house.store, 2)
-            changing = asyncio.ensure_future(CHANGES[way](house.service, first.session, ANNA))
+            changing = asyncio.ensure_future(CHANGES[way](house.service.operations, first.session, ANNA))
             await queued(house.store, 3)
         with anyio.fail_after(WAIT):
             accepted = await accepting
@@ -97,7 +97,7 @@ async def test_a_change_that_a_message_overtakes_is_refused(home: Path, model: S
         assert (await house.answered(accepted.turn)).state == "answered"
         rows = (await house.service.transcript(first.session, ANNA)).rows
         assert [row.message.role for row in rows] == ["user", "assistant"] * 2
-        assert house.service.presence.stats().unloads == {}
+        assert house.components.presence.stats().unloads == {}
 
 
 async def test_a_retry_whose_caller_left_is_worked_all_the_same(home: Path, model: ScriptedModel) -> None:
@@ -105,7 +105,7 @@ async def test_a_retry_whose_caller_left_is_worked_all_the_same(home: Path, mode
     async with core(home, model=model) as house:
         first = await house.say("one")
         async with held_up(house.store):
-            retrying = asyncio.ensure_future(operations.retry(house.service, first.session, ANNA))
+            retrying = asyncio.ensure_future(house.service.operations.retry(first.session, ANNA))
             await queued(house.store, 2)
             retrying.cancel()
             await asyncio.wait([retrying])
@@ -121,7 +121,7 @@ async def test_a_retry_is_worked_in_the_order_in_which_it_was_committed(home: Pa
     async with core(home, model=model) as house:
         first = await house.say("one")
         async with held_up(house.store):
-            retrying = asyncio.ensure_future(operations.retry(house.service, first.session, ANNA))
+            retrying = asyncio.ensure_future(house.service.operations.retry(first.session, ANNA))
             await queued(house.store, 2)
             accepting = asyncio.ensure_future(house.accept("two"))
             await queued(house.store, 3)
@@ -143,12 +143,12 @@ async def test_a_retry_is_refused_while_nothing_is_taken_in(home: Path, model: S
             await model.held("gate")
         waiting = await house.accept("hello", name="third")
         with pytest.raises(Busy, match=r"limits\.waiting_total"):
-            await operations.retry(house.service, first.session, ANNA)
+            await house.service.operations.retry(first.session, ANNA)
         model.release("gate")
         for accepted in (running, waiting):
             await house.answered(accepted.turn)
         await house.service.drain(1)
         with pytest.raises(Stopping):
-            await operations.retry(house.service, first.session, ANNA)
+            await house.service.operations.retry(first.session, ANNA)
         rows = (await house.service.transcript(first.session, ANNA)).rows
         assert [row.message.role for row in rows] == ["user", "assistant"]

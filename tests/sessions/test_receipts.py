@@ -96,12 +96,12 @@ async def test_receipts_are_bounded_in_number_and_time(home: Path, model: Script
     async with core(home, model=model) as house:
         for number in range(10):
             await house.say("hello", **key(f"k{number}"))
-        while await house.store.write(receipts.prune, house.service.clock(), 4):
+        while await house.store.write(receipts.prune, house.components.clock(), 4):
             pass
         left = await house.store.read(
             lambda db: [row[0] for row in db.execute("SELECT key FROM receipts ORDER BY key")]
         )
         assert left == ["k6", "k7", "k8", "k9"]
-        while await house.store.write(receipts.prune, house.service.clock() + 90_000, 4):
+        while await house.store.write(receipts.prune, house.components.clock() + 90_000, 4):
             pass
         assert await house.store.read(lambda db: db.execute("SELECT count(*) FROM receipts").get) == 0

@@ -14,7 +14,6 @@ from tests.core import ANNA, WAIT, Core, core, settings
 from tests.effects import until
 from tidegate.agent import Conversation
 from tidegate.lifetimes import Present
-from tidegate.sessions import operations
 from tidegate.store import messages, sessions
 from tidegate.values import Message, Prefix
 
@@ -25,7 +24,7 @@ LONG = "the tide comes in and the tide goes out. " * 500
 
 
 def record(house: Core, session: str) -> Present:
-    found = house.service.presence.get(session)
+    found = house.components.presence.get(session)
     assert found is not None
     return found
 
@@ -64,15 +63,15 @@ async def test_after_an_unload_the_request_begins_with_the_same_bytes(home: Path
     async with core(home, model=model) as house:
         outcome = await house.say("[together clock {} clock {}] one")
         await house.say("two ☃ \u0000 \u2028")
-        assert house.service.presence.unload(outcome.session, reason="test")
+        assert house.components.presence.unload(outcome.session, reason="test")
         await house.say("three")
         grows(model)
 
 
 async def kept(house: Core, session: str) -> None:
     """Unloads the session, and waits until its history is kept."""
-    assert house.service.presence.unload(session, reason="test")
-    await until(lambda: house.service.runner.histories.stats().size == 1)
+    assert house.components.presence.unload(session, reason="test")
+    await until(lambda: house.components.runner.histories.stats().size == 1)
 
 
 async def test_a_long_conversation_comes_back_as_it_was_unloaded(home: Path, model: ScriptedModel) -> None:
@@ -82,7 +81,7 @@ async def test_a_long_conversation_comes_back_as_it_was_unloaded(home: Path, mod
         for number in range(3):
             await kept(house, session)
             await house.say(f"{number} [tool clock {{}}]")
-            assert house.service.runner.histories.stats().hits == number + 1
+            assert house.components.runner.histories.stats().hits == number + 1
             assert record(house, session).resident.weight > len(LONG)  # type: ignore[union-attr]
         grows(model)
         assert model.stats()["refused"] == 0
@@ -94,13 +93,13 @@ async def test_a_long_past_that_is_loaded_again_is_not_weighed_as_if_it_were_in_
     """A6, L99: the residents' bytes are those that are held, also while the model is being asked."""
     async with core(home, model=model) as house:
         session = (await house.say("far too long " * 40_000)).session
-        house.service.presence.unload(session, reason="test")
+        house.components.presence.unload(session, reason="test")
         async with anyio.create_task_group() as group:
             group.start_soon(house.say, "on [hold gate]")
             await model.held("gate")
             resident = record(house, session).resident
             assert resident is not None
-            assert house.service.presence.stats().resident_bytes <= resident.weight < 300 * 1024
+            assert house.components.presence.stats().resident_bytes <= resident.weight < 300 * 1024
             model.release("gate")
 
 
@@ -113,14 +112,14 @@ async def test_what_has_changed_meanwhile_is_read_from_the_store(home: Path, mod
         await kept(house, session)
         match way:
             case "undo":
-                await operations.undo(house.service, session, ANNA)
+                await house.service.operations.undo(session, ANNA)
             case "said elsewhere":
                 said = Message(role="user", text="said elsewhere")
                 await house.store.write(
                     lambda db: messages.append(db, session=session, turn=None, step=None, message=said, now=1.0)
                 )
             case "other model":
-                await operations.set_setting(house.service, session, ANNA, "model", "other", source="command")
+                await house.service.operations.set_setting(session, ANNA, "model", "other", source="command")
         await house.say("on")
         said_now = [message["content"] for message in house.requests()[-1]["messages"]]
         assert ("to be undone" in said_now) == (way != "undo")
@@ -142,8 +141,8 @@ async def test_nothing_is_kept_of_a_session_that_is_over(
             await house.service.end(session, ANNA, "test")
         else:
             await house.service.delete(session, ANNA)
-        await until(lambda: not house.service.presence._leaving)
-        assert house.service.runner.histories.stats().size == 0
+        await until(lambda: not house.components.presence._leaving)
+        assert house.components.runner.histories.stats().size == 0
 
 
 async def test_after_a_restart_the_request_begins_with_the_same_bytes(home: Path, model: ScriptedModel) -> None:
@@ -182,10 +181,10 @@ async def test_an_edit_of_prompt_or_tools_reaches_only_new_sessions(home: Path, 
         grows(model)
         new = await house.say("one", name="new talk")
         assert b"another test" in model.recorded[-1].body and b"read_file" not in model.recorded[-1].body
-        assert await operations.reload(house.service, old.session, ANNA)
+        assert await house.service.operations.reload(old.session, ANNA)
         await house.say("three")
         assert b"another test" in model.recorded[-1].body
-        assert not await operations.reload(house.service, new.session, ANNA)
+        assert not await house.service.operations.reload(new.session, ANNA)
 
 
 async def test_reasoning_changes_in_place(home: Path, model: ScriptedModel) -> None:
@@ -193,7 +192,7 @@ async def test_reasoning_changes_in_place(home: Path, model: ScriptedModel) -> N
     async with core(home, model=model) as house:
         outcome = await house.say("one")
         first = record(house, outcome.session).resident
-        await operations.set_setting(house.service, outcome.session, ANNA, "reasoning", "high", source="command")
+        await house.service.operations.set_setting(outcome.session, ANNA, "reasoning", "high", source="command")
         await house.say("two")
         assert record(house, outcome.session).resident is first
         assert house.requests()[-1]["reasoning_effort"] == "high"
@@ -207,14 +206,14 @@ async def test_another_model_makes_another_resident_and_leaves_other_sessions_al
         one, other = await house.say("one"), await house.say("one", name="other")
         kept = record(house, other.session).resident
         first = record(house, one.session).resident
-        await operations.set_setting(house.service, one.session, ANNA, "model", "other", source="command")
+        await house.service.operations.set_setting(one.session, ANNA, "model", "other", source="command")
         await house.say("two")
         assert house.requests()[-1]["model"] == "scripted-too"
         assert record(house, one.session).resident is not first
         assert record(house, other.session).resident is kept
         await house.say("two", name="other")
         assert house.requests()[-1]["model"] == "scripted"
-        await operations.clear_setting(house.service, one.session, ANNA, "model")
+        await house.service.operations.clear_setting(one.session, ANNA, "model")
         await house.say("three")
         assert house.requests()[-1]["model"] == "scripted"
 
@@ -229,7 +228,7 @@ async def test_the_same_model_configured_otherwise_under_another_name_is_another
     toml += '[agents.main]\nmodel = "main"\nprompt = "You are a test."\n'
     async with core(home, model=model, toml=toml) as house:
         cheap = await house.say("one")
-        await operations.set_setting(house.service, cheap.session, ANNA, "model", "dear", source="command")
+        await house.service.operations.set_setting(cheap.session, ANNA, "model", "dear", source="command")
         dear = await house.say("two")
         assert cheap.usage.cost == cheap.usage.tokens * 1000
         assert dear.usage.cost == dear.usage.tokens * 1000 * 1000
@@ -257,9 +256,9 @@ async def test_the_signature_tells_configurations_apart_and_shows_no_secret(home
             outcome = await house.say("hello", name="fixed")
             row = await house.store.read(sessions.get, outcome.session)
             assert row is not None
-            agent = house.service.runner.agent("main")
-            signatures[name] = house.service.runner.signature(
-                row, agent, house.service.runner.fallbacks.model(agent, ())
+            agent = house.components.runner.agent("main")
+            signatures[name] = house.components.runner.signature(
+                row, agent, house.components.runner.fallbacks.model(agent, ())
             )
     assert signatures["same"] == signatures["again"]
     assert len(set(signatures.values())) == len(variants) - 1
@@ -271,7 +270,7 @@ async def test_the_least_recently_used_is_unloaded_beyond_the_cap(home: Path, mo
     async with core(home, "[limits]\nresidents = 2", model=model) as house:
         for name in ("a", "b", "a", "c"):
             await house.say(f"hello {name}", name=name)
-        stats = house.service.presence.stats()
+        stats = house.components.presence.stats()
         assert (stats.residents, stats.unloads) == (2, {"count": 1})
         await house.say("again", name="b")
         assert model.stats()["reuse"] == 1.0
@@ -291,7 +290,7 @@ async def test_a_hundred_first_messages_build_one_session_and_one_resident(home:
         for each in accepted:
             assert (await house.answered(each.turn)).state == "answered"
         assert len({each.session for each in accepted}) == 1
-        assert house.service.presence.stats().unloads == {}
+        assert house.components.presence.stats().unloads == {}
         assert model.stats()["reuse"] == 1.0
 
 
@@ -306,11 +305,11 @@ async def test_a_resident_that_the_store_has_left_behind_is_not_used(home: Path,
                 turn=None,
                 step=None,
                 message=Message(role="user", text="said elsewhere"),
-                now=house.service.clock(),
+                now=house.components.clock(),
             )
         )
         await house.say("two")
-        assert house.service.presence.stats().unloads == {"stale": 1}
+        assert house.components.presence.stats().unloads == {"stale": 1}
         assert "said elsewhere" in [message["content"] for message in house.requests()[-1]["messages"]]
         grows(model)
 
@@ -320,11 +319,11 @@ async def test_what_the_model_does_not_see_costs_no_resident(home: Path, model: 
     async with core(home, model=model) as house:
         outcome = await house.say("one")
         first = record(house, outcome.session).resident
-        await operations.set_title(house.service, outcome.session, ANNA, "a title")
-        assert not await operations.reload(house.service, outcome.session, ANNA)
+        await house.service.operations.set_title(outcome.session, ANNA, "a title")
+        assert not await house.service.operations.reload(outcome.session, ANNA)
         await house.say("two")
         assert record(house, outcome.session).resident is first
-        assert house.service.presence.stats().unloads == {}
+        assert house.components.presence.stats().unloads == {}
         assert (await house.service.session(outcome.session, ANNA)).title == "a title"
 
 
@@ -359,21 +358,21 @@ async def test_every_way_out_releases_the_resident(home: Path, model: ScriptedMo
         service = house.service
         match way:
             case "model":
-                await operations.set_setting(service, outcome.session, ANNA, "model", "other", source="command")
+                await service.operations.set_setting(outcome.session, ANNA, "model", "other", source="command")
                 await house.say("two")
             case "undo":
-                await operations.undo(service, outcome.session, ANNA)
+                await service.operations.undo(outcome.session, ANNA)
             case "retry":
-                await house.answered((await operations.retry(service, outcome.session, ANNA)).turn)
+                await house.answered((await service.operations.retry(outcome.session, ANNA)).turn)
             case "reload":
                 await house.store.write(sessions.refreeze, outcome.session, Prefix(prompt="Another."), 1)
-                await operations.reload(service, outcome.session, ANNA)
+                await service.operations.reload(outcome.session, ANNA)
             case "end":
                 await service.end(outcome.session, ANNA, "test")
             case "delete":
                 await service.delete(outcome.session, ANNA)
             case "idle":
-                service.presence.sweep(now=1e12)
+                house.components.presence.sweep(now=1e12)
             case "error":
                 await house.say("[status 500]")
             case "stop":
@@ -383,7 +382,7 @@ async def test_every_way_out_releases_the_resident(home: Path, model: ScriptedMo
         with anyio.fail_after(WAIT):
             while resident.history.parts:
                 await anyio.lowlevel.checkpoint()
-        present = house.service.presence.get(outcome.session)
+        present = house.components.presence.get(outcome.session)
         assert present is None or present.resident is not resident
         if way != "idle":
             assert record(house, other.session).resident is kept
@@ -393,7 +392,7 @@ async def test_arguments_are_sent_back_as_the_model_wrote_them(home: Path, model
     """P17: spaces, order and escapes of a tool call's arguments, live and from the store."""
     async with core(home, model=model) as house:
         outcome = await house.say('[tool clock {"zone":   "Europe\\/Berlin"}] one')
-        house.service.presence.unload(outcome.session, reason="test")
+        house.components.presence.unload(outcome.session, reason="test")
         await house.say("two")
         rows = (await house.service.transcript(outcome.session, ANNA)).rows
         written = next(row.message.calls[0].arguments for row in rows if row.message.calls)
@@ -412,7 +411,7 @@ async def test_a_note_stays_with_the_message_it_was_sent_with(home: Path, model:
         said = Message(role="user", text="one", aside="The disk is nearly full.")
         outcome = await house.say("", messages=(said,))
         assert b"The disk is nearly full." in model.recorded[-1].body
-        house.service.presence.unload(outcome.session, reason="test")
+        house.components.presence.unload(outcome.session, reason="test")
         await house.say("two")
         assert b"The disk is nearly full." in model.recorded[-1].body
         grows(model)
@@ -428,4 +427,4 @@ async def test_a_session_finds_its_folder_after_an_unload_and_a_restart(home: Pa
                 outcome = await house.say('[tool read_file {"path": "notes.txt"}]')
                 rows = (await house.service.transcript(outcome.session, ANNA)).rows
                 assert "remember the milk" in [row.message for row in rows if row.message.role == "tool"][-1].text
-                house.service.presence.unload(outcome.session, reason="test")
+                house.components.presence.unload(outcome.session, reason="test")

@@ -72,7 +72,7 @@ async def test_steering_has_the_length_of_the_queue(home: Path, model: ScriptedM
         model.release("gate")
         await house.answered(running.turn)
         with anyio.fail_after(WAIT):
-            await house.service.engine.idle(running.session)
+            await house.components.engine.idle(running.session)
         said = [row.message.text for row in (await house.service.transcript(running.session, ANNA)).rows]
         assert [text for text in said if text.startswith(("steer", "one"))] == ["steer 0", "steer 1"]
 
@@ -203,23 +203,22 @@ async def test_watching_keeps_no_resident_and_ends_with_the_session(home: Path, 
             group.start_soon(watch)
             with anyio.fail_after(WAIT):
                 while (
-                    house.service.presence.get(outcome.session) is None
-                    or not house.service.presence.get(outcome.session).watchers
+                    house.components.presence.get(outcome.session) is None
+                    or not house.components.presence.get(outcome.session).watchers
                 ):  # type: ignore[union-attr]
                     await anyio.lowlevel.checkpoint()
-            assert house.service.presence.sweep(now=1e12) == 1
+            assert house.components.presence.sweep(now=1e12) == 1
             await house.service.end(outcome.session, ANNA, "new")
         assert house.service.census()["present"] == 0
 
 
 async def test_an_export_holds_the_session_and_every_row(home: Path, model: ScriptedModel) -> None:
     """S19, V06: JSON lines, undone rows marked."""
-    from tidegate.sessions import operations
 
     async with core(home, model=model) as house:
         outcome = await house.say("one")
         await house.say("two")
-        await operations.undo(house.service, outcome.session, ANNA)
+        await house.service.operations.undo(outcome.session, ANNA)
         lines = [msgspec.json.decode(line) async for line in house.service.export(outcome.session, ANNA)]
         assert lines[0]["id"] == outcome.session
         assert [line["undone"] is not None for line in lines[1:]] == [False, False, True, True]

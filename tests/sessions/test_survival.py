@@ -216,7 +216,7 @@ class Scene:
 
     async def look(self, h: InProcessGateway) -> dict[str, str]:
         found: dict[str, str] = await h.store.read(self._rows)
-        record = h.service.presence.get(self.idle)
+        record = h.components.presence.get(self.idle)
         live = h.service.live(self.turn) is not None
         found["a running turn"] = "goes on" if live else found["a running turn"]
         found["tasks given to other agents"] = await self._task(h, over=found["a running turn"] == "over")
@@ -259,9 +259,9 @@ class Scene:
         if over:
             return "over"
         if h.service.live(self.turn) is None:
-            return _left(bool(h.service.engine.stats().delegating))
+            return _left(bool(h.components.engine.stats().delegating))
         with anyio.fail_after(WAIT):
-            while not h.service.engine.stats().delegating:
+            while not h.components.engine.stats().delegating:
                 await anyio.lowlevel.checkpoint()
         return "goes on"
 
@@ -329,11 +329,11 @@ async def _turn_ends(h: InProcessGateway, scene: Scene) -> None:
 
 
 async def _unload(h: InProcessGateway, scene: Scene) -> None:
-    record = h.service.presence.get(scene.running)
+    record = h.components.presence.get(scene.running)
     assert record is not None
     busy = record.resident
     assert isinstance(busy, Conversation)
-    h.service.presence.sweep(now=float("inf"))
+    h.components.presence.sweep(now=float("inf"))
     assert record.resident is busy and busy.history.parts, "no unload in mid-turn"
 
 
@@ -442,14 +442,14 @@ async def test_a_resident_that_was_replaced_in_mid_turn_is_released_when_that_tu
     """V20, A8: what counts is the instance that runs."""
     async with core(home, model=model) as in_process_gateway:
         first = await in_process_gateway.say("one")
-        record = in_process_gateway.service.presence.get(first.session)
+        record = in_process_gateway.components.presence.get(first.session)
         assert record is not None
         running = record.resident
         assert isinstance(running, Conversation)
         accepted = await in_process_gateway.accept("[hold gate] two")
         with anyio.fail_after(WAIT):
             await model.held("gate")
-        assert in_process_gateway.service.presence.unload(first.session, reason="test")
+        assert in_process_gateway.components.presence.unload(first.session, reason="test")
         assert running.history.parts
         model.release("gate")
         assert (await in_process_gateway.answered(accepted.turn)).state == "answered"

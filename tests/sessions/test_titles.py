@@ -7,7 +7,8 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, core
 from tidegate.errors import Refused
-from tidegate.sessions import operations, titles
+from tidegate.sessions.admission import TITLE_CHARACTERS, title_from
+from tidegate.sessions.operations import LONGEST_TITLE
 
 pytestmark = pytest.mark.anyio
 
@@ -16,16 +17,16 @@ async def test_a_title_that_is_too_long_is_refused_and_never_cut(home: Path, mod
     """H20: the bound is named, and the title is as it was."""
     async with core(home, model=model) as house:
         session = (await house.say("hello")).session
-        await operations.set_title(house.service, session, ANNA, "  a\nline " + "x" * (titles.LONGEST - 7))
+        await house.service.operations.set_title(session, ANNA, "  a\nline " + "x" * (LONGEST_TITLE - 7))
         kept = (await house.service.session(session, ANNA)).title
-        assert kept == "a line " + "x" * (titles.LONGEST - 7)
+        assert kept == "a line " + "x" * (LONGEST_TITLE - 7)
         with pytest.raises(Refused, match="201 characters and may have 200"):
-            await operations.set_title(house.service, session, ANNA, "x" * (titles.LONGEST + 1))
+            await house.service.operations.set_title(session, ANNA, "x" * (LONGEST_TITLE + 1))
         assert (await house.service.session(session, ANNA)).title == kept
 
 
 @pytest.mark.parametrize("text", ["short", "word " * 100, "x" * 500, "\n \n"])
 def test_a_title_made_from_a_message_is_short(text: str) -> None:
     """L24: whatever the message is."""
-    made = titles.first_words(text)
-    assert len(made) <= titles.FIRST_WORDS and (made or not text.strip())
+    made = title_from(text)
+    assert len(made) <= TITLE_CHARACTERS and (made or not text.strip())

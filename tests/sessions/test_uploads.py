@@ -34,7 +34,7 @@ async def bring(house: Core, text: str = "listen", name: str | None = "talk", **
 
 def kept(house: Core) -> list[tuple[str, str]]:
     """Folder and name of what lies in the spool."""
-    return sorted((path.parent.name, path.name) for path in house.service.spool.root.rglob("sp_*"))
+    return sorted((path.parent.name, path.name) for path in house.components.spool.root.rglob("sp_*"))
 
 
 async def named(house: Core, session: str) -> list[tuple[str, str]]:
@@ -43,7 +43,7 @@ async def named(house: Core, session: str) -> list[tuple[str, str]]:
     found = [media.spooled for row in rows for media in row.message.media]
     for id in found:
         assert await house.store.read(spooled.get, id, session) is not None
-        assert await house.service.spool.load(session, id) == LARGE
+        assert await house.components.spool.load(session, id) == LARGE
     return sorted((session, id) for id in found)
 
 
@@ -57,7 +57,7 @@ async def test_several_that_begin_a_conversation_at_once_are_one_conversation(ho
         assert len({each.session for each in accepted}) == 1
         assert kept(house) == await named(house, accepted[0].session)
         assert len(kept(house)) == 3
-        assert house.service.spool.stats().writing == 0
+        assert house.components.spool.stats().writing == 0
 
 
 async def test_a_conversation_that_ends_meanwhile_is_followed_by_another(home: Path, model: ScriptedModel) -> None:
@@ -88,7 +88,7 @@ async def test_what_is_refused_at_the_door_leaves_nothing(home: Path, model: Scr
             await bring(house, brought=(Attachment(message=0, name="messages[0].content[0]", data=b"hello"),))
         assert (refused.value.status, refused.value.param) == (400, "messages[0].content[0]")
         assert kept(house) == []
-        assert house.service.spool.stats().writing == 0
+        assert house.components.spool.stats().writing == 0
         model.release("there")
 
 
@@ -129,7 +129,7 @@ async def test_what_a_caller_left_behind_is_found_by_the_sweep_or_taken_in(home:
         for pause in (0.0, 0.005, 0.05, 0.1):
             with anyio.move_on_after(pause):
                 await bring(house, name=f"talk-{pause}")
-        assert house.service.spool.stats().writing == 0
+        assert house.components.spool.stats().writing == 0
         with anyio.fail_after(WAIT):
             for row in await house.service.sessions(ANNA):
                 assert set(await named(house, row.id)) <= set(kept(house))

@@ -26,7 +26,7 @@ def held(house: Core) -> tuple[int, int]:
     """Residents that are in memory now and their bytes, as counted from what they hold."""
     found = [
         resident
-        for record in house.service.presence
+        for record in house.components.presence
         for resident in (record.resident, *record.detached)
         if isinstance(resident, Conversation)
     ]
@@ -35,8 +35,8 @@ def held(house: Core) -> tuple[int, int]:
 
 def booked(house: Core) -> tuple[int, int]:
     """The same as metrics, status and ledger tell it."""
-    stats = house.service.presence.stats()
-    total = house.service.presence.ledger.totals().get("resident")
+    stats = house.components.presence.stats()
+    total = house.components.presence.ledger.totals().get("resident")
     assert (stats.residents, stats.resident_bytes) == ((0, 0) if total is None else (total.count, total.bytes))
     return stats.residents, stats.resident_bytes
 
@@ -50,7 +50,7 @@ def check_books(house: Core) -> None:
 
 async def settled(house: Core) -> None:
     """Until what was unloaded is released."""
-    await until(lambda: not house.service.presence._leaving)
+    await until(lambda: not house.components.presence._leaving)
 
 
 async def wait_for_person(house: Core, count: int = TURNS) -> list[tuple[str, str]]:
@@ -97,8 +97,8 @@ async def test_pressure_and_idleness_unload_what_waits(home: Path, model: Script
     deeds = Deeds()
     async with asking(home, model, deeds) as house:
         waiting = await wait_for_person(house, 2)
-        assert house.service.presence.relieve(1)[0] == 1
-        assert house.service.presence.sweep(now=1e12) == 1
+        assert house.components.presence.relieve(1)[0] == 1
+        assert house.components.presence.sweep(now=1e12) == 1
         await settled(house)
         assert held(house) == (0, 0)
         for turn, question in waiting:
@@ -136,9 +136,9 @@ async def test_unloaded_at_any_moment_of_the_wait_the_turn_goes_on(home: Path, m
                 group.start_soon(house.service.questions.answer, question.id, ANNA, "approved")
                 for _ in range(after):
                     await anyio.lowlevel.checkpoint()
-                house.service.presence.unload(session, reason="test")
+                house.components.presence.unload(session, reason="test")
                 await anyio.lowlevel.checkpoint()
-                house.service.presence.unload(session, reason="test")
+                house.components.presence.unload(session, reason="test")
             assert (await house.answered(turn)).text == f"done {after}"
             assert results(house)[-1] == f"pushed {after}"
         grows(model)
@@ -157,7 +157,7 @@ async def test_a_call_that_works_beside_one_that_waits_finds_its_turn_complete(
         by_tool = {question.tool: question.id for question in (first, second)}
         await house.service.questions.answer(by_tool["linger"], ANNA, "approved")
         await until(deeds.started.is_set)
-        assert house.service.presence.unload(accepted.session, reason="test")
+        assert house.components.presence.unload(accepted.session, reason="test")
         await house.service.questions.answer(by_tool["push"], ANNA, "approved")
         deeds.goes_on.set()
         assert (await house.answered(accepted.turn)).text == "both"
@@ -171,11 +171,11 @@ async def test_a_history_that_was_kept_late_does_not_stand_for_a_turn_in_its_mid
     """B4, S03: what was unloaded before the turn is written when the turn waits already."""
     async with asking(home, model, Deeds()) as house:
         session = (await house.say(LONG, channel="page")).session
-        async with house.service.runner.histories._writing:
-            assert house.service.presence.unload(session, reason="test")
+        async with house.components.runner.histories._writing:
+            assert house.components.presence.unload(session, reason="test")
             turn, [question] = await ask(house)
-        await until(lambda: house.service.runner.histories.stats().size == 1)
-        assert house.service.presence.unload(session, reason="test")
+        await until(lambda: house.components.runner.histories.stats().size == 1)
+        assert house.components.presence.unload(session, reason="test")
         await house.service.questions.answer(question.id, ANNA, "approved")
         assert (await house.answered(turn)).text == "done"
         assert results(house) == ["pushed a"]
@@ -189,12 +189,12 @@ async def test_who_waits_for_a_task_that_asks_lets_go_too(home: Path, model: Scr
     async with delegating(home, model, "[limits]\nresidents = 1", **options) as house:
         given = task("helper", '[tool push {"what": "a"}] [say pushed it]')
         accepted = await house.accept(f"{LONG} {given} [say told]", channel="page")
-        await until(lambda: house.service.engine.away == 1)
+        await until(lambda: house.components.engine.away == 1)
         [question] = await house.service.questions.open_for(ANNA)
-        assert house.service.presence.relieve(1)[0] == 1
+        assert house.components.presence.relieve(1)[0] == 1
         await settled(house)
         assert held(house) == (0, 0)
-        assert house.service.presence.ledger.totals()["one-shot"].count == 0
+        assert house.components.presence.ledger.totals()["one-shot"].count == 0
         await house.service.questions.answer(question.id, ANNA, "approved")
         assert (await house.answered(accepted.turn)).text == "told"
         assert model.stats()["reuse"] == 1.0
@@ -221,4 +221,4 @@ async def test_at_every_step_of_a_running_turn_the_books_tell_what_its_resident_
         await settled(house)
         check_books(house)
         assert [b - a > 9_000 for a, b in itertools.pairwise(sizes)] == [True] * 7
-        assert house.service.presence.get(other.session) is None, "what runs has grown over the budget"
+        assert house.components.presence.get(other.session) is None, "what runs has grown over the budget"

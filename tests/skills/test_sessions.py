@@ -65,7 +65,7 @@ async def test_a_conversation_begins_with_the_projects_file_and_the_skills(
         assert "Use spaces, never tabs." in system(model) and "- deploy: Ships it twice." in system(model)
         await in_process_gateway.say("two")
         assert system(model) == prompt
-        assert in_process_gateway.service.presence.unload(outcome.session, reason="test")
+        assert in_process_gateway.components.presence.unload(outcome.session, reason="test")
         await in_process_gateway.say("three")
         assert system(model) == prompt
     async with core(home, model=model, toml=configuration(model, project)) as in_process_gateway:
@@ -90,7 +90,7 @@ async def test_a_thousand_beginnings_parse_a_skill_once_and_share_one_prefix(
     """Whoever begins them."""
     async with core(home, model=model, toml=configuration(model, project)) as in_process_gateway:
         fresh = [
-            await in_process_gateway.service.prompt_prefixes.of("main", f"p_{number % 7}") for number in range(1000)
+            await in_process_gateway.components.prompt_prefixes.of("main", f"p_{number % 7}") for number in range(1000)
         ]
         assert all(each is fresh[0] for each in fresh)
         caches = {stats.name: stats for stats in in_process_gateway.service.caches()}
@@ -114,8 +114,8 @@ async def test_who_has_neither_begins_with_his_prompt_alone(home: Path, model: S
         assert system(model) == "You are a test."
         assert (
             in_process_gateway.service.skills is None
-            and in_process_gateway.service.project_files is None
-            and in_process_gateway.service.reach.skills is None
+            and in_process_gateway.components.project_files is None
+            and in_process_gateway.components.skills is None
         )
 
 

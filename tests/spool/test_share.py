@@ -6,7 +6,6 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, core
-from tidegate.sessions import operations
 from tidegate.tools import ToolContext, Toolset, tool
 
 pytestmark = pytest.mark.anyio
@@ -27,10 +26,10 @@ async def test_a_resumed_conversation_still_reads_its_long_results(home: Path, m
         text = next(row.message.text for row in rows if row.message.role == "tool")
         name = next(word.strip(",.;:") for word in text.split() if word.startswith("sp_"))
         await c.service.end(first.session, ANNA, "new")
-        again, is_new = await operations.resume(c.service, first.session, ANNA)
+        again, is_new = await c.service.operations.resume(first.session, ANNA)
         assert is_new
         await c.service.delete(first.session, ANNA)
-        spool = c.service.spool.of(again, None)
+        spool = c.components.spool.of(again, None)
         assert "line 3210 of many" in await spool.page(name, offset=3210, lines=1)
         await c.service.delete(again, ANNA)
         assert not list((home / "spool").rglob("sp_*"))

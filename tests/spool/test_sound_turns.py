@@ -80,10 +80,10 @@ async def test_a_model_hears_sounds_and_its_requests_only_grow_over_unload_and_r
         assert first.state == "answered"
         assert heard(house) == [LARGE, SONG, SMALL]
         assert "audio/wav, 10.0 s" in told(house) and "audio/mpeg, 1.0 s" in told(house)
-        assert len(list((house.service.spool.root / first.session).iterdir())) == 1
+        assert len(list((house.components.spool.root / first.session).iterdir())) == 1
         shutil.rmtree(project)
         await house.say("two")
-        assert house.service.presence.unload(first.session, reason="test")
+        assert house.components.presence.unload(first.session, reason="test")
         await house.say('[tool hum {"large":true}] three')
     async with running(home, model, project) as house:
         await house.say("four")
@@ -142,7 +142,7 @@ async def test_a_sound_that_is_gone_is_told_in_words_and_can_be_fetched_no_more(
         row = next(row for row in (await house.service.transcript(outcome.session, ANNA)).rows if row.message.media)
         media, data = await house.service.media(outcome.session, ANNA, row.seq or 0, 0)
         assert (media.media_type, data) == ("audio/wav", LARGE)
-        shutil.rmtree(house.service.spool.root / outcome.session)
+        shutil.rmtree(house.components.spool.root / outcome.session)
         assert (await house.say("two")).state == "answered"
         assert "Sound 1 is no longer there." in told(house)
 
@@ -162,7 +162,7 @@ async def test_what_the_spool_refuses_is_heard_and_what_is_left_out_is_told(
         (notice,) = outcome.notices
         assert notice.startswith('The sound "long.wav" cannot be heard: the disk refused it') and "2097152" in notice
         assert msgspec.json.encode(notice).decode()[1:-1] in told(house)
-        record = house.service.presence.get(outcome.session)
+        record = house.components.presence.get(outcome.session)
         assert record is not None and isinstance(record.resident, Conversation)
         assert record.resident.weight > len(LARGE), "what is inline is weighed"
     async with running(home, model, project) as house:

@@ -78,7 +78,7 @@ async def test_a_model_sees_pictures_and_its_requests_only_grow_over_unload_and_
         assert first.state == "answered"
         assert seen(house) == [LARGE, SMALL, LARGE]
         await house.say("two")
-        assert house.service.presence.unload(first.session, reason="test")
+        assert house.components.presence.unload(first.session, reason="test")
         await house.say("[tool snap {}] three")
     async with running(home, model) as house:
         await house.say("four")
@@ -130,7 +130,7 @@ async def test_a_deleted_conversation_leaves_nothing_in_the_spool(home: Path, mo
     """D4, L19, V07: an end keeps it with the transcript."""
     async with running(home, model) as house:
         outcome = await house.say("[tool shout {}] [tool snap {}] one")
-        folder = house.service.spool.root / outcome.session
+        folder = house.components.spool.root / outcome.session
         assert len(list(folder.iterdir())) == 2
         await house.service.end(outcome.session, ANNA, "test")
         assert len(list(folder.iterdir())) == 2

@@ -50,7 +50,7 @@ async def test_a_question_waits_over_any_number_of_kills(home: Path, model: Scri
     deeds = Deeds()
     async with asking(home, model, deeds, drain=None) as house:
         turn, [question] = await ask(house)
-        kills = house.service.config.limits.resumes + 2
+        kills = house.components.config.limits.resumes + 2
     for _ in range(kills):
         async with asking(home, model, deeds, drain=None) as house:
             assert [found.id for found in await asked(house, turn)] == [question.id]
@@ -71,7 +71,7 @@ async def test_an_answer_given_before_the_turn_looks_again_counts(
         turn, [question] = await ask(house)
         await house.store.write(
             lambda db: approvals.answer(
-                db, question.id, decision="approved", principal=ANNA.id, role="member", now=house.service.clock()
+                db, question.id, decision="approved", principal=ANNA.id, role="member", now=house.components.clock()
             )
         )
     async with asking(home, model, deeds) as house:
@@ -130,7 +130,7 @@ async def test_no_sweep_and_no_expiry_of_sessions_touches_what_waits(home: Path,
         await house.say("[say other]", name="other")
         for chore in house.service.maintenance_tasks():
             await chore.run()
-        house.service.presence.unload((await house.service.outcome(turn)).session, reason="pressure")
+        house.components.presence.unload((await house.service.outcome(turn)).session, reason="pressure")
         assert [view.id for view in await house.service.questions.open_for(ANNA)] == [question.id]
         await house.service.questions.answer(question.id, ANNA, "approved")
         assert (await house.answered(turn)).text == "done"
@@ -150,7 +150,7 @@ async def test_a_stop_cancels_what_is_asked(home: Path, model: ScriptedModel) ->
         with pytest.raises(Conflict, match="it was cancelled"):
             await house.service.questions.answer(question.id, ANNA, "approved")
         assert (await house.say("[say next]")).text == "next"
-        assert deeds.done == [] and house.service.engine.away == 0 and house.service.questions.waiting == 0
+        assert deeds.done == [] and house.components.engine.away == 0 and house.service.questions.waiting == 0
 
 
 async def test_an_end_cancels_what_is_asked_and_tells(home: Path, model: ScriptedModel) -> None:
@@ -177,7 +177,7 @@ async def test_when_nobody_answers_in_time_the_turn_goes_on_and_is_told(home: Pa
         turn, [question] = await ask(house)
         assert question.expires == 1e9 + 3600
         now[0] += 3600
-        with pytest.raises(Conflict, match="its time was over"):
+        with pytest.raises(Conflict, match="it has expired"):
             await house.service.questions.answer(question.id, ANNA, "approved")
         assert await house.service.questions.expire() == 1
         assert (await house.answered(turn)).text == "done"
@@ -262,7 +262,7 @@ async def test_no_more_turns_wait_than_may_and_a_standing_question_is_not_refuse
     async with asking(home, model, deeds, extra, drain=None) as house:
         accepted = await house.accept(both, channel="page")
         first = await asked(house, accepted.turn, 2)
-        assert house.service.questions.waiting == 2 and house.service.engine.away == 1
+        assert house.service.questions.waiting == 2 and house.components.engine.away == 1
         assert (await house.say('[tool push {"what": "c"}] [say no]', name="other", channel="page")).text == "no"
         assert "limits.questions" in results(house)[-1]
     async with asking(home, model, deeds, extra) as house:
@@ -274,7 +274,7 @@ async def test_no_more_turns_wait_than_may_and_a_standing_question_is_not_refuse
         assert sorted(deeds.done) == ["a", "b"]
         turn, _ = await ask(house)
         assert house.service.questions.waiting == 1
-        house.service.engine.interrupt(turn, "by the test")
+        house.components.engine.interrupt(turn, "by the test")
         await house.answered(turn)
 
 
@@ -318,7 +318,7 @@ async def test_a_row_about_another_action_lets_nothing_run(home: Path, model: Sc
         if state == "open":
             await house.service.questions.answer(question.id, ANNA, "approved")
         else:
-            house.service.engine.signal(turn)
+            house.components.engine.signal(turn)
         assert (await house.answered(turn)).text == "done"
         assert deeds.done == [] and results(house)[0].startswith("Not run")
 
@@ -376,7 +376,7 @@ async def test_a_tool_may_ask_again_and_each_time_is_a_question(home: Path, mode
     deeds = Deeds()
     async with asking(home, model, deeds, drain=None) as house:
         turn, [first] = await ask(house, '[tool insist {"times": 2}] [say done]')
-        with pytest.raises(Refused, match="Say what the answer is"):
+        with pytest.raises(Refused, match="Give an answer"):
             await house.service.questions.answer(first.id, ANNA, "answered", " ")
         with pytest.raises(Refused, match="/answer"):
             await house.service.questions.answer(first.id, ANNA, "approved")
@@ -474,7 +474,7 @@ async def test_what_is_too_long_to_be_shown_whole_is_refused_unasked(home: Path,
         for what in ("x" * approvals.SUMMARY_CHARACTERS, "\u200b" * 11_000):
             await house.say(f"[tool push {json.dumps({'what': what})}] [say done]", channel="page")
             (result,) = results(house)[-1:]
-            assert "65,536 characters that a person can be shown whole" in result
+            assert "65,536 characters that can be shown to a person" in result
         assert deeds.done == [] and await house.service.questions.open_for(ANNA) == []
 
 
@@ -550,7 +550,7 @@ async def test_leave_given_in_a_sandbox_does_not_hold_without_one(home: Path, mo
         turn, [question] = await ask(house, build)
         await house.store.write(
             lambda db: approvals.answer(
-                db, question.id, decision="approved", principal=ANNA.id, role="member", now=house.service.clock()
+                db, question.id, decision="approved", principal=ANNA.id, role="member", now=house.components.clock()
             )
         )
     async with asking(home, model, deeds, config=asks.replace("bubblewrap", "local")) as house:
@@ -584,7 +584,7 @@ async def test_rules_come_before_the_mode(home: Path, model: ScriptedModel) -> N
             '[tool push {"what": "a"}] [tool push {"what": "b"}] [tool clock {}] [say done]', channel="page"
         )
         assert deeds.done == ["a"]
-        assert results(house)[1] == "Not run: this is denied here (rule: deny push what=b)."
+        assert results(house)[1] == "Not run: denied (rule: deny push what=b)."
         assert "rule: deny effect:read" in results(house)[2]
         assert (await house.say('[tool note {"what": "n"}] [say done]', channel="http")).text == "done"
         turn, [question] = await ask(house, '[tool note {"what": "m"}] [say done]')

@@ -12,8 +12,7 @@ from tests.core import ANNA, WAIT, core
 from tests.logs import capture_logs
 from tidegate.config import LimitSettings
 from tidegate.store import Db, usage
-from tidegate.turns.budgets.account import BudgetAccount, BudgetRule
-from tidegate.turns.budgets.periods import DAY
+from tidegate.turns.budgets.account import DAY, BudgetAccount, BudgetRule
 from tidegate.values import Event, Notice, Receipt, TextDelta, Usage
 
 pytestmark = pytest.mark.anyio
@@ -72,10 +71,10 @@ async def test_at_the_cap_a_turn_fails_with_the_limits_name_and_the_time(home: P
         (shown,) = house.service.status()["budgets"]
         assert (shown["setting"], shown["per"], shown["each"]) == ("limits.day_tokens", "gateway", "day")
         assert (shown["tokens_limit"], shown["opens"]) == (10, NOON + DAY / 2)
-        assert shown["tokens"] == house.service.budgets.day.spent().tokens and shown["used"] == shown["tokens"] / 10
-        assert house.service.budgets.day.spent().tokens > 10
+        assert shown["tokens"] == house.components.budgets.day.spent().tokens and shown["used"] == shown["tokens"] / 10
+        assert house.components.budgets.day.spent().tokens > 10
         clock.now += DAY / 2
-        assert house.service.budgets.day.spent().tokens == 0
+        assert house.components.budgets.day.spent().tokens == 0
         assert (await house.say("[say two]", **key("k"))).text == "two"
 
 
@@ -102,11 +101,11 @@ async def test_a_restart_gives_nothing_back(home: Path, model: ScriptedModel) ->
         clock.now += DAY
         session = (await house.say("today")).session
         await house.say("one-shot", name=None)
-        spent = house.service.budgets.day.spent().tokens
+        spent = house.components.budgets.day.spent().tokens
         assert spent > 0
         await house.service.delete(session, ANNA)
     async with core(home, SMALL, model=model, clock=clock) as house:
-        assert house.service.budgets.day.spent().tokens == spent
+        assert house.components.budgets.day.spent().tokens == spent
         refused = await house.say("again")
         assert refused.error is not None and refused.error.code == "budget_spent"
 
@@ -116,7 +115,7 @@ async def test_with_zero_there_is_no_cap(home: Path, model: ScriptedModel) -> No
     async with core(home, "[limits]\nday_tokens = 0", model=model) as house:
         for _ in range(3):
             assert (await house.say("hello")).state == "answered"
-        assert house.service.budgets.day.spent().tokens > 0
+        assert house.components.budgets.day.spent().tokens > 0
 
 
 async def test_the_demo_model_costs_nothing(home: Path, model: ScriptedModel) -> None:
@@ -124,11 +123,11 @@ async def test_the_demo_model_costs_nothing(home: Path, model: ScriptedModel) ->
     toml = '[models.main]\napi = "demo"\n[agents.main]\nmodel = "main"\n[limits]\nday_tokens = 1\n'
     for _ in range(2):
         async with core(home, model=model, toml=toml) as house:
-            assert house.service.budgets.day.spent().tokens == 0
+            assert house.components.budgets.day.spent().tokens == 0
             for _ in range(2):
                 outcome = await house.say("hello")
                 assert outcome.state == "answered" and outcome.usage.input > 1
-            assert house.service.budgets.day.spent().tokens == 0
+            assert house.components.budgets.day.spent().tokens == 0
 
 
 async def test_a_call_that_is_cut_off_is_paid_for_too(home: Path, model: ScriptedModel) -> None:
@@ -144,10 +143,10 @@ async def test_a_call_that_is_cut_off_is_paid_for_too(home: Path, model: Scripte
             await house.service.abandon(accepted.turn)
             while house.service.live(accepted.turn) is not None:
                 await anyio.lowlevel.checkpoint()
-        spent = house.service.budgets.day.spent().tokens
+        spent = house.components.budgets.day.spent().tokens
         assert spent > 10
     async with core(home, SMALL, model=model) as house:
-        assert house.service.budgets.day.spent().tokens == spent
+        assert house.components.budgets.day.spent().tokens == spent
         assert (await house.say("again")).error is not None
 
 
@@ -223,7 +222,7 @@ def test_who_spends_all_at_once_is_not_told_that_something_is_left() -> None:
         turn, Usage(input=150)
     )
     assert turn.told == [
-        "This conversation has spent 150 of 100 tokens in all (budgets.talk), 150% of that budget; no model is asked "
+        "This conversation has spent 150 of 100 tokens in all (budgets.talk), 150% of that budget; no model is called "
         "any more."
     ]
 

@@ -10,11 +10,9 @@ from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, BERT, OWNER, WAIT, Core, core
 from tests.logs import capture_logs
 from tidegate.config import BudgetSettings
-from tidegate.sessions import operations
 from tidegate.store import Db, SpentTotal, principals, usage
 from tidegate.turns.budgets import budgets
-from tidegate.turns.budgets.account import BudgetAccount, BudgetRule, rule_of
-from tidegate.turns.budgets.periods import DAY, HOUR, Each, window
+from tidegate.turns.budgets.account import DAY, HOUR, BudgetAccount, BudgetRule, Each, rule_of, window
 from tidegate.values import BILLION, Event, Failure, Notice, Outcome, Receipt, TurnEnded, Usage, dollars
 
 pytestmark = pytest.mark.anyio
@@ -85,8 +83,8 @@ async def test_each_principal_has_a_budget_of_his_own(home: Path, model: Scripte
             assert (await house.say("hello", name=None)).state == "answered"
         error = refused(await house.say("hello", name=None))
         assert error.message == (
-            f"You have spent {2 * one:,} of {2 * one:,} tokens this hour (budgets.each); models are asked again "
-            "from 2024-10-04 13:00 UTC on: send this again then, or raise that limit and restart the gateway."
+            f"You have spent {2 * one:,} of {2 * one:,} tokens this hour (budgets.each); models are called again "
+            "from 2024-10-04 13:00 UTC: send this again then, or raise that limit and restart the gateway."
         )
         assert error.retry and error.retry_after == HOUR
         assert (await house.say("hello", name=None, principal=BERT.id)).state == "answered"
@@ -125,7 +123,7 @@ async def test_a_budget_for_some_principals_knows_them_by_name(home: Path, model
             again = await house.say("hello", name=None, principal=principal)
             assert (again.error is not None) == stops
         error = refused(await house.say("hello", name=None, principal=guest.id))
-        assert "so no model is asked for it any more: raise that limit" in error.message
+        assert "so no model is called for it any more: raise that limit" in error.message
         assert not error.retry and error.retry_after is None
 
 
@@ -211,7 +209,7 @@ async def test_at_four_fifths_the_conversation_and_the_operator_are_told_once(ho
             warned = (await followed(house, "hello"))[1]
             assert warned == [
                 f"You have spent {4 * one:,} of {5 * one:,} tokens today (budgets.each), 80% of that budget; at "
-                "100 % no model is asked until 2024-10-05 00:00 UTC."
+                "100 % no model is called until 2024-10-05 00:00 UTC."
             ]
             assert (await followed(house, "hello", principal=BERT.id))[1] == []
         assert [(entry["setting"], entry["of"]) for entry in logs if "setting" in entry] == [("budgets.each", ANNA.id)]
@@ -272,7 +270,7 @@ async def test_what_a_person_chose_by_model_is_paid_from_the_same(home: Path, mo
     toml = settings(model, budget("each", per="principal", each="day", tokens=300))
     async with core(home, model=model, toml=toml) as house:
         session = (await house.say("hello")).session
-        await operations.set_setting(house.service, session, ANNA, "model", "other", source="test")
+        await house.service.operations.set_setting(session, ANNA, "model", "other", source="test")
         while (outcome := await house.say("hello")).state == "answered":
             pass
         refused(outcome)
@@ -339,7 +337,7 @@ async def test_accounts_that_are_put_out_are_loaded_again(
                 assert (await house.say("hello", name=None, principal=person)).state == "answered"
         for person in people:
             refused(await house.say("hello", name=None, principal=person))
-        assert house.service.budgets.stats().size == 2
+        assert house.components.budgets.stats().size == 2
 
 
 async def test_an_account_that_a_turn_holds_is_not_made_a_second_time(
@@ -354,7 +352,7 @@ async def test_an_account_that_a_turn_holds_is_not_made_a_second_time(
             while not model.recorded:
                 await anyio.sleep(0.005)
         assert (await house.say("hello", name=None, principal=BERT.id)).state == "answered"
-        held = await house.service.budgets._account(house.service.budgets._shared[0], ANNA.id)
+        held = await house.components.budgets._account(house.components.budgets._shared[0], ANNA.id)
         model.release("here")
         await house.answered(accepted.turn)
         assert held.spent().tokens > 10
@@ -380,14 +378,14 @@ async def test_who_may_see_which_budget(home: Path, model: ScriptedModel) -> Non
         await house.store.write(people)
         outcome = await house.say("hello", job="news")
         row = await house.service.row(outcome.session, ANNA)
-        mine, more = await house.service.budgets.seen_by(ANNA)
+        mine, more = await house.components.budgets.seen_by(ANNA)
         assert [(each.setting, each.key, each.name) for each in mine] == [("budgets.each", ANNA.id, "anna")]
         assert (mine[0].tokens, mine[0].tokens_limit, more) == (outcome.usage.tokens, 100, False)
         assert mine[0].used == outcome.usage.tokens / 100 and mine[0].opens is not None
-        with_session, _ = await house.service.budgets.seen_by(ANNA, row)
+        with_session, _ = await house.components.budgets.seen_by(ANNA, row)
         assert [each.setting for each in with_session] == ["budgets.each", "budgets.talk"]
         assert with_session[1].opens is None
-        everything, _ = await house.service.budgets.seen_by(OWNER)
+        everything, _ = await house.components.budgets.seen_by(OWNER)
         assert [(each.setting, each.name) for each in everything] == [
             ("limits.day_tokens", ""),
             ("budgets.each", "anna"),

@@ -17,9 +17,8 @@ from tidegate.errors import BudgetSpent
 from tidegate.models import Model
 from tidegate.store import SessionRow, Store, usage
 from tidegate.turns.budgets import budgets as room
-from tidegate.turns.budgets.account import BudgetRule
+from tidegate.turns.budgets.account import BudgetRule, window
 from tidegate.turns.budgets.budgets import Budgets
-from tidegate.turns.budgets.periods import window
 from tidegate.values import Event, Notice, Usage
 
 T = TypeVar("T")

@@ -14,7 +14,6 @@ from tests.logs import capture_logs
 from tests.random_model import Moody
 from tests.turns.test_fallback import notices, told
 from tests.turns.test_reasoning import thinking
-from tidegate.sessions import operations
 from tidegate.store import messages
 
 pytestmark = pytest.mark.anyio
@@ -53,10 +52,10 @@ async def test_thoughts_go_back_with_a_history_that_was_kept(home: Path, server:
     async with thinking(home, server, how, 'reasoning = "high"') as house:
         session = (await house.say("the tide comes in. " * 1000 + "[tool clock {}]")).session
         for number in range(2):
-            assert house.service.presence.unload(session, reason="test")
-            await until(lambda: house.service.runner.histories.stats().size == 1)
+            assert house.components.presence.unload(session, reason="test")
+            await until(lambda: house.components.runner.histories.stats().size == 1)
             await house.say(f"on {number} [tool clock {{}}]")
-            assert house.service.runner.histories.stats().hits == number + 1
+            assert house.components.runner.histories.stats().hits == number + 1
     assert refused(server) == 0 and server.stats()["reuse"] == 1.0
 
 
@@ -68,7 +67,7 @@ async def test_thoughts_go_back_over_turns_unload_and_restart(home: Path, server
         await house.say("and now?")
         here = thoughts(server.recorded[-1].decoded())
         assert here >= 2
-        house.service.presence.unload(session, reason="test")
+        house.components.presence.unload(session, reason="test")
         await house.say("and then?")
         assert thoughts(server.recorded[-1].decoded()) == here + 1
     async with thinking(home, server, how, 'reasoning = "high"') as house:
@@ -83,7 +82,7 @@ async def test_after_a_reload_thoughts_of_before_stay_at_home(home: Path, server
     async with thinking(home, server, how, 'reasoning = "high"') as house:
         session = await ready(house)
     async with thinking(home, server, how, 'reasoning = "high"', prompt="You are another test.") as house:
-        assert await operations.reload(house.service, session, ANNA)
+        assert await house.service.operations.reload(session, ANNA)
         assert (await house.say("and now?")).state == "answered"
         body = server.recorded[-1].decoded()
         assert thoughts(body) == 0 and "hello" in str(body)
@@ -103,7 +102,7 @@ async def test_a_conversation_whose_thoughts_are_refused_goes_on_without_them(
         with capture_logs() as logged:
             outcome = await house.say("and now?")
         assert outcome.state == "answered", outcome.error
-        assert [line["event"] for line in logged] == ["a model refuses its earlier thoughts: it goes on without them"]
+        assert [line["event"] for line in logged] == ["a model refuses its earlier reasoning; the turn continues without it"]
         assert refused(server) == 1
         assert thoughts(server.recorded[-1].decoded()) == 0
         assert (await house.say("and then?")).state == "answered"
@@ -111,7 +110,7 @@ async def test_a_conversation_whose_thoughts_are_refused_goes_on_without_them(
         assert refused(server) == 1
         rows = await house.store.read(messages.history, session)
         assert sum(bool(row.carried) for row in rows) >= 3
-        house.service.presence.unload(session, reason="test")
+        house.components.presence.unload(session, reason="test")
         assert (await house.say("after an absence")).state == "answered"
         assert (refused(server), thoughts(server.recorded[-1].decoded())) == (1, 2), "what was refused stays at home"
     async with thinking(home, server, how, 'reasoning = "high"') as house:
@@ -171,7 +170,7 @@ async def test_who_is_in_a_conversation_is_told_that_it_goes_on_without_thoughts
         monkeypatch.setattr(seal, "_KEY", b"another account's hand")
         for expected in (1, 0):
             _, events = await told(house, "and now?")
-            assert [text.startswith("The model first refuses its earlier thoughts") for text in notices(events)] == [
+            assert [text.startswith("The model first refuses its earlier reasoning") for text in notices(events)] == [
                 True
             ] * expected
 

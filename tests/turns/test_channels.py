@@ -8,8 +8,7 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core, core
 from tidegate.errors import Refused
-from tidegate.sessions import Channel, Channels
-from tidegate.turns.channels import CHANNELS
+from tidegate.turns import CHANNELS, Channel, Channels
 from tidegate.values import Acceptance, Outcome
 
 pytestmark = pytest.mark.anyio

@@ -17,7 +17,6 @@ from tests.spool.pictures import noise, plain, saved
 from tidegate.agent import is_balanced
 from tidegate.agent.context import INSTRUCTIONS
 from tidegate.models import SUMMARY_TASK
-from tidegate.sessions import operations
 from tidegate.store import messages, settings, summaries, usage
 from tidegate.tools import ToolContext, Toolset, tool
 from tidegate.turns.compaction.compaction import COOLDOWN, WANTED, read_view
@@ -110,7 +109,7 @@ async def talk(house: Core, turns: int, *, start: int = 0, words: str = WORDS) -
 
 def preparing(house: Core, session: str) -> "asyncio.Task[None] | None":
     """What writes a summary beside the turns of a session."""
-    record = house.service.presence.get(session)
+    record = house.components.presence.get(session)
     task: asyncio.Task[None] | None = getattr(record.resident, "preparing", None) if record is not None else None
     return task
 
@@ -146,9 +145,9 @@ async def test_a_conversation_longer_than_the_window_goes_on_and_keeps_every_wor
         assert all(WORDS in row.text for row in rows if row.role == "user")
         shown = await h.store.read(summaries.shown, outcomes[0].session)
         assert shown and shown[0].first == 1
-        assert any("is shown a summary instead of messages 1 to" in note for o in outcomes for note in o.notices)
-        assert h.service.runner.compaction.counts["summary"] >= 3
-        assert not h.service.runner.compaction.counts["useless"]
+        assert any("sees a summary instead of messages 1 to" in note for o in outcomes for note in o.notices)
+        assert h.components.runner.compaction.counts["summary"] >= 3
+        assert not h.components.runner.compaction.counts["useless"]
     assert unfit(model) == 0
     assert 3 <= written(model) <= 30
 
@@ -174,7 +173,7 @@ async def test_the_same_is_shown_after_unload_and_after_a_restart(home: Path, mo
         await settled(h, session)
         while "Summary" not in told(asked(model)[-1]):
             await talk(h, 1)
-        h.service.presence.unload(session, reason="test")
+        h.components.presence.unload(session, reason="test")
         before = asked(model)[-1]["messages"]
         await h.say("short")
         assert asked(model)[-1]["messages"][: len(before)] == before
@@ -283,15 +282,15 @@ async def test_an_undone_turn_takes_the_summaries_over_it_along(home: Path, mode
     async with house(home, model) as h:
         number = 0
         session = (await talk(h, 1))[0].session
-        await operations.set_setting(h.service, session, ANNA, WANTED, True, source="test")
+        await h.service.operations.set_setting(session, ANNA, WANTED, True, source="test")
         for number in range(1, 6):
             await talk(h, 1, start=number)
         await h.say("SECRET words " + WORDS)
         await settled(h, session)
-        await operations.set_setting(h.service, session, ANNA, WANTED, True, source="test")
+        await h.service.operations.set_setting(session, ANNA, WANTED, True, source="test")
         await h.say("x")
-        await operations.undo(h.service, session, ANNA)
-        await operations.undo(h.service, session, ANNA)
+        await h.service.operations.undo(session, ANNA)
+        await h.service.operations.undo(session, ANNA)
         await h.say("short")
         assert "SECRET" not in str(asked(model)[-1])
         shown = await h.store.read(summaries.shown, session)
@@ -309,7 +308,7 @@ async def test_a_conversation_that_is_taken_up_again_brings_its_summaries(home: 
         before = asked(model)[-1]["messages"]
         await h.service.end(session, ANNA, "test")
         count = written(model)
-        again, is_new = await operations.resume(h.service, session, ANNA)
+        again, is_new = await h.service.operations.resume(session, ANNA)
         assert is_new
         outcome = await h.say("short", None, session=again)
         assert outcome.state == "answered", outcome.error
@@ -323,7 +322,7 @@ async def test_a_model_with_a_smaller_window_is_shown_less(home: Path, model: Sc
     model.be(Temper(marker=SUMMARY_TASK, windows={"scripted": WINDOW, "scripted-small": 2048}))
     async with house(home, model) as h:
         session = (await talk(h, 12))[-1].session
-        await operations.set_setting(h.service, session, ANNA, "model", "small", source="test")
+        await h.service.operations.set_setting(session, ANNA, "model", "small", source="test")
         outcome = await h.say("and you?")
         assert outcome.state == "answered", outcome.error
         assert any("instead of messages" in note for note in outcome.notices)
@@ -400,7 +399,7 @@ async def test_a_single_message_larger_than_the_window_is_shown_by_its_beginning
         assert "BEGIN" in sent and "END" in sent and "characters of message 1 are left out here" in sent
         assert (await h.store.read(messages.history, outcome.session))[0].text == text
         before = asked(model)[-1]["messages"]
-        h.service.presence.unload(outcome.session, reason="test")
+        h.components.presence.unload(outcome.session, reason="test")
         await h.say("short")
         assert asked(model)[-1]["messages"][: len(before)] == before
     assert unfit(model) == 0
@@ -410,7 +409,7 @@ async def test_a_person_can_ask_for_a_compaction(home: Path, model: ScriptedMode
     """/compact: with the next turn, once."""
     async with house(home, model) as h:
         session = (await talk(h, 8))[-1].session
-        await operations.set_setting(h.service, session, ANNA, WANTED, True, source="test")
+        await h.service.operations.set_setting(session, ANNA, WANTED, True, source="test")
         outcome = await h.say("short")
         assert any("instead of messages 1 to" in note for note in outcome.notices)
         assert await h.store.read(summaries.shown, session)
@@ -564,7 +563,7 @@ async def test_a_summary_that_saves_too_little_is_not_applied(home: Path, model:
 
 async def test_a_count_of_the_providers_calibrates_the_estimate(home: Path, model: ScriptedModel) -> None:
     async with house(home, model) as h:
-        token_estimate = h.service.runner._models.get("main").token_estimate
+        token_estimate = h.components.runner._models.get("main").token_estimate
         before = token_estimate.tokens(100_000)
         await talk(h, 6)
         assert token_estimate.tokens(100_000) != before
@@ -581,11 +580,11 @@ async def test_what_was_undone_while_its_summary_was_written_is_not_stored(home:
             await model.held("pen")
         task = preparing(h, session)
         assert task is not None
-        record = h.service.presence.get(session)
+        record = h.components.presence.get(session)
         assert record is not None
         record.resident.preparing = None  # as if nobody had ended it with the resident
         for _ in range(turns):
-            await operations.undo(h.service, session, ANNA)
+            await h.service.operations.undo(session, ANNA)
         model.release("pen")
         with anyio.fail_after(WAIT):
             await asyncio.wait({task})

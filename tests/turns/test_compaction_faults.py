@@ -15,7 +15,6 @@ from tests.turns.test_compaction import WINDOW, WORDS, asked, house, talk, unfit
 from tidegate.agent import is_balanced
 from tidegate.errors import TidegateError
 from tidegate.models import SUMMARY_TASK
-from tidegate.sessions import operations
 from tidegate.store import messages
 from tidegate.turns.compaction.compaction import WANTED, read_view
 
@@ -37,7 +36,7 @@ async def model() -> AsyncIterator[ScriptedModel]:
 async def prepared(h: Core) -> str:
     """A conversation whose next turn compacts."""
     session = (await talk(h, TURNS))[-1].session
-    await operations.set_setting(h.service, session, ANNA, WANTED, True, source="test")
+    await h.service.operations.set_setting(session, ANNA, WANTED, True, source="test")
     return session
 
 
@@ -71,11 +70,11 @@ async def test_a_write_that_fails_anywhere_in_a_compaction_loses_nothing(
             fault.armed = False
             await h.service.recover()
             if accepted is not None:
-                await h.service.engine.idle(session)
+                await h.components.engine.idle(session)
         assert (await h.say("third")).state == "answered"
         await whole(h, session)
         before = asked(model)[-1]["messages"]
-        h.service.presence.unload(session, reason="test")
+        h.components.presence.unload(session, reason="test")
         assert (await h.say("fourth")).state == "answered"
         assert asked(model)[-1]["messages"][: len(before)] == before, "what is stored is what was shown"
     assert unfit(model) == 0

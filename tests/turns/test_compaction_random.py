@@ -21,7 +21,6 @@ from tests.spool.pictures import plain, saved
 from tests.turns.test_fallback import notices as notices_of
 from tests.turns.test_fallback import told as followed
 from tidegate.models import SUMMARY_TASK
-from tidegate.sessions import operations
 from tidegate.store import messages, summaries
 from tidegate.values import Media, Message, Outcome
 
@@ -222,7 +221,7 @@ async def test_the_request_is_the_same_after_an_unload_and_after_a_restart(
         await talk(house, range(20))
         assert compactions(server)
         before = len(compactions(server))
-        house.service.presence.unload(await _id(house), reason="test")
+        house.components.presence.unload(await _id(house), reason="test")
         await talk(house, range(20, 21))
     async with long(home, server, clock, api) as house:
         await talk(house, range(21, 22))
@@ -633,7 +632,7 @@ async def test_undoing_what_is_summarised_shows_what_it_covered(
         assert compactions(server)
         session = await _id(house)
         for _ in range(14):
-            await operations.undo(house.service, session, ANNA)
+            await house.service.operations.undo(session, ANNA)
         outcome, _ = await told(house, "again")
         assert outcome.state == "answered", outcome.error
         body = server.recorded[-1].body.decode()

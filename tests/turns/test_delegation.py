@@ -38,7 +38,7 @@ async def test_a_task_is_answered_and_the_answer_is_said_to_be_the_agents(home: 
         await still(house)
         assert house.service.census() == {**dict.fromkeys(house.service.census(), 0), "present": 1, "residents": 1}
         assert await rows(house) == NOTHING_LEFT
-        assert house.service.delegation is not None and not house.service.delegation._rooms
+        assert house.components.delegation is not None and house.components.delegation.is_idle
 
 
 async def test_a_failed_or_stopped_task_is_a_result_and_no_failure_of_the_turn(
@@ -59,9 +59,9 @@ async def test_a_failed_or_stopped_task_is_a_result_and_no_failure_of_the_turn(
             await house.service.stop(log.session, ANNA)
         assert (await house.answered(running.turn)).text == "never mind"
         assert "was stopped before it had an answer. The turn was stopped by its user." in result(house)[-1]
-        assert "It had said until then:\n\nw0" in result(house)[-1]
+        assert "Its text until then:\n\nw0" in result(house)[-1]
         outcome = await house.say(f"{task('helper', '[words 0]')} [say so be it]")
-        assert (outcome.text, result(house)[-1]) == ("so be it", "The agent 'helper' answered with nothing.")
+        assert (outcome.text, result(house)[-1]) == ("so be it", "The agent 'helper' gave an empty answer.")
 
 
 async def test_a_long_answer_is_bounded_and_the_rest_is_in_the_spool(home: Path, model: ScriptedModel) -> None:
@@ -132,7 +132,7 @@ async def test_tasks_are_handed_on_so_deep_and_no_deeper(home: Path, model: Scri
     async with delegating(home, model, "[limits]\ndelegate_depth = 1") as house:
         model.reset()
         assert (await house.say(deep)).text == "done"
-        assert "handed on 1 times already (limits.delegate_depth is 1)" in result(house, 2)[0]
+        assert "been delegated 1 times (limits.delegate_depth is 1)" in result(house, 2)[0]
         assert len(house.requests()) == 4
 
 
@@ -211,10 +211,10 @@ async def test_one_place_is_enough_for_a_tree_of_tasks(home: Path, model: Script
                 group.start_soon(talk, f"talk {number}")
         assert outcomes == ["outer"] * 4
         await still(house)
-        assert house.service.engine.places.taken == 0
+        assert house.components.engine.places.taken == 0
 
 
-async def test_no_more_trees_are_under_way_than_there_are_places(home: Path, model: ScriptedModel) -> None:
+async def test_no_more_trees_are_in_progress_than_there_are_places(home: Path, model: ScriptedModel) -> None:
     """L21: a turn that waits for its tasks keeps its place for them, so that no other begins in it; who came first is
     served first."""
     async with delegating(home, model, "[limits]\nturns = 1") as house:
@@ -245,13 +245,13 @@ async def test_who_waited_for_a_place_before_gets_it_before_more_tasks_of_a_turn
             await model.held("parent")
             other = await house.accept("[hold other]", "two")
             model.release("parent")
-            while house.service.engine.waiting_total != 2:
+            while house.components.engine.waiting_total != 2:
                 await anyio.sleep(0.001)
             assert (house.service.status()["turns"]["running"], house.service.status()["turns"]["delegating"]) == (2, 1)
             model.release("blocker")
             await house.answered(blocker.turn)
             await model.held("other")
-            assert house.service.engine.waiting_total == 1
+            assert house.components.engine.waiting_total == 1
             for name in ("other", "first", "second"):
                 model.release(name)
         assert (await house.answered(other.turn)).state == "answered"
@@ -300,7 +300,7 @@ async def _delete(house: Core, session: str) -> None:
 
 
 async def _expire(house: Core, session: str) -> None:
-    live = house.service.engine.running(session)
+    live = house.components.engine.running(session)
     assert live is not None
     live.expire()  # what the timer of limits.turn_seconds calls
 
@@ -342,7 +342,7 @@ async def test_whichever_way_the_turn_ends_its_tasks_end_before_it(
         await still(house)
         left = await rows(house)
         assert (left["sessions"], left["receipts"], left["intents"]) == (0 if way == "delete" else 1, 0, 0)
-        assert house.service.delegation is not None and not house.service.delegation._rooms
+        assert house.components.delegation is not None and house.components.delegation.is_idle
 
 
 async def test_a_caller_who_leaves_takes_the_tasks_with_him(home: Path, model: ScriptedModel) -> None:

@@ -47,7 +47,7 @@ async def test_a_stop_lets_a_turn_and_its_tasks_finish_within_the_budget(home: P
             await model.held("gate")
             async with anyio.create_task_group() as group:
                 group.start_soon(house.service.drain, WAIT)
-                while not house.service.engine._closed:
+                while not house.components.engine._closed:
                     await anyio.sleep(0.001)
                 model.release("gate")
         outcome = await house.service.outcome(accepted.turn, ANNA)
@@ -75,7 +75,7 @@ async def test_a_turn_that_is_stopping_gives_no_task_and_goes_on_with_it_later(
             await reached.wait()
             async with anyio.create_task_group() as group:
                 group.start_soon(house.service.drain, 0.01)
-                while not house.service.engine.parking:
+                while not house.components.engine.parking:
                     await anyio.sleep(0.001)
                 goes_on.set()
     async with delegating(home, model, **options) as house:
@@ -96,7 +96,7 @@ async def test_a_task_whose_turn_does_not_go_on_is_stopped_and_leaves_nothing(
         assert (await rows(house))["sessions"] == 3 and list((home / "workspaces").iterdir())
         if why == "ended":
             await house.store.write(
-                lambda db: sessions.end(db, accepted.session, reason="new", hooks=(), now=house.service.clock())
+                lambda db: sessions.end(db, accepted.session, reason="new", hooks=(), now=house.components.clock())
             )
     asked = model.counts["requests"]
     toml = configured(model, limits)

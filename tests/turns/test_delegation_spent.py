@@ -107,7 +107,7 @@ async def test_a_task_is_charged_to_its_conversation_while_the_gateway_runs(home
         outcome = await house.say(said)
         assert outcome.state == "answered"
         session = await house.store.read(sessions.get, outcome.session)
-        (budget,), _ = await house.service.budgets.seen_by(ANNA, session)
+        (budget,), _ = await house.components.budgets.seen_by(ANNA, session)
         assert (budget.setting, budget.tokens) == ("budgets.talk", outcome.usage.tokens)
         asked = len(house.requests())
         refused = await house.say("[say more]")

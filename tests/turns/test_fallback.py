@@ -21,7 +21,7 @@ from tidegate.engine import Journal
 from tidegate.errors import ModelKind
 from tidegate.models.http.cooldown import REST_SECONDS
 from tidegate.models.http.keyring import ROTATED
-from tidegate.sessions import SessionView, operations
+from tidegate.sessions import SessionView
 from tidegate.store import messages
 from tidegate.store import settings as stored
 from tidegate.turns.fallback import UNHELPED
@@ -153,7 +153,7 @@ async def test_the_substitute_survives_unload_and_restart(home: Path, server: Mo
     server.moods["first"] = "[status 503]"
     async with falling(home, server, clock, drain=None) as house:
         session = (await house.say("one")).session
-        house.service.presence.unload(session, reason="test")
+        house.components.presence.unload(session, reason="test")
         await house.say("two")
     del server.moods["first"]
     async with falling(home, server, clock) as house:
@@ -173,7 +173,7 @@ async def test_what_a_person_chose_is_asked_and_nothing_else(home: Path, server:
     """The choice is another row than the fallback, and neither changes the other."""
     async with falling(home, server, clock) as house:
         session = (await house.say("one")).session
-        await operations.set_setting(house.service, session, ANNA, "model", "third", source="command")
+        await house.service.operations.set_setting(session, ANNA, "model", "third", source="command")
         server.moods["third"] = "[status 503]"
         outcome, events = await told(house, "two")
         assert outcome.state == "failed" and outcome.error is not None
@@ -187,12 +187,12 @@ async def test_what_a_person_chose_is_asked_and_nothing_else(home: Path, server:
         assert (seen.model, seen.settings["model"].value, seen.fallback) == ("third", "third", None)
 
         server.moods = {"first": "[status 503]"}
-        await operations.clear_setting(house.service, session, ANNA, "model")
+        await house.service.operations.clear_setting(session, ANNA, "model")
         await house.say("four")
-        await operations.set_setting(house.service, session, ANNA, "model", "first", source="command")
+        await house.service.operations.set_setting(session, ANNA, "model", "first", source="command")
         outcome, _ = await told(house, "five")
         assert outcome.state == "failed", "the agent's own too, when a person chose it by name"
-        await operations.clear_setting(house.service, session, ANNA, "model")
+        await house.service.operations.clear_setting(session, ANNA, "model")
         assert (await view(house, session)).model == "second"
         assert "fallback" not in (await view(house, session)).settings
 
@@ -225,8 +225,8 @@ async def test_a_whole_chain_is_walked_and_then_told(home: Path, server: Moody, 
         outcome, events = await told(house, "one")
         assert outcome.state == "answered"
         assert notices(events) == [
-            "The model first is asked too often, so second answers for now.",
-            "The model first is asked too often, so third answers for now.",
+            "The model first is over its rate limit, so second answers for now.",
+            "The model first is over its rate limit, so third answers for now.",
         ]
         assert list(outcome.notices) == notices(events)
         assert await house.service.outcome(outcome.turn, ANNA) == outcome, "who did not follow is told the same"
@@ -234,7 +234,7 @@ async def test_a_whole_chain_is_walked_and_then_told(home: Path, server: Moody, 
         outcome, events = await told(house, "two")
         assert outcome.state == "failed" and outcome.error is not None
         assert outcome.error.message.startswith("Model 'third'")
-        assert "Not asked, since they failed before and are left alone for now: first, second." in outcome.error.message
+        assert "Not asked, because they failed recently and are in cooldown: first, second." in outcome.error.message
         assert server.asked == [*NAMES, "third"], "who rests is not asked, not even at the last"
         outcome, events = await told(house, "three")
         assert server.asked == [*NAMES, "third", "third"], "when all rest, the session asks whom it has"
@@ -318,7 +318,7 @@ async def test_a_turn_goes_on_in_mid_turn_in_another_format(
         assert sum(row.message.role == "tool" for row in rows) == 4
         assert (await house.say("after [tool clock {}]")).state == "answered"
         assert server.asked[before + 5 :] == ["second"] * 2
-        house.service.presence.unload(outcome.session, reason="test")
+        house.components.presence.unload(outcome.session, reason="test")
         clock.now += 2 * STAYS
         del server.moods["first"]
         assert (await house.say("back")).state == "answered"
@@ -471,7 +471,7 @@ async def test_a_one_shot_call_falls_back_too_and_leaves_nothing(home: Path, ser
         assert (outcome.state, notices(events)) == ("answered", [FELL])
         assert server.asked == ["first", "first", "second"]
         assert await house.store.read(stored.list_all, clock()) == []
-        assert house.service.presence.stats().present == 0
+        assert house.components.presence.stats().present == 0
         outcome, _ = await told(house, "two", None, call=Call(max_tokens=2))
         assert outcome.text == "The tide comes in,"
         assert server.asked[-1] == "second", "the first rests"
@@ -483,9 +483,9 @@ async def test_who_leaves_in_the_middle_of_falling_back_leaves_nothing(home: Pat
         accepted = await house.accept("one", None)
         with anyio.fail_after(WAIT):
             await server.held("there")
-        house.service.engine.interrupt(accepted.turn, "by a test")
+        house.components.engine.interrupt(accepted.turn, "by a test")
         assert (await house.answered(accepted.turn)).state == "stopped"
-        assert house.service.presence.stats().present == 0
+        assert house.components.presence.stats().present == 0
         assert list((await house.store.read(_used))[0]) == ["second"], "only it was cut off"
     assert server.asked == ["first", "second"]
 
@@ -495,9 +495,9 @@ async def test_the_residents_of_failed_models_are_let_go(home: Path, server: Moo
     server.moods = {"first": "[status 400]", "second": "[status 400]"}
     async with falling(home, server, clock) as house:
         session = (await house.say("one")).session
-        record = house.service.presence.get(session)
+        record = house.components.presence.get(session)
         assert record is not None and record.resident is not None and record.detached == ()
-        assert house.service.presence.stats().residents == 1
+        assert house.components.presence.stats().residents == 1
         before = record.resident
         await house.say("two")
         assert record.resident is before, "the substitute's resident is kept as any other"

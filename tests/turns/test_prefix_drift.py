@@ -8,7 +8,6 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, OWNER, Core, core
 from tidegate.agent import EXTRA, PROMPT, freeze
-from tidegate.sessions import operations
 from tidegate.tools import ToolContext, Toolset, tool
 from tidegate.turns.prefix_drift import drift_of
 
@@ -42,7 +41,7 @@ async def test_a_change_of_the_tools_is_told_once_and_again_when_they_change_aga
         async with running(home, model, tools) as house:
             told = await heard(house)
             assert len(told) == bool(expected) and "".join(told).startswith(expected), tools
-            assert all(text.endswith("). /reload takes them over.") for text in told)
+            assert all(text.endswith("). /reload applies the change.") for text in told)
             assert await heard(house) == (), "once"
             assert house.requests()[-1]["tools"] == frozen
             assert "changed since" not in str(house.requests()[-1]["messages"])
@@ -55,7 +54,7 @@ async def test_after_a_reload_nothing_is_told(home: Path, model: ScriptedModel) 
         first = await house.say("hello")
     async with running(home, model, ONE) as house:
         assert len(await heard(house)) == 1
-        assert await operations.reload(house.service, first.session, OWNER)
+        assert await house.service.operations.reload(first.session, OWNER)
         assert await heard(house) == ()
         assert [each["function"]["name"] for each in house.requests()[-1]["tools"]] == ["clock"]
     async with running(home, model, BOTH) as house:
@@ -84,7 +83,7 @@ async def test_another_prompt_is_told_and_a_caller_that_goes_its_own_way_is_not(
     async with running(home, model, toml=text) as house:
         for name in ("talk", "plain"):
             (told,) = (await house.say("again", name=name)).notices
-            assert told == "This agent's prompt changed since this conversation began. /reload takes it over."
+            assert told == "This agent's prompt changed since this conversation began. /reload applies the change."
         assert (await house.say("once", None)).notices == ()
         assert (await house.say("new", name="fresh")).notices == ()
 
@@ -145,5 +144,5 @@ def test_what_differs_is_named() -> None:
     assert drift_of(freeze([(PROMPT, "a"), (EXTRA, "mine")], old), "a", old) is None
     found = drift_of(freeze([(PROMPT, "a")], old), "b", new)
     assert found is not None and found.text == (
-        "This agent's prompt and tools changed since this conversation began (changed: look). /reload takes them over."
+        "This agent's prompt and tools changed since this conversation began (changed: look). /reload applies the change."
     )

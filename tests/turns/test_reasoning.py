@@ -9,7 +9,6 @@ import pytest
 
 from tests.core import ANNA, Core, core
 from tests.random_model import FORMATS, KEY, NAMES, Moody, toml
-from tidegate.sessions import operations
 from tidegate.values import Call, Reasoning
 
 pytestmark = pytest.mark.anyio
@@ -57,9 +56,9 @@ def asked_for(body: dict[str, Any]) -> Any:
 
 async def choose(house: Core, session: str, effort: Reasoning | None) -> None:
     if effort is None:
-        await operations.clear_setting(house.service, session, ANNA, "reasoning")
+        await house.service.operations.clear_setting(session, ANNA, "reasoning")
     else:
-        await operations.set_setting(house.service, session, ANNA, "reasoning", effort, source="command")
+        await house.service.operations.set_setting(session, ANNA, "reasoning", effort, source="command")
 
 
 @pytest.mark.parametrize("how", sorted(THINKING))
@@ -68,7 +67,7 @@ async def test_reasoning_changes_in_place(home: Path, server: Moody, how: str) -
     where thoughts are carried over between the steps of a turn."""
     async with thinking(home, server, how) as house:
         session = (await house.say("hello [tool clock {}]")).session
-        record = house.service.presence.get(session)
+        record = house.components.presence.get(session)
         assert record is not None
         resident = record.resident
         first = frozen(server.recorded[0].body)

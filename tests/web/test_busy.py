@@ -73,7 +73,7 @@ async def test_steering_that_comes_with_the_last_answer_becomes_the_next_turn(
     assert (first.text, second.status) == ("first answer", 202)
     [view] = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
     with anyio.fail_after(WAIT):
-        await gateway.service.engine.idle(view["id"])
+        await gateway.components.engine.idle(view["id"])
     rows = (await call(gateway, "GET", f"/api/sessions/{view['id']}/messages")).json["messages"]
     assert [row["message"]["role"] for row in rows] == ["user", "assistant"] * 2
     assert rows[2]["message"]["text"] == "and another thing"
@@ -117,7 +117,7 @@ async def test_a_stopped_turn_that_had_said_something_answers_with_that(
 
 
 def _running(h: InProcessGateway):  # type: ignore[no-untyped-def]
-    for record in h.service.presence:
+    for record in h.components.presence:
         if record.turn is not None:
             return record.turn
     return None

@@ -11,7 +11,6 @@ from bench.scripted_model import ScriptedModel
 from tests.in_process import InProcessGateway, in_process_gateway
 from tests.web.asking import Reply, call, chat
 from tidegate.security import Principal
-from tidegate.sessions import operations
 from tidegate.values import Inbound, Message
 
 pytestmark = pytest.mark.anyio
@@ -201,7 +200,7 @@ async def test_a_resumed_conversation_has_no_open_call(gateway: InProcessGateway
     await call(gateway, "POST", f"/api/sessions/{old['id']}/end")
     anyone = Principal(id="", name="owner", role="owner")
     owner = Principal(id=(await gateway.service.row(old["id"], anyone)).principal, name="owner", role="owner")
-    new, is_new = await operations.resume(gateway.service, old["id"], owner)
+    new, is_new = await gateway.service.operations.resume(old["id"], owner)
     assert is_new
     inbound = Inbound(
         principal=owner.id,

@@ -22,7 +22,7 @@ async def leave(h: InProcessGateway, model: ScriptedModel, text: str, *, stream:
 
             group.start_soon(send)
             await model.held("there")
-            [turn] = h.service.engine.turns
+            [turn] = h.components.engine.turns
             group.cancel_scope.cancel()
     return turn
 
@@ -194,7 +194,7 @@ async def _left_to_another(h, model, headers, group, stay):  # type: ignore[no-u
 
         leaving.start_soon(send)
         await model.held("there")
-        [turn] = h.service.engine.turns
+        [turn] = h.components.engine.turns
         group.start_soon(stay)
         while h.service.live(turn).readers < 2:
             await anyio.sleep(0.005)

@@ -68,7 +68,7 @@ async def test_a_running_turn_is_joined_from_its_start(gateway: InProcessGateway
             group.start_soon(say)
             await model.held("there")
             group.start_soon(say)
-            [turn] = gateway.service.engine.turns
+            [turn] = gateway.components.engine.turns
             while gateway.service.live(turn).readers < 2:
                 await anyio.sleep(0.005)
             model.release("there")

@@ -180,7 +180,7 @@ async def timed_out(h: InProcessGateway, model: ScriptedModel, headers: dict[str
             group.start_soon(ask, impatient)
             await model.held("there")
             impatient.timeout = WAIT
-            [turn] = h.service.engine.turns
+            [turn] = h.components.engine.turns
             while (live := h.service.live(turn)) is not None and live.readers < 2:
                 await anyio.sleep(0.005)
             model.release("there")

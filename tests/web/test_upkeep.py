@@ -58,7 +58,7 @@ async def test_the_owner_lists_and_clears_every_sessions_settings(gateway: InPro
 async def test_a_setting_that_has_expired_is_not_listed(gateway: InProcessGateway) -> None:
     """S06: it does not hold any more, also before it is swept."""
     session = await session_of(gateway, "n")
-    now = gateway.service.clock()
+    now = gateway.components.clock()
     for key, expires in (("past", now - 1), ("future", now + 1000)):
         await gateway.store.write(stored.put, session, key, 1, "test", now, expires)
     [row] = (await call(gateway, "GET", "/api/settings")).json["settings"]
@@ -67,7 +67,7 @@ async def test_a_setting_that_has_expired_is_not_listed(gateway: InProcessGatewa
 
 async def test_settings_are_read_page_by_page_to_the_last(gateway: InProcessGateway) -> None:
     """S06: more than one answer holds, also those chosen at the same moment; what has expired takes nobody's place."""
-    now = gateway.service.clock()
+    now = gateway.components.clock()
     session = await session_of(gateway, "n")
 
     def choose(db: Db) -> None:

@@ -339,8 +339,8 @@ async def test_unloading_touches_no_process(home: Path, model: ScriptedModel, ho
         session = (await house.say(_calls("process", action="start", name="server", command=f"sleep {mark}"))).session
         await house.say(_calls("terminal", command="cd /tmp; export A=b"))
         await until(lambda: alive(f"sleep\0{mark}"))
-        presence, before = house.service.presence, alive(mark)
-        site, record = house.service.workspaces.present(session), presence.get(session)
+        presence, before = house.components.presence, alive(mark)
+        site, record = house.components.workspaces.present(session), presence.get(session)
         assert site is not None and record is not None and isinstance(record.resident, Conversation)
         if how == "asked for":
             assert presence.unload(session, reason="test")
@@ -348,7 +348,7 @@ async def test_unloading_touches_no_process(home: Path, model: ScriptedModel, ho
             assert presence.sweep(record.used + presence.idle_ttl + 1) == 1
         await until(lambda: presence.stats().residents == 0 and not presence._leaving)
         assert presence.get(session) is record and record.resident is None
-        assert house.service.workspaces.present(session) is site and list(site.running) == ["server"]
+        assert house.components.workspaces.present(session) is site and list(site.running) == ["server"]
         assert alive(mark) == before
         await house.say(_calls("terminal", command="echo $PWD $A"))
         assert results(house)[-1].startswith("/tmp b")

@@ -8,7 +8,7 @@ from typing import Literal
 
 from tidegate.commands.registry import CommandContext, CommandReply, SlashCommand
 from tidegate.errors import Conflict, NotFound, Refused
-from tidegate.sessions import QuestionView
+from tidegate.turns import QuestionView
 
 LISTED = 10
 """Of several things that wait, as many are named."""

@@ -4,7 +4,7 @@ import time
 
 from tidegate.commands.registry import CommandContext, CommandReply, SlashCommand
 from tidegate.errors import Refused
-from tidegate.sessions import WindowUsage, operations
+from tidegate.turns import WindowUsage
 
 BAR = 24
 """Characters of a bar as long as the window."""
@@ -20,7 +20,7 @@ async def context(context: CommandContext, words: str) -> CommandReply:
 
 async def compact(context: CommandContext, words: str) -> CommandReply:
     _check_alone("compact", words)
-    await operations.ask_to_compact(context.service, context.here(), context.principal)
+    await context.service.operations.ask_to_compact(context.here(), context.principal)
     text = f"Older messages are summarised with your next message; nothing is deleted. {REBUILDS}"
     return CommandReply(text=text, session=context.session)
 

@@ -4,7 +4,7 @@ import time
 
 from tidegate.commands.registry import CommandContext, CommandReply, SlashCommand
 from tidegate.errors import Refused
-from tidegate.sessions import SessionView, operations
+from tidegate.sessions import SessionView
 
 LISTED = 20
 """Conversations that `/sessions` shows."""
@@ -20,9 +20,8 @@ async def new(context: CommandContext, words: str) -> CommandReply:
     kept = ""
     if context.session is not None:
         row = await context.service.row(context.session, context.principal)
-        extractor = context.service.extractor
-        if await context.service.end(context.session, context.principal, "new") and extractor is not None:
-            kept = KEPT if extractor.applies(row) else ""
+        if await context.service.end(context.session, context.principal, "new") and context.service.is_extracted(row):
+            kept = KEPT
     return CommandReply(text=f"A new conversation begins with your next message.{kept}")
 
 
@@ -32,17 +31,17 @@ async def stop(context: CommandContext, _: str) -> CommandReply:
 
 
 async def retry(context: CommandContext, _: str) -> CommandReply:
-    accepted = await operations.retry(context.service, context.here(), context.principal)
+    accepted = await context.service.operations.retry(context.here(), context.principal)
     return CommandReply(text=f"Trying again. {REBUILDS}", session=context.session, turn=accepted.turn)
 
 
 async def undo(context: CommandContext, _: str) -> CommandReply:
-    await operations.undo(context.service, context.here(), context.principal)
+    await context.service.operations.undo(context.here(), context.principal)
     return CommandReply(text=f"The last turn is undone. {REBUILDS}", session=context.session)
 
 
 async def reload(context: CommandContext, _: str) -> CommandReply:
-    changed = await operations.reload(context.service, context.here(), context.principal)
+    changed = await context.service.operations.reload(context.here(), context.principal)
     text = f"Prompt and tools are as configured now. {REBUILDS}" if changed else "Prompt and tools had not changed."
     return CommandReply(text=text, session=context.session)
 
@@ -50,14 +49,14 @@ async def reload(context: CommandContext, _: str) -> CommandReply:
 async def title(context: CommandContext, words: str) -> CommandReply:
     if not words:
         raise Refused("Say the title too: /title Holiday plans", code="missing_argument")
-    await operations.set_title(context.service, context.here(), context.principal, words)
+    await context.service.operations.set_title(context.here(), context.principal, words)
     return CommandReply(text="Titled.", session=context.session)
 
 
 async def resume(context: CommandContext, which: str) -> CommandReply:
     if not which:
         raise Refused("Say which one: /resume NUMBER from /sessions, or its id.", code="missing_argument")
-    session, is_new = await operations.resume(context.service, await _find(context, which), context.principal)
+    session, is_new = await context.service.operations.resume(await _find(context, which), context.principal)
     view = await context.service.session(session, context.principal)
     name = view.title or view.name or view.id
     text = f"{name} had ended; a new one begins with its transcript." if is_new else f"You are back in: {name}"

@@ -6,7 +6,7 @@ from tidegate.commands.registry import CommandContext, CommandReply, SlashComman
 from tidegate.errors import NotFound, Refused
 
 if TYPE_CHECKING:
-    from tidegate.memory.memory import Memory, Subject
+    from tidegate.memory import Memory, Subject
 
 _SOURCES = {"person": "{} wrote it", "tool": "noted in a conversation with {}", "end": "learnt from {}"}
 

@@ -8,7 +8,8 @@ from tidegate.commands.durations import span, split, until
 from tidegate.commands.registry import CommandContext, CommandReply, SlashCommand
 from tidegate.config import nearest
 from tidegate.errors import Refused
-from tidegate.sessions import FALLBACK, FallbackState, SessionView, operations, reason
+from tidegate.sessions import SessionView
+from tidegate.turns import FALLBACK, FallbackState, fallback_reason
 from tidegate.values import Reasoning, dollars
 
 EFFORTS = get_args(Reasoning)
@@ -28,13 +29,13 @@ async def model(context: CommandContext, words: str) -> CommandReply:
         return CommandReply(text="\n".join(lines), session=session)
     if name == "default":
         for key in ("model", FALLBACK):
-            await operations.clear_setting(context.service, session, context.principal, key)
+            await context.service.operations.clear_setting(session, context.principal, key)
         instead = (await context.service.session(session, context.principal)).fallback
         when = _when(context) if instead is None else f"once it is back; until then {instead.model} answers"
         return CommandReply(text=f"The agent's own model again, {when}.", session=session)
     if name not in names:
         raise Refused(f"There is no model {name[:100]!r}{nearest(name, names)}", code="model_not_found")
-    ends = await operations.choose_model(context.service, session, context.principal, name, lasts=lasts)
+    ends = await context.service.operations.choose_model(session, context.principal, name, lasts=lasts)
     when = _from_when(context, ends)
     again = "" if lasts is None else ", and again when it ends"
     return CommandReply(text=f"{name}, {when}. The cached prefix is rebuilt once{again}.", session=session)
@@ -48,15 +49,15 @@ async def reasoning(context: CommandContext, words: str) -> CommandReply:
         lines.append(f"There are: {', '.join(EFFORTS)}.")
         return CommandReply(text="\n".join(lines), session=session)
     if effort == "default":
-        await operations.clear_setting(context.service, session, context.principal, "reasoning")
+        await context.service.operations.clear_setting(session, context.principal, "reasoning")
         view = await context.service.session(session, context.principal)
         return CommandReply(
             text=f"{_whose(context, view).capitalize()} default again, {_when(context)}.", session=session
         )
     if effort not in EFFORTS:
         raise Refused(f"Reasoning is one of {', '.join(EFFORTS)} or default.", code="bad_argument")
-    ends = await operations.set_setting(
-        context.service, session, context.principal, "reasoning", effort, source=SOURCE, lasts=lasts
+    ends = await context.service.operations.set_setting(
+        session, context.principal, "reasoning", effort, source=SOURCE, lasts=lasts
     )
     when = _from_when(context, ends)
     return CommandReply(text=f"Reasoning {effort}, {when}. Nothing is rebuilt.", session=session)
@@ -64,17 +65,17 @@ async def reasoning(context: CommandContext, words: str) -> CommandReply:
 
 def _from_when(context: CommandContext, ends: float | None) -> str:
     """From when until when a setting holds."""
-    return _when(context) if ends is None else f"{_when(context)} {until(ends, context.service.clock())}"
+    return _when(context) if ends is None else f"{_when(context)} {until(ends, context.service.now())}"
 
 
 def _when(context: CommandContext) -> str:
-    running = context.session is not None and context.service.engine.running(context.session) is not None
+    running = context.session is not None and context.service.is_running(context.session)
     return "from the next turn on" if running else "from now on"
 
 
 async def status(context: CommandContext, _: str) -> CommandReply:
     view = await context.service.session(context.here(), context.principal)
-    expiry = context.service.config.expiry.named_idle
+    expiry = context.service.idle_expiry
     lines = [
         f"conversation  {view.title or view.name or view.id}",
         f"agent         {view.agent}",
@@ -121,7 +122,7 @@ async def _asked(context: CommandContext) -> list[str]:
 def _model(context: CommandContext, view: SessionView) -> list[str]:
     """The model that answers, why, and what would answer else."""
     chosen = view.settings.get("model")
-    agent = context.service.config.agents.get(view.agent)
+    agent = context.service.agent(view.agent)
     if agent is None:
         return [f"model         none: the agent {view.agent} is not configured any more"]
     if view.fallback is not None:
@@ -142,10 +143,10 @@ def _model(context: CommandContext, view: SessionView) -> list[str]:
 
 def _instead(context: CommandContext, fallen: FallbackState) -> list[str]:
     """Who answers instead of the agent's own model."""
-    now = context.service.clock()
+    now = context.service.now()
     again = f"not before {until(fallen.until, now).removeprefix('until ')}" if fallen.until > now else "next"
     return [
-        f"model         {fallen.model} (instead of the agent's own, {fallen.instead_of}, which {reason(fallen)})",
+        f"model         {fallen.model} (instead of the agent's own, {fallen.instead_of}, which {fallback_reason(fallen)})",
         f"              {fallen.instead_of} is tried again {again}; after /model default, as soon as it is back",
     ]
 
@@ -154,7 +155,7 @@ def _reasoning(context: CommandContext, view: SessionView) -> list[str]:
     chosen = view.settings.get("reasoning")
     own = _whose(context, view)
     if chosen is None:
-        agent = context.service.config.agents.get(view.agent)
+        agent = context.service.agent(view.agent)
         given = agent.reasoning if agent is not None else None
         return [f"reasoning     {own}" if given is None else f"reasoning     {given} ({own})"]
     return [
@@ -166,7 +167,7 @@ def _reasoning(context: CommandContext, view: SessionView) -> list[str]:
 
 def _whose(context: CommandContext, view: SessionView) -> str:
     """Whose reasoning holds where nobody chose another."""
-    agent = context.service.config.agents.get(view.agent)
+    agent = context.service.agent(view.agent)
     return "the model's own" if agent is None or agent.reasoning is None else "the agent's own"
 
 
@@ -175,7 +176,7 @@ def _held(context: CommandContext, view: SessionView, key: str) -> str:
     setting = view.settings[key]
     source = f"chosen here by /{key}" if setting.source == SOURCE else f"set by {setting.source}"
     ends = setting.expires
-    return f"{source}, {'to the end of the conversation' if ends is None else until(ends, context.service.clock())}"
+    return f"{source}, {'to the end of the conversation' if ends is None else until(ends, context.service.now())}"
 
 
 COMMANDS = (

@@ -40,7 +40,7 @@ from tidegate.lifetimes import Descriptors, Ledger, Scope
 from tidegate.log import Log
 from tidegate.models import Clients, Models
 from tidegate.security import Redactor, configure_logging
-from tidegate.sessions import MaintenanceTask, Sessions
+from tidegate.sessions import MaintenanceTask, Sessions, build_components
 from tidegate.store import Store, audit, maintenance
 from tidegate.web import Health, Server, create_app
 
@@ -292,7 +292,7 @@ class Gateway:
 
     async def _open_sessions(self) -> None:
         reference = self._config.web.search_key
-        self.sessions = Sessions(
+        components = build_components(
             self._scope.child("sessions"),
             self.store,
             self._config,
@@ -301,10 +301,12 @@ class Gateway:
             environment=os.environ,
             search_key=None if reference is None else self._ready.secrets.get(reference),
         )
-        if self.sessions.web is not None:
-            await self._scope.enter(self.sessions.web)
-        if self.sessions.recall is not None:
-            await self._scope.enter(self.sessions.recall)
+        self._presence = components.presence
+        self.sessions = Sessions(components)
+        if components.web is not None:
+            await self._scope.enter(components.web)
+        if components.recall is not None:
+            await self._scope.enter(components.recall)
         resumed = await self.sessions.recover()
         if resumed:
             self._log.info("turns go on", count=resumed)
@@ -330,7 +332,7 @@ class Gateway:
         await self._server.start(self._scope)
 
     async def _start_maintenance(self) -> None:
-        self._pressure = MemoryPressure(self.sessions.presence, MemoryLimit(self._config.limits.memory_bytes))
+        self._pressure = MemoryPressure(self._presence, MemoryLimit(self._config.limits.memory_bytes))
         maintenance_tasks = [
             *self.sessions.maintenance_tasks(),
             MaintenanceTask(name="trim", interval=_TRIM_SECONDS, run=_trim),

@@ -1,1 +1,27 @@
-"""Memory: notes that outlive conversations."""
+"""Memory: notes about users and about agents' work, which outlive conversations.
+
+`Memory` serves notes to prompts, to the tool and to the API; `NoteExtractor` writes notes when a session ends. Only the
+views are imported with the package: a gateway whose agents use no memory does not import the rest.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from tidegate.memory.views import Notebook, NoteView
+
+if TYPE_CHECKING:
+    from tidegate.memory.extraction import NoteExtractor
+    from tidegate.memory.memory import Memory, Subject
+
+__all__ = ["Memory", "NoteExtractor", "NoteView", "Notebook", "Subject"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Memory", "Subject"):
+        from tidegate.memory import memory
+
+        return getattr(memory, name)
+    if name == "NoteExtractor":
+        from tidegate.memory.extraction import NoteExtractor
+
+        return NoteExtractor
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

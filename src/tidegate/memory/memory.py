@@ -1,10 +1,12 @@
-"""Memory: what agents know from one conversation to the next, and who may change it.
+"""Memory: notes that agents keep from one conversation to the next, and who may change them.
 
-Guarantee: who may write what is decided by the principal, who comes from the channel, and never by what is said: a
-person's notes are written in his own conversations and by himself; those about an agent's work, which enter everybody's
-prompt of that agent, only in the owner's conversations and by the owner, who may also see and edit everybody's. Every
-note says who wrote it. It is loaded only where an agent has the toolset `memory`, and agents without it cost nothing.
-What is kept elsewhere is opened and closed with this.
+The principal, who is known from the channel, decides who may write what, never the content of a message. Notes about a
+person are written in that person's own conversations and by that person. Notes about an agent's work enter every user's
+prompt of that agent, so they are written only in the owner's conversations and by the owner, who may also see and edit
+everyone's notes. Every note names its author.
+
+Memory is loaded only if an agent has the toolset `memory`; agents without it cost nothing. A memory provider is opened
+and closed with it.
 """
 
 import re
@@ -28,7 +30,7 @@ TOOLSET = "memory"
 
 _NUMBERED = re.compile(r"\[(\d{1,15})\]\s*(.*)")
 
-CHANGED = "The notes have changed since this conversation began. As they stand now:"
+CHANGED = "The notes have changed since this conversation began. They are now:"
 
 WHAT = """\
 # Notes about {}, one a line.
@@ -38,7 +40,7 @@ WHAT = """\
 
 
 class Subject(Frozen, frozen=True):
-    """What notes are about: `key` is a principal's id or an agent's name, `name` what people call it."""
+    """The subject of notes: `key` is a principal's id or an agent's name, `name` its display name."""
 
     about: About
     key: str
@@ -46,7 +48,7 @@ class Subject(Frozen, frozen=True):
 
 
 class Memory:
-    """The `Notes` of tools, a `Source` for what conversations begin with, and what people see and change."""
+    """The `Notes` service of tools, a `PromptSource`, and the notes as users see and edit them."""
 
     name = "memory"
     needs_tools = False
@@ -60,7 +62,7 @@ class Memory:
         self.keeper: NoteStore = StoredNotes(store, config.memory, self._marks, clock)
 
     async def __aenter__(self) -> Self:
-        """Finds the provider, where one is configured; it is opened when it is first asked."""
+        """Finds the provider, if one is configured; it is opened at its first use."""
         if name := self._config.memory.provider:
             from tidegate.memory.provider_notes import ProviderNotes  # only where it is used
 
@@ -80,7 +82,7 @@ class Memory:
     ) -> None:
         await self.keeper.close()
 
-    # -- what conversations begin with --
+    # -- the prompt --
 
     def serves(self, agent: str) -> bool:
         return agent in self._agents
@@ -89,29 +91,30 @@ class Memory:
         return await self.keeper.part(agent, principal)
 
     async def remind(self, session: SessionRow) -> None:
-        """What told this conversation of changes may be gone from what its model is shown: it is told once more how the
-        notes stand, with its next message, if that is not how it began."""
+        """Queue the current notes for the next message, if they differ from the session's prompt: earlier notices about
+        changes may no longer be visible to the model."""
         if not session.memory_seen or session.prefix is None:
             return
         frozen = part_of(await self._store.read(sessions.prefix, session.prefix), self.name)
         now = (await self.part(session.agent, session.principal)).strip()
         if now != frozen:
-            lines = [CHANGED, *(now.splitlines() or ["There are none any more."])]
+            lines = [CHANGED, *(now.splitlines() or ["There are none left."])]
             await self._store.write(notices.add_lines, session.id, lines, self._clock())
 
     async def mark(self, agent: str) -> int:
-        """From which change on a conversation of this agent that begins now is to be told; 0 for never."""
+        """The number of the first change that a conversation of this agent beginning now has to be told about; 0 for
+        never."""
         return await self._marks.next() if agent in self._agents else 0
 
     def held(self) -> Iterator[tuple[str, Holding]]:
-        """For the ledger: a provider that is open."""
+        """For the ledger: an open provider."""
         if count := self.keeper.holds:
             yield "process", Holding(count)
 
     def stats(self) -> CacheStats:
         return self.keeper.stats()
 
-    # -- what agents do --
+    # -- for agents --
 
     async def remember(self, ctx: ToolContext, text: str, *, about: About, replaces: int | None) -> str:
         whose = ctx.principal if about == "person" else ctx.agent
@@ -119,8 +122,8 @@ class Memory:
             author = await self._author(ctx)
             if about == "agent" and not author.may("configure"):
                 raise NotAllowed(
-                    "Notes about your work are written in conversations with the owner of this gateway only; this is "
-                    'not one. A note about the person here can be written with about = "person".'
+                    "Notes about your work can only be written in conversations with the owner of this gateway; this "
+                    'is not one. Use about = "person" for a note about the person here.'
                 )
             draft = Draft(
                 about=about,
@@ -136,7 +139,7 @@ class Memory:
             there = await self.keeper.listing(about, whose)
         except Refused as error:
             raise ToolFailed(error.message) from None
-        what = f"Remembered: {line_of(note)}" if changed else f"That was known already: {line_of(note)}"
+        what = f"Remembered: {line_of(note)}" if changed else f"Already known: {line_of(note)}"
         return f"{what}\n{self._room(there)}"
 
     async def forget(self, ctx: ToolContext, note: int) -> str:
@@ -153,10 +156,10 @@ class Memory:
                     return f"Forgotten: {line_of(gone)}\n{self._room(left)}"
         except Refused as error:
             raise ToolFailed(error.message) from None
-        raise ToolFailed(f"There is no note {note} that may be forgotten in this conversation.")
+        raise ToolFailed(f"There is no note {note} that this conversation may delete.")
 
     async def _author(self, ctx: ToolContext) -> Principal:
-        """For whom the conversation is, as the store knows him; who is not known there is nobody in particular."""
+        """The person of the conversation, as the store knows them; an unknown one has no role."""
         row = await self._store.read(principals.get, ctx.principal)
         if row is None:
             return Principal(id=ctx.principal, name=ctx.principal)
@@ -165,12 +168,12 @@ class Memory:
     def _room(self, there: Sequence[Note]) -> str:
         used = sum(notes.size_of(note.text) for note in there)
         count = "1 note" if len(there) == 1 else f"{len(there)} notes"
-        return f"Kept now: {count}, {used:,} of {self._config.memory.notes_bytes:,} bytes."
+        return f"Now stored: {count}, {used:,} of {self._config.memory.notes_bytes:,} bytes."
 
-    # -- what people see and do --
+    # -- for users --
 
     async def subject(self, caller: Principal, *, principal: str | None = None, agent: str | None = None) -> Subject:
-        """Whose notes are meant, if the caller may know of them: by default his own."""
+        """The subject of the requested notes, if the caller may see them; by default the caller."""
         if agent is not None:
             if principal is not None:
                 raise Refused("Name a principal or an agent, not both.", param="agent")
@@ -195,7 +198,7 @@ class Memory:
         return self._notebook(subject, await self.keeper.listing(subject.about, subject.key))
 
     async def put(self, caller: Principal, subject: Subject, text: str, replaces: int | None = None) -> NoteView:
-        """A note that a person writes, or another text for one."""
+        """Add a note of a user or, with `replaces`, change one."""
         _check(caller, subject)
         draft = Draft(
             about=subject.about,
@@ -214,7 +217,7 @@ class Memory:
         return viewed(await self.keeper.forget(subject.about, subject.key, note, None))
 
     async def rewrite(self, caller: Principal, subject: Subject, text: str, seen: str) -> Notebook:
-        """The notes as a text takes their place, if they are still those of the version `seen`."""
+        """Replace the notes by an edited text, if they are still those of the version `seen`."""
         _check(caller, subject)
         lines = list(read_lines(text))
         found = await self.keeper.rewrite(subject.about, subject.key, lines, seen, caller.id, caller.name)
@@ -247,7 +250,7 @@ def viewed(note: Note) -> NoteView:
 
 
 def read_lines(text: str) -> list[tuple[int | None, str]]:
-    """The notes of an edited text, each with its number or as a new one."""
+    """The notes of an edited text, each with its number, or None for a new one."""
     found: list[tuple[int | None, str]] = []
     for line in text.split("\n"):
         line = line.strip()
@@ -262,6 +265,6 @@ def read_lines(text: str) -> list[tuple[int | None, str]]:
 
 
 def _check(caller: Principal, subject: Subject) -> None:
-    """May he write these? By who he is, and nothing else."""
+    """Whether the caller may write these notes. Only their identity counts."""
     if not caller.may("configure") and (subject.about == "agent" or subject.key != caller.id):
-        raise NotAllowed("Notes about an agent's work are the owner's to write; you may write your own.")
+        raise NotAllowed("Only the owner may write notes about an agent's work; you may write your own.")

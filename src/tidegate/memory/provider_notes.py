@@ -1,9 +1,9 @@
-"""Notes that somebody else keeps: a memory provider, as the gateway uses it.
+"""Notes of a memory provider, a plug-in that stores them elsewhere.
 
-Guarantee: every wait for it is bounded; one that fails or hangs is left alone for a while, people are told so in one
-sentence, and conversations begin without what it knows, which their prompt says. What it gives is bounded and marked as
-data like the gateway's own notes, and running conversations are told of what was written through the gateway. It is
-opened when it is first needed and closed with the process, within a bound.
+Every wait for the provider is bounded. A provider that fails or hangs is not called for a while; users are told in one
+sentence, and conversations begin without its notes, which their prompt says. Its notes are bounded and marked as data
+like the gateway's own, and running conversations are told about changes made through the gateway. The provider is
+opened at its first use and closed with the process, within a bound.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,19 +24,19 @@ from tidegate.tools.memory_provider import Draft, MemoryProvider, Note, Provide
 T = TypeVar("T")
 
 WAIT_SECONDS = 5.0
-"""For one answer of a provider: a person waits for his conversation to begin."""
+"""For one answer of a provider: a person is waiting for their conversation to begin."""
 
 OPEN_SECONDS = 10.0
-"""For its opening."""
+"""For opening it."""
 
 CLOSE_SECONDS = 5.0
-"""For its close, at the process's end."""
+"""For closing it, when the process ends."""
 
 REST_SECONDS = 30.0
-"""That it is left alone after a failure, so that not every new conversation waits for it."""
+"""The pause after a failure, so that not every new conversation waits for the provider."""
 
 MOST_NOTES = 1000
-"""Taken from it at once."""
+"""Notes taken from it at once."""
 
 log = Log(__name__)
 
@@ -76,7 +76,7 @@ class ProviderNotes:
             text = await self._ask(lambda provider: provider.part(agent, principal))
         except ProviderUnanswered as error:
             return f"# Notes about the person you talk with\n{error.message} This conversation begins without them."
-        # Each as a note: no line can pass for a heading of the gateway's.
+        # Each line as a list item, so that none can imitate a heading of the gateway.
         lines = [f"- {line.strip().lstrip('#-* ')}" for line in text.splitlines() if line.strip()]
         return marked("person", lines, 2 * self._settings.prompt_bytes) if lines else ""
 
@@ -101,8 +101,8 @@ class ProviderNotes:
     async def rewrite(
         self, about: About, whose: str, lines: Sequence[tuple[int | None, str]], seen: str, author: str, by: str
     ) -> list[Note]:
-        """One after the other: a provider has no transaction. What fails in the middle is told, and what was done by
-        then is done."""
+        """One note after the other, since a provider has no transactions. A failure in the middle is reported, and the
+        changes made until then stay."""
         present = {note.id: note for note in await self.listing(about, whose)}
         notes.check_seen(((note.id, note.text) for note in present.values()), seen)
         given = notes.check_lines(lines, list(present))
@@ -116,8 +116,8 @@ class ProviderNotes:
         return await self.listing(about, whose)
 
     async def learn(self, session: SessionRow, by: str, texts: Sequence[str]) -> Write | None:
-        """Its store is another one, so that the effect cannot be committed with the mark; under the same keys, what is
-        made again after a crash is remembered once."""
+        """The provider's store is separate, so the effect cannot be committed with the mark. The keys are stable, so
+        notes that are sent again after a crash are stored once."""
         for number, text in enumerate(texts):
             await self.remember(
                 Draft(
@@ -134,7 +134,7 @@ class ProviderNotes:
         return None
 
     def learnt(self, session: SessionRow) -> None:
-        """Told already."""
+        """Nothing to do: sessions were notified when the notes were stored."""
 
     def stats(self) -> CacheStats:
         return CacheStats("notes", 0, 1, 0, 0, 0, 0)
@@ -146,7 +146,7 @@ class ProviderNotes:
         try:
             with anyio.fail_after(CLOSE_SECONDS):
                 await provider.close()
-        except Exception as error:  # the provider's own, whatever it is
+        except Exception as error:  # any error of the provider
             log.error("a memory provider could not be closed", provider=self._name, error=repr(error))
 
     async def _ask(self, what: Callable[[MemoryProvider], Awaitable[T]], number: int | None = None) -> T:
@@ -160,10 +160,10 @@ class ProviderNotes:
             raise _missing(number or 0) from None
         except TidegateError:
             raise
-        except Exception as error:  # the provider's own, whatever it is
+        except Exception as error:  # any error of the provider
             self._rests_until = self._clock() + REST_SECONDS
             log.warning(
-                "a memory provider failed; it is left alone for a while", provider=self._name, error=repr(error)
+                "a memory provider failed; it is not called for a while", provider=self._name, error=repr(error)
             )
             raise self._unanswered() from error
 
@@ -181,7 +181,7 @@ class ProviderNotes:
 
     def _unanswered(self) -> ProviderUnanswered:
         return ProviderUnanswered(
-            f"The memory {self._name!r} does not answer, so that the notes are not known now; try again soon, or see "
+            f"The memory provider {self._name!r} does not answer, so its notes are unavailable; try again soon, or see "
             "the operator's log.",
             retry_after=REST_SECONDS,
         )

@@ -6,8 +6,8 @@ from tidegate.values import Frozen
 
 
 class NoteView(Frozen, frozen=True, omit_defaults=False):
-    """One note. `author` is the id of who wrote it and `by` his name; `source` says how: `person` himself, `tool` in
-    the conversation `session`, or `end`, when that had ended."""
+    """One note. `author` is the id of its author and `by` their name. `source` is `person` if they wrote it themselves,
+    `tool` if it was noted in the conversation `session`, and `end` if it was extracted after that had ended."""
 
     id: int
     text: str
@@ -19,9 +19,9 @@ class NoteView(Frozen, frozen=True, omit_defaults=False):
 
 
 class Notebook(Frozen, frozen=True, omit_defaults=False):
-    """All notes about one person or one agent's work, in the order in which conversations begin with them. `whose` is
-    his name or the agent's; `text` has one a line, each with its number, as it can be edited; `version` is to be given
-    with a text that is to take their place."""
+    """All notes about one person or one agent's work, in the order of the prompt. `whose` is the name of the person or
+    agent. `text` has one note per line, each with its number, ready to be edited; `version` must be sent with an edited
+    text that replaces them."""
 
     about: Literal["person", "agent"]
     whose: str

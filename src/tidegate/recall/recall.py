@@ -1,10 +1,11 @@
-"""Looking up what was said: the service behind the tools `context_search`, `context_describe` and `context_expand`.
+"""Recall: the service behind the tools `context_search`, `context_describe` and `context_expand`.
 
-Guarantee: whom it works for is taken from the context of the call and from nothing else: a conversation shows its own
-transcript, and others of the same person only where the agent's `recall` allows it; what belongs to somebody else does
-not exist. The transcript is read as it is, and nothing is changed. An answer is bounded, quotes (`quoting`), and says
-how to go on. Process lifetime; it holds nothing but the index of another maker, if one is configured, which is open
-while the service is entered.
+The principal and the session are taken from the context of the call and from nothing else. A conversation sees its own
+transcript, and others of the same person only if the agent's `recall` setting allows it; everything else is reported as
+not found. The transcript is only read. An answer is bounded, quotes messages (`render`), and says how to continue.
+
+Process lifetime. It holds nothing but the plug-in index, if one is configured, which is open while the service is
+entered.
 """
 
 from types import TracebackType
@@ -24,25 +25,25 @@ from tidegate.values import Frozen
 
 QUERY_CHARACTERS = 1000
 LIMIT = 50
-"""Places of one answer, at most."""
+"""The most places in one answer."""
 READ_ROWS = 200
 READ_BYTES = 512 * 1024
-"""Of messages that one read takes to be shown: more than an answer holds."""
+"""Bytes of messages in one read: more than an answer holds."""
 LISTED = 100
-"""Summaries of one answer."""
+"""Summaries in one answer."""
 COUNTED = 20_000
-"""Places whose messages are counted one by one; a longer span is told by its places alone."""
+"""The longest span whose messages are counted; a longer one is described by its first and last place."""
 BEGINNING = 200
 """Characters of a summary's text in a list."""
 RESERVE = 512
-"""Bytes of an answer for what is said of its end."""
+"""Bytes of an answer reserved for its last line."""
 RESERVED_LINES = 8
 LEAST_LINES = 4
-"""Without which a page could not hold a line of a message."""
+"""The fewest lines of a page that can hold a line of a message."""
 
 
 class TranscriptSpan(Frozen, frozen=True):
-    """Places of a session to be shown, the first of them from a character on."""
+    """Places of a session to show, the first one from a character on."""
 
     session: str
     first: int
@@ -53,7 +54,7 @@ class TranscriptSpan(Frozen, frozen=True):
 
 class RecallService:
     def __init__(self, config: Config, store: Store, spool: Spool, scope: Scope) -> None:
-        """Until it is entered, the full-text index answers alone."""
+        """Until it is entered, only the full-text index is used."""
         self._config = config
         self._store = store
         self._spool = spool
@@ -122,16 +123,16 @@ class RecallService:
         return found
 
     def _tree(self, db: Db, session: str, after: int) -> str:
-        """How the conversation is shown: summaries, then messages."""
+        """The model's view of the conversation: summaries, then messages."""
         page = self._page()
         shown = summaries.shown(db, session)
         last = messages.newest(db, session, limit=1)
         if not shown:
-            end = f"messages 1 to {last[0].seq} are all shown word for word" if last else "nothing was said yet"
+            end = f"messages 1 to {last[0].seq} are all shown verbatim" if last else "there are no messages yet"
             return f"There are no summaries in this conversation: {end}."
         self._list(db, page, session, shown, after)
         if last and (last[0].seq or 0) > shown[-1].last:
-            page.add(f"Messages {shown[-1].last + 1} to {last[0].seq} are shown word for word.")
+            page.add(f"Messages {shown[-1].last + 1} to {last[0].seq} are shown verbatim.")
         return page.text()
 
     def _summary(self, db: Db, session: str, number: int, after: int) -> str | None:
@@ -183,7 +184,7 @@ class RecallService:
         return await self._store.read(self._original, wanted, foreign=of != ctx.session)
 
     def _original(self, db: Db, wanted: TranscriptSpan, *, foreign: bool) -> str:
-        """The messages as they were said, as many as fit."""
+        """The messages verbatim, as many as fit."""
         end = wanted.first if wanted.last is None else wanted.last
         page = self._page()
         page.add(render.NOTICE)
@@ -210,7 +211,7 @@ class RecallService:
         return page.text()
 
     def _show(self, page: RenderedPage, row: MessageRow, offset: int, *, foreign: bool) -> int | None:
-        """Shows a message, or as much of it as fits: then up to which character."""
+        """Show a message, or as much of it as fits. Returns the character reached, or None if it is complete."""
         place, total = row.seq or 0, render.length(row.message)
         heading = render.heading(place, row.message, row.at, row.session if foreign else None)
         part = f" · from character {offset} of {total}" if offset else f" · {total} characters"
@@ -224,7 +225,7 @@ class RecallService:
         return reached if reached < total else None
 
     def _page(self) -> RenderedPage:
-        """What is shown whole: a longer answer would be kept in the spool, and shown by an excerpt."""
+        """A page that is shown in full: a longer answer would go to the spool and be shown as an excerpt."""
         most, lines = self._spool.excerpt_bytes, self._spool.excerpt_lines
         return RenderedPage(max(most - RESERVE, most * 3 // 4), max(lines - RESERVED_LINES, lines // 2, LEAST_LINES))
 
@@ -234,7 +235,7 @@ class RecallService:
 
 
 _NOT_EVERYWHERE = (
-    'This agent may look only into this conversation; its operator allows more by recall = "person" in the agent\'s '
+    'This agent may search only this conversation; the operator can allow more with recall = "person" in the agent\'s '
     "settings."
 )
 
@@ -251,7 +252,7 @@ def _go_on(wanted: TranscriptSpan, place: int, reached: int) -> str:
 
 
 def _about(db: Db, session: str, row: SummaryRow) -> str:
-    """What a summary covers, in a line of ours."""
+    """A line about the span of a summary."""
     first = messages.page(db, session, after=row.first - 1, limit=1)
     last = messages.newest(db, session, before=row.last + 1, limit=1)
     times = f", {render.when(first[0].at)} to {render.when(last[0].at)}" if first and last else ""

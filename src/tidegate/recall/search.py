@@ -1,9 +1,9 @@
-"""One search in what was said: by words, by a regular expression, or by an index of another maker, and then in the
-results that lie in the spool.
+"""One search in earlier messages: by words, by a regular expression or by a plug-in index, and then in the results in
+the spool.
 
-Guarantee: only what belongs to the asking principal is read, and only what was shown: nothing undone, nothing of the
-turn that asks. Each stage reads a bounded amount in a bounded time, and says where it stopped: what was found comes
-with the place to go on from, so that nothing is passed over. Regular expressions run in a child. Nothing is held.
+Only messages of the requesting principal are read, and only visible ones: nothing undone, nothing of the requesting
+turn. Each stage reads a bounded amount in a bounded time and says where it stopped: each hit has a cursor behind it, so
+nothing is skipped. Regular expressions run in a child process. Nothing is held between searches.
 """
 
 import re
@@ -19,7 +19,7 @@ from tidegate.store.tables.search import Mention
 from tidegate.values import Frozen, Message
 
 PATTERN_SECONDS = 15.0
-"""That a regular expression may take over messages, and over results, before it is said how far it came."""
+"""For a regular expression over messages, and over results; then the search says how far it got."""
 TEXTS_BYTES = 2 * 1024 * 1024
 TEXTS = 5_000
 """Messages that a regular expression is tried on in one child."""
@@ -28,7 +28,7 @@ SESSIONS = 5_000
 FILES = 50
 """Results that are searched in one child."""
 INDEX_AFTER = 1_000
-"""Characters that an index of another maker may want to be told to go on."""
+"""The most characters of a plug-in index's cursor."""
 
 _CURSORS = re.compile(
     r"w(?P<entry>\d{1,19})|x(?P<number>\d{1,10})\.(?P<place>\d{1,19})|i(?P<skip>\d{1,4})\.(?P<after>.*)"
@@ -38,11 +38,11 @@ _CURSORS = re.compile(
 _LAST_PLACE = 2**60
 _LAST_NUMBER = search.LAST >> search.MESSAGE_BITS
 _RESULTS = f"r{_LAST_NUMBER}.-.0"
-"""The last stage, from its beginning."""
+"""The beginning of the last stage."""
 
 
 class SearchRequest(Frozen, frozen=True):
-    """What is sought, by whom and where: in `own`, the session that asks, or everywhere."""
+    """The query, the requesting principal, and the scope: the requesting session `own`, or everywhere."""
 
     principal: str
     own: str
@@ -59,7 +59,7 @@ class SearchRequest(Frozen, frozen=True):
 
 
 class ShownHit(Frozen, frozen=True):
-    """What is shown of a place, and where a search goes on behind it."""
+    """The display of a hit, and the cursor behind it."""
 
     heading: str
     excerpt: str
@@ -67,8 +67,7 @@ class ShownHit(Frozen, frozen=True):
 
 
 class SearchStage(Frozen, frozen=True):
-    """What one stage has found; where to go on when asked to, None when it went through all; what is to be said
-    beside it."""
+    """The hits of one stage; the cursor to continue from, None if it is complete; and remarks."""
 
     hits: tuple[ShownHit, ...]
     after: str | None
@@ -82,7 +81,7 @@ class MessageSearch:
         self._index = index
 
     async def seek(self, seeking: SearchRequest, after: str) -> SearchStage:
-        """What is found from that place on, at most as many as wanted."""
+        """The hits from that cursor on, at most as many as requested."""
         hits: list[ShownHit] = []
         notes: list[str] = []
         at = after or self._first(seeking)
@@ -106,7 +105,7 @@ class MessageSearch:
         found = _CURSORS.fullmatch(at)
         kinds = "xr" if seeking.regex else "wir"
         if found is None or at[0] not in kinds:
-            raise ToolFailed("context_search: after must be what the last answer gave, for the same search")
+            raise ToolFailed("context_search: after must come from the last answer to the same search")
         if at[0] == "w":
             return await self._words(seeking, min(int(found["entry"]), search.LAST), limit)
         if at[0] == "i":
@@ -135,19 +134,19 @@ class MessageSearch:
             hits += more
         return SearchStage(hits=tuple(hits), after=None if following is None else f"w{following}", notes=notes)
 
-    # -- an index of another maker --
+    # -- a plug-in index --
 
     async def _asked(self, seeking: SearchRequest, after: str, skip: int, limit: int) -> SearchStage:
         index = self._index
         name = "" if index is None else index.name
         try:
             if index is None:
-                raise IndexUnanswered("is not configured any more")
+                raise IndexUnanswered("is no longer configured")
             found: IndexHits = await index.search(
                 seeking.query, principal=seeking.principal, session=seeking.session, limit=limit, after=after
             )
             if len(found.after) > INDEX_AFTER:
-                raise IndexUnanswered("gave no answer that can be read")
+                raise IndexUnanswered("gave an invalid answer")
         except IndexUnanswered as error:
             if after or skip:
                 raise ToolFailed(f"The index {name!r} {error}; search again without after.") from None
@@ -189,7 +188,7 @@ class MessageSearch:
                 of, at_place, heading, _ = said[spot.number]
                 hits.append(ShownHit(heading=heading, excerpt=spot.text, after=f"x{of}.{at_place}"))
             if spots.next is not None:
-                # The one before it was looked at, so that the search goes on behind that.
+                # The message before it was searched, so the search continues behind that.
                 last = said[spots.next[0] - 1][:2] if spots.next[0] else begun
                 late = _late(0.0 if spots.late else 1.0)
                 return SearchStage(hits=tuple(hits), after=f"x{last[0]}.{last[1]}", notes=(*left_behind, *late))
@@ -206,7 +205,7 @@ class MessageSearch:
         while at is not None:
             found = await self._store.read(_files, seeking, *at)
             if found is None:
-                raise ToolFailed("context_search: the result to go on from is gone; search again without after")
+                raise ToolFailed("context_search: the result to continue from is gone; search again without after")
             rows, following, words = found
             left = until - time.monotonic()
             if rows and (left <= 0 or len(hits) >= limit):
@@ -250,7 +249,7 @@ class MessageSearch:
 
 
 def _behind(left: int) -> tuple[str, ...]:
-    return (f"about {left} messages are not in the index yet, and were not searched; try again later",) if left else ()
+    return (f"about {left} messages are not indexed yet and were not searched; try again later",) if left else ()
 
 
 def _late(left: float) -> tuple[str, ...]:
@@ -260,7 +259,7 @@ def _late(left: float) -> tuple[str, ...]:
 def _result(seeking: SearchRequest, rows: list[tuple[int, SpooledRow]], spots: SearchMatches, place: int) -> ShownHit:
     spot = spots.found[place]
     number, row = rows[spot.number]
-    # The next place, or the byte behind this one: neither is found twice or left out.
+    # The next hit, or the byte behind this one, so that no hit is repeated or skipped.
     then = spots.found[place + 1] if place + 1 < len(spots.found) else None
     after = f"r{number}.{row.id}.{spot.byte + 1}"
     if then is not None:
@@ -271,11 +270,11 @@ def _result(seeking: SearchRequest, rows: list[tuple[int, SpooledRow]], spots: S
     return ShownHit(heading=f"{heading} · {render.when(row.created)}", excerpt=" ".join(spot.text.split()), after=after)
 
 
-# -- what is read ------------------------------------------------------------------------------------------------------
+# -- reads --
 
 
 def _is_behind(db: Db, turn: str) -> bool:
-    """Whether something waits to be indexed that a search may find."""
+    """Whether messages that a search may find are not indexed yet."""
     waiting = db.execute(
         "SELECT 1 FROM messages WHERE id > (SELECT value FROM meta WHERE key = 'indexed') AND turn IS NOT ? LIMIT 1",
         (turn,),
@@ -286,7 +285,7 @@ def _is_behind(db: Db, turn: str) -> bool:
 def _said(
     db: Db, seeking: SearchRequest, below: int, limit: int, *, may_wait: bool
 ) -> tuple[list[ShownHit], int | None] | None:
-    """What is found next; None when the index is behind and is to be waited for."""
+    """The next hits; None if the index is behind and has to catch up first."""
     if may_wait and _is_behind(db, seeking.turn):
         return None
     words = search.words(db, seeking.query)
@@ -312,7 +311,7 @@ def _said(
 
 
 def _claimed(db: Db, seeking: SearchRequest, claims: list[tuple[int, int]], after: str) -> list[ShownHit]:
-    """Those of the messages that the principal may be shown, in that order; each came with its place in the answer."""
+    """The claimed messages that the principal may see, in order. Each claim has its position in the index's answer."""
     words = search.words(db, seeking.query)
     found: list[ShownHit] = []
     for place, number in claims:
@@ -334,7 +333,7 @@ def _may_read(db: Db, seeking: SearchRequest, session: str) -> bool:
 def _texts(
     db: Db, seeking: SearchRequest, number: int, place: int
 ) -> tuple[list[tuple[int, int, str, str]], tuple[int, int] | None]:
-    """The next messages: the number of their session, their place, their heading and their text; and where to go on."""
+    """The next messages (session number, place, heading, text), and where to continue."""
     found: list[tuple[int, int, str, str]] = []
     size = looked = 0
     walk, following = _walk(db, seeking, number)
@@ -354,7 +353,7 @@ def _texts(
 
 
 def _walk(db: Db, seeking: SearchRequest, number: int) -> tuple[list[tuple[int, str]], int | None]:
-    """The next sessions to look through, from that number on, and the number to go on from."""
+    """The next sessions to search, from that number on, and the number to continue from."""
     if not seeking.everywhere:
         return [(number, seeking.own)], None
     below = search.sessions_below(db, seeking.principal, number + 1, SESSIONS)
@@ -365,8 +364,8 @@ def _walk(db: Db, seeking: SearchRequest, number: int) -> tuple[list[tuple[int, 
 def _files(
     db: Db, seeking: SearchRequest, number: int, id: str
 ) -> tuple[list[tuple[int, SpooledRow]], tuple[int, str] | None, tuple[str, ...]] | None:
-    """The next results, from that one on, each with the number of its session; where to go on; and the words. None when
-    the one to begin with is no longer there."""
+    """The next results, from that one on, each with its session number; where to continue; and the words. None if the
+    result to start from is gone."""
     words = () if seeking.regex else tuple(search.words(db, seeking.query))
     if not (words or seeking.regex):
         return [], None, ()

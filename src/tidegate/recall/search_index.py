@@ -1,9 +1,9 @@
-"""Indexes of other makers, that find what was said: by vectors, by a service elsewhere.
+"""Plug-in search indexes, such as vector indexes or external services.
 
-Guarantee: one is found only by the name that the configuration gives, in a file of the home folder or an installed
-package; it is made when the process enters it and closed with it, and is on the books meanwhile. Whatever it does, who
-asks it waits a bounded time, and it is asked by a bounded number at once. What it finds is a claim, which the caller
-checks against the store. It is fed from the store, in order, at least once, off the hot path.
+An index is found only by the name in the configuration, in a file of the home folder or an installed package. It is
+made when the process enters it, closed with the process, and on the ledger meanwhile. Every call to it has a time
+limit, and the number of concurrent calls is bounded. Its results are claims that the caller checks against the store.
+It is fed from the store, in order, at least once, outside of turns.
 """
 
 import asyncio
@@ -29,17 +29,17 @@ log = Log(__name__)
 GROUP = "tidegate.indexes"
 FOLDER = "indexes"
 SECONDS = 5.0
-"""That an answer may take; then the full-text index answers."""
+"""For one answer; after that the full-text index is used."""
 LEARN_SECONDS = 60.0
-"""That taking in one batch may take: a service elsewhere may have to be asked."""
+"""For one batch: an external service may have to be called."""
 CLOSE_SECONDS = 5.0
 AT_ONCE = 8
-"""Calls that have not come back: one that hangs is not asked for ever."""
+"""Calls in progress; beyond this a hung index is not called any more."""
 BATCH = 200
 BATCH_CHARACTERS = 1_000_000
-"""Of messages that are handed over at once."""
+"""Characters of messages in one batch."""
 BATCHES = 20
-"""Batches of one run of the timer."""
+"""Batches in one run of the timer."""
 
 
 class IndexHit(Frozen, frozen=True):
@@ -49,14 +49,14 @@ class IndexHit(Frozen, frozen=True):
 
 
 class IndexHits(Frozen, frozen=True):
-    """Hits, the best first. `after` is what the index wants to be told to go on; empty when there are no more."""
+    """Hits, best first. `after` is the index's own cursor for the next page; empty if there are no more."""
 
     hits: tuple[IndexHit, ...] = ()
     after: str = ""
 
 
 class IndexedMessage(Frozen, frozen=True):
-    """A message as an index is told of it; `message` is its number in the store, by which it is found again."""
+    """A message as an index receives it; `message` is its number in the store, by which hits refer to it."""
 
     message: int
     session: str
@@ -68,7 +68,7 @@ class IndexedMessage(Frozen, frozen=True):
 
 @runtime_checkable
 class SearchIndex(Protocol):
-    """Finds messages. `session` is where to look, None for all sessions of the principal."""
+    """Finds messages. `session` limits the search; None means all sessions of the principal."""
 
     name: str
 
@@ -79,7 +79,7 @@ class SearchIndex(Protocol):
 
 @runtime_checkable
 class LearningIndex(Protocol):
-    """An index that is told what was said, and which sessions are no more."""
+    """An index that is fed with messages, and told about deleted sessions."""
 
     async def add(self, messages: Sequence[IndexedMessage]) -> None: ...
 
@@ -87,22 +87,23 @@ class LearningIndex(Protocol):
 
 
 Make = Callable[[Path], SearchIndex]
-"""Makes an index, which opens nothing yet; it is told the gateway's home folder."""
+"""Makes an index without opening anything yet; its argument is the gateway's home folder."""
 
 
-def find(name: str, home: Path) -> Make:
-    """The function `make` of the file indexes/NAME.py in the home folder, or what a package offers under that name."""
+def find_index(name: str, home: Path) -> Make:
+    """The function `make` of the file indexes/NAME.py in the home folder, or the entry point of that name in a
+    package."""
     file = home / FOLDER / f"{name}.py"
     found: Make = plugins.function_of(name, file, "make", group=GROUP, kind="index", setting="[context] index")
     return found
 
 
 class IndexUnanswered(Exception):
-    """The index did not answer; why, as the end of a sentence."""
+    """The index did not answer. The text says why, as the end of a sentence."""
 
 
 class PluginIndex:
-    """An index of another maker. Process lifetime: one that is not entered is not there."""
+    """One plug-in index. Process lifetime: it is unavailable until it is entered."""
 
     def __init__(self, name: str, home: Path, scope: Scope, store: Store) -> None:
         self.name = name
@@ -115,13 +116,13 @@ class PluginIndex:
         scope.account.ledger.view("search index", self._measure)
 
     async def __aenter__(self) -> Self:
-        make = await to_thread.run_sync(find, self.name, self._home)
+        make = await to_thread.run_sync(find_index, self.name, self._home)
         try:
             made = make(self._home)
         except Exception as error:
             raise Misconfigured(f"The index {self.name!r} cannot be made ({type(error).__name__}: {error}).") from error
         if not isinstance(made, SearchIndex):
-            raise Misconfigured(f"The index {self.name!r} is none: it needs a name, search and close.")
+            raise Misconfigured(f"The index {self.name!r} is incomplete: it needs a name, search and close.")
         self._index = made
         return self
 
@@ -144,7 +145,7 @@ class PluginIndex:
         return self._index is not None
 
     async def search(self, query: str, *, principal: str, session: str | None, limit: int, after: str) -> IndexHits:
-        """What it finds; Unanswered when it fails, hangs, or gives something else."""
+        """The hits; IndexUnanswered if the index fails, hangs, or returns something else."""
         index = self._index
         if index is None:
             raise IndexUnanswered("is not open")
@@ -154,13 +155,13 @@ class PluginIndex:
 
         found = await self._bounded(ask, SECONDS)
         if not isinstance(found, IndexHits):
-            raise IndexUnanswered("gave no answer that can be read")
+            raise IndexUnanswered("gave an invalid answer")
         return found
 
     async def _bounded(self, ask: Callable[[], Any], seconds: float) -> Any:
-        """In a task of the process: one that does not end when it is cancelled is left to itself."""
+        """Runs in a task of the process: a call that does not end when it is cancelled is abandoned."""
         if len(self._calls) >= AT_ONCE:
-            raise IndexUnanswered(f"has {AT_ONCE} calls under way that it does not answer")
+            raise IndexUnanswered(f"has {AT_ONCE} unanswered calls")
         call = self._scope.start(_caught, ask, name=f"index {self.name}")
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
@@ -177,7 +178,8 @@ class PluginIndex:
         return found
 
     async def feed(self) -> int:
-        """Tells the index what was said since; how many messages. What it does not take in is told again."""
+        """Send new messages to the index and return their number. A batch that it does not accept is sent again
+        later."""
         index, fed = self._index, 0
         if not isinstance(index, LearningIndex):
             return 0
@@ -189,14 +191,15 @@ class PluginIndex:
                 try:
                     await self._bounded(lambda said=said: index.add(said), LEARN_SECONDS)
                 except IndexUnanswered as error:
-                    log.warning("an index does not take in what was said", index=self.name, error=str(error))
+                    log.warning("an index does not accept messages", index=self.name, error=str(error))
                     break
             await self._store.write(_learned, self._mark, mark)
             fed += len(said)
         return fed
 
     async def forget(self, session: str) -> None:
-        """The session is no more. What the index does not forget is not shown: each hit is checked."""
+        """Tell the index about a deleted session. If it does not forget it, its hits are still not shown, since each is
+        checked."""
         index = self._index
         if isinstance(index, LearningIndex):
             try:
@@ -206,15 +209,15 @@ class PluginIndex:
 
 
 async def _caught(ask: Callable[[], Any]) -> Any:
-    """The failure is a value: it is told where the call was made, and nowhere else."""
+    """Returns the failure as a value: it is reported where the call was made, and nowhere else."""
     try:
         return await ask()
-    except Exception as error:  # whatever another maker's code may raise
+    except Exception as error:  # any error of the plug-in
         return error
 
 
 def _unlearned(db: Db, key: str) -> tuple[list[IndexedMessage], int | None]:
-    """What follows the mark, and where it ends; None when nothing does. One-shot conversations are nobody's past."""
+    """The next messages after the mark, and where they end; None if there are none. Ephemeral sessions are left out."""
     mark = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).get or 0
     said: list[IndexedMessage] = []
     last: int | None = None

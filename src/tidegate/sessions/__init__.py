@@ -1,38 +1,23 @@
-"""Sessions: the door that every message enters by, and all that may be done to a conversation.
+"""Sessions: accepting messages, and everything that may be done with a conversation.
 
-The way of a message: `Sessions.accept` (inbox, one transaction) → the session's queue → a turn of the engine, worked by
-`Runner` → its answer in the store, fetched by whoever asked. Ends, expiry and recovery run from the store.
+A message goes through `Sessions.accept` (one transaction) into the queue of its session. The engine takes it as a turn,
+`turns.Runner` runs the turn, and the answer is stored, where its caller fetches it. Ends, expiry and recovery run from
+the store.
 """
 
-from tidegate.memory.views import Notebook, NoteView
+from tidegate.sessions.components import Components, build_components
 from tidegate.sessions.lifecycle import EndHook
 from tidegate.sessions.maintenance import MaintenanceTask
 from tidegate.sessions.service import Sessions
 from tidegate.sessions.views import AgentView, SessionView, SettingView
-from tidegate.turns.approvals import QuestionView
-from tidegate.turns.budgets.budgets import BudgetView
-from tidegate.turns.channels import CHANNELS, DELEGATE, Channel, Channels
-from tidegate.turns.fallback import KEY as FALLBACK
-from tidegate.turns.fallback import FallbackState, reason
-from tidegate.turns.window_usage import WindowUsage
 
 __all__ = [
-    "CHANNELS",
-    "DELEGATE",
-    "FALLBACK",
     "AgentView",
-    "BudgetView",
-    "Channel",
-    "Channels",
+    "Components",
     "EndHook",
-    "FallbackState",
     "MaintenanceTask",
-    "NoteView",
-    "Notebook",
-    "QuestionView",
     "SessionView",
     "Sessions",
     "SettingView",
-    "WindowUsage",
-    "reason",
+    "build_components",
 ]

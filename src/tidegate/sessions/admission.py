@@ -1,17 +1,17 @@
-"""The inbox: what happens to a message at the door, in one transaction.
+"""Admission of a message, in one transaction.
 
-Guarantee: when it commits, the message is durable and belongs to exactly one turn, its outer identities are recorded,
-and the acknowledgement says truly what will happen; when it does not, nothing of it exists. A second delivery finds the
-first. Every lookup is made under the caller's own principal.
+When the transaction commits, the message is durable and belongs to exactly one turn, its receipts are recorded, and the
+acknowledgement is accurate. If it does not commit, nothing of the message exists. A second delivery finds the first
+one. Every lookup is limited to the caller's principal.
 """
 
+import textwrap
 from typing import Literal
 
 import msgspec
 
 from tidegate.engine import StartedTurn, begin_at_once
 from tidegate.errors import Busy, Conflict, Mismatch, NotFound, Refused
-from tidegate.sessions import titles
 from tidegate.spool import UploadFolder
 from tidegate.store import Db, ParentTurn, ReceiptRow, SessionRow, messages, receipts, sessions, turns
 from tidegate.values import (
@@ -28,9 +28,12 @@ from tidegate.values import (
     new_id,
 )
 
+TITLE_CHARACTERS = 60
+"""Length of a title made from the first message."""
+
 
 class NewSession(Frozen, frozen=True):
-    """What a new session would begin with, prepared outside the transaction."""
+    """The beginning of a new session, prepared outside the transaction."""
 
     prefix: Prefix
     encoder: int
@@ -38,7 +41,7 @@ class NewSession(Frozen, frozen=True):
 
 
 class Admission(Frozen, frozen=True):
-    """What became of the message. `begun` is there when its turn was taken at once."""
+    """The result of admitting a message. `begun` is set if its turn was started in the same transaction."""
 
     turn: str
     session: str
@@ -58,8 +61,8 @@ def admit(
     now: float,
     arrivals: UploadFolder | None = None,
 ) -> Admission:
-    """`take` says that a turn could start now: in a session with nothing else to do it is taken in this transaction,
-    which spares one of its own. `arrivals` is where the larger media of the messages is."""
+    """With `take`, a turn may start now: in an idle session it is started in this transaction, which saves one of its
+    own. `arrivals` holds the larger media of the messages."""
     known = _known(db, inbound, now)
     if known is not None:
         return known
@@ -69,7 +72,7 @@ def admit(
         arrivals.commit(db, session.id)
     if inbound.busy == "steer" and not created and inbound.messages[0].role != "tool":
         running = turns.running(db, session.id)
-        # Rules about a channel hold for what is said there, so that it enters no turn of another.
+        # Rules about a channel apply to its messages, so a message never joins a turn of another channel.
         if running is not None and turns.channel(db, running) == inbound.channel:
             if messages.untaken(db, running) >= queue_length:
                 raise _queue_full(queue_length)
@@ -116,7 +119,8 @@ def admit(
 
 
 def _shadowed(db: Db, inbound: Inbound, session: SessionRow) -> tuple[str, ...]:
-    """Names of caller tools that will not be offered. Refuses a `tool_choice` of a tool that will not be."""
+    """The names of caller tools that will not be offered. Refuses a `tool_choice` that names a tool which is not
+    offered."""
     chosen = inbound.call.chosen_tool
     if (inbound.call.caller_tools is None and not chosen) or session.prefix is None:
         return ()
@@ -130,7 +134,7 @@ def _shadowed(db: Db, inbound: Inbound, session: SessionRow) -> tuple[str, ...]:
 
 
 def _tools_ahead(db: Db, session: SessionRow, *, idle: bool) -> bytes:
-    """The digest of the caller tools that the session will have when its last turn so far has begun."""
+    """The digest of the caller tools that the session will have once its last waiting turn has started."""
     calls = [] if idle else turns.waiting_calls(db, session.id)
     fixed = (call for call in calls if call.caller_tools is None or call.caller_tools.definitions)
     last = next(fixed, None)
@@ -138,8 +142,8 @@ def _tools_ahead(db: Db, session: SessionRow, *, idle: bool) -> bytes:
 
 
 def _with_calls(db: Db, inbound: Inbound, session: str, *, idle: bool) -> Inbound:
-    """The same with every tool result naming its call. In a conversation of ours, results answer the calls that its
-    last answer left to the caller; those of the older `functions` name the function only."""
+    """The same message with the call id of every tool result. In a stored conversation, results answer the calls that
+    its last answer left to the caller. Results of the older `functions` format name only the function."""
     results = any(message.role == "tool" for message in inbound.messages)
     if not results or (inbound.name is None and inbound.session is None):
         return inbound
@@ -151,8 +155,8 @@ def _with_calls(db: Db, inbound: Inbound, session: str, *, idle: bool) -> Inboun
             id = message.call_id or next(same, message.name)
             if id not in calls:
                 raise Refused(
-                    f"This session has no open tool call {id[:100]!r}: results answer the tool calls of its last "
-                    "answer, each of them once, before anything else is said.",
+                    f"This session has no open tool call {id[:100]!r}: send one result for each tool call of its last "
+                    "answer, before any other message.",
                     param="messages",
                     code="unknown_tool_call",
                 )
@@ -162,8 +166,8 @@ def _with_calls(db: Db, inbound: Inbound, session: str, *, idle: bool) -> Inboun
 
 
 def on_disconnect(inbound: Inbound, *, ephemeral: bool) -> OnDisconnect:
-    """A named conversation goes on without its reader; a one-shot call has nobody else. Who chose a key of his own
-    means to come back for the answer."""
+    """The reaction of a turn to its reader leaving. A named conversation continues. A one-shot call is cancelled,
+    unless its caller chose an Idempotency-Key and can return for the answer."""
     if inbound.on_disconnect is not None:
         return inbound.on_disconnect
     keyed = any(receipt.source == IDEMPOTENCY for receipt in inbound.receipts)
@@ -199,8 +203,8 @@ def _known(db: Db, inbound: Inbound, now: float) -> Admission | None:
 
 
 def _follow(db: Db, row: ReceiptRow, *, final: bool) -> Admission | None:
-    """The turn that a receipt leads to; None when it said "try again", so that trying again is what happens. What is
-    `final` is not tried again: whoever gave a task decides what to do about a failure."""
+    """The turn that a receipt leads to; None if its outcome said "try again", so that the message is admitted again. A
+    `final` receipt is never tried again: the agent that delegated a task decides what to do about a failure."""
     if row.outcome is not None:
         if not final and row.outcome.error is not None and row.outcome.error.retry:
             return None
@@ -216,12 +220,12 @@ def _follow(db: Db, row: ReceiptRow, *, final: bool) -> Admission | None:
 
 
 def _within(db: Db, inbound: Inbound) -> ParentTurn | None:
-    """Where in a tree of tasks its turn stands; None for one that nobody delegated."""
+    """The place of the turn in a tree of tasks; None if it is not delegated."""
     if not inbound.within:
         return None
     parent = turns.get(db, inbound.within)
     if parent is None or parent.state != "running":
-        raise Conflict("The turn that this is a part of has ended.", code="turn_ended")
+        raise Conflict("The turn that delegated this task has ended.", code="turn_ended")
     return ParentTurn(parent.id, inbound.depth, parent.payer, parent.job)
 
 
@@ -237,7 +241,7 @@ def _note_receipts(db: Db, inbound: Inbound, turn: str, tools: ToolsNote, now: f
 
 
 def _session(db: Db, inbound: Inbound, fresh: NewSession | None, id: str, now: float) -> tuple[SessionRow, bool]:
-    """The one that is there, or a new one with this id."""
+    """The existing session, or a new one with this id."""
     row = None
     if inbound.session is not None:
         row = sessions.get(db, inbound.session)
@@ -263,7 +267,7 @@ def _session(db: Db, inbound: Inbound, fresh: NewSession | None, id: str, now: f
                 param="model",
             )
         return row, False
-    assert fresh is not None, "whoever names no session by its id brings what a new one begins with"
+    assert fresh is not None, "a message without a session id comes with the beginning of a new session"
     named = inbound.name is not None or inbound.new
     row = sessions.create(
         db,
@@ -274,7 +278,7 @@ def _session(db: Db, inbound: Inbound, fresh: NewSession | None, id: str, now: f
         kind="named" if named else "ephemeral",
         agent=inbound.agent,
         extra=inbound.extra_prompt or "",
-        title=titles.first_words(inbound.messages[-1].text) if inbound.new else "",
+        title=title_from(inbound.messages[-1].text) if inbound.new else "",
         parent=None,
         prefix=fresh.prefix.with_caller_tools(inbound.call.caller_tools),
         encoder=fresh.encoder,
@@ -283,3 +287,8 @@ def _session(db: Db, inbound: Inbound, fresh: NewSession | None, id: str, now: f
         now=now,
     )
     return row, True
+
+
+def title_from(text: str) -> str:
+    """The title of a session without a name, from its first message, until a user sets one. One line."""
+    return textwrap.shorten(text[: 4 * TITLE_CHARACTERS], TITLE_CHARACTERS, placeholder=" …") or text[:TITLE_CHARACTERS]

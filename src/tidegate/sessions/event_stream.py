@@ -1,57 +1,56 @@
-"""A session's events as one stream that can be left and taken up again.
+"""The events of a session as one stream that a reader can leave and resume.
 
-Guarantee: a reader that comes back with the last event id it saw misses no committed row and gets none twice. The id
-of an event is its row's place in the transcript; what is not a row (pieces of text, progress) has none, and is given
-again from the beginning of the running turn's current answer. What the session waits for a person to answer comes
-first, so that nobody comes too late for it; it is told again in its place. The stream holds a cursor, not a queue, and
-of the rows that it catches up with a bounded part.
+A reader that returns with the last event id it saw misses no committed row and gets none twice. The id of an event is
+the place of its row in the transcript. Events that are not rows (pieces of text, progress) have no id; they are
+repeated from the start of the running turn's current answer. Open questions come first, so that no reader misses them,
+and come again in their place.
+
+The stream holds a cursor rather than a queue, and a bounded part of the rows that it catches up with.
 """
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
-from tidegate.engine import LiveTurn, TurnLog, slim
+from tidegate.engine import EmbeddedEngine, LiveTurn, TurnLog, slim
+from tidegate.security import Principal
 from tidegate.sessions import queries
+from tidegate.sessions.components import Components
 from tidegate.values import Event, MessageAdded, TextDelta, TextReset
-
-if TYPE_CHECKING:
-    from tidegate.security import Principal
-    from tidegate.sessions.service import Sessions
 
 
 async def watch(
-    service: "Sessions", session: str, principal: "Principal", after: int
+    components: Components, session: str, principal: Principal, after: int
 ) -> AsyncGenerator[tuple[int | None, Event], None]:
-    """Ends when the session has ended and everything was told."""
+    """Ends when the session has ended and all of its events have been sent."""
     seen = after
     followed: TurnLog | None = None
-    with service.presence.attend(session) as record:
-        live = _unfollowed(service, session, followed)
-        await service.row(session, principal)
-        for question in await service.questions.standing(session):
+    store, engine = components.store, components.engine
+    with components.presence.attend(session) as record:
+        live = _unfollowed(engine, session, followed)
+        await queries.visible_session(store, session, principal)
+        for question in await components.approvals.standing(session):
             yield None, question
         while True:
             news = record.expect()
-            # Looked at before anything is awaited: a quick turn is over when its rows have been read, and only its log
-            # tells what else there was, how it ended too.
-            live = live or _unfollowed(service, session, followed)
+            # Read before anything is awaited: a quick turn may have ended by the time its rows are read, and only its
+            # log has the other events and the way it ended.
+            live = live or _unfollowed(engine, session, followed)
             try:
-                row = await service.row(session, principal)
-                page = await service.store.read(queries.page, session, seen, queries.STREAM_ROWS, queries.STREAM_BYTES)
-                live = live or _unfollowed(service, session, followed)
+                row = await queries.visible_session(store, session, principal)
+                page = await store.read(queries.page, session, seen, queries.STREAM_ROWS, queries.STREAM_BYTES)
+                live = live or _unfollowed(engine, session, followed)
                 for found in page.rows:
                     if live is not None and found.turn == live.turn and not live.resumed:
-                        break  # told by the turn's log, in its place
+                        break  # the turn's log has it, in its place
                     seen = max(seen, found.seq or 0)
                     yield found.seq, MessageAdded(seq=found.seq or 0, message=slim(found.message))
                 else:
                     if page.more:
-                        continue  # what runs comes after them
+                        continue  # the running turn comes after them
                 if live is not None:
                     followed, live = live.log, None
                     del page  # the turn may run for long
-                    # Closed here, so that a turn whose reader has left knows it at once.
+                    # Closed here, so that a turn sees at once that its reader has left.
                     async with aclosing(followed.read()) as batches:
                         async for batch in batches:
                             for event in _untold(batch, seen):
@@ -68,13 +67,13 @@ async def watch(
                 news.cancel()
 
 
-def _unfollowed(service: "Sessions", session: str, followed: TurnLog | None) -> LiveTurn | None:
-    live = service.engine.running(session)
+def _unfollowed(engine: EmbeddedEngine, session: str, followed: TurnLog | None) -> LiveTurn | None:
+    live = engine.running(session)
     return live if live is not None and live.log is not followed else None
 
 
 def _untold(batch: list[Event], seen: int) -> list[Event]:
-    """Without the text of answers that are rows already: whoever has the row would see it twice."""
+    """Leave out the text of answers that have already been sent as rows, so that the reader does not get it twice."""
     rows = (place for place, event in enumerate(batch) if isinstance(event, MessageAdded) and event.seq <= seen)
     current = max(rows, default=-1)
     return [

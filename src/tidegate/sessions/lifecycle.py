@@ -1,11 +1,13 @@
-"""End and delete: the two ways in which a session is over, both run from the store.
+"""End and deletion of sessions, both run from the store.
 
-Guarantee: a session ends once, with a reason, whether or not anything of it is present; its running turn is stopped
-first, what waited is refused with a notice, its settings and approvals go in the same transaction, and every end hook
-takes effect exactly once, across a crash too, because its effect and its mark commit together. An ended session is
-never opened again. Deleting ends first, and is itself owed from then on: the rows go with the last hook's effect, at
-once if there is none, and later if a hook has failed. Nobody waits for a slow hook: it runs behind the end, or later on
-a timer of its own.
+A session ends once, with a reason, whether or not anything of it is in memory. Its running turn is stopped first,
+waiting turns are refused with a notice, and its settings and approvals go in the same transaction. Every end hook takes
+effect exactly once, across a crash as well, because its effect and its mark commit together. An ended session is never
+reopened.
+
+Deleting a session ends it first and is a pending hook itself: the rows go with the last hook's effect, at once if there
+is none, later if a hook has failed. No caller waits for a slow hook, which runs in the background or later on its own
+timer.
 """
 
 import asyncio
@@ -25,42 +27,44 @@ from tidegate.values import Outcome
 log = Log(__name__)
 
 STOP_SECONDS = 10.0
-"""How long the end waits for a running turn to let go; its tools are stopped by then or their tasks are broken."""
+"""How long an end waits for the running turn to stop; by then its tools have been stopped or their tasks cancelled."""
 
 PREPARE_SECONDS = 30.0
-"""How long a hook may prepare: whoever asked for the end waits for it, and the timer can try again."""
+"""How long a hook may prepare: the caller of the end waits for it, and the timer can try again."""
 
 BATCH = 100
-"""Sessions that one write of expiry ends: some milliseconds, between which turns get in."""
+"""Sessions that one write of expiry ends: some milliseconds, between which turns run."""
 
 BATCHES = 200
-"""Batches in one run of the timer: all there is after months without one, and an end to it."""
+"""Batches in one run of the timer: enough after months without a run, and an end to it."""
 
 HOOKS_AT_ONCE = 8
-"""Hooks that one run prepares side by side: one that hangs holds up few others, and a start is no storm of them."""
+"""Hooks that one run prepares concurrently: a hung hook delays few others, and a start does not run all of them at
+once."""
 
 SLOW_AT_ONCE = 4
-"""Slow hooks that are prepared side by side, behind ends and on the timer: each may be asking a model."""
+"""Slow hooks that are prepared concurrently, after ends and on the timer: each may be calling a model."""
 
 SLOW_IN_A_RUN = 20
-"""Slow hooks in one run of their timer: a few minutes at worst; the next run goes on."""
+"""Slow hooks in one run of their timer: a few minutes at worst; the next run continues."""
 
 Write = Callable[[Db], Any]
 EndHook = Callable[[SessionRow], Awaitable[Write | None]]
-"""Prepares what a session's end should leave behind. It may be prepared twice; what it returns is committed once."""
+"""Prepares the effect of a session's end. It may be prepared twice; the write that it returns is committed once."""
 
 
 class SlowHook(Protocol):
-    """An end hook for which nobody waits."""
+    """An end hook that no caller waits for."""
 
     def applies(self, session: SessionRow) -> bool:
-        """Whether there is anything to prepare, as far as its row tells; never for one that is being deleted."""
+        """Whether there is anything to prepare, judged by the session's row; never for a session that is being
+        deleted."""
         ...
 
     async def prepare(self, session: SessionRow) -> Write | None: ...
 
     def done(self, session: SessionRow) -> None:
-        """Its effect is committed."""
+        """Called after the effect has been committed."""
         ...
 
 
@@ -72,55 +76,55 @@ class SessionEndings:
         engine: EmbeddedEngine,
         hooks: Mapping[str, EndHook],
         clock: Callable[[], float],
-        gone: Callable[[str], Awaitable[None]],
+        on_deleted: Callable[[str], Awaitable[None]],
         *,
-        unkept: Callable[[str], None],
+        on_ended: Callable[[str], None],
         scope: Scope,
         slow: Mapping[str, SlowHook] | None = None,
     ) -> None:
-        """`gone` is told of each session whose rows were deleted; what a crash keeps from it, the sweeps find.
-        `unkept` is told of each that has no next turn. Slow hooks run in `scope`."""
+        """`on_deleted` is called for each session whose rows were deleted; if a crash prevents that, the sweeps find
+        its files. `on_ended` is called for each session that has no next turn. Slow hooks run in `scope`."""
         self._slow = slow or {}
         self._scope = scope
-        # house: allow at most SLOW_AT_ONCE behind ends and SLOW_IN_A_RUN on the timer
-        self._under_way: set[str] = set()
+        # house: allow at most SLOW_AT_ONCE after ends and SLOW_IN_A_RUN on the timer
+        self._in_progress: set[str] = set()
         self._names = (*hooks, *self._slow)
         self._store = store
         self._presence = presence
         self._engine = engine
         self._hooks = hooks
         self._clock = clock
-        self._gone = gone
-        self._unkept = unkept
+        self._on_deleted = on_deleted
+        self._on_ended = on_ended
 
     async def end(self, session: str, reason: str) -> bool:
-        """Whether this call ended it."""
+        """Returns whether this call ended the session."""
         refused = await self._store.write(_end, session, reason, self._names, self._clock())
         if refused is None:
             return False
-        await self._let_go(session, refused, reason)
+        await self._release(session, refused, reason)
         await self.finish(session)
-        if self._slow and len(self._under_way) < SLOW_AT_ONCE and self._scope.open:
-            # house: allow a few, see above; what is not begun here the timer does
-            self._under_way.add(session)
-            self._scope.start(self._finish_behind, session, name="what an ended session is owed")
+        if self._slow and len(self._in_progress) < SLOW_AT_ONCE and self._scope.open:
+            # house: allow a few, see above; the timer does the rest
+            self._in_progress.add(session)
+            self._scope.start(self._finish_in_background, session, name="slow end hooks of a session")
         return True
 
     async def delete(self, session: str) -> bool:
-        """Whether it is gone. Not when an end hook is still owed or its turn does not let go: then it goes when that is
-        over, on the timer."""
+        """Returns whether the session is deleted. It is not if an end hook is pending or its turn does not stop; the
+        timer deletes it later."""
         refused = await self._store.write(_end_to_delete, session, self._names, self._clock())
-        # Also when somebody else has ended it: his call may still be waiting for its turn.
-        await self._let_go(session, refused, "delete")
+        # Also if another call has ended it: that call may still be waiting for the turn.
+        await self._release(session, refused, "delete")
         await self.finish(session)
         owed = await self._store.read(endings.owed, session)
         if owed:
-            log.warning("a session is deleted as soon as nothing of it is owed", session=session, owed=owed)
+            log.warning("a session will be deleted when its end hooks have run", session=session, owed=owed)
         return not owed
 
     async def finish(self, session: str | None = None) -> int:
-        """Do what is still owed to ended sessions: to one after its end, to all after the start and on the timer; how
-        many hooks took effect. Of slow hooks only those that do not apply."""
+        """Run pending end hooks: of one session after its end, of all after the start and on the timer. Returns how
+        many took effect. Slow hooks are skipped unless they do not apply."""
         run = _Run(HOOKS_AT_ONCE)
         if session is not None:
             owed = await self._store.read(endings.owed, session)
@@ -135,26 +139,26 @@ class SessionEndings:
         return done
 
     async def finish_slow(self, session: str | None = None) -> int:
-        """The same for what nobody waits for: of one session, or of some on the timer, but for those that are being
-        seen to."""
+        """The same for slow hooks: of one session, or of some sessions on the timer, except for those already in
+        progress."""
         run = _Run(SLOW_AT_ONCE)
-        owed = await self._owed_slowly(session)
+        owed = await self._pending_slow(session)
         if session is not None:
             return sum(await gather([self._run(run, *owing, slowly=True) for owing in owed]))
-        mine = [owing for owing in owed if owing[0] not in self._under_way]
-        self._under_way.update(owing[0] for owing in mine)
+        mine = [owing for owing in owed if owing[0] not in self._in_progress]
+        self._in_progress.update(owing[0] for owing in mine)
         try:
             return sum(await gather([self._run(run, *owing, slowly=True) for owing in mine]))
         finally:
-            self._under_way.difference_update(owing[0] for owing in mine)
+            self._in_progress.difference_update(owing[0] for owing in mine)
 
-    async def _finish_behind(self, session: str) -> None:
+    async def _finish_in_background(self, session: str) -> None:
         try:
             await self.finish_slow(session)
         finally:
-            self._under_way.discard(session)
+            self._in_progress.discard(session)
 
-    async def _owed_slowly(self, session: str | None) -> list[tuple[str, str]]:
+    async def _pending_slow(self, session: str | None) -> list[tuple[str, str]]:
         if session is not None:
             hooks = await self._store.read(endings.owed, session)
             return [(session, hook) for hook in hooks if hook in self._slow]
@@ -169,7 +173,7 @@ class SessionEndings:
         return found[:SLOW_IN_A_RUN]
 
     async def _run(self, run: "_Run", session: str, hook: str, *, slowly: bool = False) -> int:
-        async with run.room:
+        async with run.slots:
             if hook in run.hung:
                 return 0
             row = await self._store.read(sessions.get, session)
@@ -182,26 +186,26 @@ class SessionEndings:
             write: Write | None = None
             try:
                 if row is not None and prepare is not None:
-                    with anyio.move_on_after(PREPARE_SECONDS) as patience:
+                    with anyio.move_on_after(PREPARE_SECONDS) as deadline:
                         write = await prepare(row)
-                    if patience.cancelled_caught:
+                    if deadline.cancelled_caught:
                         run.hung.add(hook)
-                        log.error("an end hook hangs; it is tried again", session=session, hook=hook)
+                        log.error("an end hook hangs; it will be tried again", session=session, hook=hook)
                         return 0
             except NotYet:
                 return 0
             except Exception:
-                log.exception("an end hook could not be prepared; it is tried again", session=session, hook=hook)
+                log.exception("an end hook could not be prepared; it will be tried again", session=session, hook=hook)
                 return 0
-            then = partial(_tell, slow, row)
+            then = partial(_report_done, slow, row)
             effect, is_gone = await self._store.write_then(then, _take_effect, session, hook, write, self._clock())
             if is_gone:
-                await self._gone(session)
+                await self._on_deleted(session)
             return int(effect)
 
     async def expire(self, kind: SessionKind, idle: float | None) -> int:
-        """End what has been idle for too long; never what has a turn running or waiting, though its message came only
-        after the look. What the ends owe is left to `finish`. How many."""
+        """End sessions that have been idle for too long. A session with a running or waiting turn is never ended, even
+        if its message arrived after the lookup. `finish` runs the hooks. Returns the number of sessions ended."""
         if idle is None:
             return 0
         total, before, hooks = 0, self._clock() - idle, self._names
@@ -209,15 +213,15 @@ class SessionEndings:
             found = await self._store.read(sessions.idle, kind=kind, before=before, limit=BATCH)
             ended = await self._store.write(_end_idle, found, kind == "ephemeral", before, hooks, self._clock())
             for session in ended:
-                await self._let_go(session, (), "expiry")
+                await self._release(session, (), "expiry")
             total += len(ended)
             if len(found) < BATCH:
                 break
         return total
 
     async def purge(self, retention: float | None) -> int:
-        """Delete the transcripts of sessions that ended longer ago than their retention; how many. Each goes in writes
-        of its own, since a transcript may be long."""
+        """Delete the transcripts of sessions whose retention is over, and return how many. Each is deleted in its own
+        writes, since a transcript may be long."""
         if retention is None:
             return 0
         total, before = 0, self._clock() - retention
@@ -225,32 +229,32 @@ class SessionEndings:
             found = await self._store.read(sessions.ended_before, before, BATCH)
             for session in found:
                 total += await maintenance.delete_session(self._store, session)
-                await self._gone(session)
+                await self._on_deleted(session)
             if len(found) < BATCH:
                 break
         return total
 
-    async def _let_go(self, session: str, refused: Sequence[Outcome], reason: str) -> None:
-        """Tell whoever waits in the ended session, stop what runs there, and forget what is present of it."""
+    async def _release(self, session: str, refused: Sequence[Outcome], reason: str) -> None:
+        """Notify the waiters of an ended session, stop its running turn, and drop it from memory."""
         if self._presence.get(session) is not None:
             self._engine.refuse(refused)
             self._engine.interrupt_all(session, f"because its session ended ({reason})")
             with anyio.move_on_after(STOP_SECONDS):
                 await self._engine.idle(session)
-        self._unkept(session)
+        self._on_ended(session)
         self._presence.drop(session)
 
 
 class _Run:
-    """One run over what is owed. A hook that hung once is not asked again in the same run, so that the run ends; those
-    that run beside it go on meanwhile."""
+    """One run over pending hooks. A hook that hung is not tried again in the same run, so that the run ends; hooks
+    running beside it continue."""
 
     def __init__(self, at_once: int) -> None:
-        self.room = asyncio.Semaphore(at_once)
+        self.slots = asyncio.Semaphore(at_once)
         self.hung: set[str] = set()  # house: allow hooks are named in the code
 
 
-def _tell(hook: SlowHook | None, session: SessionRow | None, done: tuple[bool, bool]) -> tuple[bool, bool]:
+def _report_done(hook: SlowHook | None, session: SessionRow | None, done: tuple[bool, bool]) -> tuple[bool, bool]:
     effect, _ = done
     if hook is not None and session is not None and effect:
         hook.done(session)
@@ -258,9 +262,9 @@ def _tell(hook: SlowHook | None, session: SessionRow | None, done: tuple[bool, b
 
 
 def _take_effect(db: Db, session: str, hook: str, write: Write | None, now: float) -> tuple[bool, bool]:
-    """The mark and the effect in one transaction: neither is ever there without the other. So is the deletion, when
-    nothing else is owed any more and no turn is still to be told how it ended. Whether the hook took effect, and
-    whether the session was deleted."""
+    """The mark and the effect commit together, so neither exists without the other. So does the deletion, if no other
+    hook is pending and no turn has yet to be settled. Returns whether the hook took effect, and whether the session was
+    deleted."""
     effect = hook != endings.DELETE and endings.done(db, session, hook, now)
     if effect and write is not None:
         write(db)
@@ -269,7 +273,7 @@ def _take_effect(db: Db, session: str, hook: str, write: Write | None, now: floa
 
 
 def _end(db: Db, session: str, reason: str, hooks: Sequence[str], now: float) -> tuple[Outcome, ...] | None:
-    """How the turns that waited in it have ended; None when this did not end it."""
+    """The outcomes of the turns that were waiting; None if this did not end the session."""
     ended = sessions.end(db, session, reason=reason, hooks=hooks, now=now)
     if ended is None:
         return None
@@ -278,7 +282,7 @@ def _end(db: Db, session: str, reason: str, hooks: Sequence[str], now: float) ->
 
 
 def _end_to_delete(db: Db, session: str, hooks: Sequence[str], now: float) -> tuple[Outcome, ...]:
-    """As `_end`; what had ended before is to be deleted too."""
+    """Like `_end`; a session that had already ended is deleted too."""
     refused = _end(db, session, "delete", hooks, now)
     sessions.condemn(db, session)
     return refused or ()
@@ -287,7 +291,7 @@ def _end_to_delete(db: Db, session: str, hooks: Sequence[str], now: float) -> tu
 def _end_idle(
     db: Db, found: Sequence[str], ephemeral: bool, before: float, hooks: Sequence[str], now: float
 ) -> list[str]:
-    """Which of those that were idle still are, and have ended now."""
+    """The sessions that are still idle, and are ended now."""
     ended = [
         session
         for session in found

@@ -1,41 +1,40 @@
-"""What the maintenance timer does for sessions.
+"""Periodic maintenance of sessions.
 
-Guarantee: each chore is level-triggered: it looks at what is and mends it, remembers nothing between runs, and may be
-run at any time and any number of times. A run goes on until nothing is left to do, within a generous bound, in batches
-each of which is a short write of its own, so that turns get in between.
+Each task is level-triggered: it looks at the current state and repairs it, remembers nothing between runs, and may run
+at any time and any number of times. A run continues until nothing is left to do, within a generous bound. It works in
+batches, each a short write, so that turns run in between.
 """
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tidegate.sessions.components import Components
 from tidegate.sessions.recovery import recover
 from tidegate.store import approvals, audit, maintenance, notes, receipts, search, usage
 from tidegate.values import Frozen
 from tidegate.workspaces import RECONCILE_SECONDS, TIDY_SECONDS, keep_within
 
-if TYPE_CHECKING:
-    from tidegate.sessions.service import Sessions
-
 INDEX_BATCHES = 20
-"""Writes of the search index in one run, each some milliseconds; a search catches up by itself."""
+"""Writes to the search index in one run, each taking some milliseconds. A search indexes the rest itself."""
 
 STRANDED_SECONDS = 30.0
-"""After which an accepted turn that no engine knows is stranded: the way there takes milliseconds."""
+"""The age at which an accepted turn that the engine does not know is stranded; it normally gets there in milliseconds.
+"""
 
 BATCHES = 200
-"""Batches of one kind in one run: far more than a run of every few minutes ever has to do, and an end to it."""
+"""Batches of one kind in one run: far more than a run every few minutes needs, and an end to it."""
 
 VACUUM_PAGES = 256
-"""Free pages given back to the disk in one batch."""
+"""Free pages returned to the disk in one batch."""
 
 
 SPOOL_SECONDS = 600.0
-"""Between two looks for files that no session owns."""
+"""The interval between two searches for files that no session owns."""
 
 
 class MaintenanceTask(Frozen, frozen=True):
-    """What is run every `interval` seconds. A run that takes longer than `within` hangs: chores work in small
-    batches."""
+    """A task that runs every `interval` seconds. A run that takes longer than `within` is considered hung: tasks work
+    in small batches."""
 
     name: str
     interval: float
@@ -44,7 +43,7 @@ class MaintenanceTask(Frozen, frozen=True):
 
 
 async def drain(batch: Callable[[], Awaitable[int]], full: int, most: int = BATCHES) -> int:
-    """Run `batch` until it comes back with less than `full`; the sum of what it said."""
+    """Run `batch` until it returns less than `full`. Returns the sum of its results."""
     total = 0
     for _ in range(most):
         done = await batch()
@@ -54,63 +53,63 @@ async def drain(batch: Callable[[], Awaitable[int]], full: int, most: int = BATC
     return total
 
 
-def maintenance_tasks(service: "Sessions") -> list[MaintenanceTask]:
-    store, expiry, limits = service.store, service.config.expiry, service.config.limits
+def maintenance_tasks(components: Components, count_audit_rows: Callable[[], Awaitable[None]]) -> list[MaintenanceTask]:
+    """`count_audit_rows` is called after the audit log has been pruned."""
+    store, config, clock = components.store, components.config, components.clock
+    expiry, limits, endings, workspaces = config.expiry, config.limits, components.endings, components.workspaces
 
     async def sweep() -> int:
-        return service.presence.sweep()
+        return components.presence.sweep()
 
     async def expire() -> int:
         return (
-            await service.endings.expire("named", expiry.named_idle)
-            + await service.endings.expire("ephemeral", expiry.ephemeral_idle)
-            + await service.endings.purge(expiry.retention)
-            + await service.endings.finish()
+            await endings.expire("named", expiry.named_idle)
+            + await endings.expire("ephemeral", expiry.ephemeral_idle)
+            + await endings.purge(expiry.retention)
+            + await endings.finish()
         )
 
-    async def take_up() -> int:
-        resumed = await recover(service, older=STRANDED_SECONDS)
-        await service.workspaces.processes.tell()
+    async def resume_turns() -> int:
+        resumed = await recover(components, older=STRANDED_SECONDS)
+        await workspaces.processes.tell()
         return resumed
 
     async def tidy() -> None:
-        await drain(lambda: store.write(receipts.prune, service.clock(), limits.receipts), receipts.BATCH)
-        await maintenance.tidy(store, service.clock())
-        if service.memory is not None:
-            await drain(lambda: store.write(notes.prune, service.clock(), maintenance.BATCH), maintenance.BATCH)
-        await drain(
-            lambda: store.write(audit.prune, service.clock() - expiry.audit, maintenance.BATCH), maintenance.BATCH
-        )
-        await store.write(audit.append_further_failures, service.clock())
-        service.audit_rows = await store.read(audit.count)
+        await drain(lambda: store.write(receipts.prune, clock(), limits.receipts), receipts.BATCH)
+        await maintenance.tidy(store, clock())
+        if components.memory is not None:
+            await drain(lambda: store.write(notes.prune, clock(), maintenance.BATCH), maintenance.BATCH)
+        await drain(lambda: store.write(audit.prune, clock() - expiry.audit, maintenance.BATCH), maintenance.BATCH)
+        await store.write(audit.append_further_failures, clock())
+        await count_audit_rows()
         await drain(lambda: store.write(usage.fold, usage.FOLDED_AT_ONCE), usage.FOLDED_AT_ONCE)
         await drain(lambda: store.write(maintenance.vacuum, VACUUM_PAGES), 1)
         await store.write(maintenance.checkpoint)
 
     async def folders() -> None:
-        await service.workspaces.tidy()
-        await keep_within(store, service.workspaces.folders, service.config.workspaces.trash_bytes)
+        await workspaces.tidy()
+        await keep_within(store, workspaces.folders, config.workspaces.trash_bytes)
 
     async def close_late_questions() -> int:
-        return await drain(service.questions.expire, approvals.EXPIRED_AT_ONCE)
+        return await drain(components.approvals.expire, approvals.EXPIRED_AT_ONCE)
 
     async def index() -> int:
         indexed = await drain(lambda: store.write(search.index), 1, INDEX_BATCHES)
-        if service.recall is not None and service.recall.index is not None:
-            await service.recall.index.feed()
+        if components.recall is not None and components.recall.index is not None:
+            await components.recall.index.feed()
         return indexed
 
     maintenance_tasks = [
         MaintenanceTask(name="sweep", interval=min(30.0, max(0.2, limits.idle_ttl / 4)), run=sweep),
         MaintenanceTask(name="expire", interval=60.0, run=expire),
-        MaintenanceTask(name="recover", interval=60.0, run=take_up),
+        MaintenanceTask(name="recover", interval=60.0, run=resume_turns),
         MaintenanceTask(name="index", interval=5.0, run=index),
         MaintenanceTask(name="questions", interval=10.0, run=close_late_questions),
-        MaintenanceTask(name="workspaces", interval=RECONCILE_SECONDS, run=service.workspaces.reconcile),
+        MaintenanceTask(name="workspaces", interval=RECONCILE_SECONDS, run=workspaces.reconcile),
         MaintenanceTask(name="folders", interval=TIDY_SECONDS, run=folders),
-        MaintenanceTask(name="spool", interval=SPOOL_SECONDS, run=service.spool.sweep),
+        MaintenanceTask(name="spool", interval=SPOOL_SECONDS, run=components.spool.sweep),
         MaintenanceTask(name="tidy", interval=300.0, run=tidy),
     ]
-    if service.extractor is not None:
-        maintenance_tasks.append(MaintenanceTask(name="learn", interval=60.0, run=service.endings.finish_slow))
+    if components.extractor is not None:
+        maintenance_tasks.append(MaintenanceTask(name="learn", interval=60.0, run=endings.finish_slow))
     return maintenance_tasks

@@ -1,8 +1,7 @@
-"""What a new session begins with: prompt and tools, and what is known of its person, its project and its skills.
+"""The prompt and tools that a new session begins with, including notes, project files and skills.
 
-Guarantee: equal beginnings are made once and shared. An agent that nothing is remembered or found for costs no read:
-its beginning is known from its settings alone. What the sources say is asked for when a session is to begin, and never
-reaches one that has begun.
+Equal prefixes are made once and shared. An agent without notes, project files or skills costs no read, since its prefix
+follows from its settings alone. The sources are read when a session begins, and never change one that has begun.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,25 +18,25 @@ from tidegate.sessions.admission import NewSession
 from tidegate.tools import ToolRegistry
 
 KEPT = 256
-"""Beginnings held for sharing: sessions of one agent mostly have the same one."""
+"""Prefixes kept for sharing: most sessions of one agent have the same one."""
 
 KEPT_BYTES = 4 * 1024 * 1024
-"""Of the texts that tell them apart."""
+"""Total size of the kept prompts."""
 
 
 class PromptSource(Protocol):
-    """Brings a part of the prompt, under its name. It caches for itself what is worth it."""
+    """Provides one part of the prompt, under its name. A source does its own caching."""
 
     name: str
     needs_tools: bool
-    """Whether it speaks of a tool: then it has nothing to say where the caller's tools replace the agent's."""
+    """Whether the part is about a tool. It is left out if the caller's tools replace the agent's."""
 
     def serves(self, agent: str) -> bool:
-        """Whether it may have anything for this agent: a matter of the configuration alone."""
+        """Whether there may be a part for this agent; decided by the configuration alone."""
         ...
 
     async def part(self, agent: str, principal: str) -> str:
-        """The text as a session of this principal would begin with now; empty when there is none."""
+        """The text for a session of this principal that begins now; empty if there is none."""
         ...
 
 
@@ -51,7 +50,8 @@ class PromptPrefixes:
         *,
         mark: Callable[[str], Awaitable[int]] | None = None,
     ) -> None:
-        """`mark` says from which change of notes on a session of this agent is to be told, 0 for never."""
+        """`mark` returns the number of the first change of notes that a new session of this agent has to be told about,
+        0 for never."""
         self._mark = mark
         self._config = config
         self._models = models
@@ -62,13 +62,13 @@ class PromptPrefixes:
         )
 
     async def of(self, agent: str, principal: str, extra: str = "", *, own_tools: bool = True) -> NewSession:
-        """What a new session of this agent for this principal begins with. Without `own_tools` the agent may use none
-        of its tools, and the prompt does not mention them."""
+        """The beginning of a new session of this agent for this principal. Without `own_tools` the agent may not use
+        its tools, and the prompt does not mention them."""
         settings = self._config.agents.get(agent)
         if settings is None:
             raise Misconfigured(f"The agent {agent!r} is no longer configured; add [agents.{agent}] to tidegate.toml.")
         sources = tuple(each for each in self._sources[agent] if own_tools or not each.needs_tools)
-        # Before the notes are looked at: what changes between is told twice rather than never.
+        # Before the notes are read: a change in between is reported twice rather than never.
         seen = 0 if self._mark is None else await self._mark(agent)
         texts = tuple([await source.part(agent, principal) for source in sources]) if sources else ()
         key = (agent, own_tools, texts)

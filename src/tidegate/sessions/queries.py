@@ -1,31 +1,54 @@
 """Reads for callers: sessions, outcomes, pages of a transcript, exports.
 
-Guarantee: each takes whose rows may be seen (`own`, None for the owner's view) and never gives more; every result is
-bounded by a limit, a transcript's in bytes too; an export streams page by page and holds one page.
+Each query takes the principal whose rows may be read (`own`, None for all) and returns nothing else. Every result is
+bounded by a limit, that of a transcript in bytes as well. An export is streamed and holds one page at a time.
 """
 
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
 
 from tidegate import engine
-from tidegate.sessions.views import view
-from tidegate.store import Db, MessageRow, SessionRow, Store, UsageTotal, messages, search, sessions, turns, usage
+from tidegate.errors import NotFound
+from tidegate.security import Principal
+from tidegate.sessions.views import SessionView
+from tidegate.store import (
+    AuditKind,
+    AuditRow,
+    Db,
+    MessageRow,
+    SessionRow,
+    Store,
+    UsageTotal,
+    audit,
+    messages,
+    principals,
+    search,
+    sessions,
+    turns,
+    usage,
+)
 from tidegate.values import Frozen, Media, Outcome
-
-if TYPE_CHECKING:
-    from tidegate.security import Principal
-    from tidegate.sessions.service import Sessions
-
-__all__ = ["export", "listing", "media", "newest", "outcome", "page", "session", "view", "without_bytes"]
 
 STREAM_ROWS = 200
 STREAM_BYTES = 256 * 1024
-"""Of a transcript that is streamed, held at once: hundreds may be streamed at the same time, to slow readers."""
+"""Bytes of a streamed transcript held at once: hundreds may be streamed at the same time, to slow readers."""
 
 LISTING_MOST = 500
-"""Rows of one listing, whatever is asked for."""
+"""The most rows of one listing, whatever limit is given."""
+
+
+def visible_to(principal: Principal | None) -> str | None:
+    """The principal whose rows may be read: None for all, which the owner and the gateway itself may see."""
+    return None if principal is None or principal.may("configure") else principal.id
+
+
+async def visible_session(store: Store, id: str, principal: Principal) -> SessionRow:
+    """The session, if this principal may see it; else NotFound."""
+    found: SessionRow | None = await store.read(session, id, visible_to(principal))
+    if found is None:
+        raise NotFound(f"There is no session {id}.", code="session_not_found")
+    return found
 
 
 def session(db: Db, id: str, own: str | None) -> SessionRow | None:
@@ -49,14 +72,44 @@ def usage_in(
     return rows, usage.total(db, since=since, until=until, principal=own)
 
 
+def audit_events(
+    db: Db,
+    since: float,
+    kind: AuditKind | None,
+    principal: str | None,
+    session: str | None,
+    host: str | None,
+    before: tuple[float, int] | None,
+    limit: int,
+) -> tuple[list[AuditRow], dict[str, str]]:
+    """Events and the names of all principals by id; `principal` is an id or a name."""
+    names = {row.id: row.name for row in principals.listing(db)}
+    id = principal
+    if principal is not None and principal not in names:
+        id = next((each for each, name in names.items() if name == principal), None)
+        if id is None:
+            raise NotFound(f"There is no principal {principal!r}.", code="principal_not_found", param="principal")
+    rows = audit.listing(
+        db,
+        since=since,
+        kind=kind,
+        principal=id,
+        session=session,
+        of=None if host is None else audit.host_name(host),
+        before=before,
+        limit=limit,
+    )
+    return rows, names
+
+
 async def mentioning(store: Store, query: str, own: str | None, ended: bool | None, limit: int) -> list[SessionRow]:
-    """Sessions with these words in their title or name, then those in which they were said."""
+    """Sessions with these words in their title or name, then sessions with these words in a message."""
     found = await search.search(store, query, principal=own, ended=ended, limit=min(limit, LISTING_MOST))
     return await store.read(sessions.listed, found)
 
 
 class TranscriptPage(Frozen, frozen=True):
-    """Rows of a transcript, in order. `more` says that there are others, in the direction of reading."""
+    """Rows of a transcript, in order. `more` is true if there are more in the direction of reading."""
 
     rows: tuple[MessageRow, ...]
     more: bool
@@ -83,12 +136,14 @@ def media(db: Db, session: str, place: int, number: int) -> Media | None:
     return found[number] if 0 <= number < len(found) else None
 
 
-async def export(service: "Sessions", session: str, principal: "Principal") -> AsyncIterator[bytes]:
-    """JSON lines: the session, then its rows in order, the undone ones marked."""
+async def export(
+    store: Store, view: Callable[[str, Principal], Awaitable[SessionView]], session: str, principal: Principal
+) -> AsyncIterator[bytes]:
+    """JSON lines: the session, then its rows in order. Undone rows are marked."""
     encoder = msgspec.json.Encoder()
-    yield encoder.encode(await service.session(session, principal)) + b"\n"
+    yield encoder.encode(await view(session, principal)) + b"\n"
     after = 0
-    while rows := await service.store.read(_export_page, session, after):
+    while rows := await store.read(_export_page, session, after):
         for row in rows:
             yield encoder.encode(row) + b"\n"
         after = rows[-1].seq or 0

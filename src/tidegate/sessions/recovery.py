@@ -1,55 +1,49 @@
-"""What the last process left: turns that were accepted and have not ended.
+"""Recovery of turns that were accepted by an earlier process and have not ended.
 
-Guarantee: after `recover` every such turn goes on from its journal, or has ended with a reason that its user can read.
-Which of the two is its channel's to say (`channels`), and so is in whose words. A turn that the process died in more
-often than limits.resumes is not taken up again, so that a turn that kills the gateway cannot do so for ever. What works
-on a task goes on only with the turn that gave it.
+After `recover`, every such turn continues from its journal or has ended with a reason that its user can read. The
+turn's channel decides which (`turns.channels`), and words the reason. A turn in which the process died more often than
+limits.resumes is not resumed, so a turn that kills the gateway cannot do so for ever. A task continues only together
+with the turn that delegated it.
 """
-
-from typing import TYPE_CHECKING
 
 from tidegate.engine import TASK_OF_NONE, stopped
 from tidegate.log import Log
+from tidegate.sessions.components import Components
 from tidegate.store import Db, SessionRow, TurnRow, sessions, turns
-from tidegate.turns.channels import Channel
+from tidegate.turns import Channel
 from tidegate.values import Failure
-
-if TYPE_CHECKING:
-    from tidegate.sessions.service import Sessions
 
 log = Log(__name__)
 
 
-async def recover(service: "Sessions", *, older: float = 0.0) -> int:
-    """How many turns go on. Also called on the timer: a turn that is open in the store and not live here is stranded
-    (the store could not take its end), and is taken up like one that a crash
-    left. `older` spares those that were accepted just now and may be on their way to the engine."""
-    resumed = 0
-    for turn, session in await service.store.read(_open):
-        # At the start nothing is on its way, whatever the clock says of when it was accepted.
-        if service.engine.log(turn.id) is not None or (older and turn.accepted > service.clock() - older):
+async def recover(components: Components, *, older: float = 0.0) -> int:
+    """Returns the number of resumed turns. Also run by the timer: a turn that is open in the store but not live in this
+    process is stranded (its end could not be stored), and is treated like one that a crash left. `older` excludes turns
+    accepted within that many seconds, which may be on their way to the engine."""
+    resumed, engine = 0, components.engine
+    for turn, session in await components.store.read(_open):
+        # At the start no turn is on its way, whatever the clock says about its acceptance.
+        if engine.log(turn.id) is not None or (older and turn.accepted > components.clock() - older):
             continue
-        if turn.within is not None and service.engine.log(turn.within) is None:
+        if turn.within is not None and engine.log(turn.within) is None:
             reason: Failure | None = stopped(TASK_OF_NONE)
         else:
-            reason = _refusal(turn, session, service.channels.of(turn.channel), service.config.limits.resumes)
+            reason = _refusal(turn, session, components.channels.of(turn.channel), components.config.limits.resumes)
         if reason is not None:
-            if await service.engine.give_up(turn, session, reason):
+            if await engine.give_up(turn, session, reason):
                 log.warning("a turn is not resumed", session=session.id, turn=turn.id, reason=reason.message)
-                if session.kind == "ephemeral":  # its rows are gone: what lay on disk for it is nobody's
-                    await service.workspaces.discard(session.id)
-                    await service.spool.remove(session.id)
+                if session.kind == "ephemeral":  # its rows are gone, so its files have no owner
+                    await components.workspaces.discard(session.id)
+                    await components.spool.remove(session.id)
         else:
-            # One that was parked had begun too, though no attempt counts.
-            service.engine.submit(
-                session.id, turn.id, session.principal, resumed=turn.state == "running", within=turn.within
-            )
+            # A parked turn had started too, although no attempt is counted.
+            engine.submit(session.id, turn.id, session.principal, resumed=turn.state == "running", within=turn.within)
             resumed += 1
     return resumed
 
 
 def _open(db: Db) -> list[tuple[TurnRow, SessionRow]]:
-    """Those that gave tasks before those that work on them."""
+    """Turns that delegated tasks come before the turns of those tasks."""
     found = [(turn, sessions.get(db, turn.session)) for turn in sorted(turns.open_turns(db), key=_depth)]
     return [(turn, session) for turn, session in found if session is not None]
 
@@ -59,7 +53,7 @@ def _depth(turn: TurnRow) -> int:
 
 
 def _refusal(turn: TurnRow, session: SessionRow, channel: Channel, resumes: int) -> Failure | None:
-    """Why the turn does not go on; None when it does."""
+    """The reason why the turn is not resumed; None if it is."""
     if session.ended is not None:
         return stopped("because its session ended")
     strategy = channel.strategy(turn, session)
@@ -67,8 +61,8 @@ def _refusal(turn: TurnRow, session: SessionRow, channel: Channel, resumes: int)
         return stopped("because the gateway restarted and its caller had gone", abandoned=True)
     if strategy == "report":
         return _given_up(
-            f"The gateway stopped while it worked on this, and what comes by the channel {channel.name!r} is not taken "
-            f"up again by itself; {channel.again}.",
+            f"The gateway stopped while it worked on this, and messages of the channel {channel.name!r} are not "
+            f"resumed automatically; {channel.again}.",
             "interrupted",
         )
     if turn.attempts > resumes:

@@ -1,8 +1,8 @@
-"""A message that brings pictures, sounds or documents: they are made ready before it is taken in, and taken in with it.
+"""Messages with pictures, sounds or documents: their media is stored with the message.
 
-Guarantee: a message is accepted with all that it brings, or not at all. What is refused names the part of the request.
-Small ones go into the message; larger ones are in the session's spool when the message is durable, with rows of the
-same transaction. What is not taken in leaves nothing.
+A message is accepted with all of its media, or not at all. A refusal names the part of the request. Small media becomes
+part of the message. Larger media is in the session's spool by the time the message is durable, with rows of the same
+transaction. A message that is not accepted leaves nothing behind.
 """
 
 from collections.abc import Awaitable, Callable
@@ -16,7 +16,7 @@ from tidegate.store import Db, Store, sessions
 from tidegate.values import Acceptance, Inbound, Media, new_id
 
 TRIES = 3
-"""A conversation of a name may begin or end between looking for it and taking the message in, hardly twice."""
+"""A named conversation may begin or end between the lookup and the acceptance, but hardly twice."""
 
 Accept = Callable[[Inbound, UploadFolder], Awaitable[Acceptance]]
 
@@ -60,7 +60,7 @@ async def _ready(inbound: Inbound, arrivals: UploadFolder) -> Inbound:
 
 
 def _session(db: Db, inbound: Inbound) -> str | None:
-    """The session that the message would go to now; None when that has to be made."""
+    """The session that the message would go to now; None if it would create one."""
     row = None
     if inbound.session is not None:
         row = sessions.owned(db, inbound.session, inbound.principal)

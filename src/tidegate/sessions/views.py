@@ -1,4 +1,4 @@
-"""What callers are shown of a session and its questions: values made from rows and from what is present of it."""
+"""Sessions and agents as callers see them: values made from rows and from the live state."""
 
 from typing import Any
 
@@ -6,16 +6,15 @@ import msgspec
 
 from tidegate.store import SessionRow, SettingRow
 from tidegate.store.tables.settings import OWN
-from tidegate.turns.compaction.compaction import COOLDOWN, ERA, WANTED
-from tidegate.turns.fallback import KEY, FallbackState
+from tidegate.turns import COOLDOWN, ERA, FALLBACK, WANTED, FallbackState
 from tidegate.values import Frozen
 
-UNCHOSEN = (KEY, COOLDOWN, WANTED, ERA)
-"""Settings that nobody chose, or that are over with the next turn."""
+UNCHOSEN = (FALLBACK, COOLDOWN, WANTED, ERA)
+"""Settings that no user chose, or that end with the next turn."""
 
 
 class SettingView(Frozen, frozen=True):
-    """One setting of a session, with where it came from and how long it holds."""
+    """One setting of a session, with its source and its expiry."""
 
     value: Any
     source: str
@@ -38,10 +37,10 @@ class SessionView(Frozen, frozen=True, omit_defaults=False):
     waiting: int = 0
     model: str = ""
     demo: bool = False
-    """Whether that is the built-in demo model."""
+    """Whether the model is the built-in demo model."""
     settings: dict[str, SettingView] = msgspec.field(default_factory=dict)
     fallback: FallbackState | None = None
-    """Who answers instead of the agent's own model, while that is so."""
+    """The fallback that answers instead of the agent's own model, while there is one."""
 
 
 class AgentView(Frozen, frozen=True, omit_defaults=False):
@@ -49,7 +48,7 @@ class AgentView(Frozen, frozen=True, omit_defaults=False):
     model: str
     description: str = ""
     demo: bool = False
-    """Whether its model is the built-in demo model."""
+    """Whether the agent's model is the built-in demo model."""
 
 
 def view(

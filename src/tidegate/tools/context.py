@@ -1,7 +1,7 @@
 """The toolset `context`: what was said, also what is no longer in the model's view.
 
 Guarantee: only reading; whom a call works for is in its context, never in its arguments. Answers are bounded, quote
-what was said, and say how to go on; all of it is `ctx.reach.recall`'s.
+what was said, and say how to go on; all of it is `ctx.services.recall`'s.
 """
 
 from typing import Annotated
@@ -19,9 +19,9 @@ Place = Annotated[int, Meta(ge=1, le=NUMBER)]
 
 
 def _recall(ctx: ToolContext) -> Recall:
-    if ctx.reach.recall is None:
+    if ctx.services.recall is None:
         raise ToolFailed("What was said cannot be looked up here.")
-    return ctx.reach.recall
+    return ctx.services.recall
 
 
 @tool(effect="read", timeout=90, parallel=True)

@@ -27,6 +27,6 @@ async def delegate(
     ],
 ) -> str:
     """Gives a task to another agent and waits for its answer. Several calls in one step are worked on side by side."""
-    if ctx.reach.delegates is None:
+    if ctx.services.delegates is None:
         raise ToolFailed("There is no agent that you may give tasks to.")
-    return await ctx.reach.delegates.work(ctx, agent, task)
+    return await ctx.services.delegates.work(ctx, agent, task)

@@ -43,6 +43,6 @@ async def forget(ctx: ToolContext, *, note: Annotated[Number, Meta(description="
 
 
 def _notes(ctx: ToolContext) -> Notes:
-    if ctx.reach.notes is None:
+    if ctx.services.notes is None:
         raise ToolFailed("Nothing can be remembered here.")
-    return ctx.reach.notes
+    return ctx.services.notes

@@ -18,6 +18,6 @@ async def skill(
     ] = "",
 ) -> str:
     """Reads a skill: its instructions and the list of its other files, or one of those files."""
-    if ctx.reach.skills is None:
+    if ctx.services.skills is None:
         raise ToolFailed("skill: there are no skills here.")
-    return await ctx.reach.skills.read(ctx, name.strip(), file.strip())
+    return await ctx.services.skills.read(ctx, name.strip(), file.strip())

@@ -78,7 +78,7 @@ class ToolContext(Frozen, frozen=True):
     """To be called with the name of a host before it is contacted, for the audit log."""
     web: "WebAccess | None" = None
     """None where no agent may reach the web."""
-    reach: ToolServices = ToolServices()
+    services: ToolServices = ToolServices()
     depth: int = 0
     """How many turns this one is within: another agent's may have delegated it."""
 

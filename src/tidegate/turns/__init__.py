@@ -1,1 +1,38 @@
-"""How a turn is run: its model and fallbacks, its tools and approvals, its budgets, its place in the model's window."""
+"""Turns: running one turn, and the services that turns use.
+
+`Runner` runs a turn for the engine. Approvals, budgets, compaction, delegation and fallback between models each have a
+module or a folder. `delegation` and `skill_reader` are imported only if an agent uses them, so they are not exported
+here.
+"""
+
+from tidegate.turns.approvals import Approvals, QuestionView
+from tidegate.turns.budgets.budgets import Budgets, BudgetView
+from tidegate.turns.channels import CHANNELS, DELEGATE, Channel, Channels
+from tidegate.turns.compaction.compaction import COOLDOWN, ERA, HOW, WANTED, Compaction
+from tidegate.turns.fallback import KEY as FALLBACK
+from tidegate.turns.fallback import FallbackState, fallback_reason
+from tidegate.turns.runner import Runner
+from tidegate.turns.tool_env import ToolEnv
+from tidegate.turns.window_usage import WindowUsage
+
+__all__ = [
+    "CHANNELS",
+    "COOLDOWN",
+    "DELEGATE",
+    "ERA",
+    "FALLBACK",
+    "HOW",
+    "WANTED",
+    "Approvals",
+    "BudgetView",
+    "Budgets",
+    "Channel",
+    "Channels",
+    "Compaction",
+    "FallbackState",
+    "QuestionView",
+    "Runner",
+    "ToolEnv",
+    "WindowUsage",
+    "fallback_reason",
+]

@@ -1,12 +1,15 @@
-"""Questions to a person: approvals of one exact action, and what a tool wants to know.
+"""Questions to a person: approvals of one exact action, and questions of a tool.
 
-Guarantee: a question is a row before anybody is told of it, and survives unload, restart and kill: a turn that is taken
-up again asks again and finds the row, open or answered. It is answered once, by whoever may, from any client; a stop,
-an end and its expiry close it. A question is answered by the person whose conversation it is, and so is an approval
-that their role gives them the right to; every other approval is the owner's. At most `limits.questions` turns wait, of
-one principal `limits.questions_each`. Where nobody is at the other end, to ask is to deny, and the model is told why;
-for a task that an agent has given, that is the end of the conversation that it was given in, and there it is asked.
-Nothing is held here but how many wait; the turns that asked wait by themselves.
+A question is stored before anyone sees it, and survives unload, restart and kill: a resumed turn asks again and finds
+the row, open or answered. It is answered once, by anyone who may answer it, from any client. A stop, an end and its
+expiry close it.
+
+A question is answered by the person whose conversation it is, and so is an approval if their role has the right to it;
+every other approval goes to the owner. At most `limits.questions` turns wait, of one principal `limits.questions_each`.
+If nobody can be asked, the action is denied and the model is told why. A question of a delegated task is asked in the
+conversation in which the task was given.
+
+This service holds only the number of waiting questions; the turns themselves wait.
 """
 
 from collections import Counter
@@ -36,13 +39,14 @@ from tidegate.turns.channels import DELEGATE, Channels
 from tidegate.values import Frozen, QuestionAnswered, QuestionAsked, new_id
 
 LISTED = 200
-"""Questions in one listing, unless more are asked for: nobody reads so many."""
+"""Questions in one listing, unless more are requested."""
 
 
 class QuestionView(Frozen, frozen=True, omit_defaults=False):
-    """What a turn asks a person: an approval of one exact action, shown in `summary`, or a question. `state` is open,
-    approved, denied, answered, expired or cancelled. `conversation` is the session that it is asked in: that of the
-    turn itself, or of the one that has given it as a task. `person` is the name of whoever it belongs to."""
+    """A question of a turn to a person: an approval of one exact action, shown in `summary`, or a question. `state` is
+    open, approved, denied, answered, expired or cancelled. `conversation` is the session in which it is asked: that of
+    the turn itself, or of the turn that delegated it as a task. `person` is the name of the person whose conversation
+    it is."""
 
     id: str
     session: str
@@ -103,16 +107,16 @@ class Approvals:
 
     @property
     def waiting(self) -> int:
-        """How many questions of this process's turns wait for an answer."""
+        """The number of questions of this process's turns that wait for an answer."""
         return self._asking.total()
 
-    # -- for those who answer --
+    # -- for people who answer --
 
     async def open_for(
         self, principal: Principal, *, session: str | None = None, limit: int = LISTED
     ) -> list[QuestionView]:
-        """What waits for this principal's answer, in all his conversations or in one with the tasks given there, the
-        oldest first."""
+        """The questions that wait for this principal's answer, oldest first: in all of their conversations, or in one
+        and its tasks."""
 
         def read(db: Db) -> list[QuestionView]:
             found = approvals.open_for(
@@ -123,7 +127,7 @@ class Approvals:
         return await self._store.read(read)
 
     async def of_session(self, session: str, principal: Principal, *, limit: int = LISTED) -> list[QuestionView]:
-        """All that a conversation of this principal's has asked, the latest first."""
+        """All questions of a conversation of this principal, latest first."""
         own = None if principal.may("configure") else principal.id
 
         def read(db: Db) -> list[QuestionView]:
@@ -132,7 +136,7 @@ class Approvals:
         return await self._store.read(read)
 
     async def not_for(self, principal: Principal, session: str | None) -> list[QuestionView]:
-        """What is open in a conversation of this principal's and waits for somebody else's answer."""
+        """The open questions in a conversation of this principal that wait for someone else's answer."""
 
         def read(db: Db) -> list[QuestionView]:
             rows = approvals.open_of(db, session or "", self._clock())
@@ -148,7 +152,7 @@ class Approvals:
     async def answer(
         self, id: str, principal: Principal, decision: Literal["approved", "denied", "answered"], text: str = ""
     ) -> QuestionView:
-        """Answers it for good and wakes whoever asked. The same answer again changes nothing."""
+        """Record the answer for good and wake the turn. The same answer again changes nothing."""
         row, conversation, person = await self._seen(id, principal)
         if not approvals.may_answer(row, principal=principal.id, role=principal.role):
             principal.require("approve")
@@ -165,14 +169,14 @@ class Approvals:
         if counted.row is None:
             raise _unknown(id)
         if counted.how == "closed":
-            raise Conflict(f"This is closed already: it was {counted.row.state}.", code="question_closed")
+            raise Conflict(f"This is already closed: it was {counted.row.state}.", code="question_closed")
         if counted.how == "expired":
-            raise Conflict("This is closed already: its time was over.", code="question_closed")
+            raise Conflict("This is already closed: it has expired.", code="question_closed")
         self._signal(row.turn)
         return view_question(counted.row, conversation, person)
 
     async def _seen(self, id: str, principal: Principal) -> tuple[ApprovalRow, str, str]:
-        """The question, the conversation that it is asked in, and the name of the person whose conversation it is."""
+        """The question, its conversation, and the name of the person whose conversation it is."""
 
         def read(db: Db) -> tuple[ApprovalRow, str, str] | None:
             row = approvals.seen_by(db, id, principal=principal.id, role=principal.role)
@@ -184,24 +188,24 @@ class Approvals:
         return found
 
     async def expire(self) -> int:
-        """Closes the questions whose time is over, a batch of them, and wakes whoever asked."""
+        """Close a batch of expired questions and wake their turns."""
         rows: list[ApprovalRow] = await self._store.write(approvals.expire, self._clock())
         for row in rows:
             self._signal(row.turn)
         return len(rows)
 
-    # -- for those who watch --
+    # -- for event streams --
 
     async def standing(self, session: str) -> list[QuestionAsked]:
-        """What the session has open, and the tasks that are worked on for it, the oldest first: for who comes when it
-        was already told."""
+        """The open questions of the session and of its tasks, oldest first, for readers that arrive after they were
+        asked."""
         return await self._store.read(_standing, session, self._clock())
 
     # -- for the turns --
 
     async def put(self, taken: TakenTurn, turn: Turn, step: str, asking: NewApproval) -> ApprovalRow | str:
-        """Asks, tells whoever follows the turn, and waits until the question is closed: its row then. Or why nobody
-        could be asked. A step that has asked before is not asked again whether it may."""
+        """Ask the question, emit it to the turn's readers, and wait until it is closed. Returns its row, or the reason
+        why nobody could be asked. A step that has asked before is not checked again."""
 
         async def find() -> ApprovalRow | None:
             return await self._store.read(approvals.of_step, turn.id, step)
@@ -233,28 +237,28 @@ class Approvals:
         return row
 
     async def withdraw(self, turn: Turn, step: str) -> None:
-        """The call of this step is over: what it has open is closed."""
+        """Close the open questions of a call that is over."""
         for row in await self._store.write(approvals.cancel_call, turn.id, step, self._clock()):
             turn.emit(QuestionAnswered(id=row.id, state=row.state))
 
     async def approver(self, taken: TakenTurn, *, contained: bool) -> str:
-        """`may_answer` of an approval: the person of the turn's session, if their role has the right to it, or else
-        the owner."""
+        """`may_answer` of an approval: the person of the turn's session if their role has the right to it, else the
+        owner."""
         row = await self._store.read(principals.get, taken.session.principal)
         right: Right = "approve" if contained else "approve_outside"
         has_right = row is not None and Principal(id=row.id, name=row.name, role=row.role).may(right)
         return taken.session.principal if has_right else approvals.OWNER
 
     async def givers(self, taken: TakenTurn) -> tuple[str, ...]:
-        """The agents that the turn's task comes from, the nearest first; none of a turn that is no task."""
+        """The agents that delegated the turn's task, nearest first; none if the turn is not a task."""
         return () if taken.turn.within is None else await self._store.read(_givers, taken.turn.id)
 
     async def channel(self, taken: TakenTurn) -> str:
-        """The channel at which the person of this turn is, also where another agent has given it as a task."""
+        """The channel of the person behind this turn, also if another agent delegated it as a task."""
         return (await self._origin(taken))[0]
 
     async def _origin(self, taken: TakenTurn) -> tuple[str, bool]:
-        """The channel of the outermost turn that this one works for, and whether somebody there can be asked."""
+        """The channel of the outermost turn that this one works for, and whether someone there can be asked."""
         turn, session = taken.turn, taken.session
         if turn.within is not None:
             outermost = await self._store.read(_outermost, turn.id)
@@ -267,17 +271,17 @@ class Approvals:
         return turn.channel, attended and session.kind != "ephemeral"
 
     async def _nobody(self, taken: TakenTurn) -> str | None:
-        """Why nobody could answer a question of this turn; None when somebody can."""
+        """The reason why nobody can answer a question of this turn; None if someone can."""
         channel, attended = await self._origin(taken)
         if not attended:
             return f"nobody can be asked on the channel {channel}"
         if (taken.session.principal, taken.turn.id) in self._asking:
             return None
         if len(self._asking) >= self._limits.questions:
-            return f"{self._limits.questions} turns wait for an answer already (limits.questions)"
+            return f"{self._limits.questions} turns are already waiting for an answer (limits.questions)"
         own = sum(principal == taken.session.principal for principal, _ in self._asking)
         if own >= self._limits.questions_each:
-            return f"{own} of this person's turns wait for an answer already (limits.questions_each)"
+            return f"{own} of this person's turns are already waiting for an answer (limits.questions_each)"
         return None
 
     @contextmanager
@@ -292,7 +296,7 @@ class Approvals:
 
 
 _UNFIT = {
-    "approval": "This is to be approved or denied: /approve or /deny, `approved` or `denied`.",
+    "approval": "This needs an approval or a denial: /approve or /deny, `approved` or `denied`.",
     "question": "This is a question: answer it with /answer or `answered`, or stop the turn.",
 }
 
@@ -304,7 +308,7 @@ def _outermost(db: Db, turn: str) -> tuple[TurnRow, SessionRow] | None:
 
 
 def _givers(db: Db, turn: str) -> tuple[str, ...]:
-    """Their names; of one whose turn is gone already, an empty one, which is no agent's."""
+    """Their names; empty for an agent whose turn is already gone, which matches no agent."""
     rows = [sessions.get(db, row.session) if row is not None else None for row in turns.around(db, turn)]
     return tuple("" if row is None else row.agent for row in rows)
 
@@ -347,18 +351,18 @@ def _unknown(id: str) -> NotFound:
 
 
 def _answer(row: ApprovalRow, text: str) -> str:
-    """The answer as one of the choices, by its text or its number, where there are any. Of one that is closed already
-    that is told, whatever the answer."""
+    """The answer as one of the choices, by text or number, if there are any. For a closed question any answer passes,
+    so that the caller is told that it is closed."""
     if row.kind == "approval" or row.state != "open":
         return _choice(row.choices, text) or text
     if not text:
-        raise Refused("Say what the answer is.", code="missing_argument", param="text")
+        raise Refused("Give an answer.", code="missing_argument", param="text")
     if not row.choices:
         return text
     chosen = _choice(row.choices, text)
     if chosen is None:
         known = "; ".join(f"{number}. {choice}" for number, choice in enumerate(row.choices, start=1))
-        raise Refused(f"The answer is one of these, or its number: {known}.", code="bad_argument", param="text")
+        raise Refused(f"The answer must be one of these, or its number: {known}.", code="bad_argument", param="text")
     return chosen
 
 

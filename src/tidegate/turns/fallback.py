@@ -1,10 +1,10 @@
-"""Which model answers in a session: the one that a person chose, the agent's own, or the next of its fallbacks.
+"""The model that answers in a session: the user's choice, the agent's own, or a fallback of the agent.
 
-Guarantee: what a person chose by /model is asked and nothing else: the chain is the agent's. A model that failed rests
-for all sessions, if the failure was its own and not the conversation's; no model is asked that rests while one of the
-chain does not. A session that has fallen back stays with its substitute for a while, over unload and restart, so that
-it does not lose its cached prefix with every recovery; that is a row of its settings, apart from a person's choice. Its
-user is told once when another model answers, and once when the agent's own has answered again.
+A model chosen with /model is used alone: the fallback chain is the agent's. A model that failed cools down for all
+sessions, if the failure was its own and not caused by the conversation; no model in cooldown is asked while another one
+of the chain is available. A session that has fallen back stays with its fallback for a while, across unload and
+restart, so that it does not lose its cached prefix with every recovery. This is a setting of the session, separate from
+the user's choice. The user is notified once when another model answers, and once when the agent's own answers again.
 """
 
 from collections import Counter
@@ -24,15 +24,15 @@ from tidegate.values import Frozen, Notice
 log = Log(__name__)
 
 KEY = "fallback"
-"""Of the setting."""
+"""The key of the setting."""
 
 UNHELPED = frozenset({"context", "content"})
-"""Failures that are about what was said: another model is not asked to overlook them."""
+"""Failures caused by the content of the conversation, for which no other model is asked."""
 
 
 class FallbackState(Frozen, frozen=True):
-    """That a session has fallen back: who answers, instead of whom and why (the kind of its failure), and from when on
-    the agent's own model is tried again."""
+    """The fallback of a session: the model that answers, the model that it replaces, the kind of failure, and the time
+    from which the agent's own model is tried again."""
 
     model: str
     instead_of: str
@@ -45,24 +45,24 @@ class Fallbacks:
         self._models = models
         self._store = store
         self._clock = clock
-        self.fallbacks: Counter[str] = Counter()  # house: allow one for each configured model
-        """How often a session fell back to a model, by the model."""
+        self.counts: Counter[str] = Counter()  # house: allow one for each configured model
+        """Number of fallbacks to each model."""
 
     def model(self, agent: AgentSettings, held: tuple[SettingRow, ...]) -> Model:
-        """Who would be asked now."""
+        """The model that would be asked now."""
         chosen = self._chosen(held)
         if chosen is not None:
             return self._models.get(chosen)
         chain = (agent.model, *agent.fallback)
         fallen = fallback_of(held)
-        # A clock that was set back does not make it longer.
+        # A clock that was set back does not extend the fallback.
         if fallen is not None and fallen.model in chain and 0 < fallen.until - self._clock() <= agent.fallback_for:
             chain = (fallen.model, *(name for name in chain if name != fallen.model))
         awake = (name for name in chain if self._models.cooldowns.of(name) is None)
         return self._models.get(next(awake, chain[0]))
 
     def fallen(self, agent: AgentSettings, held: tuple[SettingRow, ...]) -> FallbackState | None:
-        """That another than the agent's own would be asked now, if nobody chose that."""
+        """The fallback that would answer now; None if it would be the agent's own model, or the user's choice."""
         model = self.model(agent, held).name
         if model == agent.model or self._chosen(held) is not None:
             return None
@@ -75,7 +75,7 @@ class Fallbacks:
         return FallbackState(model=model, instead_of=agent.model, why=why, until=max(until, default=self._clock()))
 
     async def begin(self, journal: Journal, taken: TakenTurn, agent: AgentSettings) -> "AnsweringModel":
-        """Who answers in this turn. A substitute that is new to the session is told of."""
+        """The answering model of this turn. The user is notified of a fallback that is new to the session."""
         strict = self._chosen(taken.settings) is not None
         standing = AnsweringModel(self, journal, taken, agent, self.model(agent, taken.settings), strict)
         known, rest = fallback_of(taken.settings), self._models.cooldowns.of(agent.model)
@@ -84,17 +84,17 @@ class Fallbacks:
         return standing
 
     def _chosen(self, held: tuple[SettingRow, ...]) -> str | None:
-        """What a person chose, if it is still configured."""
+        """The user's choice, if that model is still configured."""
         names = self._models.names
         return next((setting.value for setting in held if setting.key == "model" and setting.value in names), None)
 
-    # -- for a turn's standing --
+    # -- for `AnsweringModel` --
 
     def rest(self, model: Model, failure: ModelFailed) -> float | None:
         return self._models.cooldowns.begin(model.name, failure)
 
     def awake(self, agent: AgentSettings, failed: tuple[Model, ...]) -> Model | None:
-        """The first of the chain that neither rests nor is one of those, under whatever name."""
+        """The first model of the chain that is neither in cooldown nor among the failed ones, under whatever name."""
         useless = {model.signature for model in failed}
         for name in (agent.model, *agent.fallback):
             model = self._models.get(name)
@@ -114,12 +114,12 @@ class Fallbacks:
 
 
 class AnsweringModel:
-    """Who answers in one turn, and what its user knows of that. It belongs to the turn."""
+    """The model that answers in one turn, and what the user has been told about it. Owned by the turn."""
 
     def __init__(
-        self, house: Fallbacks, journal: Journal, taken: TakenTurn, agent: AgentSettings, model: Model, strict: bool
+        self, fallbacks: Fallbacks, journal: Journal, taken: TakenTurn, agent: AgentSettings, model: Model, strict: bool
     ) -> None:
-        self._house = house
+        self._fallbacks = fallbacks
         self._journal = journal
         self._taken = taken
         self._agent = agent
@@ -129,21 +129,21 @@ class AnsweringModel:
         self.model = model
 
     async def next(self, failed: tuple[Model, ...], failure: ModelFailed) -> Model | None:
-        """Who is asked instead of those that failed in this step, the last of them with `failure`; None when there is
-        nobody."""
+        """The next model to ask after those that failed in this step, the last one with `failure`; None if there is
+        none."""
         if failure.kind in UNHELPED:
             return None
         last = failed[-1]
-        seconds = self._house.rest(last, failure)
+        seconds = self._fallbacks.rest(last, failure)
         if self._strict or not self._agent.fallback:
             return None
-        other = self._house.awake(self._agent, failed)
+        other = self._fallbacks.awake(self._agent, failed)
         log.warning(
             "a model failed",
             model=last.name,
             why=failure.kind,
-            cooldowns=seconds,
-            instead=other.name if other is not None else "nobody",
+            rests=seconds,
+            instead=other.name if other is not None else "none",
             error=failure.brief,
         )
         if other is None:
@@ -158,32 +158,32 @@ class AnsweringModel:
         asked = {model.name for model in failed}
         resting = [name for name in (self._agent.model, *self._agent.fallback) if name not in asked]
         if resting:
-            failure.add(f"Not asked, since they failed before and are left alone for now: {', '.join(resting)}.")
+            failure.add(f"Not asked, because they failed recently and are in cooldown: {', '.join(resting)}.")
 
     async def note(self, model: Model, why: str) -> None:
-        """This one answers from now on, because of what the agent's own does."""
+        """Record that this model answers from now on. `why` is the failure of the agent's own model."""
         if model.name == self._agent.model:
             return
         is_news = self._fallen is None or self._fallen.model != model.name
-        until = self._house.until(self._agent)
+        until = self._fallbacks.until(self._agent)
         self._fallen = FallbackState(model=model.name, instead_of=self._agent.model, why=why, until=until)
         if self._kept:
-            await self._house.remember(self._taken.session.id, self._fallen)
+            await self._fallbacks.remember(self._taken.session.id, self._fallen)
         if is_news:
-            self._house.fallbacks[model.name] += 1
+            self._fallbacks.counts[model.name] += 1
             self._journal.emit(Notice(text=sentence(self._fallen)))
 
     async def answered(self) -> None:
-        """The turn has its answer: if that is the agent's own model's, falling back is over."""
+        """The turn has its answer. If it is from the agent's own model, the fallback is over."""
         if self._fallen is None or self._strict or self.model.name != self._agent.model:
             return
         if self._kept:
-            await self._house.forget(self._taken.session.id)
+            await self._fallbacks.forget(self._taken.session.id)
         self._journal.emit(Notice(text=f"The model {self._agent.model} answers again."))
 
 
 def fallback_of(held: tuple[SettingRow, ...]) -> FallbackState | None:
-    """What is written down of it, whether or not it is over."""
+    """The stored fallback, whether or not it is still in force."""
     value: Any = next((setting.value for setting in held if setting.key == KEY), None)
     try:
         return None if value is None else msgspec.convert(value, FallbackState)
@@ -194,17 +194,17 @@ def fallback_of(held: tuple[SettingRow, ...]) -> FallbackState | None:
 _REASONS = {
     "authorisation": "refuses its key",
     "quota": "has no quota left",
-    "rate": "is asked too often",
+    "rate": "is over its rate limit",
     "overloaded": "is overloaded",
     "network": "cannot be reached",
     "timeout": "does not answer in time",
 }
 
 
-def reason(fallen: FallbackState) -> str:
-    """What the agent's own model does, in words."""
+def fallback_reason(fallen: FallbackState) -> str:
+    """The failure of the agent's own model, in words."""
     return _REASONS.get(fallen.why, "fails")
 
 
 def sentence(fallen: FallbackState) -> str:
-    return f"The model {fallen.instead_of} {reason(fallen)}, so {fallen.model} answers for now."
+    return f"The model {fallen.instead_of} {fallback_reason(fallen)}, so {fallen.model} answers for now."

@@ -1,10 +1,10 @@
-"""What one turn's tools may do, and what they ask: the `Permits` of its hands.
+"""Permissions of one turn's tools, and their questions to a person.
 
-Guarantee: whether a call may run is the policy's to say, over this exact call; what needs a person runs only when its
-row says approved and has the digest of this very call, the row being read right before. A denial, an expiry and a
-question that nobody can answer are results, told to the model in a sentence that says why; where the agent's
-configuration says so, an expiry ends the turn. Whoever approves is shown the whole action; one that is too long to be
-shown is refused. A task is under the policies of all agents that it was handed on by, and the strictest decides.
+The policy decides about each exact call. A call that needs approval runs only if its row says approved and has the
+digest of this very call; the row is read right before. A denial, an expiry and a question that nobody can answer are
+tool results, which tell the model why. An expiry ends the turn if the agent's configuration says so. The approver sees
+the complete action; an action too long to be shown is refused. A task is subject to the policies of all agents that
+passed it on, and the strictest decides.
 """
 
 from collections import Counter
@@ -25,11 +25,12 @@ from tidegate.turns.approvals import Approvals
 from tidegate.values import Frozen, ToolCall
 from tidegate.workspaces import Workspace
 
-ANOTHER = "Not run: at this step another action was asked about, and its approval does not hold for this one."
+ANOTHER = "Not run: the approval of this step was for another action, and is not valid for this one."
 
 
 class Policy(Frozen, frozen=True):
-    """What one agent's tools may do by themselves, and what becomes of a turn whose question nobody answered."""
+    """The policy of one agent: which calls its tools may make without approval, and what happens to a turn whose
+    question is not answered."""
 
     mode: Mode
     rules: tuple[PolicyRule, ...]
@@ -40,7 +41,7 @@ _CAREFUL = Policy(mode="strict", rules=(), unanswered="end")
 
 
 def policies(config: Config) -> Mapping[str, Policy]:
-    """Of each agent; Misconfigured when a rule cannot be read."""
+    """The policy of each agent. Raises Misconfigured if a rule is invalid."""
     return {
         name: Policy(
             mode=agent.approvals, rules=tuple(parse(rule) for rule in agent.rules), unanswered=agent.unanswered
@@ -50,7 +51,7 @@ def policies(config: Config) -> Mapping[str, Policy]:
 
 
 class TurnPermissions:
-    """Lives as long as its turn."""
+    """The permissions of one turn, owned by it."""
 
     def __init__(
         self, questions: Approvals, policies: Mapping[str, Policy], taken: TakenTurn, workspace: Workspace
@@ -81,12 +82,12 @@ class TurnPermissions:
         if verdict.decision == "allow":
             return None
         if verdict.decision == "deny":
-            return f"Not run: this is denied here ({verdict.because})."
+            return f"Not run: denied ({verdict.because})."
         return await self._ask_leave(turn, step, call, verdict.because, contained=action.contained)
 
     async def _find_policies(self) -> tuple[Policy, ...]:
-        """The agent's own, and those of the agents that its task comes from. An agent that is not configured any more
-        is taken for the most careful one."""
+        """The policy of the agent, and those of the agents that delegated its task. An agent that is no longer
+        configured has the strictest policy."""
         givers = await self._questions.givers(self._taken)
         self._in_force = (self._policy, *(self._policies.get(agent, _CAREFUL) for agent in givers))
         return self._in_force
@@ -97,7 +98,7 @@ class TurnPermissions:
         if len(text) > approvals.SUMMARY_CHARACTERS:
             return (
                 f"Not run: it needs a person's approval ({because}) and is longer than the "
-                f"{approvals.SUMMARY_CHARACTERS:,} characters that a person can be shown whole; do it in smaller steps."
+                f"{approvals.SUMMARY_CHARACTERS:,} characters that can be shown to a person; do it in smaller steps."
             )
         approver = await self._questions.approver(self._taken, contained=contained)
         asking = NewApproval(kind="approval", tool=call.name, digest=digest, summary=text, may_answer=approver)
@@ -114,8 +115,8 @@ class TurnPermissions:
         return None if row.state == "approved" else self._refusal(row)
 
     async def ask(self, turn: Turn, step: str, question: str, choices: Sequence[str]) -> str:
-        """The person's answer to a tool's question. A call may ask several, and may ask one again: each time is a
-        question of its own, which a call that is made again after a crash finds in the same place."""
+        """A person's answer to a question of a tool. A call may ask several questions, and the same one again: each
+        time is a separate question, which a call that is repeated after a crash finds again."""
         digest = approvals.action_digest("", msgspec.json.encode([question, list(choices)]).decode())
         name = f"{step}-{digest.hex()[:16]}"
         nth = self._times[name]
@@ -138,7 +139,7 @@ class TurnPermissions:
             raise ToolFailed(f"Nobody was asked: {error.message}") from None
         self._waiting[step] -= 1
         if isinstance(row, str):
-            raise ToolFailed(f"Nobody was asked: {row}. Decide yourself, or say what you would need to know.")
+            raise ToolFailed(f"Nobody was asked: {row}. Decide yourself, or state what you need to know.")
         if row.state == "answered":
             return row.answer or ""
         raise ToolFailed(self._refusal(row))
@@ -148,7 +149,8 @@ class TurnPermissions:
             await self._questions.withdraw(turn, step)
 
     def _refusal(self, row: ApprovalRow) -> str:
-        """Why there is no leave, or no answer. A call that asks a question has begun, and may have done something."""
+        """The reason why there is no approval, or no answer. A call that asks a question has started, and may have had
+        effects."""
         so = "" if row.kind == "question" else ", so nothing was done"
         if row.state == "denied":
             return f"Not run: the person denied it{f', and said: {row.answer}' if row.answer else '.'}"
@@ -156,19 +158,19 @@ class TurnPermissions:
             return f"The question was withdrawn{so}."
         if self._policy.unanswered == "end":
             raise TurnFailed(
-                "Nobody answered what the agent asked within limits.answer_within, so its turn was ended; say 'go on' "
+                "Nobody answered the agent's question within limits.answer_within, so its turn was ended; say 'go on' "
                 "when you are there to answer.",
                 code="unanswered",
             )
         return f"Nobody answered in time (limits.answer_within){so}."
 
 
-# -- what a person is shown ------------------------------------------------------------------------------------------
+# -- the display of an action --
 
 
 def summary(call: ToolCall) -> str:
-    """The action as a person is shown it: the tool, and each of its arguments on lines of its own. Further lines of an
-    argument are set in, so that none of them passes for another argument."""
+    """The action as it is shown to a person: the tool, and each argument on lines of its own. Continuation lines of an
+    argument are indented, so that none of them can be taken for another argument."""
     given = _arguments(call)
     lines = [call.name]
     for name, value in given.items():
@@ -180,7 +182,7 @@ def summary(call: ToolCall) -> str:
 
 
 def _arguments(call: ToolCall) -> dict[str, Any]:
-    """As a tool would read them; none of what no tool could read."""
+    """The arguments as a tool would read them; none if they are invalid."""
     try:
         found = msgspec.json.decode(call.arguments or "{}")
     except (msgspec.DecodeError, UnicodeError, RecursionError):

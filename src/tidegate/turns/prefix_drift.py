@@ -1,7 +1,8 @@
-"""Drift: how a session's frozen prompt and tools differ from what its agent's configuration gives now.
+"""Drift: the difference between a session's frozen prompt and tools and its agent's current configuration.
 
-The user is told once for each change of the configuration, over restarts, and /reload is named. It is found where a
-resident is built, from what is read for that anyway, so a turn without drift costs neither a read nor a write.
+The user is notified once for each change of the configuration, across restarts; the notice names /reload. Drift is
+found while a resident is built, from data that is read for that anyway, so a turn without drift costs neither a read
+nor a write.
 """
 
 import hashlib
@@ -12,23 +13,23 @@ from tidegate.tools import Toolset
 from tidegate.values import Frozen, Prefix
 
 KEY = f"{settings.OWN}drift"
-"""Of the setting that says what the user was told of, and in which turn."""
+"""The key of the setting that records the last notice and its turn."""
 
 
 class PrefixDrift(Frozen, frozen=True):
-    """`text` is for the user; `mark` tells one configuration from another."""
+    """`text` is for the user; `mark` identifies the configuration."""
 
     text: str
     mark: str
 
     def is_told(self, held: tuple[SettingRow, ...], turn: str) -> bool:
-        """Whether an earlier turn has told it. A turn that goes on after a crash tells it again."""
+        """Whether an earlier turn has reported it. A turn that continues after a crash reports it again."""
         told = told_of(held)
         return told is not None and told[0] == self.mark and told[1] != turn
 
 
 def told_of(held: tuple[SettingRow, ...]) -> list[str] | None:
-    """The mark, and the turn."""
+    """The mark and the turn of the last notice."""
     return next((setting.value for setting in held if setting.key == KEY), None)
 
 
@@ -53,11 +54,11 @@ def drift_of(frozen: Prefix, prompt: str, tools: Toolset) -> PrefixDrift | None:
         f"This agent's {' and '.join(changed)} changed since this conversation began{f' ({named})' if named else ''}."
     )
     mark = hashlib.blake2b(tools.digest + prompt.encode(), digest_size=8).hexdigest()
-    return PrefixDrift(text=f"{text} /reload takes {'it' if changed == ['prompt'] else 'them'} over.", mark=mark)
+    return PrefixDrift(text=f"{text} /reload applies the change.", mark=mark)
 
 
 def _prompt_differs(frozen: Prefix, prompt: str) -> bool:
     if frozen.parts:
         return part_of(frozen, PROMPT) != prompt
-    # Of a prompt that has one part it is not known whose that was: the caller's, if the agent has none.
+    # A prompt without parts is the agent's own, or the caller's if the agent has none.
     return bool(prompt) and frozen.prompt != prompt

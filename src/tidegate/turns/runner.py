@@ -1,7 +1,7 @@
-"""What a turn does: finds the session's resident, resolves its settings, and runs the agent's loop.
+"""The run of one turn: finds the session's resident, resolves its settings, and runs the agent's loop.
 
-Guarantee: the same configuration reuses the same resident, whose history is what the store holds; a turn that ends in
-any way but an answer drops it, so that the next one starts from the store. Settings have one resolver here, and an
+The same configuration reuses the same resident, whose history is that of the store. A turn that ends in any way but an
+answer drops the resident, so that the next turn starts from the store. Settings are resolved here and nowhere else; an
 override never changes the agent's own configuration.
 """
 
@@ -35,26 +35,26 @@ from tidegate.values import Call, Frozen, Message, Notice, Outcome
 log = Log(__name__)
 
 PREFIXES_KEPT = 256
-"""Encoded prefixes held for sharing: sessions of one agent have the same one, so few are ever in use."""
+"""Encoded prefixes kept for sharing: sessions of one agent have the same one, so few are in use at a time."""
 
 
 PREFIX_BYTES = 16 * 1024 * 1024
-"""Bytes of those together: callers may bring system messages of their own, and large ones."""
+"""Total bytes of those: callers may send their own system messages, and large ones."""
 
 ENCODED_ANEW = (
-    "This conversation is encoded anew, since the wire format of its model has changed: the provider counts all of it "
+    "This conversation is encoded again, since the wire format of its model has changed: the provider counts all of it "
     "as new once."
 )
 
 
 TOOLS_CHANGED = (
-    "The caller's tools differ from those of the request before, so the conversation's prefix was rebuilt: the "
+    "The caller's tools differ from those of the previous request, so the conversation's prefix was rebuilt: the "
     "provider counts all of it as new once."
 )
 
 
 class SentPrefix(NamedTuple):
-    """A frozen prefix as it is sent, and how it differs from the agent's configuration."""
+    """A frozen prefix as it is sent, and its drift from the agent's configuration."""
 
     encoded: EncodedPrefix
     drift: PrefixDrift | None
@@ -68,8 +68,9 @@ Kept = tuple[HistoryState, list[bytes]]
 
 
 class TurnSettings(Frozen, frozen=True):
-    """At which point of its turn a conversation is built: before its first step, or in `mid_turn`, with all that it has
-    said by then. `resumed`: an earlier process has left steps of it. `era` is known in mid-turn only."""
+    """The point of its turn at which a conversation is built: before the first step or, with `mid_turn`,
+    including everything said so far. `resumed`: an earlier process has left steps of the turn. `era` is known
+    only in mid-turn."""
 
     mid_turn: bool = False
     resumed: bool = False
@@ -118,7 +119,7 @@ class Runner:
         standing = await self.fallbacks.begin(journal, taken, agent)
         model = standing.model
         if session.encoder != model.wire.version:
-            # Who changes the model is told so already. Before there were several formats, all was chat completions.
+            # A user who changes the model is told so already. The first format was chat completions, without a number.
             if (session.encoder // 1000 or 1) == model.wire.version // 1000:
                 journal.emit(Notice(text=ENCODED_ANEW))
             await self._store.write(sessions.reencode, session.id, model.wire.version)
@@ -136,7 +137,7 @@ class Runner:
             return await self._instead(taken, agent, last, other), paying
 
         residency = TurnResident(self, taken, agent)
-        # Nothing is awaited between this and the `try`: whoever builds a conversation releases it.
+        # Nothing is awaited between this and the `try`, which releases the conversation.
         conversation = await self._conversation(taken, agent, model, TurnSettings(resumed=journal.is_resumed))
         model_steps = ModelSteps(
             conversation, spend_guard, fall_back, TurnFitter(self.compaction, journal, taken), residency
@@ -149,7 +150,7 @@ class Runner:
             await run(journal, model_steps, tool_runner, self.call(taken, agent), self._bounds)
             await standing.answered()
         except (Parked, asyncio.CancelledError):
-            goes_on = not journal.is_stopped  # what it has is needed then; of what does not go on, recovery disposes
+            goes_on = not journal.is_stopped  # if it continues its files are needed; else recovery removes them
             raise
         finally:
             if session.kind == "ephemeral":
@@ -164,7 +165,7 @@ class Runner:
         elif record is not None and isinstance(record.resident, Conversation):
             record.resident.version = version
 
-    # -- one resolver for what a session uses --
+    # -- settings of a session --
 
     def agent(self, name: str) -> AgentSettings:
         agent = self._config.agents.get(name)
@@ -173,11 +174,11 @@ class Runner:
         return agent
 
     async def spend_guard(self, taken: TakenTurn, model: Model) -> SpendGuard:
-        """What calls of this model are paid from in this turn."""
+        """The budgets that calls of this model in this turn are charged to."""
         return await self._budgets.spend_guard(model, taken.session, taken.turn.job)
 
     def call(self, taken: TakenTurn, agent: AgentSettings) -> Call:
-        """The call's own parameters, then the session's settings, then the agent's."""
+        """The call's own parameters first, then the session's settings, then the agent's."""
         call = taken.turn.call
         if call.reasoning is not None:
             return call
@@ -186,7 +187,7 @@ class Runner:
         return call if reasoning is None else msgspec.structs.replace(call, reasoning=reasoning)
 
     async def filling(self, session: SessionRow, held: tuple[SettingRow, ...]) -> WindowUsage:
-        """What fills the window of the model that would answer now."""
+        """The contents of the context window of the model that would answer now."""
         model = self.fallbacks.model(self.agent(session.agent), held)
         record = self.presence.get(session.id)
         resident = record.resident if record is not None else None
@@ -197,9 +198,9 @@ class Runner:
         return window_usage(prefix, view, model, self.compaction.marks(model), same, resting)
 
     def signature(self, session: SessionRow, agent: AgentSettings, model: Model) -> bytes:
-        """Equal for equal settings; differs with model, endpoint, credential, toolsets or prompt (the extra prompt is
-        part of it). The secret itself is only in it as the model's own digest. The name is in it too: the same model
-        may be configured under two, with other prices and patience."""
+        """Equal for equal settings. It differs with the model, endpoint, credential, toolsets or prompt (the extra
+        prompt included). The secret is part of it only as the model's own digest. So is the name: the same model may be
+        configured under two names, with different prices and retries."""
         parts = (model.name.encode(), model.signature, _frozen(session), *(name.encode() for name in agent.tools))
         return hashlib.sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).digest()
 
@@ -207,13 +208,13 @@ class Runner:
         return (self.prefixes.stats(), self.histories.stats(), self.tools.stats(), self._budgets.stats())
 
     def forget(self, session: str) -> None:
-        """The session has ended: nothing of it is kept for a next turn."""
+        """For a session that has ended: keep nothing of it for a next turn."""
         record = self.presence.get(session)
         if record is not None and isinstance(record.resident, Conversation):
             record.resident.version = -1
         self.histories.forget(session)
 
-    # -- what is held --
+    # -- for the ledger --
 
     def _conversations(self) -> Iterator[tuple[str, Conversation]]:
         for record in self.presence:
@@ -228,7 +229,7 @@ class Runner:
                 yield owner, Holding(1, size)
 
     def _measure_files(self) -> Iterator[tuple[str, Holding]]:
-        """Long pasts that lie in a file, and the file of those that were unloaded."""
+        """Files of long histories, and the file of unloaded ones."""
         if self.histories.has_file:
             yield "process", Holding(1, fds=1)
         for owner, conversation in self._conversations():
@@ -236,7 +237,8 @@ class Runner:
                 yield owner, Holding(1, fds=1)
 
     def _measure_prefixes(self) -> Iterator[tuple[str, Holding]]:
-        """Prefixes that conversations hold and the cache does not; one that several share is on the first's account."""
+        """Prefixes that conversations hold and the cache does not. A shared prefix is counted for its first
+        conversation."""
         seen = {id(beginning.encoded) for beginning in self.prefixes.values()}
         for owner, conversation in self._conversations():
             prefix = conversation.prefix
@@ -258,13 +260,13 @@ class Runner:
     async def _instead(
         self, taken: TakenTurn, agent: AgentSettings, failed: Conversation, model: Model
     ) -> Conversation:
-        """The same conversation to the same point with another model: everything that was said is in the store."""
+        """The same conversation up to the same point with another model, built from the store."""
         conversation = await self._conversation(taken, agent, model, TurnSettings(mid_turn=True))
-        await failed.release()  # a long turn may fall back often, and holds only who answers
+        await failed.release()  # a long turn may fall back often, and holds only one conversation
         return conversation
 
     async def reload(self, taken: TakenTurn, agent: AgentSettings, unloaded: Conversation) -> Conversation:
-        """The same conversation to the same point, after it was unloaded in mid-turn."""
+        """The same conversation up to the same point, after it was unloaded in mid-turn."""
         start = TurnSettings(mid_turn=True, era=unloaded.era)
         conversation = await self._conversation(taken, agent, unloaded.model, start)
         conversation.cools = unloaded.cools
@@ -277,7 +279,7 @@ class Runner:
         signature = self.signature(session, agent, model)
         record = self.presence.get(session.id)
         held = record.resident if record is not None else None
-        # Taking the turn has itself raised the version by one; whatever else did, the resident does not know of.
+        # Taking the turn raised the version by one. Any other change of the version is unknown to the resident.
         known = session.version - 1
         if not start.mid_turn and isinstance(held, Conversation) and held.version != known:
             self.presence.unload(session.id, reason="stale", only=held)
@@ -299,7 +301,7 @@ class Runner:
         start: TurnSettings,
         kept: Kept | None = None,
     ) -> Conversation:
-        """`kept` is the history as it was when the conversation was unloaded."""
+        """`kept` is the history at the time the conversation was unloaded."""
         beginning = await self._beginning(taken, model)
         era = start.era
         if era is None:
@@ -324,14 +326,14 @@ class Runner:
             conversation.restore(*kept)
         conversation.behind = past.inside
         try:
-            await conversation.history.settle()  # before it is weighed: a long past does not stay in memory
+            await conversation.history.settle()  # before it is weighed: a long history does not stay in memory
         except BaseException:
             await conversation.release()
             raise
         return conversation
 
     async def _read(self, taken: TakenTurn, start: TurnSettings) -> View:
-        """What was said before this moment; before the first turn, nothing."""
+        """The messages before this point; none before the first turn."""
         is_first = taken.turn.number == 1 and taken.session.parent is None
         if is_first and not start.mid_turn and not start.resumed:
             return View()
@@ -349,7 +351,8 @@ class Runner:
         return await self.prefixes.get_or_make(_beginning_key(session, model), make)
 
     async def _tell_drift(self, journal: Journal, taken: TakenTurn, model: Model) -> None:
-        """Once for each change of the configuration. The conversation is there, so its beginning is known."""
+        """Notify the user once for each change of the configuration. The conversation has been built, so its prefix is
+        known."""
         session = taken.session
         beginning = self.prefixes.get(_beginning_key(session, model))
         if session.kind == "ephemeral" or beginning is None:
@@ -368,8 +371,8 @@ class Runner:
 
 
 class TurnResident:
-    """Where the conversation of one turn is held: on the record of its session, from which it may be unloaded while the
-    turn waits for a person. It lives as long as its turn."""
+    """The place that holds the conversation of one turn: the record of its session, from which it may be unloaded while
+    the turn waits for a person. Lives as long as its turn."""
 
     __slots__ = ("_agent", "_presence", "_record", "_runner", "_taken")
 
@@ -404,7 +407,7 @@ def _beginning_key(session: SessionRow, model: Model) -> tuple[bytes, bytes, str
 
 
 def _frozen(session: SessionRow) -> bytes:
-    """Which prefix it was frozen with. Every session is, in the transaction that makes it."""
+    """The id of the session's frozen prefix. Every session gets one in the transaction that creates it."""
     if session.prefix is None:
         raise Conflict("This conversation has no frozen prompt; use /reload to give it one.")
     return session.prefix

@@ -1,8 +1,8 @@
-"""What the tool `skill` tells: a list, a skill, or a file of one.
+"""The results of the tool `skill`: a list of skills, one skill, or one of its files.
 
-Guarantee: an agent is told of its own skills only, by the agent of the call and not by its arguments. What the gateway
-says stands first and what a file says last, so that no text of a file can pass for the gateway's. What cannot be had is
-a `ToolFailed` in one sentence.
+An agent sees only its own skills, determined by the agent of the call and not by its arguments. The gateway's own text
+comes first and the text of a file last, so that no file can imitate the gateway. Every failure is a `ToolFailed` in one
+sentence.
 """
 
 from tidegate.errors import ToolFailed
@@ -12,8 +12,8 @@ from tidegate.workspaces.files import printable, shown
 
 NO_SKILLS = "There are no skills here."
 LONGEST_NAME = 100
-"""Characters of an unknown name that are compared with those that there are; a name has at most 64."""
-READ_HERE = "Your commands do not see its folder: read its files with this tool."
+"""Characters of an unknown name that are compared with the known ones; a name has at most 64."""
+READ_HERE = "Your commands cannot see its folder: read its files with this tool."
 
 
 class SkillReader:
@@ -28,7 +28,7 @@ class SkillReader:
 
     async def _list(self, ctx: ToolContext, file: str) -> str:
         if file:
-            raise ToolFailed("skill: say the name of the skill, too.")
+            raise ToolFailed("skill: give the name of the skill as well.")
         entries = (await self._library.skill_set(ctx.agent, ctx.principal)).entries
         return "\n".join(map(line, entries)) or NO_SKILLS
 
@@ -49,15 +49,15 @@ class SkillReader:
             found = await self._library.open(entry, ctx.principal)
         except InvalidSkill as error:
             raise ToolFailed(f"skill: {entry.name} cannot be used: {error.message}") from None
-        told = [f"Skill {entry.name}, {_origin(entry)}."]
+        lines = [f"Skill {entry.name}, {_origin(entry)}."]
         if found.skill.compatibility:
-            told.append(f"It says of what it needs: {printable(found.skill.compatibility)}")
+            lines.append(f"Its requirements: {printable(found.skill.compatibility)}")
         if found.files:
             more = ", and more that are not listed" if found.more else ""
-            told.append(f"Other files of it: {', '.join(map(printable, found.files))}{more}.")
-            told.append(f"For your commands its folder is {found.seen}." if found.seen else READ_HERE)
-        told.append("What follows is the text of its SKILL.md.")
-        return "\n".join(told) + f"\n\n{found.text}"
+            lines.append(f"Other files of it: {', '.join(map(printable, found.files))}{more}.")
+            lines.append(f"For your commands its folder is {found.seen}." if found.seen else READ_HERE)
+        lines.append("The text of its SKILL.md follows.")
+        return "\n".join(lines) + f"\n\n{found.text}"
 
     async def _file(self, ctx: ToolContext, entry: SkillEntry, path: str) -> str:
         try:

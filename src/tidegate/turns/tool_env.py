@@ -1,8 +1,9 @@
-"""What the tools of turns work with: the workspace, the spool, the web, and leave to use them.
+"""The environment of the tools of a turn: workspace, spool, web access and permissions.
 
-Guarantee: a turn that calls no tool costs nothing of this; one that does is equipped once, for its session and under
-its agent's policy. What the tools of a one-shot call made goes with the call. The workshop owns nothing: each part is
-its room's, and what a turn is given lives as long as the turn.
+A turn without tool calls costs nothing here. A turn with tool calls is set up once, for its session and under its
+agent's policy. Everything that the tools of a one-shot call made is removed with the call.
+
+`ToolEnv` owns none of these services; the context of a turn lives as long as the turn.
 """
 
 from typing import TYPE_CHECKING
@@ -30,13 +31,13 @@ class ToolEnv:
         questions: Approvals,
         workspaces: Workspaces,
         web: "WebAccess | None",
-        reach: ToolServices,
+        services: ToolServices,
     ) -> None:
         self.spool = spool
         self._questions = questions
         self._workspaces = workspaces
         self._web = web
-        self._reach = reach
+        self._services = services
         self._policies = policies(config)
 
     def setup(self, journal: Journal, taken: TakenTurn) -> ToolSetup:
@@ -51,13 +52,13 @@ class ToolEnv:
             workspace=workspace,
             spool=self.spool.of(session.id, journal.id),
             web=self._web,
-            reach=self._reach,
+            services=self._services,
             depth=taken.turn.depth,
         )
         return ToolSetup(context, TurnPermissions(self._questions, self._policies, taken, workspace))
 
     async def leave_nothing(self, session: str) -> None:
-        """What the tools of a one-shot call made is removed; what a crash leaves is found by its sweep."""
+        """Remove everything that the tools of a one-shot call made. After a crash the sweeps find it."""
         with anyio.CancelScope(shield=True):
             await self._workspaces.discard(session)
             await self.spool.remove(session)

@@ -1,8 +1,8 @@
-"""What fills a conversation's window, part by part.
+"""The contents of a conversation's context window, by part.
 
-Guarantee: the parts are of what the next request would show, read from the store, whether or not anything of the
-session is in memory; together they are its size. Tokens are estimates that the provider's own counts have calibrated;
-where the last request was counted, the sum is that count and what was said since.
+The parts are those of the next request, read from the store, whether or not the session is in memory; they add up to
+its size. Tokens are estimates calibrated by the provider's own counts. If the last request was counted, the sum is that
+count plus the messages since.
 """
 
 from collections.abc import Iterable
@@ -23,18 +23,18 @@ NAMES = {
     "memory": "notes",
     "caller": "the caller's own prompt",
     "tools": "tools",
-    "summaries": "what stands for older messages",
-    "people": "what people said",
+    "summaries": "summaries of older messages",
+    "people": "messages from people",
     "gateway": "notes of the gateway",
     "answers": "answers",
     "results": "tool calls and results",
     "media": "pictures, sounds and documents",
 }
-"""The parts that there can be, in the order in which they are told, and in words."""
+"""All parts, in the order in which they are listed, with their names for users."""
 
 
 class WindowPart(Frozen, frozen=True, omit_defaults=False):
-    """One part: `count` is how many messages, summaries, tools or media it is."""
+    """One part; `count` is its number of messages, summaries, tools or media."""
 
     part: str
     name: str
@@ -43,10 +43,10 @@ class WindowPart(Frozen, frozen=True, omit_defaults=False):
 
 
 class WindowUsage(Frozen, frozen=True, omit_defaults=False):
-    """The window of the model that would answer now, in tokens. `soft` and `hard` are the marks at which a summary is
-    prepared and applied; `summarised` is how many messages stand in the transcript that a summary stands for, and
-    `summaries` how many of these are shown. `counted` says whether the sum rests on the provider's count of the last
-    request; `resting` why no model is asked for a summary until `rests_until`."""
+    """The context window of the model that would answer now, in tokens. A summary is prepared above `soft` and applied
+    above `hard`. `summarised` is the number of messages that summaries replace, and `summaries` the number of those
+    shown. `counted` is true if the sum rests on the provider's count of the last request. `resting` is the reason why
+    no model is asked for a summary until `rests_until`."""
 
     model: str
     window: int
@@ -64,7 +64,8 @@ class WindowUsage(Frozen, frozen=True, omit_defaults=False):
 def window_usage(
     prefix: Prefix, view: View, model: Model, marks: WindowMarks, held: Conversation | None, resting: SettingRow | None
 ) -> WindowUsage:
-    """`held` is the conversation in memory, if it is with this model; `resting` says that no model is to summarise."""
+    """`held` is the conversation in memory, if it is with this model. `resting` is the setting that suspends
+    summaries."""
     sizes = _sizes(prefix, view)
     whole = sum(size for size, _ in sizes.values()) or 1
     counted = held is not None and held.is_counted
@@ -89,7 +90,7 @@ def window_usage(
 
 
 def _sizes(prefix: Prefix, view: View) -> dict[str, tuple[int, int]]:
-    """Bytes and number of each part, in order."""
+    """The bytes and the count of each part, in order."""
     sizes: dict[str, tuple[int, int]] = dict.fromkeys(NAMES, (0, 0))
     texts = {name: part_of(prefix, name) for name, _ in prefix.parts} or {PROMPT: prefix.prompt}
     for name, text in texts.items():

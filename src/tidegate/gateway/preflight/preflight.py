@@ -106,9 +106,9 @@ def _no_plugin(config: Config) -> Iterator[str]:
 
             memory_provider.find(config.memory.provider, config.home)
         if config.context.index and "context" in used:
-            from tidegate.recall import search_index  # only where it is used
+            from tidegate.recall import find_index  # only where it is used
 
-            search_index.find(config.context.index, config.home)
+            find_index(config.context.index, config.home)
     except Misconfigured as error:
         yield f"{FILE_NAME}: {error.message}"
 

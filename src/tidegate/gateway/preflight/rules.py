@@ -43,7 +43,7 @@ def _never_fits(rule: PolicyRule, tools: Toolset) -> str | None:
         if about and name not in taken:
             return f"no tool that it is about takes {name!r}; there are {', '.join(sorted(taken)) or 'no arguments'}"
     if rule.channel:
-        from tidegate.sessions import CHANNELS, DELEGATE  # a large room, and few rules name a channel
+        from tidegate.turns import CHANNELS, DELEGATE  # a large package, and few rules name a channel
 
         known = [channel.name for channel in CHANNELS if channel.name != DELEGATE]  # a task has its giver's
         if rule.channel not in known:

@@ -1,1 +1,1 @@
-"""Budgets: limits on spending, and how much of each is spent."""
+"""Budgets: limits on spending, and the amount spent of each."""

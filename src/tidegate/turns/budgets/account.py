@@ -1,13 +1,14 @@
-"""One budget, and what one principal, agent, conversation or job has spent of it.
+"""One budget, and the amount that one principal, agent, conversation or job has spent of it.
 
-Guarantee: it is asked before every model call and told after it, at the price of an addition. At four fifths the
-operator and the conversation that got there are told, once in each window; at the whole no model is asked until the
-next window begins, and the refusal says which budget it was, when that is and what to do. A clock that is set back
-gives nothing back. Calls that run side by side may pass the limit by what was under way when it was reached.
+A budget is checked before every model call and updated after it, at the cost of an addition. At four fifths, the
+operator and the conversation that reached it are notified, once in each window. At the limit no model is called until
+the next window begins; the refusal names the budget, the time and what to do. A clock that is set back gives nothing
+back. Concurrent calls may exceed the limit by the amount that was in progress when it was reached.
 """
 
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from math import inf
 from typing import Literal
 
@@ -16,11 +17,15 @@ from tidegate.config import BudgetSettings
 from tidegate.errors import BudgetSpent
 from tidegate.log import Log
 from tidegate.store import SpentTotal
-from tidegate.turns.budgets.periods import Each, window
 from tidegate.values import BILLION, Frozen, Notice, Usage, dollars
 
 WARN_AT = 0.8
-"""Share of the limit at which people are told: late enough to mean something, early enough to act."""
+"""The share of the limit at which people are notified: late enough to matter, early enough to act."""
+
+HOUR, DAY = 3600, 86400
+
+Each = Literal["hour", "day", "month", "total"]
+"""The windows in which a budget is counted: hours, days and months of the UTC calendar, or all time."""
 
 Per = Literal["gateway", "principal", "agent", "session", "turn", "job"]
 
@@ -36,15 +41,15 @@ _WHEN = {"hour": "this hour", "day": "today", "month": "this month", "total": "i
 _RAISE = "raise that limit and restart the gateway"
 _FOR_EVER = {
     "turn": f"so it was ended: say 'go on' to continue in a new turn, or {_RAISE}",
-    "session": f"so nothing more is asked in it: start a new one, or {_RAISE}",
+    "session": f"so no model is called in it any more: start a new one, or {_RAISE}",
 }
 
 log = Log(__name__)
 
 
 class BudgetRule(Frozen, frozen=True):
-    """A budget as it is configured. `setting` is its name; `money` is in billionths of a dollar; `each` is empty for a
-    turn's. One without limits is counted and refuses nothing."""
+    """A configured budget. `setting` is its name; `money` is in billionths of a dollar; `each` is empty for a turn's. A
+    rule without limits is counted and refuses nothing."""
 
     setting: str
     per: Per
@@ -54,7 +59,7 @@ class BudgetRule(Frozen, frozen=True):
     only: frozenset[str] = frozenset()
 
     def used(self, tokens: int, cost: int) -> float:
-        """Which share of it that is; of two limits, of the one that is reached first."""
+        """The share that is used; of two limits, that of the nearer one."""
         of_tokens = tokens / self.tokens if self.tokens is not None else 0.0
         of_money = cost / self.money if self.money is not None else 0.0
         return max(of_tokens, of_money)
@@ -62,10 +67,10 @@ class BudgetRule(Frozen, frozen=True):
     def refusal(self, key: str, tokens: int, cost: int, opens: float, now: float) -> BudgetSpent:
         spent = f"{_WHOSE[self.per].format(key=key)} {self.amount(tokens, cost)} ({self.setting})"
         if opens == inf:
-            then = _FOR_EVER.get(self.per, f"so no model is asked for it any more: {_RAISE}")
+            then = _FOR_EVER.get(self.per, f"so no model is called for it any more: {_RAISE}")
             return BudgetSpent(f"{spent}, {then}.", retry_after=None)
         return BudgetSpent(
-            f"{spent}; models are asked again from {_utc(opens)} UTC on: send this again then, or {_RAISE}.",
+            f"{spent}; models are called again from {_utc(opens)} UTC: send this again then, or {_RAISE}.",
             retry_after=max(1.0, opens - now),
         )
 
@@ -73,11 +78,11 @@ class BudgetRule(Frozen, frozen=True):
         until = "" if opens == inf else f" until {_utc(opens)} UTC"
         whose = f"{_WHOSE[self.per].format(key=key)} {self.amount(tokens, cost)} ({self.setting}), "
         used = self.used(tokens, cost)
-        then = "at 100 % no model is asked" if used < 1 else "no model is asked any more"
+        then = "at 100 % no model is called" if used < 1 else "no model is called any more"
         return f"{whose}{used:.0%} of that budget; {then}{until}."
 
     def amount(self, tokens: int, cost: int) -> str:
-        """What is spent of what, in the unit that is nearest to its end."""
+        """The amount spent and the limit, in the unit that is nearest to its limit."""
         of_money = self.money is not None and (self.tokens is None or cost / self.money > tokens / self.tokens)
         if of_money and self.money is not None:
             return f"{dollars(cost)} of {dollars(self.money)} {_WHEN[self.each]}"
@@ -96,8 +101,7 @@ def rule_of(name: str, settings: BudgetSettings) -> BudgetRule:
 
 
 class BudgetAccount:
-    """What one of those that a rule is for has spent in the current window. `applies` says whether the rule is for this
-    one at all."""
+    """The spending of one key of a rule in the current window. `applies` is whether the rule is for this key at all."""
 
     __slots__ = ("__weakref__", "_clock", "_cost", "_opens", "_tokens", "_warned", "applies", "key", "name", "rule")
 
@@ -112,11 +116,11 @@ class BudgetAccount:
         self._warned = False
 
     def load(self, spent: SpentTotal, opens: float) -> None:
-        """Take up the count where the last process left it. Who is past the warning is told again, once."""
+        """Continue the count of an earlier process. A spender past the warning is warned again, once."""
         self._tokens, self._cost, self._opens, self._warned = spent.tokens, spent.cost, opens, False
 
     def check(self, payer: Payer) -> None:
-        """Raises BudgetSpent when nothing is left."""
+        """Raises BudgetSpent if nothing is left."""
         rule, now = self.rule, self._clock()
         if now >= self._opens:
             self._begin(now)
@@ -136,12 +140,12 @@ class BudgetAccount:
             warn(payer, self.rule, self.name, self._tokens, self._cost, self._opens)
 
     def spent(self) -> SpentTotal:
-        """In the window that it is now."""
+        """The spending in the current window."""
         return SpentTotal(self._tokens, self._cost) if self._clock() < self._opens else SpentTotal(0, 0)
 
     @property
     def opens(self) -> float:
-        """When its next window begins."""
+        """The start of the next window."""
         now = self._clock()
         return self._opens if now < self._opens else self._window(now)
 
@@ -155,8 +159,8 @@ class BudgetAccount:
 
 
 class Allowance:
-    """What one turn may spend, with the tasks that it gives and those that they give. It lives as long as the turn,
-    whose journal knows what was spent before a restart."""
+    """The spending of one turn, including its tasks and their tasks. Lives as long as the turn; the turn's journal
+    knows the spending before a restart."""
 
     __slots__ = ("_rule", "_warned")
 
@@ -179,7 +183,7 @@ class Allowance:
 def warn(payer: Payer, rule: BudgetRule, name: str, tokens: int, cost: int, opens: float) -> None:
     payer.emit(Notice(text=rule.warning(name, tokens, cost, opens)))
     log.warning(
-        "a budget is running out: at its limit no model is asked",
+        "a budget is running out: at its limit no model is called",
         setting=rule.setting,
         **({"of": name} if name else {}),
         session=payer.session,
@@ -189,3 +193,17 @@ def warn(payer: Payer, rule: BudgetRule, name: str, tokens: int, cost: int, open
 
 def _utc(moment: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.gmtime(moment))
+
+
+def window(each: Each, now: float) -> tuple[float, float]:
+    """The start of the window that contains `now`, and the start of the next one: never, for `total`. Windows of one
+    kind follow each other without a gap, and each starts on the hour."""
+    if each == "total":
+        return 0.0, inf
+    if each == "month":
+        first = datetime.fromtimestamp(now, UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        year, month = divmod(first.year * 12 + first.month, 12)
+        return first.timestamp(), first.replace(year=year, month=month + 1).timestamp()
+    length = HOUR if each == "hour" else DAY
+    start = now // length * length
+    return start, start + length

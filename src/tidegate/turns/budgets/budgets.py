@@ -1,11 +1,13 @@
-"""All budgets of the gateway: what a turn's calls are paid from, and what is spent of each.
+"""All budgets of the gateway: the budgets of a turn's calls, and the amount spent of each.
 
-Guarantee: the gateway's own day has a cap unless limits.day_tokens is 0. What was spent is loaded from the usage rows
-when it is first needed, so that a restart gives nothing back: but for a call that was under way when the process was
-killed, which nobody wrote down. Where only the gateway's own budgets are configured, a turn costs no read and no
-write. What is kept for others is bounded; an account that a running turn holds is the only one of its kind. One that
-was put out while the last row of its turn is not committed yet would be loaded without that row: for this, thousands
-of others must come between the two. The demo model costs nothing and is not counted.
+The gateway has a daily cap unless limits.day_tokens is 0. Spending is loaded from the usage rows when it is first
+needed, so a restart gives nothing back, except for a call in progress when the process was killed, which is not
+recorded. If only budgets of the gateway are configured, a turn costs no read and no write. The demo model costs nothing
+and is not counted.
+
+The number of accounts in memory is bounded; an account that a running turn holds is the only one of its key. An account
+that is evicted before the last row of its turn is committed would be loaded without that row; thousands of other
+accounts would have to come in between.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,8 +21,7 @@ from tidegate.lifetimes import BoundedCache, CacheStats
 from tidegate.models import Model
 from tidegate.security import Principal
 from tidegate.store import Db, SessionRow, SpentTotal, Store, principals, turns, usage
-from tidegate.turns.budgets.account import Allowance, BudgetAccount, BudgetRule, rule_of
-from tidegate.turns.budgets.periods import window
+from tidegate.turns.budgets.account import Allowance, BudgetAccount, BudgetRule, rule_of, window
 from tidegate.values import BILLION, Frozen, Usage
 
 ACCOUNTS_KEPT = 4096
@@ -35,7 +36,7 @@ DAY_TOKENS = "limits.day_tokens"
 
 
 class Meter:
-    """What one model has used since the process began, for the metrics."""
+    """The usage of one model since the process started, for the metrics."""
 
     __slots__ = ("cached", "calls", "cost", "input", "output", "written")
 
@@ -63,8 +64,8 @@ class Meter:
 
 
 class BudgetView(Frozen, frozen=True, omit_defaults=False):
-    """A budget and what one of those that it is for has spent of it. `money` is in dollars; `used` is the share of the
-    limit that is reached first; `opens` is when it begins anew, null for one that never does."""
+    """A budget, and the spending of one of its keys. `money` is in dollars; `used` is the share of the nearer limit;
+    `opens` is when its next window begins, null if it never does."""
 
     setting: str
     per: str
@@ -92,9 +93,7 @@ class Budgets:
         self._of_turns = tuple(rule for rule in rules if rule.per == "turn")
         self.gateway = tuple(BudgetAccount(rule, "", clock) for rule in rules if rule.per == "gateway")
         self._kept: BoundedCache[tuple[str, str], BudgetAccount] = BoundedCache("accounts", cap=ACCOUNTS_KEPT)
-        self._live: WeakValueDictionary[tuple[str, str], BudgetAccount] = (
-            WeakValueDictionary()
-        )  # what running turns hold
+        self._live: WeakValueDictionary[tuple[str, str], BudgetAccount] = WeakValueDictionary()  # held by running turns
         self.meters: Mapping[str, Meter] = {
             usage.FREE if model.api == "demo" else model.model: Meter() for model in config.models.values()
         }
@@ -106,16 +105,16 @@ class Budgets:
         }
 
     async def load(self) -> None:
-        """Take up the gateway's own counts where the last process left them."""
+        """Continue the gateway's own counts from an earlier process."""
         now = self._clock()
         for account in self.gateway:
             start, opens = window(account.rule.each or "total", now)
             account.load(await self._store.read(usage.spent, start), opens)
 
-    # -- what turns pay from --
+    # -- for turns --
 
     async def spend_guard(self, model: Model, session: SessionRow, job: str) -> SpendGuard:
-        """What calls of this model in one turn are paid from."""
+        """The budgets that calls of this model in one turn are charged to."""
         plain = self._plain[model.name]
         if not plain.budgets or not (self._shared or self._of_turns):
             return plain
@@ -129,7 +128,7 @@ class Budgets:
         return SpendGuard(model=plain.model, budgets=(*self.gateway, *accounts, *allowances), count=plain.count)
 
     async def _conversation(self, session: SessionRow) -> str:
-        """The session that budgets of a conversation are for: a task is a part of the one that it was given in."""
+        """The session that a conversation's budget is for: a task belongs to the conversation in which it was given."""
         if session.kind != "ephemeral" or not any(rule.per == "session" for rule in self._shared):
             return session.id
         return await self._store.read(turns.conversation, session.id)
@@ -151,11 +150,11 @@ class Budgets:
         self._live[(rule.setting, key)] = account
         return account
 
-    # -- what people are shown --
+    # -- for people --
 
     async def seen_by(self, principal: Principal, session: SessionRow | None = None) -> tuple[list[BudgetView], bool]:
-        """The budgets that this principal may know of, with those of one conversation, and whether there are more:
-        one's own, and for who may see everybody's usage all that others share."""
+        """The budgets that this principal may see, including those of one conversation, and whether there are more:
+        their own and, with the right to see all usage, everyone's."""
         found: list[BudgetView] = []
         everything = principal.may("see_usage")
         if everything:
@@ -186,12 +185,12 @@ class Budgets:
         return sorted(rule.only) or await self._store.read(usage.jobs, MOST_SHOWN)
 
     def views(self) -> list[BudgetView]:
-        """Those of the whole gateway."""
+        """The budgets of the whole gateway."""
         return [view(account) for account in self.gateway]
 
     @property
     def day(self) -> BudgetAccount:
-        """The cap that is on from the start."""
+        """The daily cap, which is on by default."""
         return self.gateway[0]
 
     def stats(self) -> CacheStats:
@@ -216,8 +215,8 @@ def view(account: BudgetAccount) -> BudgetView:
 
 
 def _key(rule: BudgetRule, session: SessionRow, conversation: str, job: str) -> str:
-    """Who pays by this rule; nobody where it is not for this agent or job. Which principal it is for is known by name,
-    and so only when his account is there."""
+    """The key that this rule charges; empty if the rule is not for this agent or job. A principal is matched by name,
+    once their account is loaded."""
     if rule.per == "principal":
         return session.principal
     if rule.per == "session":
@@ -227,7 +226,7 @@ def _key(rule: BudgetRule, session: SessionRow, conversation: str, job: str) -> 
 
 
 def _spent_by(db: Db, rule: BudgetRule, key: str, since: float) -> tuple[SpentTotal, str]:
-    """What was spent, and what people call who spent it."""
+    """The amount spent, and the display name of the key."""
     named = principals.get(db, key) if rule.per == "principal" else None
     return usage.spent_by(db, _shared(rule), key, since), key if named is None else named.name
 

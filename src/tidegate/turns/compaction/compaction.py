@@ -1,12 +1,13 @@
-"""Keeps every conversation within its model's window, without losing a word of it.
+"""Compaction: keeps every conversation within its model's context window, without losing a word of it.
 
-Guarantee: no row of a transcript is changed. Above the soft mark a summary of what is old is prepared beside the turn;
-above the hard one the request is made smaller before the model is asked, in stages of which each is bounded and the
-last needs no model, so that it always ends: summaries by a model, excerpts of old results, a list without a model,
-excerpts of everything. A stage is applied only if the request is smaller by the share that is configured, the last
-ones if it fits then. What is applied is rows, so that the request is the same after a restart. After a summary of no
-use no model is asked for one until a time in the store is over. One conversation's compaction holds up no other, and
-none begins inside another.
+No row of a transcript is changed. Above the soft mark, a summary of older messages is prepared beside the turn. Above
+the hard mark, the request is reduced before the model is called, in bounded stages, the last of which need no model, so
+that it always ends: summaries by a model, excerpts of old results, a list without a model, excerpts of everything. A
+stage is applied only if it reduces the request by the configured share; the last ones, if the request fits then. Stages
+are applied as rows, so the request is the same after a restart. After a useless summary no model is asked for one until
+a time in the store has passed. The compaction of one conversation delays no other, and none starts inside another.
+
+`Compaction` is shared by all conversations; a `TurnFitter` belongs to one turn.
 """
 
 import asyncio
@@ -32,34 +33,36 @@ from tidegate.values import Notice
 log = Log(__name__)
 
 COOLDOWN = "summaries"
-"""The setting that says that no model is asked for a summary for a while."""
+"""The setting that suspends summaries by a model for a while."""
 
 WANTED = "compact"
-"""The setting by which a person asks for a compaction with the next turn."""
+"""The setting by which a user requests a compaction with the next turn."""
 
 ERA = "thoughts"
-"""The setting that says how often a provider has refused what a session's answers carried."""
+"""The setting that counts how often a provider has refused the reasoning carried by a session's answers."""
 
 WITHOUT_THOUGHTS = (
-    "The model {model} refuses its earlier thoughts, as it does under another account's key: it goes on without them, "
-    "and the provider counts the conversation as new once."
+    "The model {model} refuses its earlier reasoning, for example because the key belongs to another account: it "
+    "continues without it, and the provider counts the conversation as new once."
 )
 
 HOW = ("summary", "excerpts", "cut", "media", "useless")
-"""Ways in which requests were made smaller; the last are summaries that were of no use."""
+"""The ways in which requests are reduced; the last one counts useless summaries."""
 
 UNCONDENSED = 2
-"""Times as long as they may be are summaries left that a model has just written: they could not be condensed yet."""
+"""How many times their length limit summaries may have if a model has just written them: they could not be condensed
+yet."""
 
 PREPARED_AT_ONCE = 4
 """Summaries that are written beside turns at a time; others wait, or are written when they are needed."""
 
 REFUSED_SHARE = 0.6
-"""Of what is said in a request that a provider has refused as too long: what it is cut to. Our count was wrong."""
+"""The share to which the messages of a request are cut after a provider has refused it as too long: our count was
+wrong."""
 
 
 class Compaction:
-    """What all conversations share: settings, the scribe, and counts."""
+    """Shared by all conversations: settings, the summarizer, and counts."""
 
     def __init__(
         self,
@@ -71,7 +74,8 @@ class Compaction:
         clock: Callable[[], float],
         remind: Callable[[SessionRow], Awaitable[None]] | None = None,
     ) -> None:
-        """`remind` is told of each session of which more is summarised: what it was told may be gone from sight."""
+        """`remind` is called for each session of which more is summarised, since earlier notices may no longer be
+        visible."""
         self.remind = remind
         self.scope = scope
         self.store = store
@@ -79,7 +83,7 @@ class Compaction:
         self.summarizer = Summarizer(store, models, config, budgets, clock)
         self.clock = clock
         self.counts: Counter[str] = Counter()  # house: allow one for each way of making a request smaller
-        """How often a request was made smaller, by how."""
+        """Number of reductions, by kind."""
         self.pens = asyncio.Semaphore(PREPARED_AT_ONCE)
         self._marks: dict[str, WindowMarks] = {}  # house: allow one for each configured model
 
@@ -90,18 +94,18 @@ class Compaction:
         return found
 
     async def view(self, taken: TakenTurn, *, past: bool = False) -> View:
-        """What is shown of the conversation; only what was before this turn if it is the `past`."""
+        """The model's view of the conversation; with `past`, only the messages before this turn."""
         view: View = await self.store.read(read_view, taken.session.id, taken.turn.id if past else None)
         return view
 
 
 class TurnFitter:
-    """Sees to one turn's conversation, whoever it is with."""
+    """Fits the conversation of one turn into the window, with whatever model it is."""
 
     __slots__ = ("_cools", "_house", "_journal", "_taken", "_wanted")
 
     _cools: tuple[float, str] | None
-    """As the store had it when the turn was taken; what happened since is on the conversation."""
+    """The cooldown in the store when the turn was taken; later changes are on the conversation."""
 
     def __init__(self, house: Compaction, journal: Journal, taken: TakenTurn) -> None:
         self._house = house
@@ -133,9 +137,7 @@ class TurnFitter:
         elif tokens > marks.hard:
             await self._shrink(conversation, marks.hard)
         elif tokens > marks.soft and self._may_prepare(conversation):
-            conversation.preparing = self._house.scope.start(
-                self._prepare, conversation, name="a summary beside a turn"
-            )
+            conversation.preparing = self._house.scope.start(self._prepare, conversation, name="summary beside a turn")
 
     async def mend(self, conversation: Conversation, remedy: Remedy, failure: ModelFailed) -> bool:
         if remedy == "thoughts":
@@ -147,7 +149,7 @@ class TurnFitter:
         if self._is_callers:
             return False
         before, fixed = conversation.tokens, conversation.prefix_tokens
-        log.info("a model takes less than was thought", model=conversation.model.name, tokens=before)
+        log.info("a model accepts less than estimated", model=conversation.model.name, tokens=before)
         try:
             await self._shrink(conversation, fixed + int(REFUSED_SHARE * (before - fixed)))
         except ModelFailed:
@@ -155,11 +157,12 @@ class TurnFitter:
         return conversation.tokens < before
 
     async def _forget_thoughts(self, conversation: Conversation) -> bool:
-        """Go on without what earlier answers carried; over unload and restart, so that it is refused once."""
+        """Continue without the reasoning of earlier answers, across unload and restart, so that it is refused only
+        once."""
         if not conversation.carries:
             return False
         name, session = conversation.model.name, self._taken.session
-        log.warning("a model refuses its earlier thoughts: it goes on without them", model=name)
+        log.warning("a model refuses its earlier reasoning; the turn continues without it", model=name)
         self._journal.emit(Notice(text=WITHOUT_THOUGHTS.format(model=name)))
         view = await self._house.view(self._taken)
         conversation.begin_anew(view.messages())
@@ -170,17 +173,17 @@ class TurnFitter:
 
     @property
     def _is_callers(self) -> bool:
-        """Whether the request holds just what the caller of a one-shot call sent: whoever keeps a conversation is told
-        when it is too long, and shortens it."""
+        """Whether the request holds exactly the messages of a one-shot call. A caller that keeps its own conversation
+        is told when it is too long, and shortens it."""
         one_shot = self._taken.session.kind == "ephemeral" and self._taken.turn.within is None
         return one_shot and self._journal.steps == 0
 
     def _too_long(self, conversation: Conversation, tokens: int) -> ModelFailed:
         return ModelFailed(
-            # The first words are those by which clients of OpenAI's API know this failure.
+            # Clients of OpenAI's API recognise this failure by its first words.
             "Input tokens exceed the configured limit: this model's maximum context length is "
             f"{conversation.model.facts.window} tokens, and the messages have about {tokens}. Shorten them, or name a "
-            "session, whose history is kept for you.",
+            "session, whose history is stored for you.",
             kind="context",
             retryable=False,
         )
@@ -193,12 +196,12 @@ class TurnFitter:
         return kept and conversation.preparing is None and not self._why_not(conversation)
 
     def _why_not(self, conversation: Conversation) -> str:
-        """Why no model is asked for a summary now; empty when one may be."""
+        """The reason why no model is asked for a summary now; empty if one may be."""
         until, why = conversation.cools or self._cools or (0.0, "")
         return why if self._house.clock() < until else ""
 
     async def _prepare(self, conversation: Conversation) -> None:
-        """Have summaries written for when the hard mark is passed."""
+        """Write summaries in advance, for when the hard mark is passed."""
         try:
             async with self._house.pens:
                 work = await self._work(conversation, self._house.marks(conversation.model).hard)
@@ -216,9 +219,9 @@ class TurnFitter:
         return RequestSize(conversation, view, self._house.settings.least, most, marks)
 
     async def _cool(self, conversation: Conversation, why: str) -> None:
-        """Ask no model for a summary for a while; over turns and restarts."""
+        """Ask no model for a summary for a while, across turns and restarts."""
         self._house.counts["useless"] += 1
-        log.warning("a summary was of no use", session=self._taken.session.id, why=why)
+        log.warning("a summary was useless", session=self._taken.session.id, why=why)
         now = self._house.clock()
         until = now + self._house.settings.cooldown
         conversation.cools = (until, why)
@@ -228,7 +231,7 @@ class TurnFitter:
     # -- before the next step --
 
     async def _shrink(self, conversation: Conversation, most: int) -> None:
-        """Have what is old summarised, and make the request no larger than `most` tokens."""
+        """Summarise older messages and reduce the request to `most` tokens."""
         if conversation.prefix_tokens >= most:
             raise self._too_small(conversation)
         await self._await_prepared(conversation)
@@ -250,7 +253,7 @@ class TurnFitter:
             await self._house.remind(self._taken.session)
 
     async def _await_prepared(self, conversation: Conversation) -> None:
-        """What is being written beside the turn is waited for, not written twice."""
+        """Wait for summaries that are being written beside the turn, rather than writing them twice."""
         task, conversation.preparing = conversation.preparing, None
         if task is None:
             return
@@ -260,14 +263,14 @@ class TurnFitter:
             task.cancel()
 
     async def _summarise(self, conversation: Conversation, work: RequestSize) -> str:
-        """Use what was prepared, or have it written now. Why there is nothing, or empty."""
+        """Apply the prepared summaries, or have them written now. Returns why there are none, or an empty string."""
         session, house = self._taken.session.id, self._house
         rows: list[SummaryRow] = await house.store.read(summaries.prepared, session)
         if not work.is_worth(rows):
             if why := self._why_not(conversation):
                 return why
             if not work.could_save:
-                return "too little of it is old"
+                return "too few of its messages are old"
             side_call = SideCall(session, tell=self._journal.emit, used=self._journal.usage)
             try:
                 rows = await self._write(conversation, work, side_call)
@@ -291,7 +294,8 @@ class TurnFitter:
         return await self._house.summarizer.write(side_call, self._taken, work.view, model, work.marks, work.rate)
 
     async def _take(self, work: RequestSize, stage: ReductionStage) -> None:
-        """If it makes the request smaller by the share that is configured; what is a last resort, if it fits then."""
+        """Apply a stage if it reduces the request by the configured share or, as a last resort, if the request fits
+        then."""
         enough = stage.last_resort and work.smaller(stage.view) and work.would_fit(stage.view)
         if not enough and not work.saves(stage.view):
             return
@@ -300,8 +304,8 @@ class TurnFitter:
         self._house.counts["excerpts" if stage.cut is None else "cut"] += 1
 
     async def _hide_media(self, conversation: Conversation, *, documents: bool = False) -> bool:
-        """Media is told in words: all but that of the last message that has any, or that too. With `documents` only
-        messages that bring documents count; other media up to the last of them is told in words with them."""
+        """Replace media by descriptions: all but that of the last message with media, or that as well. With
+        `documents`, only messages with documents count; other media up to the last of them is replaced too."""
         view = await self._house.view(self._taken)
         takes = conversation.model.wire.takes
         shown = [
@@ -323,7 +327,7 @@ class TurnFitter:
             if documents
             else "The request was too large for the model's endpoint"
         )
-        self._journal.emit(Notice(text=f"{why}: {which} told in words."))
+        self._journal.emit(Notice(text=f"{why}: {which} described in words."))
         return True
 
     def _tell(self, before: View, work: RequestSize, why: str) -> None:
@@ -334,14 +338,14 @@ class TurnFitter:
             return
         told = []
         if why:
-            told.append(f"A summary of older messages could not be had ({why.rstrip('.')}).")
+            told.append(f"Older messages could not be summarised ({why.rstrip('.')}).")
         if view.covered > before.covered:
             how = "a list of them" if view.summaries[-1].how == "cut" else "a summary"
-            told.append(f"The model is shown {how} instead of messages {before.covered + 1} to {view.covered}.")
+            told.append(f"The model sees {how} instead of messages {before.covered + 1} to {view.covered}.")
         elif len(view.summaries) < len(before.summaries):
-            told.append("Older summaries became one.")
+            told.append("Older summaries were merged into one.")
         if view.elisions != before.elisions:
-            told.append("The model is shown excerpts of long messages.")
+            told.append("The model sees excerpts of long messages.")
         told.append("Nothing is deleted; the provider counts the conversation as new once.")
         self._journal.emit(Notice(text=" ".join(told)))
 
@@ -349,15 +353,15 @@ class TurnFitter:
         marks, fixed = self._house.marks(conversation.model), conversation.prefix_tokens
         return ModelFailed(
             f"Model {conversation.model.name!r}: its window of {marks.window:,} tokens, of which a request may have "
-            f"{marks.hard:,}, is too small for this agent, whose prompt and tools alone take about {fixed:,} (/context "
-            "says what of it); give it a model with a larger window, or less of them.",
+            f"{marks.hard:,}, is too small for this agent, whose prompt and tools alone take about {fixed:,} (see "
+            "/context); give it a model with a larger window, a shorter prompt or fewer tools.",
             kind="context",
             retryable=False,
         )
 
 
 def read_view(db: Db, session: str, before_turn: str | None) -> View:
-    """What is shown of a session, without the rows of `before_turn`."""
+    """The model's view of a session, without the rows of `before_turn`."""
     shown = tuple(summaries.shown(db, session))
     covered = shown[-1].last if shown else 0
     elisions = tuple(summaries.elisions(db, session, covered))

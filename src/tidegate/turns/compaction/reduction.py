@@ -1,8 +1,8 @@
-"""Making a request smaller without a model: how large it is, what can be tried, and in which order.
+"""Reducing a request without a model: its size, the stages, and their order.
 
-Guarantee: what is tried is tried on a view in memory first, so that nothing is written that does not help; the last
-stages leave so little of anything that what is said always fits. All sizes of one compaction are weighed by the same
-measure. Work belongs to one compaction.
+Each stage is tried on a view in memory first, so that nothing is written that does not help. The last stages leave so
+little of each message that the messages always fit. All sizes of one compaction are measured in the same way. A
+`RequestSize` belongs to one compaction.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,19 +14,19 @@ from tidegate.store import Db, ElisionKind, ElisionRow, SummaryRow, summaries
 from tidegate.turns.compaction.summarizer import SUMMARIES_SHARE, length_of
 
 EXCERPT = 400
-"""Characters of an old result that stay: what it was, and how it ended."""
+"""Characters of an old result that are kept: what it was, and how it ended."""
 
 EXCERPTS = (8000, 2000, 500, 200)
-"""Characters of any message that stay when nothing else helps; the first that is enough is taken."""
+"""Characters of any message that are kept when nothing else helps; the first that suffices is used."""
 
 
 def marks_for(marks: WindowMarks, conversation: Conversation, most: int) -> WindowMarks:
-    """The marks for what is said, if no more than `most` tokens are taken: prompt and tools take their part of them."""
+    """The marks for messages in a request of at most `most` tokens, less the prompt and the tools."""
     return marks.within(most).beside(conversation.prefix_tokens)
 
 
 class RequestSize:
-    """How large the request is, as it would be under another view."""
+    """The size of the request, now and under another view."""
 
     def __init__(self, conversation: Conversation, view: View, least: float, most: int, marks: WindowMarks) -> None:
         self._fixed = conversation.prefix_bytes
@@ -38,7 +38,7 @@ class RequestSize:
         self.rate = conversation.tokens / self._bytes(view)
 
     def _bytes(self, view: View) -> int:
-        """Weighed once: a view may be of thousands of messages."""
+        """Measured once: a view may have thousands of messages."""
         for known, size in self._weighed:
             if known is view:
                 return size
@@ -57,37 +57,37 @@ class RequestSize:
         return self.tokens(view) <= self._most
 
     def saves(self, view: View) -> bool:
-        """By the share that is configured."""
+        """Whether the view reduces the request by the configured share."""
         return self._bytes(view) <= (1 - self._least) * self._bytes(self.view)
 
     def smaller(self, view: View) -> bool:
         return self._bytes(view) < self._bytes(self.view)
 
     def is_worth(self, rows: Sequence[SummaryRow]) -> bool:
-        """Whether these summaries would make it smaller, by the share that is configured."""
+        """Whether these summaries would reduce the request by the configured share."""
         if not rows or rows[-1].last <= self.view.covered:
             return False
         return self.saves(self.view.with_summaries(rows))
 
     def lists_too_much(self, times: int) -> bool:
-        """Whether all summaries together are so many times longer than they may be, and could be one."""
+        """Whether all summaries together exceed their length limit by this factor and could be merged."""
         size = sum(len(row.text) for row in self.view.summaries)
         return len(self.view.summaries) > 1 and size > times * SUMMARIES_SHARE * self.marks.window / self.rate
 
     @property
     def could_save(self) -> bool:
-        """Whether a summary of what is old, as long as one should be, would be worth it."""
+        """Whether a summary of the old messages, at its normal length, would be worth it."""
         old = sum(weigh(message) for _, message in self.view.rows[: self.old])
         return old - length_of(self.marks.window) / self.rate >= self._least * self._bytes(self.view)
 
     @property
     def old(self) -> int:
-        """How many of the messages could be summarised."""
+        """The number of messages that could be summarised."""
         return tail_from(self.view.rows, int(self.marks.keep / self.rate), weigh)
 
 
 class ReductionStage(NamedTuple):
-    """One way of making a request smaller without a model: a list for what is old, or excerpts."""
+    """One way of reducing a request without a model: a list instead of old messages, or excerpts."""
 
     view: View
     cut: SummaryRow | None = None
@@ -96,7 +96,7 @@ class ReductionStage(NamedTuple):
 
 
 def stages(work: RequestSize) -> Iterator[ReductionStage]:
-    """What is tried, one after the other, each on what the one before has left."""
+    """The stages in order, each applied to the result of the one before."""
     if work.old:
         yield _elide(work.view, "payload", work.view.rows[work.old - 1][0], EXCERPT)
         yield cut(work, work.old)
@@ -119,7 +119,7 @@ def _elide(view: View, kind: ElisionKind, last: int, characters: int) -> Reducti
 
 
 def cut(work: RequestSize, rows: int) -> ReductionStage:
-    """A list for the first `rows` messages; for all summaries when there are none of these."""
+    """A list instead of the first `rows` messages or, with 0, instead of all summaries."""
     view, size = work.view, int(length_of(work.marks.window) / work.rate)
     if rows:
         first, last, level = view.covered + 1, view.rows[rows - 1][0], 0

@@ -1,9 +1,9 @@
-"""Has summaries of old messages written by a model, and keeps them until they are applied.
+"""Summaries of old messages, written by a model and stored until they are applied.
 
-Guarantee: what `write` gives covers, without a gap, everything between what is summarised already and the newest
-messages, and is stored as prepared rows; or nothing is stored, and `NoSummary` says why. Either way what it cost is
-written down. A summary that is too long is asked for once more, terser, and never a third time. What was undone while
-it was written is not stored. The scribe holds nothing.
+The result of `write` covers, without a gap, everything between the messages already summarised and the newest ones, and
+is stored as prepared rows. Otherwise nothing is stored, and `NoSummary` says why. Its cost is recorded either way. A
+summary that is too long is requested once more, terser, and never a third time. Nothing is stored about messages that
+were undone meanwhile. The summarizer holds no state.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,35 +39,36 @@ from tidegate.values import Call, Message, Usage
 log = Log(__name__)
 
 LENGTH_SHARE = 40
-"""One part in so many of the window is a summary long, within the bounds below."""
+"""A summary may have this fraction of the window (one part in 40), within the bounds below."""
 
 LENGTHS = (150, 1500)
-"""Tokens of a summary, at least and at most: fewer say nothing, more are not read."""
+"""The least and the most tokens of a summary: fewer say nothing, more are not read."""
 
 SUMMARIES_SHARE = 0.1
-"""Of the window, that all summaries of a conversation may take; then they become one."""
+"""The share of the window that all summaries of a conversation may take; beyond that they are merged."""
 
 GIVEN_SHARE = 0.7
-"""Of what a model's window leaves beside its answer, that it is given to summarise at once."""
+"""The share of a model's window, less its answer, that is given to it to summarise at once."""
 
 MOST_PIECES = 8
-"""That one compaction has summarised, each in a call of its own; what is older is listed without a model."""
+"""The most pieces that one compaction has summarised, each in its own call; older messages are listed without a
+model."""
 
 THOUGHTS_TOKENS = 4096
-"""More, for the answer of a model that thinks before it writes."""
+"""Additional tokens for the answer of a model that reasons before it writes."""
 
 Give = Callable[[int, bool], Material]
-"""(tokens that the summary should have, whether it is to be terser than the last one) to what a model is asked."""
+"""Makes the request for a summary from its length in tokens, and whether it must be terser than the last one."""
 
 
 def length_of(window: int) -> int:
-    """Tokens that a summary should have which is shown in a window of so many."""
+    """The length in tokens of a summary for a window of this size."""
     least, most = LENGTHS
     return min(max(least, window // LENGTH_SHARE), most)
 
 
 class NoSummary(Exception):
-    """There is no summary. Its text says why, as the end of a sentence."""
+    """There is no summary. The text says why, as the end of a sentence."""
 
 
 class Summarizer:
@@ -83,10 +84,10 @@ class Summarizer:
     async def write(
         self, side_call: SideCall, taken: TakenTurn, view: View, model: Model, marks: WindowMarks, rate: float
     ) -> list[SummaryRow]:
-        """Summaries of all but the newest messages of the view; `rate` is how many tokens one byte of it costs."""
+        """Summarise all but the newest messages of the view. `rate` is the number of tokens per byte."""
         span = view.rows[: tail_from(view.rows, int(marks.keep / rate), weigh)]
         if not span:
-            raise NoSummary("everything in it is new")
+            raise NoSummary("all of its messages are recent")
         writer = self._models.get(self._settings.model) if self._settings.model else model
         spend_guard = await self._budgets.spend_guard(writer, taken.session, taken.turn.job)
         window = min(writer.facts.window, marks.window) if writer is model else writer.facts.window
@@ -105,7 +106,7 @@ class Summarizer:
 
 
 async def _leaves(pen: "_Pen", span: Sequence[tuple[int, Message]], covered: int) -> list[SummaryRow]:
-    """Summaries of messages, each of as many as the model can be given at once."""
+    """Summaries of messages, each of as many as the model can take at once."""
     pieces = chunks(span, pen.room, given_bytes)
     drafts: list[SummaryRow] = []
     first = covered + 1
@@ -124,8 +125,8 @@ async def _leaves(pen: "_Pen", span: Sequence[tuple[int, Message]], covered: int
 
 
 async def _condensed(pen: "_Pen", rows: Sequence[SummaryRow]) -> list[SummaryRow]:
-    """Summaries of summaries, each of as many as the model can be given at once. What cannot be had is left as it is:
-    the summaries that it would stand for are there."""
+    """Summaries of summaries, each of as many as the model can take at once. If one cannot be written, the summaries
+    that it would replace stay."""
     drafts: list[SummaryRow] = []
     for group in groups(rows, pen.room):
         try:
@@ -142,7 +143,7 @@ async def _condensed(pen: "_Pen", rows: Sequence[SummaryRow]) -> list[SummaryRow
 
 
 class _Pen:
-    """One model that writes the summaries of one compaction."""
+    """The model that writes the summaries of one compaction."""
 
     def __init__(
         self,
@@ -153,20 +154,20 @@ class _Pen:
         window: int,
         shown_in: int,
     ) -> None:
-        """`window` is how much it takes; the summary is for one of `shown_in` tokens."""
+        """`window` is the model's own window; the summary is for a window of `shown_in` tokens."""
         self.model = model
         self._side_call = side_call
         self._spend_guard = spend_guard
         self._settings = settings
         self._tokens = length_of(shown_in)
         self.size = model.token_estimate.size(self._tokens)
-        """Bytes that a summary should have."""
+        """Target size of a summary in bytes."""
         room = model.token_estimate.size(int(GIVEN_SHARE * (window - min(model.facts.output, window // 2))))
         self.room = max(1, room - len(INSTRUCTIONS))
-        """Bytes that it can be given at once."""
+        """Bytes that the model can take at once."""
 
     async def write(self, give: Give, size: int) -> tuple[str, SummaryHow]:
-        """A summary of something of so many bytes, and how it came about. Useless."""
+        """A summary of an input of `size` bytes, and how it was made. Raises NoSummary."""
         text, why = await self._ask(give(self._tokens, False), size, whole=True)
         if text:
             return text, "model"
@@ -221,7 +222,7 @@ def _keep(
     calls: Sequence[tuple[str, Usage]],
     now: float,
 ) -> list[SummaryRow]:
-    """Stores them as prepared, if what they speak of is still what is shown; none when it is not."""
+    """Store them as prepared, if the model's view has not changed meanwhile; otherwise store none."""
     _bill(db, taken, calls, now)
     session = taken.session.id
     shown = summaries.shown(db, session)
@@ -235,5 +236,5 @@ def _keep(
 
 
 def _draft(level: int, first: int, last: int, how: SummaryHow, model: str, text: str) -> SummaryRow:
-    """A summary that has no number yet."""
+    """A summary without a number."""
     return SummaryRow(0, level, first, last, None, "prepared", how, model, 0.0, text)

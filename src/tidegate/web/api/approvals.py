@@ -11,8 +11,9 @@ import msgspec
 from msgspec import Meta
 
 from tidegate.errors import Refused
-from tidegate.sessions import QuestionView, Sessions
+from tidegate.sessions import Sessions
 from tidegate.store import approvals
+from tidegate.turns import QuestionView
 from tidegate.web.app.endpoint import Ask, Endpoint
 from tidegate.web.app.error_responses import HttpResponse, json_answer
 

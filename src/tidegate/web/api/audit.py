@@ -6,9 +6,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from tidegate.errors import NotFound, Refused
+from tidegate.errors import Refused
 from tidegate.sessions import Sessions
-from tidegate.store import AuditKind, AuditRow, Db, audit, principals
+from tidegate.store import AuditKind, AuditRow
 from tidegate.web.app.endpoint import Ask, Endpoint
 from tidegate.web.app.error_responses import HttpResponse, json_answer
 from tidegate.web.app.request_body import moment
@@ -73,36 +73,22 @@ class AuditApi:
 
     async def events(self, ask: Ask) -> HttpResponse:
         query: AuditQuery = ask.query
-        since = moment("since", query.since, self._service.clock())
+        since = moment("since", query.since, self._service.now())
         before = None if query.before is None else _place(query.before)
-        rows, names = await self._service.store.read(_read, query, since, before)
+        rows, names = await self._service.audit_events(
+            since=since,
+            kind=query.kind,
+            principal=query.principal,
+            session=query.session,
+            host=query.host,
+            before=before,
+            limit=query.limit + 1,
+        )
         shown = rows[: query.limit]
         last = shown[-1] if len(rows) > query.limit else None
         return json_answer(
             AuditAnswer([_event(row, names) for row in shown], None if last is None else f"{last.at!r}:{last.id}")
         )
-
-
-def _read(
-    db: Db, query: AuditQuery, since: float, before: tuple[float, int] | None
-) -> tuple[list[AuditRow], dict[str, str]]:
-    names = {row.id: row.name for row in principals.listing(db)}
-    principal = query.principal
-    if principal is not None and principal not in names:
-        principal = next((id for id, name in names.items() if name == principal), None)
-        if principal is None:
-            raise NotFound(f"There is no principal {query.principal!r}.", code="principal_not_found", param="principal")
-    rows = audit.listing(
-        db,
-        since=since,
-        kind=query.kind,
-        principal=principal,
-        session=query.session,
-        of=None if query.host is None else audit.host_name(query.host),
-        before=before,
-        limit=query.limit + 1,
-    )
-    return rows, names
 
 
 def _event(row: AuditRow, names: dict[str, str]) -> AuditEvent:

@@ -13,8 +13,9 @@ from msgspec import Meta
 
 from tidegate.commands import CommandInfo, Commands
 from tidegate.errors import Conflict, NotAllowed, NotFound, Refused
-from tidegate.sessions import AgentView, Sessions, SessionView, WindowUsage
+from tidegate.sessions import AgentView, Sessions, SessionView
 from tidegate.store import MessageRow
+from tidegate.turns import WindowUsage
 from tidegate.values import IDEMPOTENCY, Acceptance, Busyness, Call, Inbound, Media, Message, Outcome, Receipt
 from tidegate.web.api.byte_ranges import wanted
 from tidegate.web.api.event_stream import EventStream

@@ -10,12 +10,13 @@ import msgspec
 from msgspec import Meta
 
 from tidegate.errors import NotFound
-from tidegate.sessions import Notebook, NoteView, Sessions
+from tidegate.memory import Notebook, NoteView
+from tidegate.sessions import Sessions
 from tidegate.web.app.endpoint import Ask, Endpoint
 from tidegate.web.app.error_responses import HttpResponse, json_answer
 
 if TYPE_CHECKING:
-    from tidegate.memory.memory import Memory, Subject
+    from tidegate.memory import Memory, Subject
 
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Whose = Annotated[Name, Meta(description="For the owner: about the principal of this name.")]

@@ -10,8 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from tidegate.errors import Conflict, NotFound, Refused
-from tidegate.sessions import Sessions, operations
-from tidegate.store import settings
+from tidegate.sessions import Sessions
 from tidegate.web.app.endpoint import Ask, Endpoint
 from tidegate.web.app.error_responses import HttpResponse, json_answer
 
@@ -72,7 +71,7 @@ class SessionSettingsApi:
     async def settings(self, ask: Ask) -> HttpResponse:
         query: SettingsQuery = ask.query
         before = None if query.before is None else _place(query.before)
-        rows = await self._service.store.read(settings.list_all, self._service.clock(), query.limit + 1, before)
+        rows = await self._service.settings_of_all(limit=query.limit + 1, before=before)
         held = rows[: query.limit]
         last = held[-1] if len(rows) > query.limit else None
         return json_answer(
@@ -84,15 +83,15 @@ class SessionSettingsApi:
 
     async def clear(self, ask: Ask) -> HttpResponse:
         session, key = ask.path["id"], ask.path["key"]
-        if not await operations.clear_setting(self._service, session, ask.caller.principal, key):
+        if not await self._service.operations.clear_setting(session, ask.caller.principal, key):
             raise NotFound(f"This conversation has no setting {key[:100]!r}.", code="setting_not_found")
         return HttpResponse(204, [], b"")
 
     async def reload(self, ask: Ask) -> HttpResponse:
         row = await self._service.row(ask.path["id"], ask.caller.principal)
-        if row.agent not in self._service.config.agents:
+        if self._service.agent(row.agent) is None:
             raise Conflict(f"The agent {row.agent!r} is not configured any more.", code="agent_not_configured")
-        return json_answer(ReloadedAnswer(await operations.reload(self._service, row.id, ask.caller.principal)))
+        return json_answer(ReloadedAnswer(await self._service.operations.reload(row.id, ask.caller.principal)))
 
 
 def _place(text: str) -> tuple[float, str, str]:

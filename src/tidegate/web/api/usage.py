@@ -11,8 +11,9 @@ import msgspec
 from msgspec import Meta
 
 from tidegate.errors import Refused
-from tidegate.sessions import BudgetView, Sessions
+from tidegate.sessions import Sessions
 from tidegate.store import UsageTotal, usage
+from tidegate.turns import BudgetView
 from tidegate.values import BILLION
 from tidegate.web.app.endpoint import Ask, Endpoint
 from tidegate.web.app.error_responses import HttpResponse, json_answer
@@ -91,7 +92,7 @@ class UsageApi:
 
     async def usage(self, ask: Ask) -> HttpResponse:
         query: UsageQuery = ask.query
-        now = self._service.clock()
+        now = self._service.now()
         since = moment("since", query.since, now)
         until = None if query.until is None else moment("until", query.until, now)
         if until is not None and until <= since:
@@ -119,7 +120,7 @@ class UsageApi:
         query: BudgetsQuery = ask.query
         principal = ask.caller.principal
         session = None if query.session is None else await self._service.row(query.session, principal)
-        return json_answer(BudgetsAnswer(*await self._service.budgets.seen_by(principal, session)))
+        return json_answer(BudgetsAnswer(*await self._service.budgets_of(principal, session)))
 
 
 def _row(total: UsageTotal) -> UsageRow:

@@ -227,7 +227,7 @@ class ChatCompletions:
         outcome: Outcome | None = None
         if log is None:
             outcome = await self._outcome(asked)
-        created = int(outcome.accepted if outcome is not None else self._service.clock())
+        created = int(outcome.accepted if outcome is not None else self._service.now())
         wish = asked.wish
         chunks = Chunks(asked.accepted.turn, wish.model, created, usage=wish.usage, old_functions=wish.old_functions)
         telling = ChatStream(chunks, full=wish.full)

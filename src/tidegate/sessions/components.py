@@ -1,0 +1,281 @@
+"""The components that sessions are made of, built from the configuration.
+
+A component that no agent of the configuration uses is None, and its modules are not imported. Building opens nothing:
+`Sessions.recover` starts what has to be started. The caller of `build_components` owns the result and enters `web` and
+`recall`, if they are there; until then web access and plug-in search indexes are unavailable.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tidegate.config import Config
+from tidegate.engine import EmbeddedEngine
+from tidegate.lifetimes import Presence, Scope
+from tidegate.log import Log
+from tidegate.models import Models
+from tidegate.security import Secret
+from tidegate.sessions.intake import Intake
+from tidegate.sessions.lifecycle import EndHook, SessionEndings
+from tidegate.sessions.prompt_prefix import PromptPrefixes, PromptSource
+from tidegate.spool import Spool
+from tidegate.store import SessionRow, Store
+from tidegate.tools import Skills, ToolRegistry, ToolServices
+from tidegate.turns import DELEGATE, Approvals, Budgets, Channels, Compaction, Runner, ToolEnv
+from tidegate.workspaces import Provenance, Workspaces
+
+if TYPE_CHECKING:
+    from tidegate.memory import Memory, NoteExtractor
+    from tidegate.recall import RecallService
+    from tidegate.skills import ProjectFiles, SkillLibrary
+    from tidegate.tools.web.http_access import WebAccess
+    from tidegate.turns.delegation import Delegation
+
+log = Log(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Components:
+    scope: Scope
+    store: Store
+    config: Config
+    models: Models
+    clock: Callable[[], float]
+    channels: Channels
+    presence: Presence
+    budgets: Budgets
+    spool: Spool
+    approvals: Approvals
+    provenance: Provenance
+    workspaces: Workspaces
+    runner: Runner
+    engine: EmbeddedEngine
+    prompt_prefixes: PromptPrefixes
+    intake: Intake
+    endings: SessionEndings
+    web: "WebAccess | None"
+    skills: "SkillLibrary | None"
+    project_files: "ProjectFiles | None"
+    memory: "Memory | None"
+    extractor: "NoteExtractor | None"
+    delegation: "Delegation | None"
+    recall: "RecallService | None"
+
+
+def build_components(
+    scope: Scope,
+    store: Store,
+    config: Config,
+    models: Models,
+    tools: ToolRegistry,
+    *,
+    clock: Callable[[], float] = time.time,
+    hooks: Mapping[str, EndHook] | None = None,
+    channels: Channels | None = None,
+    environment: Mapping[str, str] | None = None,
+    search_key: Secret | None = None,
+) -> Components:
+    """`environment` is the environment of the process; commands see the variables that the settings name.
+    `search_key` is the key of the web search engine."""
+    channels = channels or Channels()
+    budgets = Budgets(config, store, clock)
+    presence = _presence(scope, config)
+    spool = _spool(config, store, clock)
+    # The engine and the intake are built from these, so they are reached late.
+    approvals = Approvals(store, config, channels, clock=clock, signal=lambda turn: engine.signal(turn))
+    provenance = _provenance(config, store, clock)
+    workspaces = Workspaces(
+        scope,
+        store,
+        presence,
+        spool,
+        config,
+        clock=clock,
+        finished=lambda process, text: intake.process_finished(process, text),
+        environment=environment or {},
+        provenance=provenance,
+    )
+    web = _web_access(config, spool, search_key)
+    skills = _skills(config, provenance)
+    project_files = _project_files(config, provenance)
+    memory, extractor = _memory(config, store, models, budgets, clock)
+    if memory is not None:
+        presence.ledger.view("memory provider", memory.held)
+    delegation = _delegation(config, store, lambda: engine, lambda: intake)
+    recall = _recall(config, store, spool, scope)
+    services = ToolServices(recall=recall, notes=memory, skills=_skill_reader(skills), delegates=delegation)
+    tool_env = ToolEnv(config, spool, approvals, workspaces, web, services)
+    remind = None if memory is None else memory.remind
+    compaction = Compaction(scope.child("summaries"), store, models, config.context, budgets, clock, remind)
+    runner = Runner(store, config, models, tools, presence, budgets, tool_env, compaction, clock)
+    scope.on_close(runner.histories.close, name="histories")
+    sources: tuple[PromptSource | None, ...] = (project_files, skills, delegation, memory)
+    prompt_prefixes = PromptPrefixes(
+        config,
+        models,
+        tools,
+        [source for source in sources if source is not None],
+        mark=None if memory is None else memory.mark,
+    )
+    limits = config.limits
+    engine = EmbeddedEngine(
+        scope, store, presence, runner, turns=limits.turns, turn_seconds=limits.turn_seconds, clock=clock
+    )
+    intake = Intake(store, config, engine, channels, prompt_prefixes, spool, clock)
+
+    async def end_workspace(session: SessionRow) -> None:
+        """Repeatable: a second run finds nothing to end, so nothing has to be written."""
+        await workspaces.end(session.id)
+
+    async def remove_files(session: str) -> None:
+        """For a session whose rows have been deleted."""
+        await workspaces.discard(session)
+        await spool.remove(session)
+        if recall is not None and recall.index is not None:
+            await recall.index.forget(session)
+
+    endings = SessionEndings(
+        store,
+        presence,
+        engine,
+        {"workspace": end_workspace, **(hooks or {})},
+        clock,
+        remove_files,
+        on_ended=runner.forget,
+        scope=scope,
+        slow={} if extractor is None else {"memory": extractor},
+    )
+    return Components(
+        scope=scope,
+        store=store,
+        config=config,
+        models=models,
+        clock=clock,
+        channels=channels,
+        presence=presence,
+        budgets=budgets,
+        spool=spool,
+        approvals=approvals,
+        provenance=provenance,
+        workspaces=workspaces,
+        runner=runner,
+        engine=engine,
+        prompt_prefixes=prompt_prefixes,
+        intake=intake,
+        endings=endings,
+        web=web,
+        skills=skills,
+        project_files=project_files,
+        memory=memory,
+        extractor=extractor,
+        delegation=delegation,
+        recall=recall,
+    )
+
+
+def _presence(scope: Scope, config: Config) -> Presence:
+    limits = config.limits
+    return Presence(
+        scope,
+        residents=limits.residents,
+        resident_bytes=limits.resident_bytes,
+        idle_ttl=limits.idle_ttl,
+        warn=lambda message, fields: log.warning(message, **fields),
+        asks=lambda turn: turn.asks,
+    )
+
+
+def _spool(config: Config, store: Store, clock: Callable[[], float]) -> Spool:
+    return Spool(
+        config.home / "spool",
+        store,
+        excerpt_bytes=config.limits.tool_output_bytes,
+        excerpt_lines=config.limits.tool_output_lines,
+        quota=config.limits.spool_bytes,
+        clock=clock,
+        cores=frozenset(os.sched_getaffinity(0)),
+    )
+
+
+def _provenance(config: Config, store: Store, clock: Callable[[], float]) -> Provenance:
+    """The provenance of project files that enter prompts. The skills package is imported at the first survey."""
+
+    def survey(folder: Path) -> Mapping[str, bytes]:
+        from tidegate.skills import survey
+
+        return survey(config, folder)
+
+    return Provenance(store, survey, clock)
+
+
+# Each of the following imports its module only if an agent uses it.
+
+
+def _web_access(config: Config, spool: Spool, key: Secret | None) -> "WebAccess | None":
+    if not _uses(config, "web"):
+        return None
+    from tidegate.tools.web.http_access import WebAccess
+
+    return WebAccess(config.web, workers=spool.workers, key=key)
+
+
+def _skills(config: Config, provenance: Provenance) -> "SkillLibrary | None":
+    if not _uses(config, "skills"):
+        return None
+    from tidegate.skills import SkillLibrary
+
+    return SkillLibrary(config, provenance)
+
+
+def _skill_reader(library: "SkillLibrary | None") -> Skills | None:
+    if library is None:
+        return None
+    from tidegate.turns.skill_reader import SkillReader
+
+    return SkillReader(library)
+
+
+def _project_files(config: Config, provenance: Provenance) -> "ProjectFiles | None":
+    if not any(agent.workspace and agent.project_files for agent in config.agents.values()):
+        return None
+    from tidegate.skills import ProjectFiles
+
+    return ProjectFiles(config, provenance)
+
+
+def _memory(
+    config: Config, store: Store, models: Models, budgets: Budgets, clock: Callable[[], float]
+) -> "tuple[Memory | None, NoteExtractor | None]":
+    if not _uses(config, "memory"):
+        return None, None
+    from tidegate.memory import Memory, NoteExtractor
+
+    memory = Memory(config, store, clock)
+    if not config.memory.at_end:
+        return memory, None
+    return memory, NoteExtractor(memory, config, store, models, budgets.spend_guard, clock)
+
+
+def _delegation(
+    config: Config, store: Store, engine: Callable[[], EmbeddedEngine], intake: Callable[[], Intake]
+) -> "Delegation | None":
+    if not any(agent.delegates and DELEGATE in agent.tools for agent in config.agents.values()):
+        return None
+    from tidegate.turns.delegation import Delegation
+
+    return Delegation(config, store, engine, lambda inbound: intake().accept(inbound))
+
+
+def _recall(config: Config, store: Store, spool: Spool, scope: Scope) -> "RecallService | None":
+    if not _uses(config, "context"):
+        return None
+    from tidegate.recall import RecallService
+
+    return RecallService(config, store, spool, scope)
+
+
+def _uses(config: Config, toolset: str) -> bool:
+    return any(toolset in agent.tools for agent in config.agents.values())

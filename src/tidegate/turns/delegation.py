@@ -1,0 +1,270 @@
+"""Delegation: tasks that one agent gives another within its turn.
+
+A task is a turn like any other. It is accepted as an ephemeral session under the same principal, limits and budgets.
+The step that gave a task finds it again after a restart, so a task is given once however often the process dies. It
+ends with the turn that gave it, at the latest. An agent may give tasks only to the agents in its `delegates` setting
+that the user may use as well. A turn has at most limits.delegates tasks at once, and none deeper than
+limits.delegate_depth. The outcome of a task, a failure included, is a tool result for the model that gave it; the model
+decides what to do.
+
+`Delegation` holds only the turns that wait for tasks now. `TaskProgress` belongs to one task and holds the ids of its
+open questions.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+
+import msgspec
+
+from tidegate.agent import Parked
+from tidegate.config import Config
+from tidegate.engine import TASK_OF_NONE, EmbeddedEngine
+from tidegate.errors import Refused, Stopping, ToolFailed
+from tidegate.store import Store, principals, receipts, turns
+from tidegate.tools import ToolContext
+from tidegate.turns.channels import DELEGATE
+from tidegate.values import (
+    Acceptance,
+    Event,
+    Inbound,
+    Message,
+    Notice,
+    Outcome,
+    QuestionAnswered,
+    QuestionAsked,
+    TextDelta,
+    TextReset,
+    ToolEnded,
+    ToolProgress,
+    ToolStarted,
+)
+
+HEADING = "With the tool `delegate` you can give tasks to these agents:"
+
+LINE_CHARACTERS = 200
+"""Length of a line about a tool call or a failure: short enough to follow two agents at once."""
+
+
+class _TaskSlots:
+    """The tasks that one turn may still start."""
+
+    __slots__ = ("semaphore", "users")
+
+    def __init__(self, most: int) -> None:
+        self.semaphore = asyncio.Semaphore(most)
+        self.users = 0
+
+
+class Delegation:
+    name = "agents"
+    """The name of its prompt part, which lists the agents."""
+    needs_tools = True
+
+    def __init__(
+        self,
+        config: Config,
+        store: Store,
+        engine: Callable[[], EmbeddedEngine],
+        accept: Callable[[Inbound], Awaitable[Acceptance]],
+    ) -> None:
+        """`engine` is a function because the engine is built after its tools. `accept` accepts a message."""
+        self._config = config
+        self._store = store
+        self._get_engine = engine
+        self._accept = accept
+        self._slots: dict[str, _TaskSlots] = {}  # by turn, while it has tasks
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no turn has tasks now."""
+        return not self._slots
+
+    @property
+    def _engine(self) -> EmbeddedEngine:
+        return self._get_engine()
+
+    # -- agents that may be given tasks --
+
+    def serves(self, agent: str) -> bool:
+        settings = self._config.agents[agent]
+        return DELEGATE in settings.tools and bool(settings.delegates)
+
+    async def part(self, agent: str, principal: str) -> str:
+        """The list of agents for the prompt, frozen when a session starts."""
+        agents = self._config.agents
+        lines = [
+            f"- {name}: {about}" if (about := agents[name].description) else f"- {name}"
+            for name in await self._open_to(agent, principal)
+        ]
+        return "\n".join([HEADING, *lines]) if lines else ""
+
+    async def _open_to(self, agent: str, principal: str) -> list[str]:
+        """The agents that this one may give tasks to for this principal, sorted by name."""
+        named = self._config.agents[agent].delegates if agent in self._config.agents else ()
+        known = await self._store.read(principals.get, principal)
+        if known is None:
+            return []
+        return sorted(name for name in set(named) if known.agents is None or name in known.agents)
+
+    # -- for the tool --
+
+    async def work(self, ctx: ToolContext, agent: str, task: str) -> str:
+        """The other agent's answer; ToolFailed if there is none. Parked if the gateway stops meanwhile: the task and
+        its parent turn continue in the next process."""
+        await self._check(ctx, agent)
+        async with self._slot(ctx.turn):
+            with self._engine.delegating(ctx.turn):
+                return task_result(agent, await self._outcome(ctx, agent, task))
+
+    async def _check(self, ctx: ToolContext, agent: str) -> None:
+        most = self._config.limits.delegate_depth
+        if ctx.depth >= most:
+            raise ToolFailed(
+                f"This task has already been delegated {ctx.depth} times (limits.delegate_depth is {most}): do it "
+                "yourself, or answer with what is missing."
+            )
+        names = await self._open_to(ctx.agent, ctx.principal)
+        if agent not in names:
+            there_are = f"there are: {', '.join(names)}" if names else "there is none"
+            raise ToolFailed(f"There is no agent {agent!r} that you may give tasks to; {there_are}.")
+
+    @asynccontextmanager
+    async def _slot(self, turn: str) -> AsyncIterator[None]:
+        """Wait for one of the task slots of this turn."""
+        slots = self._slots.get(turn)
+        if slots is None:
+            slots = self._slots[turn] = _TaskSlots(self._config.limits.delegates)
+        slots.users += 1
+        try:
+            async with slots.semaphore:
+                yield
+        finally:
+            slots.users -= 1
+            if not slots.users:
+                del self._slots[turn]
+
+    async def _outcome(self, ctx: ToolContext, agent: str, task: str) -> Outcome:
+        accepted = await self._give(ctx, agent, task)
+        progress = TaskProgress(self._engine, ctx, agent)
+        progress.begin()
+        try:
+            if (log := self._engine.log(accepted.turn)) is not None:
+                async with aclosing(log.read()) as batches:
+                    async for batch in batches:
+                        for event in batch:
+                            progress.show(event)
+            return await self._ended(accepted.turn)
+        except BaseException:
+            if not self._engine.resting:
+                self._engine.interrupt(accepted.turn, TASK_OF_NONE)
+            raise
+        finally:
+            progress.end()
+
+    async def _give(self, ctx: ToolContext, agent: str, task: str) -> Acceptance:
+        """Accept the task, or find the one that this step gave before."""
+        given = hashlib.sha256(b"%d:%b" % (len(agent.encode()), agent.encode()) + task.encode(errors="replace"))
+        inbound = Inbound(
+            principal=ctx.principal,
+            channel=DELEGATE,
+            agent=agent,
+            messages=(Message(role="user", text=task, aside=task_origin(ctx.agent)),),
+            on_disconnect="continue",
+            receipts=(receipts.of_task(ctx.turn, ctx.step, given.digest()),),
+            within=ctx.turn,
+            depth=ctx.depth + 1,
+        )
+        try:
+            return await self._accept(inbound)
+        except Stopping:
+            raise Parked from None
+        except Refused as error:
+            raise ToolFailed(f"The task was not given: {error.message}") from None
+
+    async def _ended(self, turn: str) -> Outcome:
+        try:
+            outcome = await self._engine.result(turn) or await self._store.read(turns.outcome, turn)
+        except Stopping:
+            raise Parked from None
+        if outcome is None:
+            raise ToolFailed("The task was deleted before it was answered.")
+        if outcome.state in ("queued", "running"):
+            raise Parked
+        return outcome
+
+
+class TaskProgress:
+    def __init__(self, engine: EmbeddedEngine, ctx: ToolContext, agent: str) -> None:
+        self._engine = engine
+        self._ctx = ctx
+        self._agent = agent
+        self._open_questions: dict[str, None] = {}  # house: allow open questions of one task, removed when answered
+        self._fresh = True
+
+    def show(self, event: Event) -> None:
+        match event:
+            case TextDelta():
+                self._say(event.text)
+            case TextReset():
+                self._note(f"begins its answer again: {event.reason}")
+            case ToolStarted():
+                self._note(f"{event.name} {event.arguments}")
+            case ToolProgress() if event.name == DELEGATE:
+                self._say(event.text)  # text of a nested task; the output of other tools is in their results
+            case ToolEnded() if event.interrupted:
+                self._note(f"{event.name}: {event.excerpt}")
+            case ToolEnded() if event.failed:
+                self._note(f"{event.name} failed: {event.excerpt}")
+            case Notice():
+                self._engine.tell(self._ctx.turn, Notice(text=f"{self._agent}: {event.text}"))
+            case QuestionAsked():
+                self._open_questions[event.id] = None
+                asked = msgspec.structs.replace(event, agent=event.agent or self._agent)
+                self._engine.tell(self._ctx.turn, asked)
+            case QuestionAnswered():
+                self._open_questions.pop(event.id, None)
+                self._engine.tell(self._ctx.turn, event)
+            case _:
+                """Its rows and its end are in the result."""
+
+    def begin(self) -> None:
+        self._note("works on the task")
+
+    def end(self) -> None:
+        """Close the open questions, unless the task continues in the next process and asks again."""
+        if not self._engine.resting:
+            for id in self._open_questions:
+                self._engine.tell(self._ctx.turn, QuestionAnswered(id=id, state="cancelled"))
+        self._open_questions.clear()
+
+    def _say(self, text: str) -> None:
+        if text:
+            self._ctx.progress(text)
+            self._fresh = text.endswith("\n")
+
+    def _note(self, text: str) -> None:
+        line = " ".join(text.split())
+        line = line if len(line) <= LINE_CHARACTERS else line[: LINE_CHARACTERS - 1] + "…"
+        self._say(f"{'' if self._fresh else chr(10)}[{self._agent}] {line}\n")
+
+
+def task_origin(agent: str) -> str:
+    """The note about where a task comes from, for the agent that works on it."""
+    return f"This task was given by the agent {agent!r}, which receives your answer; no person reads it directly."
+
+
+def task_result(agent: str, outcome: Outcome) -> str:
+    """The tool result for the model: the name of the agent, and its answer. ToolFailed if there is no answer."""
+    if outcome.state == "answered":
+        if not outcome.text:
+            return f"The agent {agent!r} gave an empty answer."
+        cut = ", cut off at its model's output limit" if outcome.finish == "length" else ""
+        return f"The answer of the agent {agent!r}{cut}:\n\n{outcome.text}"
+    why = outcome.error.message if outcome.error is not None else "It gave no reason."
+    said = f"\n\nIts text until then:\n\n{outcome.text}" if outcome.text else ""
+    did = "was stopped" if outcome.state == "stopped" else "failed"
+    raise ToolFailed(
+        f"The agent {agent!r} {did} before it had an answer. {why} Its actions until then are not undone.{said}"
+    )
