@@ -199,7 +199,7 @@ async def _left_to_another(h, model, headers, group, stay):  # type: ignore[no-u
         while h.service.live(turn).readers < 2:
             await anyio.sleep(0.005)
         leaving.cancel_scope.cancel()
-    while len(h.server._state.tasks) > 1:  # the request of who left is over, with whatever it did to the turn
+    while h.server.requests > 1:  # until the request of the client that left has ended, with its effect on the turn
         await anyio.sleep(0.005)
     assert h.service.live(turn).readers == 1
     return turn

@@ -77,7 +77,7 @@ async def test_a_connection_that_never_asks_is_closed(
 
 async def test_a_body_that_stops_arriving_is_given_up(gateway: InProcessGateway) -> None:
     """L21: 408, and nothing of it is kept."""
-    gateway.app.bodies._seconds = 0.1  # type: ignore[misc]
+    gateway.app.bodies.seconds = 0.1
     head, body = await raw(
         gateway,
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\nContent-Length: 500\r\n"

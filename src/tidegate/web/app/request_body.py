@@ -48,7 +48,7 @@ class RequestBodies:
     def __init__(self, limit: int, *, seconds: float = BODY_SECONDS) -> None:
         self._limit = limit
         self._budget = limit * BODIES_AT_ONCE
-        self._seconds = seconds
+        self.seconds = seconds
         self.held = 0
 
     async def read(self, length: bytes | None, receive: Receive, most: int | None = None) -> bytes:
@@ -58,7 +58,7 @@ class RequestBodies:
         if length is not None and length.isdigit() and int(length[:20]) > limit:
             raise self._too_large(limit)
         try:
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout(self.seconds):
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise Gone
@@ -71,7 +71,7 @@ class RequestBodies:
                     return body
                 return await self._rest(message["body"], receive, limit)
         except TimeoutError:
-            raise _Slow(f"The body did not arrive within {self._seconds:g} s; send it again.") from None
+            raise _Slow(f"The body did not arrive within {self.seconds:g} s; send it again.") from None
 
     def release(self, size: int) -> None:
         """A body of this size that was read is in memory no more, or belongs to somebody else."""

@@ -1,11 +1,12 @@
-"""One HTTP/1.1 connection: uvicorn's, with bounds and with our errors.
+"""One HTTP/1.1 connection: uvicorn's protocol with limits and with Tidegate's error responses.
 
-Guarantee: the request line and headers are bounded in bytes, number and time. An idle connection is closed after its
-keep-alive time, and one that never sends a request after `HEAD_SECONDS`. A reader whose buffers stay full is dropped. A
+The request line and headers are bounded in bytes, number and time. An idle connection is closed after its keep-alive
+time, and a connection that never sends a request after `HEAD_SECONDS`. A client that stops reading is dropped. A
 request that is not valid HTTP, or whose host or framing is missing or ambiguous (RFC 9112), gets an error in OpenAI's
-shape, after the answers to the requests before it, and the connection is closed. Requests run as tasks of the server's
-scope. A client gets its answer even while it is still sending, after it has closed its own half of the connection
-(without TLS), and over HTTP/1.0. The connection owns its transport; `abort` drops it.
+format after the responses to the requests before it, and the connection is closed. A client gets its response even
+while it is still sending, after it has closed its sending side (without TLS), and over HTTP/1.0.
+
+Requests run as tasks of the server's scope. The connection owns its transport; `abort` drops it.
 """
 
 import asyncio
@@ -22,30 +23,28 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from tidegate.web.app.error_responses import ErrorAnswer, ErrorBody, request_id
-from tidegate.web.http1.buffered_transport import BufferedTransport
-from tidegate.web.http1.half_close import HalfCloseWatch
-from tidegate.web.http1.http10 import Http10Response
+from tidegate.web.http1.transport import BufferedTransport, HalfCloseWatch
 
 HEADER_BYTES = 64 * 1024
-"""Request line and headers together: a cookie jar of a browser on localhost can be large, nothing else is."""
+"""Request line and headers together. Only the cookies of a browser on localhost can be large."""
 HEADER_COUNT = 200
 READ_BYTES = 256 * 1024
-"""What one read brings at most: the end of the body before, perhaps, and then the beginning of a head."""
+"""The most that one read returns: perhaps the end of the previous body, then the beginning of a head."""
 HEAD_SECONDS = 20.0
-"""How long the request line and headers may take to arrive."""
+"""The time within which the request line and headers must arrive."""
 STALL_SECONDS = 60.0
-"""A reader that takes nothing for so long is gone, or might as well be."""
+"""A client that has read nothing for this long is treated as disconnected."""
 ABORT = "tidegate.abort"
-"""Where a request finds, in its scope, the way to drop its connection."""
+"""Scope key of the function that drops the request's connection."""
 EXTRA = "tidegate.extra"
-"""Where a request finds, in its scope, whether its connection is one beyond the limit."""
+"""Scope key that is present when the request's connection is one beyond the limit."""
 EXTRA_HEAD_SECONDS = 5.0
-"""How long the head may take on such a connection, of which there are few."""
+"""The time for the head on such a connection: there are few of them."""
 
 _TOO_LARGE = (431, f"The request line and headers are larger than {HEADER_BYTES} bytes.", "headers_too_large")
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[\w.~!$&'()*+,;=%-]+)(?::[0-9]{0,5})?", re.ASCII)
-"""A host as RFC 3986 writes it, and perhaps a port."""
+"""A host as in RFC 3986, with an optional port."""
 _ABSOLUTE = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
 _VERSIONS = ("1.0", "1.1")
 
@@ -53,7 +52,7 @@ StartTask = Callable[[Any, Any], "asyncio.Task[None]"]
 
 
 class HttpConnection(HttpToolsProtocol):
-    _corked: BufferedTransport
+    _buffered: BufferedTransport
 
     def __init__(
         self,
@@ -69,7 +68,7 @@ class HttpConnection(HttpToolsProtocol):
         self.extra = extra
         self._lost = lost
         self.since = loop.time()
-        """Since when it is open, or has answered its last request."""
+        """When the connection was opened or completed its last response (loop time)."""
         self.logger = logging.getLogger("tidegate.web")
         self.access_log = False
         self._start = start
@@ -88,19 +87,19 @@ class HttpConnection(HttpToolsProtocol):
 
     @property
     def _is_unanswered(self) -> bool:
-        """Whether the only request is still arriving and nothing of its answer was sent."""
+        """Whether the only request is still arriving and no part of its response was sent."""
         return bool(self.cycle.more_body) and not self.cycle.response_started and not self.pipeline
 
-    # -- time --
+    # -- the connection and its timers --
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        # asyncio does this only for a listener that was made with its protocol named; without it a second small piece
-        # of a stream waits for the acknowledgement of the first, which clients delay by 40 ms.
+        # asyncio sets this only on sockets whose protocol number is IPPROTO_TCP. Without it, the second small piece of
+        # a stream waits for the acknowledgement of the first, which clients delay by 40 ms.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._corked = BufferedTransport(transport, self.loop)
-        super().connection_made(self._corked)
-        patience = EXTRA_HEAD_SECONDS if self.extra else HEAD_SECONDS
-        self._head_timer = self.loop.call_later(patience, self.timeout_keep_alive_handler)
+        self._buffered = BufferedTransport(transport, self.loop)
+        super().connection_made(self._buffered)
+        seconds = EXTRA_HEAD_SECONDS if self.extra else HEAD_SECONDS
+        self._head_timer = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -113,14 +112,14 @@ class HttpConnection(HttpToolsProtocol):
         self._lost(self)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The peer sends no more. Whether the connection stays open: while there is a whole request to answer."""
+        """The peer has closed its sending side. Keeps the connection open while a complete request is unanswered."""
         cycle = self.cycle
-        if self.is_idle or self._corked.unread or self.scheme == "https":
+        if self.is_idle or self._buffered.unread or self.scheme == "https":
             return False
         cycle.keep_alive = False
         if not self.pipeline:
-            self._half_closed = HalfCloseWatch(self._corked, self.loop)
-            self._half_closed.start(begun=cycle.response_started, chunked=bool(cycle.chunked_encoding))
+            self._half_closed = HalfCloseWatch(self._buffered, self.loop)
+            self._half_closed.start(response_started=cycle.response_started, chunked=bool(cycle.chunked_encoding))
         return True
 
     def data_received(self, data: bytes) -> None:
@@ -130,7 +129,7 @@ class HttpConnection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._in_head:
-            # The parser tells of a header only when it has all of it, and would wait for the end of an endless one.
+            # The parser reports a header only when it is complete, and would wait for the end of an endless one.
             self._unparsed += len(data)
             if self._unparsed > HEADER_BYTES + READ_BYTES:
                 self._refusal = _TOO_LARGE
@@ -138,7 +137,7 @@ class HttpConnection(HttpToolsProtocol):
             elif self._head_timer is None:
                 self._head_timer = self.loop.call_later(HEAD_SECONDS, self.timeout_keep_alive_handler)
         elif self.timeout_keep_alive_task is None and self.cycle.response_complete and not self.pipeline:
-            # The rest of a body that was answered before it had arrived: uvicorn forgets the time here.
+            # The rest of a body whose response was sent before it arrived: uvicorn does not restart its timer here.
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
@@ -159,7 +158,7 @@ class HttpConnection(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
 
-    # -- bounds --
+    # -- limits and checks of the head --
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -182,7 +181,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        self._corked.unread = True
+        self._buffered.unread = True
         self._stop_timer()
         self._check_head()
         super().on_headers_complete()
@@ -190,7 +189,7 @@ class HttpConnection(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def _check_head(self) -> None:
-        """What the parser lets pass although RFC 9112 does not."""
+        """Refuse what the parser accepts but RFC 9112 forbids."""
         version = self.parser.get_http_version()
         if version not in _VERSIONS:
             self._refuse(400, "This version of HTTP is not supported; use HTTP/1.1.", "invalid_http")
@@ -204,16 +203,20 @@ class HttpConnection(HttpToolsProtocol):
         if len(hosts) > 1 or (not hosts and version != "1.0"):
             self._refuse(400, "A request must have exactly one Host header.", "invalid_host")
         if hosts and _HOST.fullmatch(hosts[0]) is None:
-            self._refuse(400, "The Host header must be a host name or an address, and perhaps a port.", "invalid_host")
+            self._refuse(
+                400, "The Host header must be a host name or an address, with an optional port.", "invalid_host"
+            )
         if not self.url.startswith(b"/") and self.url != b"*":
             named = _ABSOLUTE.match(self.url)
             if named is None or (hosts and named[1].lower() != hosts[0].lower()):
-                self._refuse(400, "The request's address must be a path, or name the host of Host.", "invalid_host")
+                self._refuse(
+                    400, "The request target must be a path, or a URL with the same host as Host.", "invalid_host"
+                )
         if coding and (version == "1.0" or coding[0].strip().lower() != b"chunked"):
-            self._refuse(400, "The only Transfer-Encoding is chunked, and it needs HTTP/1.1.", "invalid_http")
+            self._refuse(400, "The only supported Transfer-Encoding is chunked; it needs HTTP/1.1.", "invalid_http")
 
     def on_message_complete(self) -> None:
-        self._corked.unread = False
+        self._buffered.unread = False
         super().on_message_complete()
 
     def _count(self, size: int) -> None:
@@ -227,7 +230,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         if not self.is_idle and not self._is_unanswered:
-            self._refused = True  # an answer that is under way comes first, or the client would take this for it
+            self._refused = True  # the response under way comes first, or the client would take this one for it
             return
         status, message, code = self._refusal
         error = ErrorBody(message=message, type="invalid_request_error", param=None, code=code)
@@ -236,13 +239,13 @@ class HttpConnection(HttpToolsProtocol):
         head += b"cache-control: no-store\r\nx-content-type-options: nosniff\r\n"
         head += b"x-request-id: %b\r\n\r\n" % request_id()
         if not self.transport.is_closing():
-            self._corked.write(STATUS_LINE[status] + head + body)
-            self._corked.unread = self.is_idle
-            self._corked.close()
+            self._buffered.write(STATUS_LINE[status] + head + body)
+            self._buffered.unread = self.is_idle
+            self._buffered.close()
 
     def on_response_complete(self) -> None:
         self.since = self.loop.time()
-        self._corked.flush()
+        self._buffered.flush()
         super().on_response_complete()
         if self._refused and self.is_idle:
             self.send_400_response("")
@@ -257,8 +260,29 @@ class HttpConnection(HttpToolsProtocol):
         self.tasks.add(task)
 
 
+class Http10Response:
+    """A request's `send` for HTTP/1.0 clients, which do not know chunks.
+
+    A response with a length is sent unchanged. A streamed one is sent without chunks and ends with its connection.
+    """
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._send = cycle.send
+        self._streams = False
+
+    async def __call__(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self._streams = all(name.lower() != b"content-length" for name, _ in message["headers"])
+            if self._streams:
+                self._cycle.chunked_encoding = False
+        elif self._streams:
+            self._cycle.expected_content_length = len(message.get("body", b""))  # uvicorn checks each piece against it
+        await self._send(message)
+
+
 def _without_upgrade(data: bytes) -> bytes:
-    """An offer of another protocol, which we never take. The parser would: it reads no body after one, and clients
-    that offer h2c along with an ordinary POST are common."""
+    """Rename the Upgrade header of a head, since no other protocol is offered here. The parser would honour it and read
+    no body, and clients that offer h2c with an ordinary POST are common."""
     head, end, rest = data.partition(b"\r\n\r\n")
     return _UPGRADE.sub(b"\r\nx-upgrade:", head) + end + rest

@@ -1,11 +1,12 @@
-"""The HTTP server: listens on a socket that it is given, in the scope that it is given.
+"""The HTTP server, on a bound socket and in a scope that its owner passes in.
 
-Guarantee: it installs no signal handler, opens no port of its own and starts no task outside its scope. Connections are
-bounded by a share of the process's descriptors. At the bound, those that have been idle longest are closed; if all are
-busy, a few more are accepted that may ask how the gateway is and get 503 for anything else; further ones wait in the
-kernel's queue. Stopping is prompt and in order: no new connections, idle ones closed, event streams told to end,
-running answers given until the scope's deadline; then the rest is dropped. When the scope is closed, no connection and
-no request is left.
+It installs no signal handler, opens no port and starts no task outside its scope. Connections are bounded by a share of
+the process's file descriptors. At the limit, the connections that have been idle longest are closed. If all are busy, a
+few more are accepted for requests about the gateway's health and get 503 for anything else; further ones wait in the
+kernel's queue.
+
+Stopping is prompt and ordered: no new connections, idle ones closed, event streams ended, running requests given until
+the scope's deadline, then the rest dropped. When the scope is closed, no connection and no request is left.
 """
 
 import asyncio
@@ -29,22 +30,22 @@ from tidegate.web.app.health import Check
 from tidegate.web.http1.protocol import HEAD_SECONDS, HttpConnection
 
 BACKLOG = 1024
-"""Connections that the kernel keeps for us while we are busy."""
+"""Connections that the kernel queues while the gateway is busy."""
 KEEP_ALIVE_SECONDS = 75
-"""How long an unused connection stays open: longer than common clients keep theirs, so that they close first."""
+"""How long an unused connection stays open: longer than common clients keep theirs, so that clients close first."""
 DESCRIPTOR_SHARE = 0.5
-"""Part of the process's descriptors that callers' connections may take; the rest is for models, store and children."""
+"""The share of the process's descriptors for clients' connections; the rest is for models, the store and children."""
 MOST_CONNECTIONS = 8192
 EXTRA_CONNECTIONS = 8
-"""Beyond the limit, for questions about the gateway itself: fewer than the reserve of descriptors."""
+"""Connections beyond the limit, for requests about the gateway's health: fewer than the reserve of descriptors."""
 IDLE_SECONDS = 1.0
-"""A connection that was used, or made, less long ago is not closed in favour of another."""
+"""A connection that was opened or used more recently than this is not closed in favour of another."""
 SHED_SHARE = 1 / 32
-"""Part of the connections that is closed at once when they are too many: finding the idle ones takes a look at all."""
+"""The share of connections closed at once when there are too many: finding the idle ones means scanning all."""
 RECENT_SECONDS = 10.0
-"""How long `/readyz` tells that a connection could not be taken as any other."""
+"""How long `/readyz` reports that a connection was accepted beyond the limit or not at all."""
 CONNECTION_BYTES = 12 * 1024
-"""A caller's connection: its socket, transport, parser and the request that it is in. Measured."""
+"""Bytes of a client's connection: its socket, transport, parser and current request. Measured."""
 
 log = Log(__name__)
 
@@ -70,8 +71,13 @@ class Server:
     def connections(self) -> int:
         return len(self._state.connections)
 
+    @property
+    def requests(self) -> int:
+        """The number of requests being processed."""
+        return len(self._state.tasks)
+
     async def start(self, scope: Scope) -> None:
-        """Serve until the scope closes."""
+        """Serve requests until the scope closes."""
         self._uvicorn = UvicornConfig(
             self._app,
             http="httptools",
@@ -95,7 +101,7 @@ class Server:
         self._listener = Listener(self._socket, room=self._room, accepted=self._accepted, descriptors=self._descriptors)
         self._listener.start(BACKLOG)
         self._scope.start(self._app.background, name="keep-alive")
-        self._scope.start(self._conduct, name="server")
+        self._scope.start(self._keep_date, name="server")
 
     # -- connections --
 
@@ -111,7 +117,7 @@ class Server:
         return "reserve" if self._extra < EXTRA_CONNECTIONS else "none"
 
     def _shed(self) -> bool:
-        """Close the connections that have been idle longest; whether there were any."""
+        """Close the connections that have been idle longest. Returns whether there were any."""
         before = asyncio.get_running_loop().time() - IDLE_SECONDS
         idle = [
             each
@@ -144,7 +150,7 @@ class Server:
                 ssl_handshake_timeout=None if self._tls is None else HEAD_SECONDS,
             )
         except OSError as error:
-            log.debug("a connection was not made", error=str(error))
+            log.debug("a connection could not be opened", error=str(error))
             self._extra -= extra
         finally:
             self._opening -= 1
@@ -159,7 +165,7 @@ class Server:
             self._listener.resume()
 
     def check(self) -> Check:
-        """Whether connections are taken, for `/readyz`."""
+        """The check `/readyz` makes of this server: whether it accepts connections."""
         recent = time.monotonic() - RECENT_SECONDS
         open, limit = self._descriptors.open, self._descriptors.limit
         failed = self._listener is not None and (self._listener.failed_at or 0) > recent
@@ -170,7 +176,7 @@ class Server:
         return Check(ok=True, detail=f"{self.connections} of {self._most} connections are open")
 
     def report(self) -> dict[str, int]:
-        """Figures for the status and the metrics."""
+        """Figures for `/api/status` and `/metrics`."""
         return {
             "open": self.connections,
             "limit": self._most,
@@ -186,8 +192,8 @@ class Server:
         assert self._scope is not None
         return self._scope.start(cycle.run_asgi, app, name="request", at_close="finish")
 
-    async def _conduct(self) -> None:
-        """Keeps the clock of the Date header; when it is told to end, everything begins to end."""
+    async def _keep_date(self) -> None:
+        """Update the Date header every second. The scope cancels this first, which starts the shutdown."""
         try:
             while True:
                 await asyncio.sleep(1)
@@ -196,7 +202,7 @@ class Server:
             self.stop_intake()
 
     def stop_intake(self) -> None:
-        """No new connection, no new request; what runs goes on. Idempotent."""
+        """Accept no new connection and no new request. Running requests continue. Idempotent."""
         if self._listener is not None:
             self._listener.close()
         self._app.stop()
@@ -204,15 +210,15 @@ class Server:
             connection.shutdown()
 
     async def _drop(self) -> None:
-        """What is still open when every request has ended or the deadline has passed."""
+        """Drop the connections still open when every request has ended or the deadline has passed."""
         for connection in list(self._state.connections):
             connection.transport.abort()
         if self._listener is not None:
             self._listener.close()
-        await asyncio.sleep(0)  # an aborted transport tells its connection in the next turn of the loop
+        await asyncio.sleep(0)  # an aborted transport notifies its connection in the next iteration of the loop
 
     def _measure(self) -> Iterator[tuple[str, Holding]]:
-        """Callers' connections, with what waits there to be sent."""
+        """Clients' connections, with the bytes that wait to be sent."""
         count = len(self._state.connections)
         waiting = sum(each.transport.get_write_buffer_size() for each in self._state.connections)
         yield "process", Holding(count, count * CONNECTION_BYTES + waiting, fds=count)
