@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tidegate.config import ModelSettings
 from tidegate.models.catalog.catalog import ANTHROPIC_EFFORTS, CHAT_EFFORTS, FILE, Catalogue, Family
 from tidegate.models.catalog.facts import UNKNOWN_OUTPUT, UNKNOWN_WINDOW, Facts, Prices
-from tidegate.models.formats.reasoning_effort import word_for
+from tidegate.models.formats.call_parameters import word_for
 from tidegate.values import Usage
 
 SHIPPED = Catalogue.shipped()

@@ -16,13 +16,13 @@ from tests.models.streams import New
 from tests.models.support import Listener, ask, configured
 from tests.random_model import FORMATS
 from tidegate.models.catalog.facts import Facts
+from tidegate.models.formats.anthropic.messages import AnthropicWire
 from tidegate.models.formats.anthropic.messages_answer import AnthropicAnswer
-from tidegate.models.formats.anthropic.messages_wire import AnthropicWire
 from tidegate.models.formats.json_repair import repaired
+from tidegate.models.formats.openai.chat import ChatWire
 from tidegate.models.formats.openai.chat_answer import ChatAnswer
-from tidegate.models.formats.openai.chat_wire import ChatWire
+from tidegate.models.formats.openai.responses import ResponsesWire
 from tidegate.models.formats.openai.responses_answer import ResponsesAnswer
-from tidegate.models.formats.openai.responses_wire import ResponsesWire
 from tidegate.values import Message
 
 DAMAGE = {

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tidegate.config.settings import AgentSettings, ModelSettings, settings_of
 from tidegate.models.catalog.facts import Facts
-from tidegate.models.formats.openai.responses_wire import ResponsesWire
-from tidegate.models.formats.reasoning_effort import asked_of, word_for
+from tidegate.models.formats.call_parameters import asked_of, word_for
+from tidegate.models.formats.openai.responses import ResponsesWire
 from tidegate.models.interface import EncodedPrefix
 from tidegate.values import Call
 

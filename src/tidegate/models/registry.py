@@ -16,9 +16,9 @@ from tidegate.config import ModelSettings, is_reference
 from tidegate.errors import Misconfigured, ModelKind
 from tidegate.models.catalog.catalog import Catalogue
 from tidegate.models.catalog.facts import Facts
-from tidegate.models.formats.openai.chat import OpenAIChat
+from tidegate.models.formats.format import format_for
 from tidegate.models.http.cooldown import Cooldowns
-from tidegate.models.http.http_model import Format, HttpModel
+from tidegate.models.http.http_model import HttpModel
 from tidegate.models.http.keyring import Key, KeyRing
 from tidegate.models.http.retry import RetryPolicy
 from tidegate.models.http.transport import Transport
@@ -124,7 +124,7 @@ class Models:
         return HttpModel(
             name,
             settings,
-            _format(settings, facts),
+            format_for(settings, facts),
             keys=KeyRing(keys, self._key_rests, settings.base_url),
             headers=headers,
             redact=Redactor(secrets).text,
@@ -144,18 +144,3 @@ class Models:
             )
         secrets.append(secret)
         return text
-
-
-def _format(settings: ModelSettings, facts: Facts) -> Format:
-    """How the model's API is spoken; only the formats that are configured are imported."""
-    match settings.api:
-        case "openai-responses":
-            from tidegate.models.formats.openai.responses import OpenAIResponses
-
-            return OpenAIResponses(settings.model, facts)
-        case "anthropic":
-            from tidegate.models.formats.anthropic.messages import AnthropicMessages
-
-            return AnthropicMessages(settings.model, facts, cache_ttl=settings.cache_ttl or "5m")
-        case _:
-            return OpenAIChat(settings.base_url, settings.model, facts)

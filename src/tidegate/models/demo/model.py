@@ -13,7 +13,7 @@ import msgspec
 from tidegate.errors import ModelFailed
 from tidegate.models.catalog.facts import Facts, Prices
 from tidegate.models.demo.script import DemoReply, read_request, reply
-from tidegate.models.formats.openai.chat_wire import ChatWire
+from tidegate.models.formats.openai.chat import ChatWire
 from tidegate.models.formats.token_estimate import TokenEstimate
 from tidegate.models.http.clients import Lease
 from tidegate.models.http.http_model import signature

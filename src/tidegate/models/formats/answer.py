@@ -4,20 +4,10 @@ Guarantee: one that is not complete and bounded is never given out as a message:
 `AnswerError` where the endpoint itself says what went wrong.
 """
 
-import re
-import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Protocol
 
-import msgspec
-
-from tidegate.models.formats.call_names import is_short_id
-from tidegate.values import Message, ToolCall
-
-# What servers send that only number the calls of one answer, or name them by nothing at all. Short ids may look so too,
-# by chance.
-_NUMBERED = re.compile(r"(?i)[a-z]*[_-]?\d{0,5}")
-
+from tidegate.values import Message
 
 DEPTH = 64
 """Of what an endpoint wants back, ten times what any sends. How deep the program itself can read depends on where it
@@ -90,16 +80,3 @@ def check_depth(value: Any) -> None:
 
 def _inside(value: Any) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-
-
-def distinct_calls(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
-    """The same calls, each with an id that no other call of the conversation has: some servers give none, or begin to
-    number anew with every answer, and providers refuse a request in which one id stands twice."""
-    taken: set[str] = set()
-    made: list[ToolCall] = []
-    for call in calls:
-        if call.id in taken or (_NUMBERED.fullmatch(call.id) and not is_short_id(call.id)):
-            call = msgspec.structs.replace(call, id=f"call_{secrets.token_hex(12)}")
-        taken.add(call.id)
-        made.append(call)
-    return tuple(made)

@@ -7,6 +7,12 @@ no two ids become one. Part of every wire format: to change what comes out is to
 import base64
 import hashlib
 import re
+import secrets
+from collections.abc import Sequence
+
+import msgspec
+
+from tidegate.values import ToolCall
 
 NAME_CHARACTERS = 64
 SHORT_ID_CHARACTERS = 9
@@ -16,6 +22,9 @@ _NOT_PARTICIPANT = re.compile(r"[\s<|\\/>]")
 """What OpenAI refuses in the name of who speaks."""
 _NOT_NAME = re.compile(r"[^A-Za-z0-9_-]")
 _SHORT_ID = re.compile(rf"[A-Za-z0-9]{{{SHORT_ID_CHARACTERS}}}")
+# What servers send that only number the calls of one answer, or name them by nothing at all. Short ids may look so too,
+# by chance.
+_NUMBERED = re.compile(r"(?i)[a-z]*[_-]?\d{0,5}")
 
 
 def call_name(given: str) -> str:
@@ -44,3 +53,16 @@ def short_id(given: str) -> str:
         return given
     digest = hashlib.blake2b(given.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     return base64.b32encode(digest).decode()[:SHORT_ID_CHARACTERS]
+
+
+def distinct_calls(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
+    """The same calls, each with an id that no other call of the conversation has: some servers give none, or begin to
+    number anew with every answer, and providers refuse a request in which one id stands twice."""
+    taken: set[str] = set()
+    made: list[ToolCall] = []
+    for call in calls:
+        if call.id in taken or (_NUMBERED.fullmatch(call.id) and not is_short_id(call.id)):
+            call = msgspec.structs.replace(call, id=f"call_{secrets.token_hex(12)}")
+        taken.add(call.id)
+        made.append(call)
+    return tuple(made)

@@ -4,11 +4,13 @@ Whatever the bytes are, the result is a value or a ModelFailed of kind `invalid`
 change. Schemas are kept verbatim. Pure functions; every wire format reads the caller's JSON here and nowhere else.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
 from tidegate.errors import ModelFailed
+from tidegate.models.catalog.facts import Facts
 from tidegate.values import Call, Frozen
 
 _ABSENT = msgspec.Raw()
@@ -16,6 +18,8 @@ _DEFAULTS = {"temperature": 1, "top_p": 1}
 """OpenAI's defaults of numbers that are not 0 when left out."""
 _UNCHANGING = frozenset({"prediction", "prompt_cache_retention", "safety_identifier"})
 """Extras that change no answer: a model that does not know them is not given them."""
+_RANKS = {"off": 0, "none": 0, "minimal": 1, "low": 2, "medium": 3, "high": 4, "xhigh": 5, "max": 6}
+"""Ours and the providers' words on one scale; ours go from off to max."""
 
 
 class ToolChoice(Frozen, frozen=True):
@@ -122,6 +126,25 @@ def brought_shape(response_format: bytes) -> OutputShape:
         schema=_given(schema.schema),
         strict=bool(schema.strict),
     )
+
+
+def asked_of(facts: Facts, reasoning: str | None) -> str | None:
+    """The word that goes out; None when nothing is to be said of it. A model that nobody knows may not be able to think
+    at all: it is not told to think as little as it can when it was told not to."""
+    if reasoning is None or facts.thinking == "none" or (reasoning == "off" and facts.supposed):
+        return None
+    return word_for(reasoning, facts.efforts)
+
+
+def word_for(reasoning: str, efforts: Sequence[str]) -> str | None:
+    """None when the model knows no such word at all. A word of the caller's own is handed through."""
+    if reasoning not in _RANKS:
+        return reasoning
+    known = sorted((effort for effort in efforts if effort in _RANKS), key=_RANKS.__getitem__)
+    if not known:
+        return None
+    fitting = [effort for effort in known if _RANKS[effort] <= _RANKS[reasoning]]
+    return fitting[-1] if fitting else known[0]
 
 
 def _given(raw: msgspec.Raw) -> msgspec.Raw:

@@ -17,7 +17,9 @@ import msgspec
 
 from tidegate.errors import ModelFailed, ModelKind
 from tidegate.models.catalog.facts import Facts
-from tidegate.models.formats.answer import AnswerError, BrokenAnswer, IncomingAnswer, distinct_calls
+from tidegate.models.formats.answer import AnswerError, BrokenAnswer, IncomingAnswer
+from tidegate.models.formats.call_names import distinct_calls
+from tidegate.models.formats.format import Format
 from tidegate.models.formats.stop_sequences import StopCutter
 from tidegate.models.formats.token_estimate import TokenEstimate
 from tidegate.models.http.address import EndpointAddress
@@ -29,7 +31,7 @@ from tidegate.models.http.keyring import KeyRing
 from tidegate.models.http.refused_field import caller_field
 from tidegate.models.http.retry import RetryPolicy
 from tidegate.models.http.transport import IncomingResponse, Transport
-from tidegate.models.interface import EncodedPrefix, Wire
+from tidegate.models.interface import EncodedPrefix
 from tidegate.values import Call, Message
 
 # The slowest upload that is waited for, on top of the connect and first-byte timeouts.
@@ -54,36 +56,6 @@ class Settings(Protocol):
     def idle_timeout(self) -> float: ...
     @property
     def retries(self) -> int: ...
-
-
-class Format(Protocol):
-    """How one API is spoken: what is sent, and how the answer is read."""
-
-    @property
-    def api(self) -> str:
-        """Its name in the configuration."""
-        ...
-
-    @property
-    def path(self) -> str:
-        """Of its endpoint, below `base_url`."""
-        ...
-
-    @property
-    def wire(self) -> Wire: ...
-
-    @property
-    def facts(self) -> Facts:
-        """Of the model that it is made for."""
-        ...
-
-    def headers(self, key: str | None) -> Mapping[str, str]:
-        """By which it knows who asks, and whatever else it insists on."""
-        ...
-
-    def answer(self, limit: int, on_text: Callable[[str], None]) -> IncomingAnswer:
-        """An answer that is about to arrive, of at most so many bytes."""
-        ...
 
 
 class HttpModel:

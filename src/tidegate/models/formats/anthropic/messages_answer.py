@@ -11,11 +11,16 @@ from collections.abc import Callable
 import msgspec
 
 from tidegate.models.formats.answer import AnswerError, BrokenAnswer
-from tidegate.models.formats.anthropic.messages_wire import API, PLACE
 from tidegate.models.formats.json_repair import decoded
 from tidegate.models.formats.stream_answer import GrowingCall, StreamedAnswer, finish_of, given
 from tidegate.models.formats.token_counts import ReportedUsage
 from tidegate.values import Message, OpaqueItem, Usage
+
+API = "anthropic"
+"""The name of this format in the configuration, and in what its answers carry."""
+
+PLACE = msgspec.Raw(b"null")
+"""Carried where text came after a call: no thing, but a place at which the answer is parted."""
 
 _FINISHES = {
     "max_tokens": "length",

@@ -18,8 +18,8 @@ from tidegate.models.formats.call_parameters import (
     invalid,
     refuse_extras,
     refuse_fields,
+    word_for,
 )
-from tidegate.models.formats.reasoning_effort import word_for
 from tidegate.values import Call
 
 # The least that the API takes for thinking.

@@ -12,11 +12,13 @@ import msgspec
 
 from tidegate.models.formats.answer import AnswerError, BrokenAnswer
 from tidegate.models.formats.json_repair import decoded
-from tidegate.models.formats.openai.chat_wire import API, EndpointFields
 from tidegate.models.formats.openai.reasoning import EndpointReasoning, checked
 from tidegate.models.formats.stream_answer import GrowingCall, StreamedAnswer, finish_of, given
 from tidegate.models.formats.token_counts import TOKENS, ReportedUsage
 from tidegate.values import Message, OpaqueItem, Usage
+
+API = "openai-chat"
+"""The name of this format, by which what a model wants back is known again."""
 
 _DONE = b"[DONE]"
 _NULL = len(b"null")  # no longer than that, a list holds nothing
@@ -75,6 +77,14 @@ class _Chunk(msgspec.Struct, gc=False):
     choices: list[_Choice] | None = None
     usage: msgspec.Raw = msgspec.Raw()
     error: msgspec.Raw = msgspec.Raw()
+
+
+class EndpointFields(msgspec.Struct, omit_defaults=True):
+    """What is carried: the fields, a JSON object, that an endpoint put on its message or on the call whose number is
+    the carried item's, and that it wants to find there again."""
+
+    message: msgspec.Raw = msgspec.Raw()
+    call: msgspec.Raw = msgspec.Raw()
 
 
 _decode_logprobs = msgspec.json.Decoder(_LogProbs).decode

@@ -12,11 +12,13 @@ import msgspec
 
 from tidegate.models.formats.answer import AnswerError, BrokenAnswer, check_depth
 from tidegate.models.formats.json_repair import REPLACEMENT, decoded
-from tidegate.models.formats.openai.responses_wire import API, ReturnedItem
 from tidegate.models.formats.stream_answer import GrowingCall, StreamedAnswer, finish_of, given
 from tidegate.models.formats.token_counts import ReportedUsage
 from tidegate.models.http.sse import EVENT_BYTES
 from tidegate.values import Message, OpaqueItem, Usage
+
+API = "openai-responses"
+"""The name of this format, by which what a model wants back is known again."""
 
 BETWEEN_MESSAGES = "\n\n"
 """What keeps two messages of one answer apart for who reads them; no model said it."""
@@ -88,6 +90,15 @@ class _Growing:
         self.raw = b""
         self.call: GrowingCall | None = None
         self.done = False
+
+
+class ReturnedItem(msgspec.Struct, omit_defaults=True):
+    """What is carried: an item that goes back as it came, or that so many characters of the text were a message of
+    their own, and of which phase."""
+
+    item: msgspec.Raw = msgspec.Raw()
+    phase: str = ""
+    characters: int = 0
 
 
 _decode_event = msgspec.json.Decoder(_Event).decode
