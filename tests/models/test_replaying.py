@@ -83,7 +83,7 @@ async def test_models_that_are_replayed_do_not_pause_before_they_try_again(
         await ask(model, "[status 429 times=2 retry-after=29] [say there]")
     replayer = await opened(file)
     chosen = {"main": settings(NOWHERE)}
-    async with Models(chosen, replayer, Secret, ANSWER_BYTES, patience=replayer.patience) as models:
+    async with Models(chosen, replayer, Secret, ANSWER_BYTES, retry_policy=replayer.retry_policy) as models:
         with anyio.fail_after(10):
             assert (await ask(models.get("main"), "[status 429 times=2 retry-after=29] [say there]")).text == "there"
 

@@ -69,7 +69,7 @@ class Model(Protocol):
     def name(self) -> str: ...
 
     @property
-    def provided(self) -> str:
+    def provider_model(self) -> str:
         """The provider's name of it, under which its tokens are written down."""
         ...
 

@@ -2,7 +2,7 @@
 
 Guarantee: each model is built once, on entering, from the settings and the catalogue alone; a credential is used only
 where its model's settings name it, and one that cannot be found is told at the start, not at the first turn. A model
-that failed rests (`rests`), for whoever can choose another. Models owns no connection: those are the traffic's.
+that failed rests (`rests`), for whoever can choose another. Models owns no connection: those are the transport's.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ import msgspec
 
 from tidegate.config import ModelSettings, is_reference
 from tidegate.errors import Misconfigured, ModelKind
-from tidegate.models.catalog.catalog import Catalogue
+from tidegate.models.catalog.catalog import Catalog
 from tidegate.models.catalog.facts import Facts
 from tidegate.models.formats.format import format_for
 from tidegate.models.http.cooldown import Cooldowns
@@ -45,20 +45,20 @@ class Models:
     def __init__(
         self,
         settings: Mapping[str, ModelSettings],
-        traffic: Transport,
+        transport: Transport,
         resolve: Callable[[str], Secret],
         answer_bytes: int,
         *,
-        patience: RetryPolicy | None = None,
+        retry_policy: RetryPolicy | None = None,
     ) -> None:
         self._settings = settings
-        self._traffic = traffic
+        self._transport = transport
         self._resolve = resolve
         self._answer_bytes = answer_bytes
-        self._patience = patience or RetryPolicy()
+        self._retry_policy = retry_policy or RetryPolicy()
         self._models: dict[str, Model] = {}
-        self._key_rests = Cooldowns(self._patience.clock)
-        self.cooldowns = Cooldowns(self._patience.clock)
+        self._key_rests = Cooldowns(self._retry_policy.clock)
+        self.cooldowns = Cooldowns(self._retry_policy.clock)
         """Models by name that are left alone for a while."""
 
     async def __aenter__(self) -> Self:
@@ -98,14 +98,14 @@ class Models:
         )
 
     def _build_all(self) -> dict[str, Model]:
-        catalogue = Catalogue.shipped()
+        catalogue = Catalog.shipped()
         return {name: self._build(name, model, catalogue.facts_of(model)) for name, model in self._settings.items()}
 
     def _build(self, name: str, settings: ModelSettings, facts: Facts) -> Model:
         if settings.api == "demo":
             from tidegate.models.demo.model import DemoModel  # only where it is used
 
-            return DemoModel(name, self._traffic, facts)
+            return DemoModel(name, self._transport, facts)
         for field in ("base_url", "model"):
             if not getattr(settings, field):
                 raise Misconfigured(f'[models.{name}] needs `{field}` for api = "{settings.api}"; set it.')
@@ -128,9 +128,9 @@ class Models:
             keys=KeyRing(keys, self._key_rests, settings.base_url),
             headers=headers,
             redact=Redactor(secrets).text,
-            traffic=self._traffic,
+            transport=self._transport,
             answer_bytes=self._answer_bytes,
-            patience=self._patience,
+            retry_policy=self._retry_policy,
         )
 
     def _reveal(self, setting: str, reference: str, secrets: list[Secret]) -> str:

@@ -45,7 +45,7 @@ class Family(Frozen, frozen=True, forbid_unknown_fields=True):
     long: tuple[int, float, float] | None = None
 
 
-class Catalogue:
+class Catalog:
     """The families by the patterns of their models."""
 
     def __init__(self, families: Mapping[str, Family]) -> None:
@@ -78,7 +78,7 @@ class Catalogue:
             efforts=efforts,
             prices=_prices(settings, pattern, family),
             known=family is not None or (settings.context_window is not None and settings.vision is not None),
-            supposed=family is None and settings.thinking is None,
+            thinking_unknown=family is None and settings.thinking is None,
         )
 
     def _find(self, name: str) -> str | None:

@@ -61,7 +61,7 @@ class Facts(Frozen, frozen=True):
     prices: Prices | None = None
     known: bool = False
     """Whether the catalogue or the configuration knows the model."""
-    supposed: bool = False
+    thinking_unknown: bool = False
     """Whether nobody knows how it thinks, if it does: then nothing is said of that unless somebody asks for it."""
 
     def takes(self, media_type: str) -> bool:

@@ -40,17 +40,17 @@ _RETRYABLE = frozenset({"rate", "overloaded", "network", "timeout"})
 
 
 class DemoModel:
-    def __init__(self, name: str, traffic: Transport, facts: Facts = FACTS) -> None:
+    def __init__(self, name: str, transport: Transport, facts: Facts = FACTS) -> None:
         self.name = name
-        self.provided = MODEL
+        self.provider_model = MODEL
         self.facts = facts
         self.token_estimate = TokenEstimate()
         self.wire = ChatWire(MODEL, FACTS)
         self.signature = signature("demo", "", MODEL, {}, (), FACTS)
-        self._traffic = traffic
+        self._transport = transport
 
     def lease(self) -> Lease:
-        return self._traffic.lease(MODEL)
+        return self._transport.lease(MODEL)
 
     async def ask(
         self,

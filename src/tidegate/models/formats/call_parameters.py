@@ -94,7 +94,7 @@ def caller_identifier(call: Call) -> str:
     return msgspec.json.decode(given, type=str) if given else call.user or ""
 
 
-def brought_choice(choice: bytes) -> ToolChoice:
+def parse_tool_choice(choice: bytes) -> ToolChoice:
     try:
         read = _decode_choice(choice)
     except _UNREADABLE as error:
@@ -105,7 +105,7 @@ def brought_choice(choice: bytes) -> ToolChoice:
     return ToolChoice(kind="function", name=read.function.name) if isinstance(read, _Chosen) else ToolChoice(kind=read)
 
 
-def brought_shape(response_format: bytes) -> OutputShape:
+def parse_response_format(response_format: bytes) -> OutputShape:
     try:
         read = _decode_format(response_format)
     except _UNREADABLE as error:
@@ -128,15 +128,15 @@ def brought_shape(response_format: bytes) -> OutputShape:
     )
 
 
-def asked_of(facts: Facts, reasoning: str | None) -> str | None:
+def requested_effort(facts: Facts, reasoning: str | None) -> str | None:
     """The word that goes out; None when nothing is to be said of it. A model that nobody knows may not be able to think
     at all: it is not told to think as little as it can when it was told not to."""
-    if reasoning is None or facts.thinking == "none" or (reasoning == "off" and facts.supposed):
+    if reasoning is None or facts.thinking == "none" or (reasoning == "off" and facts.thinking_unknown):
         return None
-    return word_for(reasoning, facts.efforts)
+    return nearest_effort(reasoning, facts.efforts)
 
 
-def word_for(reasoning: str, efforts: Sequence[str]) -> str | None:
+def nearest_effort(reasoning: str, efforts: Sequence[str]) -> str | None:
     """None when the model knows no such word at all. A word of the caller's own is handed through."""
     if reasoning not in _RANKS:
         return reasoning

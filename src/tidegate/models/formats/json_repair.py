@@ -28,7 +28,7 @@ _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[][{}]', re.DOTALL)
 _UNREADABLE = b'"unreadable"'
 
 
-def repaired(data: bytes) -> bytes:
+def repair_json(data: bytes) -> bytes:
     """The same JSON, with U+FFFD for what no string can hold."""
     if not data.isascii():
         try:
@@ -41,9 +41,9 @@ def repaired(data: bytes) -> bytes:
     return data
 
 
-def repaired_text(text: str) -> str:
+def repair_json_text(text: str) -> str:
     """The same for JSON inside a string: the arguments of a tool call."""
-    return repaired(text.encode(errors="replace")).decode() if "\\ud" in text or "\\uD" in text else text
+    return repair_json(text.encode(errors="replace")).decode() if "\\ud" in text or "\\uD" in text else text
 
 
 def decoded(decode: Callable[[bytes], T], data: bytes) -> T:

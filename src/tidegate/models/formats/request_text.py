@@ -21,7 +21,7 @@ NOTES_TASK = "You write down what is worth remembering of a person after a conve
 """The first sentence of what a model is told at a conversation's end."""
 
 
-def in_a_list(before: bytes, system: bytes, history: Sequence[bytes]) -> list[bytes]:
+def message_list(before: bytes, system: bytes, history: Sequence[bytes]) -> list[bytes]:
     """The end of a request whose messages stand in a list, in pieces; `before` opens the list."""
     pieces = [before]
     if system:
@@ -49,7 +49,7 @@ def described(media: Media) -> str:
     return f"({about}, {media.note})" if media.note else f"({about})"
 
 
-def unseen(media: Media) -> str:
+def media_placeholder(media: Media) -> str:
     """What a model is told instead of something that it cannot be shown."""
     if media.is_document:
         return f"[A document {described(media)} stands here, which this model cannot read.]"
@@ -63,7 +63,7 @@ def file_name(media: Media) -> str:
     return media.name or UNNAMED
 
 
-def base64_of(media: Media) -> bytes:
+def base64_data(media: Media) -> bytes:
     if not media.data:
         raise ValueError(f"the media {media.spooled} was not loaded before it was encoded")
     return base64.b64encode(media.data)
@@ -71,10 +71,10 @@ def base64_of(media: Media) -> bytes:
 
 def data_url(media: Media) -> bytes:
     """A JSON string, quotes and all: nothing in it needs escaping."""
-    return b'"data:%b;base64,%b"' % (media.media_type.encode(), base64_of(media))
+    return b'"data:%b;base64,%b"' % (media.media_type.encode(), base64_data(media))
 
 
-def shown_by(results: Sequence[Message]) -> str:
+def media_caption(results: Sequence[Message]) -> str:
     """What a model is told before the media of tools' results, where these do not stand in the results themselves."""
     shown = [(result.name, media) for result in results for media in result.media]
     if not shown:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from tidegate.models.formats.answer import BrokenAnswer
-from tidegate.models.formats.json_repair import repaired, repaired_text
+from tidegate.models.formats.json_repair import repair_json, repair_json_text
 from tidegate.models.http.sse import EVENT_BYTES, EventParser, EventTooLarge
 from tidegate.values import ToolCall
 
@@ -122,7 +122,7 @@ class StreamedAnswer(ABC):
         """An answer that came in one piece, from an endpoint that does not stream."""
         fresh = len(self.text)
         try:
-            self.one_piece(repaired(body))
+            self.one_piece(repair_json(body))
             self.done = True
         finally:
             self._hand_on(fresh)
@@ -131,7 +131,7 @@ class StreamedAnswer(ABC):
         fresh = len(self.text)
         try:
             for event in events:
-                self.event(event if self._is_intact else repaired(event))
+                self.event(event if self._is_intact else repair_json(event))
                 if self.done:
                     break
         finally:
@@ -158,12 +158,12 @@ class StreamedAnswer(ABC):
         self.calls.append(call)
         return call
 
-    def made_calls(self) -> tuple[ToolCall, ...]:
+    def finished_calls(self) -> tuple[ToolCall, ...]:
         return tuple(
             ToolCall(
                 id=call.id or f"call_{place}",
                 name=call.name,
-                arguments=repaired_text("".join(call.arguments)) or "{}",
+                arguments=repair_json_text("".join(call.arguments)) or "{}",
             )
             for place, call in enumerate(self.calls)
         )
@@ -175,7 +175,7 @@ def given(raw: msgspec.Raw) -> bytes:
     return b"" if copied == b"null" else copied
 
 
-def finish_of(finish: str, *, calls: bool, refused: bool = False) -> str:
+def finish_reason_of(finish: str, *, calls: bool, refused: bool = False) -> str:
     """Our word for how an answer ended, by whether there are calls in it. A refusal is one, however it is marked."""
     if refused and finish == "stop":
         return "content_filter"

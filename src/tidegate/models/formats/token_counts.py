@@ -1,4 +1,4 @@
-"""Token counts as providers report them, and which of them are believed.
+"""Token counts as providers report them, and which of them are checked_usage.
 
 A count that is missing is estimated. So is a count that cannot be right: one that is no number, or that exceeds both
 the model's window and the bytes that were counted (sent for input, received for output). Parts of a count (cached,
@@ -17,7 +17,7 @@ from tidegate.values import Usage
 
 TOKENS = 10**9
 """More tokens than any request or answer has. Larger numbers, and values that are no numbers, are read as this one,
-which is never believed; the store can still add up many of them."""
+which is never checked_usage; the store can still add up many of them."""
 
 USAGE_BYTES = 16 * 1024
 """Of a provider's usage object: ten times the longest in use."""
@@ -70,7 +70,7 @@ def _decode(raw: bytes) -> Any:
         return ""
 
 
-def believed(model: Model, reported: Usage | None, *, asked: int, received: int) -> Usage:
+def checked_usage(model: Model, reported: Usage | None, *, asked: int, received: int) -> Usage:
     """What an answer is charged with. `asked` and `received` are the bytes of the request and of the answer."""
     given = reported or Usage()
     wrong: list[str] = []

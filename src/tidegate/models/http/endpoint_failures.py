@@ -126,7 +126,7 @@ class FailureMapper:
     ) -> ModelFailed:
         """`field_of` finds the caller's field that an endpoint refuses, by the name and the words that it uses."""
         complaint = error_body.read(body)
-        wished = error_body.wait_of(headers, now)
+        wished = error_body.retry_after_of(headers, now)
         kind, retryable, what = _judge(status, complaint)
         if headers.get("x-should-retry") in ("true", "false"):  # some endpoints know better than their status says
             retryable = headers["x-should-retry"] == "true"

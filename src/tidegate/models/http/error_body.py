@@ -113,7 +113,7 @@ def uncompressed(body: bytes, encoding: str, most: int) -> bytes:
             return b""
 
 
-def wait_of(headers: Mapping[str, str], now: float) -> float | None:
+def retry_after_of(headers: Mapping[str, str], now: float) -> float | None:
     """Seconds to wait as the endpoint asks, from any of the three forms in use; None when it does not say."""
     milliseconds = headers.get("retry-after-ms")
     seconds = headers.get("retry-after")

@@ -70,9 +70,9 @@ class HttpModel:
         keys: KeyRing,
         headers: Mapping[str, str],
         redact: Callable[[str], str],
-        traffic: Transport,
+        transport: Transport,
         answer_bytes: int,
-        patience: RetryPolicy,
+        retry_policy: RetryPolicy,
     ) -> None:
         self.name = name
         self._format = format
@@ -80,11 +80,11 @@ class HttpModel:
         self.wire = format.wire
         self.facts = format.facts
         self.token_estimate = TokenEstimate()
-        self.provided = settings.model
+        self.provider_model = settings.model
         self.signature = signature(
             format.api, settings.base_url, settings.model, headers, [key.secret for key in keys.keys], format.facts
         )
-        self._traffic = traffic
+        self._transport = transport
         self._endpoint = settings.base_url
         self.keys = keys
         self.failures: Counter[ModelKind] = Counter()  # house: allow one for each kind
@@ -98,14 +98,14 @@ class HttpModel:
         self._before_answer = settings.connect_timeout + settings.first_byte_timeout
         self._retries = settings.retries
         self._answer_bytes = answer_bytes
-        self._patience = patience
-        self._complain = FailureMapper(name, self._address.shown, redact)
+        self._retry_policy = retry_policy
+        self._failures = FailureMapper(name, self._address.shown, redact)
 
     def __repr__(self) -> str:
         return f"HttpModel({self.name!r})"
 
     def lease(self) -> Lease:
-        return self._traffic.lease(self._endpoint)
+        return self._transport.lease(self._endpoint)
 
     async def ask(
         self,
@@ -128,14 +128,14 @@ class HttpModel:
             try:
                 await self._attempt(body, answer, self._heads[key], prefix, call)
                 self.keys.worked(key)
-                message = self._finished(answer.message(self.provided))
+                message = self._finished(answer.message(self.provider_model))
                 return message if cutter is None else cutter.finish(message)
             except ModelFailed as failure:
                 self.failures[failure.kind] += 1
                 failure.shown, failure.heard = answer.shown, answer.heard
                 # Keys may come back while others are tried, so it is counted that each has had its turn.
                 rotates = self.keys.failed(key, failure) and rotations < len(self.keys.keys) - 1
-                pause = 0.0 if rotates else self._patience.pause(failure, attempt)
+                pause = 0.0 if rotates else self._retry_policy.pause(failure, attempt)
                 if pause is None or not (rotates or attempt < self._retries) or (restarted and answer.shown):
                     failure.retried = attempt > 0
                     raise
@@ -146,7 +146,7 @@ class HttpModel:
                 rotations += 1
                 continue
             attempt += 1
-            await self._patience.sleep(pause)
+            await self._retry_policy.sleep(pause)
 
     def _finished(self, message: Message) -> Message:
         """With its price, and with calls that no other in the conversation is named like."""
@@ -162,17 +162,17 @@ class HttpModel:
         try:
             response = await self._send(head, body)
         except ConnectionFailed as error:
-            raise self._complain.of_link(error, begun=False) from error
+            raise self._failures.of_link(error, begun=False) from error
         begun = False
         try:
             if response.status != 200:
                 complaint = await _read_bounded(response, ERROR_BODY_BYTES)
                 complaint = uncompressed(complaint, response.headers.get("content-encoding", ""), ERROR_BODY_BYTES)
-                raise self._complain.of_status(
+                raise self._failures.of_status(
                     response.status,
                     complaint,
                     response.headers,
-                    self._patience.clock(),
+                    self._retry_policy.clock(),
                     partial(caller_field, prefix=prefix, call=call),
                 )
             if response.content_type == "application/json":
@@ -193,11 +193,11 @@ class HttpModel:
         except BrokenAnswer as error:
             raise self._broken(error) from error
         except AnswerError as error:
-            raise self._complain.of_stream_error(error.complaint) from error
+            raise self._failures.of_stream_error(error.complaint) from error
         except ConnectionFailed as error:
             if answer.complete:
                 return
-            raise self._complain.of_link(error, begun=begun) from error
+            raise self._failures.of_link(error, begun=begun) from error
         finally:
             # Gives a fully read connection back to the pool and closes any other, without waiting.
             response.close()
@@ -206,11 +206,11 @@ class HttpModel:
         size = sum(map(len, body))
         head += b"%d\r\n\r\n" % size
         if size <= WHOLE_BYTES:
-            return await self._traffic.request(self._address.origin, head, body, self._waits)
+            return await self._transport.request(self._address.origin, head, body, self._waits)
         # A large request may have to wait for the other side to read, for which there is no silence to go by.
         try:
             async with asyncio.timeout(self._before_answer + size / UPLOAD_BYTES_PER_SECOND):
-                return await self._traffic.request(self._address.origin, head, body, self._waits)
+                return await self._transport.request(self._address.origin, head, body, self._waits)
         except TimeoutError:
             raise ConnectionFailed("silent") from None
 
@@ -224,13 +224,13 @@ class HttpModel:
     def _cut(self, response: IncomingResponse) -> ModelFailed:
         if response.content_type != "text/event-stream":
             what = f"the endpoint answered with {response.content_type}, not a completion; check base_url."
-            return self._complain.failed(what, kind="protocol", retryable=False, status=response.status)
+            return self._failures.failed(what, kind="protocol", retryable=False, status=response.status)
         what = "the answer ended in the middle; try again."
-        return self._complain.failed(what, kind="network", retryable=True)
+        return self._failures.failed(what, kind="network", retryable=True)
 
     def _broken(self, error: BrokenAnswer) -> ModelFailed:
         advice = "raise limits.answer_bytes or ask for less" if error.limit == "answer_bytes" else "check the endpoint"
-        return self._complain.failed(f"{error}; {advice}.", kind="protocol", retryable=False)
+        return self._failures.failed(f"{error}; {advice}.", kind="protocol", retryable=False)
 
 
 def _headers(own: Mapping[str, str], configured: Mapping[str, str]) -> dict[str, str]:

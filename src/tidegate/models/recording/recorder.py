@@ -1,8 +1,8 @@
-"""Model traffic, recorded while it passes.
+"""Model transport, recorded while it passes.
 
 Guarantee: what is asked and answered goes on as it would without, whatever becomes of the file; every exchange is
 written down when it begins and when it has ended, in whatever way, with secrets taken out before anything reaches the
-disk. The recorder owns its file, from entering to leaving; the traffic is whoever's it was.
+disk. The recorder owns its file, from entering to leaving; the transport is whoever's it was.
 """
 
 import time
@@ -36,7 +36,7 @@ class TransportRecorder:
 
     def __init__(
         self,
-        traffic: Transport,
+        transport: Transport,
         path: Path,
         redactor: Redactor,
         *,
@@ -44,44 +44,44 @@ class TransportRecorder:
         body_bytes: int = BODY_BYTES,
         file_bytes: int = FILE_BYTES,
     ) -> None:
-        self._traffic = traffic
+        self._transport = transport
         self._redactor = redactor
         self._referred = frozenset(referred)
         self._body_bytes = body_bytes
         self._exchanges = 0
-        self.pen = RecordingWriter(path, file_bytes)
+        self.writer = RecordingWriter(path, file_bytes)
 
     async def __aenter__(self) -> Self:
-        await to_thread.run_sync(self.pen.open)
+        await to_thread.run_sync(self.writer.open)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await to_thread.run_sync(self.pen.close)
+        await to_thread.run_sync(self.writer.close)
 
     def lease(self, endpoint: str) -> Lease:
-        return self._traffic.lease(endpoint)
+        return self._transport.lease(endpoint)
 
     def status(self) -> dict[str, Any]:
         return {
             "does": "records",
-            "file": str(self.pen.path),
+            "file": str(self.writer.path),
             "exchanges": self._exchanges,
-            "bytes": self.pen.bytes,
-            "stopped": self.pen.stopped,
+            "bytes": self.writer.bytes,
+            "stopped": self.writer.stopped,
         }
 
     async def request(self, origin: Origin, head: bytes, body: Sequence[bytes], waits: Timeouts) -> IncomingResponse:
-        if self.pen.stopped is not None:
-            return await self._traffic.request(origin, head, body, waits)
+        if self.writer.stopped is not None:
+            return await self._transport.request(origin, head, body, waits)
         self._exchanges += 1
-        exchange = _Exchange(self.pen, self._exchanges, self._redactor, self._body_bytes)
+        exchange = _Exchange(self.writer, self._exchanges, self._redactor, self._body_bytes)
         size = sum(map(len, body))
         number, when, sent = self._exchanges, now(), tuple(body)
-        self.pen.write(lambda: self._asked(number, when, origin, head, sent, size), size)
+        self.writer.write(lambda: self._asked(number, when, origin, head, sent, size), size)
         try:
-            response = await self._traffic.request(origin, head, body, waits)
+            response = await self._transport.request(origin, head, body, waits)
         except ConnectionFailed as failure:
             exchange.end(failure.trouble, failure.said)
             raise
@@ -93,7 +93,7 @@ class TransportRecorder:
     def _asked(
         self, number: int, when: str, origin: Origin, head: bytes, body: Sequence[bytes], size: int
     ) -> RecordedRequest:
-        """In the thread of the pen."""
+        """In the thread of the writer."""
         method, path, headers = stripped_head(head, self._referred, self._redactor)
         content = stripped_body(b"".join(body), self._redactor)
         left_out = size if size > self._body_bytes else 0
@@ -113,8 +113,8 @@ class TransportRecorder:
 class _Exchange:
     """What has come in answer to one request."""
 
-    def __init__(self, pen: RecordingWriter, number: int, redactor: Redactor, most_bytes: int) -> None:
-        self._pen = pen
+    def __init__(self, writer: RecordingWriter, number: int, redactor: Redactor, most_bytes: int) -> None:
+        self._writer = writer
         self._number = number
         self._redactor = redactor
         self._most = most_bytes
@@ -130,7 +130,7 @@ class _Exchange:
 
     def take(self, data: bytes) -> None:
         """Once something is left out, so is all that follows."""
-        if self._ended or self._pen.stopped is not None:
+        if self._ended or self._writer.stopped is not None:
             return
         if self._left_out or self._held + len(data) > self._most:
             self._left_out += len(data)
@@ -166,7 +166,7 @@ class _Exchange:
                 left_out=missing,
             )
 
-        self._pen.write(make, self._held)
+        self._writer.write(make, self._held)
 
 
 class _Recorded:

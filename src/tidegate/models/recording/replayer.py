@@ -19,7 +19,7 @@ from anyio import to_thread
 from tidegate.errors import Misconfigured, ModelFailed
 from tidegate.models.http.clients import Lease, Origin
 from tidegate.models.http.connection import ConnectionFailed, Timeouts
-from tidegate.models.http.error_body import wait_of
+from tidegate.models.http.error_body import retry_after_of
 from tidegate.models.http.retry import RetryPolicy
 from tidegate.models.http.transport import IncomingResponse
 from tidegate.models.recording.difference import Difference, described
@@ -59,7 +59,7 @@ class TransportReplayer:
         self._replayed = self._again = self._unknown = 0
 
     @property
-    def patience(self) -> RetryPolicy:
+    def retry_policy(self) -> RetryPolicy:
         """For models that are replayed: they try again as often as ever, at once."""
         return RetryPolicy(sleep=_no_pause)
 
@@ -232,7 +232,7 @@ def _failed(message: str, said: str = "") -> ModelFailed:
 def _as_then(headers: Mapping[str, str], when: str) -> Mapping[str, str]:
     """A wish to be asked later may name a time of day, which then was in the future."""
     try:
-        wish = wait_of(headers, datetime.fromisoformat(when).timestamp())
+        wish = retry_after_of(headers, datetime.fromisoformat(when).timestamp())
     except ValueError:
         wish = None
     if wish is None:

@@ -21,7 +21,7 @@ from tidegate.models.formats.anthropic.messages_answer import API, PLACE, Anthro
 from tidegate.models.formats.anthropic.messages_parameters import blank_stops, parameters, sampling_of, wants_json
 from tidegate.models.formats.call_names import call_name
 from tidegate.models.formats.call_parameters import invalid
-from tidegate.models.formats.request_text import aside, base64_of, file_name, unseen
+from tidegate.models.formats.request_text import aside, base64_data, file_name, media_placeholder
 from tidegate.models.interface import EncodedPrefix
 from tidegate.values import PDF, Call, Media, Message, Prefix, ToolCall, ToolDefinition
 
@@ -224,9 +224,9 @@ class AnthropicWire:
 
     def _shown(self, media: Media) -> _Shown:
         if not self.takes(media.media_type):
-            return _Text(unseen(media))
+            return _Text(media_placeholder(media))
         # Already JSON, so that a large picture is copied as seldom as can be; nothing in it needs escaping.
-        source = _Source(media.media_type, msgspec.Raw(b'"%b"' % base64_of(media)))
+        source = _Source(media.media_type, msgspec.Raw(b'"%b"' % base64_data(media)))
         return _Document(source, file_name(media)) if media.is_document else _Image(source)
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from tidegate.models.formats.answer import AnswerError, BrokenAnswer
 from tidegate.models.formats.json_repair import decoded
-from tidegate.models.formats.stream_answer import GrowingCall, StreamedAnswer, finish_of, given
+from tidegate.models.formats.stream_answer import GrowingCall, StreamedAnswer, finish_reason_of, given
 from tidegate.models.formats.token_counts import ReportedUsage
 from tidegate.values import Message, OpaqueItem, Usage
 
@@ -201,12 +201,12 @@ class AnthropicAnswer(StreamedAnswer):
         self._end(whole.stop_reason)
 
     def message(self, model: str) -> Message:
-        calls = self.made_calls()
+        calls = self.finished_calls()
         return Message(
             role="assistant",
             text="".join(self.text),
             calls=calls,
-            finish=finish_of(_FINISHES.get(self._stop or "", "stop"), calls=bool(calls)),
+            finish=finish_reason_of(_FINISHES.get(self._stop or "", "stop"), calls=bool(calls)),
             usage=self._usage_value(),
             model=model,
             carrier=API if self._carried else "",

@@ -12,13 +12,13 @@ import msgspec
 
 from tidegate.models.catalog.facts import Facts
 from tidegate.models.formats.call_parameters import (
-    brought_choice,
-    brought_shape,
     caller_identifier,
     invalid,
+    nearest_effort,
+    parse_response_format,
+    parse_tool_choice,
     refuse_extras,
     refuse_fields,
-    word_for,
 )
 from tidegate.values import Call
 
@@ -152,7 +152,7 @@ def _reasoning(reasoning: str | None, facts: Facts, most: int) -> tuple[_Thinkin
         return None, None
     if facts.thinking == "budget":
         return _budget(reasoning, most), None
-    word = word_for(reasoning, facts.efforts)
+    word = nearest_effort(reasoning, facts.efforts)
     off = (word or reasoning) in _OFF
     if facts.thinking == "effort":
         return None, None if off else word
@@ -179,7 +179,7 @@ def _alone(choice: _Choice) -> _Choice:
 
 
 def _choice(tool_choice: bytes) -> _Choice:
-    choice = brought_choice(tool_choice)
+    choice = parse_tool_choice(tool_choice)
     if choice.kind == "function":
         return _Choice("tool", choice.name)
     return _Choice("any" if choice.kind == "required" else choice.kind)
@@ -187,7 +187,7 @@ def _choice(tool_choice: bytes) -> _Choice:
 
 def _shape(response_format: bytes) -> _Format | None:
     """Only a schema has a place in this format; JSON of any shape is asked for in words (`wants_json`)."""
-    shape = brought_shape(response_format)
+    shape = parse_response_format(response_format)
     return _Format(shape.schema) if shape.kind == "json_schema" else None
 
 
@@ -197,7 +197,7 @@ def blank_stops(stops: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def wants_json(call: Call) -> bool:
-    return bool(call.response_format) and brought_shape(call.response_format).kind == "json_object"
+    return bool(call.response_format) and parse_response_format(call.response_format).kind == "json_object"
 
 
 def _user(user: str) -> str:

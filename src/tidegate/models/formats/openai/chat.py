@@ -14,7 +14,7 @@ import msgspec
 from tidegate.models.catalog.facts import Facts
 from tidegate.models.formats import request_text
 from tidegate.models.formats.call_names import call_id, call_name, participant_name, short_id
-from tidegate.models.formats.call_parameters import asked_of, refuse_extras, refuse_fields
+from tidegate.models.formats.call_parameters import refuse_extras, refuse_fields, requested_effort
 from tidegate.models.formats.openai.chat_answer import API, ChatAnswer, EndpointFields
 from tidegate.models.interface import EncodedPrefix
 from tidegate.values import PDF, Call, Media, Message, Prefix, ToolCall
@@ -197,7 +197,7 @@ class ChatWire:
         """The results, and then what they show: this format takes that from users only, and lets nothing stand between
         the results of one step."""
         parts = [self._encode(_Result(self._id(result.call_id), result.text)) for result in results]
-        if told := request_text.shown_by(results):
+        if told := request_text.media_caption(results):
             shown = tuple(media for result in results for media in result.media)
             parts.append(self.encode(Message(role="user", aside=told, media=shown)))
         return b",".join(parts)
@@ -221,7 +221,7 @@ class ChatWire:
                 pieces.append(b',"parallel_tool_calls":true' if call.parallel_tool_calls else _ONE_AT_A_TIME)
         if tools:
             pieces += (b',"tools":', tools)
-        return pieces + request_text.in_a_list(b',"messages":[', prefix.system, history)
+        return pieces + request_text.message_list(b',"messages":[', prefix.system, history)
 
     def _encode_answer(self, message: Message) -> bytes:
         if not (message.calls or message.carried or self._missing_thought):
@@ -255,9 +255,9 @@ class ChatWire:
         parts: list[_Part] = []
         for media in shown:
             if not self.takes(media.media_type):
-                parts.append(_Text(request_text.unseen(media)))
+                parts.append(_Text(request_text.media_placeholder(media)))
             elif media.is_sound:
-                data = msgspec.Raw(b'"%b"' % request_text.base64_of(media))
+                data = msgspec.Raw(b'"%b"' % request_text.base64_data(media))
                 parts.append(_Audio(_Sound(data, _SOUNDS[media.media_type])))
             elif media.is_document:
                 parts.append(_File(_FileData(request_text.file_name(media), msgspec.Raw(request_text.data_url(media)))))
@@ -268,8 +268,8 @@ class ChatWire:
     def _parameters(self, call: Call) -> bytes:
         newer = self._completion_tokens
         facts = self._facts
-        word = asked_of(facts, call.reasoning)
-        thinks = facts.thinking != "none" and word != "none" and not (facts.supposed and word is None)
+        word = requested_effort(facts, call.reasoning)
+        thinks = facts.thinking != "none" and word != "none" and not (facts.thinking_unknown and word is None)
         sampled = not newer or not thinks
         if newer:
             refuse_extras(call)

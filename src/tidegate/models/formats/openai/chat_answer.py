@@ -13,7 +13,7 @@ import msgspec
 from tidegate.models.formats.answer import AnswerError, BrokenAnswer
 from tidegate.models.formats.json_repair import decoded
 from tidegate.models.formats.openai.reasoning import EndpointReasoning, checked
-from tidegate.models.formats.stream_answer import GrowingCall, StreamedAnswer, finish_of, given
+from tidegate.models.formats.stream_answer import GrowingCall, StreamedAnswer, finish_reason_of, given
 from tidegate.models.formats.token_counts import TOKENS, ReportedUsage
 from tidegate.values import Message, OpaqueItem, Usage
 
@@ -232,13 +232,13 @@ class ChatAnswer(StreamedAnswer):
         return tuple(carried)
 
     def message(self, model: str) -> Message:
-        calls = self.made_calls()
+        calls = self.finished_calls()
         carried = self._carried()
         return Message(
             role="assistant",
             text="".join(self.text),
             calls=calls,
-            finish=finish_of(_FINISHES.get(self._finish or "", "stop"), calls=bool(calls), refused=self.refused),
+            finish=finish_reason_of(_FINISHES.get(self._finish or "", "stop"), calls=bool(calls), refused=self.refused),
             usage=_usage_of(ReportedUsage(self._usage)) if self._usage else None,
             model=model,
             carrier=API if carried else "",

@@ -19,13 +19,13 @@ from tidegate.models.catalog.facts import Facts
 from tidegate.models.formats import request_text
 from tidegate.models.formats.call_names import call_id, call_name
 from tidegate.models.formats.call_parameters import (
-    asked_of,
-    brought_choice,
-    brought_shape,
     caller_identifier,
     invalid,
+    parse_response_format,
+    parse_tool_choice,
     refuse_extras,
     refuse_fields,
+    requested_effort,
 )
 from tidegate.models.formats.openai.responses_answer import API, ResponsesAnswer, ReturnedItem
 from tidegate.models.interface import EncodedPrefix
@@ -137,7 +137,7 @@ class ResponsesWire:
         self._facts = facts
         self._encode = msgspec.json.Encoder().encode
         opening = b'{"model":%b,"stream":true,"store":false' % self._encode(model)
-        if facts.thinking != "none" and not facts.supposed:
+        if facts.thinking != "none" and not facts.thinking_unknown:
             opening += _THOUGHTS
         self._opening = opening
 
@@ -180,7 +180,7 @@ class ResponsesWire:
         pieces += (b',"prompt_cache_key":', key)
         if tools:
             pieces += (b',"tools":', tools)
-        return pieces + request_text.in_a_list(b',"input":[', prefix.system, history)
+        return pieces + request_text.message_list(b',"input":[', prefix.system, history)
 
     def _encode_answer(self, message: Message) -> bytes:
         """A thought that led to nothing is left out: it is refused without what follows it."""
@@ -222,7 +222,7 @@ class ResponsesWire:
 
     def _shown(self, media: Media) -> _Part:
         if not self.takes(media.media_type):
-            return _Text(request_text.unseen(media))
+            return _Text(request_text.media_placeholder(media))
         data = msgspec.Raw(request_text.data_url(media))
         return _File(request_text.file_name(media), data) if media.is_document else _Image(data)
 
@@ -232,8 +232,8 @@ class ResponsesWire:
         if call.top_logprobs is not None:
             raise invalid("This model tells no log probabilities here; leave `logprobs` out.", "logprobs")
         facts = self._facts
-        word = asked_of(facts, call.reasoning)
-        thinks = facts.thinking != "none" and word != "none" and not (facts.supposed and word is None)
+        word = requested_effort(facts, call.reasoning)
+        thinks = facts.thinking != "none" and word != "none" and not (facts.thinking_unknown and word is None)
         if thinks:
             refuse_fields(call, "temperature", "top_p")
         encoded = self._encode(
@@ -249,7 +249,7 @@ class ResponsesWire:
             )
         )
         parts = b"," + encoded[1:-1] if len(encoded) > 2 else b""
-        if facts.supposed and word is not None:
+        if facts.thinking_unknown and word is not None:
             parts += _THOUGHTS
         shape = call.response_format
         text = [b'"format":' + self._encode(_shape(shape))] if shape else []
@@ -274,12 +274,12 @@ class OpenAIResponses:
 
 
 def _choice(given: bytes) -> str | _ChosenFunction:
-    choice = brought_choice(given)
+    choice = parse_tool_choice(given)
     return _ChosenFunction(choice.name) if choice.kind == "function" else choice.kind
 
 
 def _shape(given: bytes) -> _Plain | _Schema:
-    shape = brought_shape(given)
+    shape = parse_response_format(given)
     if shape.kind != "json_schema":
         return _Plain(shape.kind)
     return _Schema(shape.name, shape.description, shape.schema, shape.strict)

@@ -12,7 +12,7 @@ import msgspec
 
 from tidegate.models.formats.answer import AnswerError, BrokenAnswer, check_depth
 from tidegate.models.formats.json_repair import REPLACEMENT, decoded
-from tidegate.models.formats.stream_answer import GrowingCall, StreamedAnswer, finish_of, given
+from tidegate.models.formats.stream_answer import GrowingCall, StreamedAnswer, finish_reason_of, given
 from tidegate.models.formats.token_counts import ReportedUsage
 from tidegate.models.http.sse import EVENT_BYTES
 from tidegate.values import Message, OpaqueItem, Usage
@@ -284,13 +284,13 @@ class ResponsesAnswer(StreamedAnswer):
     # -- the message --
 
     def message(self, model: str) -> Message:
-        calls = self.made_calls()
+        calls = self.finished_calls()
         carried = self._carried()
         return Message(
             role="assistant",
             text="".join(self.text),
             calls=calls,
-            finish=finish_of(self._finish, calls=bool(calls), refused=self.refused),
+            finish=finish_reason_of(self._finish, calls=bool(calls), refused=self.refused),
             usage=_usage_of(ReportedUsage(self._usage)) if self._usage else None,
             model=model,
             carrier=API if carried else "",
