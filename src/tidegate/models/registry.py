@@ -1,8 +1,8 @@
 """The configured models by name.
 
-Guarantee: each model is built once, on entering, from the settings and the catalogue alone; a credential is used only
-where its model's settings name it, and one that cannot be found is told at the start, not at the first turn. A model
-that failed rests (`rests`), for whoever can choose another. Models owns no connection: those are the transport's.
+Each model is built once, on entering, from the settings and the catalogue alone. A credential is used only where its
+model's settings name it, and a missing one is reported at the start, not at the first turn. A model that failed has a
+cooldown, so that a caller with a fallback can choose another. Models owns no connections: the transport does.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,8 +28,8 @@ from tidegate.values import Frozen
 
 
 class ModelState(Frozen, frozen=True, omit_defaults=False):
-    """How a model stands: how many keys it has and how many of them rest; until when it rests itself, and because of
-    what kind of failure; how many requests failed since the process began, by kind."""
+    """The state of a model: its keys and how many of them are in cooldown; the end and the reason of its own cooldown;
+    failed requests since the process started, by kind."""
 
     keys: int = 0
     keys_resting: int = 0
@@ -59,10 +59,10 @@ class Models:
         self._models: dict[str, Model] = {}
         self._key_rests = Cooldowns(self._retry_policy.clock)
         self.cooldowns = Cooldowns(self._retry_policy.clock)
-        """Models by name that are left alone for a while."""
+        """Cooldowns of models, by name."""
 
     async def __aenter__(self) -> Self:
-        # A key may lie in a file, which may lie on a slow disk.
+        # A key may be in a file on a slow disk.
         self._models = await anyio.to_thread.run_sync(self._build_all)
         return self
 
@@ -83,7 +83,6 @@ class Models:
         return model
 
     def states(self) -> dict[str, ModelState]:
-        """How each of them stands now, by name."""
         return {name: self._state(name, model) for name, model in self._models.items()}
 
     def _state(self, name: str, model: Model) -> ModelState:
@@ -103,7 +102,7 @@ class Models:
 
     def _build(self, name: str, settings: ModelSettings, facts: Facts) -> Model:
         if settings.api == "demo":
-            from tidegate.models.demo.model import DemoModel  # only where it is used
+            from tidegate.models.demo.model import DemoModel  # loaded only when it is configured
 
             return DemoModel(name, self._transport, facts)
         for field in ("base_url", "model"):
@@ -111,8 +110,8 @@ class Models:
                 raise Misconfigured(f'[models.{name}] needs `{field}` for api = "{settings.api}"; set it.')
         if settings.model == DEMO:
             raise Misconfigured(
-                f'[models.{name}] model = "{DEMO}" is the name under which the built-in model is written down, which '
-                "costs nothing; ask the endpoint by another name."
+                f'[models.{name}] model = "{DEMO}" is reserved for the built-in model, whose usage costs nothing; use '
+                "another name for the endpoint's model."
             )
         secrets: list[Secret] = []
         setting = f"[models.{name}] {'keys' if settings.keys else 'key'}"
@@ -134,13 +133,13 @@ class Models:
         )
 
     def _reveal(self, setting: str, reference: str, secrets: list[Secret]) -> str:
-        """What a reference refers to, if it can stand in a header; noted in `secrets`, and never told."""
+        """The value of a reference, if a header can carry it. It is added to `secrets`, so that it is redacted."""
         secret = self._resolve(reference)
         text = secret.reveal()
         if not text or not text.isascii() or not text.isprintable():
             raise Misconfigured(
-                f"{setting} = {reference!r} refers to something empty or with characters that no header may carry; "
-                "correct what it refers to."
+                f"{setting} = {reference!r} refers to a value that is empty or has characters that no header may "
+                "carry; correct the value."
             )
         secrets.append(secret)
         return text

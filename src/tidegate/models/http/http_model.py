@@ -1,9 +1,11 @@
-"""A model behind an HTTP endpoint, whichever format that speaks.
+"""A model behind an HTTP endpoint, in any format.
 
-Guarantee: every wait has a deadline (connect, first byte, silence within a stream); what the endpoint does wrong ends
-as ModelFailed; a failed attempt is tried again while nothing was shown, and once after something was; what came of it,
-shown or not, is then declared void; another key is tried at once where there is one, each key once; a cancelled ask
-closes its connection before it returns. Between asks nothing is kept but which keys rest and how often what went wrong.
+Every wait has a deadline (connect, first byte, silence within a stream). Every failure of the endpoint becomes a
+ModelFailed. A failed attempt is retried while no text was shown, and once more after some was shown; everything
+received from it, shown or not, is then withdrawn. If another key is available it is tried at once, each key at most
+once. A cancelled `ask` closes its connection before it returns.
+
+Between calls a model holds only the cooldowns of its keys and its failure counts.
 """
 
 import asyncio
@@ -34,15 +36,15 @@ from tidegate.models.http.transport import IncomingResponse, Transport
 from tidegate.models.interface import EncodedPrefix
 from tidegate.values import Call, Message
 
-# The slowest upload that is waited for, on top of the connect and first-byte timeouts.
+# The slowest upload that is tolerated, on top of the connect and first-byte timeouts.
 UPLOAD_BYTES_PER_SECOND = 64 * 1024
-# After the end mark, the rest of the response usually is there already; to wait a little for it saves a connection.
+# After the end mark, the rest of the response has usually arrived. A short wait for it saves a connection.
 DRAIN_SECONDS = 0.25
 _USER_AGENT = "tidegate"
 
 
-class Settings(Protocol):
-    """What this file needs of a model's settings."""
+class HttpModelSettings(Protocol):
+    """The part of `ModelSettings` that an HTTP model needs."""
 
     @property
     def base_url(self) -> str: ...
@@ -59,12 +61,12 @@ class Settings(Protocol):
 
 
 class HttpModel:
-    """One configured model. Its keys and the values of `headers` are revealed: this is the edge where they are sent."""
+    """One configured model. Keys and header values are held in clear text, because they are sent from here."""
 
     def __init__(
         self,
         name: str,
-        settings: Settings,
+        settings: HttpModelSettings,
         format: Format,
         *,
         keys: KeyRing,
@@ -88,7 +90,7 @@ class HttpModel:
         self._endpoint = settings.base_url
         self.keys = keys
         self.failures: Counter[ModelKind] = Counter()  # house: allow one for each kind
-        """Requests that failed, by what was wrong, also those that were tried again."""
+        """Failed requests by kind, including those that were retried."""
         self._heads = {
             key: self._address.head("POST", _headers(format.headers(key.secret), headers)) for key in keys.keys
         }
@@ -117,7 +119,7 @@ class HttpModel:
         on_reset: Callable[[str, int], None],
     ) -> Message:
         body = self.wire.body(prefix, history, call)
-        history = ()  # it may hold media that was loaded for this request alone
+        history = ()  # drop the reference: it may hold media that was loaded for this request alone
         stops = self.wire.unsent_stops(call.stop) if call.stop else ()
         attempt = rotations = 0
         restarted = False
@@ -133,7 +135,7 @@ class HttpModel:
             except ModelFailed as failure:
                 self.failures[failure.kind] += 1
                 failure.shown, failure.heard = answer.shown, answer.heard
-                # Keys may come back while others are tried, so it is counted that each has had its turn.
+                # Count rotations, because a key may become available again while others are tried.
                 rotates = self.keys.failed(key, failure) and rotations < len(self.keys.keys) - 1
                 pause = 0.0 if rotates else self._retry_policy.pause(failure, attempt)
                 if pause is None or not (rotates or attempt < self._retries) or (restarted and answer.shown):
@@ -149,7 +151,7 @@ class HttpModel:
             await self._retry_policy.sleep(pause)
 
     def _finished(self, message: Message) -> Message:
-        """With its price, and with calls that no other in the conversation is named like."""
+        """The message with its price, and with call ids that are unique in the conversation."""
         if message.calls:
             message = msgspec.structs.replace(message, calls=distinct_calls(message.calls))
         if message.usage is None:
@@ -185,7 +187,7 @@ class HttpModel:
                     break
                 begun = True
                 answer.feed(received)
-                received = b""  # it may be large, and the next one may be long in coming
+                received = b""  # free it: it may be large, and the next piece may take long
             if not answer.complete:
                 raise self._cut(response)
             if not response.complete:
@@ -199,7 +201,7 @@ class HttpModel:
                 return
             raise self._failures.of_link(error, begun=begun) from error
         finally:
-            # Gives a fully read connection back to the pool and closes any other, without waiting.
+            # Returns a fully read connection to the pool and closes any other, without waiting.
             response.close()
 
     async def _send(self, head: bytes, body: Sequence[bytes]) -> IncomingResponse:
@@ -207,7 +209,7 @@ class HttpModel:
         head += b"%d\r\n\r\n" % size
         if size <= WHOLE_BYTES:
             return await self._transport.request(self._address.origin, head, body, self._waits)
-        # A large request may have to wait for the other side to read, for which there is no silence to go by.
+        # A large request may block until the other side reads; no other timeout covers that.
         try:
             async with asyncio.timeout(self._before_answer + size / UPLOAD_BYTES_PER_SECOND):
                 return await self._transport.request(self._address.origin, head, body, self._waits)
@@ -234,11 +236,11 @@ class HttpModel:
 
 
 def _headers(own: Mapping[str, str], configured: Mapping[str, str]) -> dict[str, str]:
-    """What is configured comes last, and may be spelt in any case."""
+    """Headers of a request. Configured headers replace built-in ones, in any spelling of the name."""
     headers = {
         "Content-Type": "application/json",
         "Accept": "text/event-stream",
-        # A compressed stream costs more than it saves between machines that pay for tokens.
+        # Compression of a token stream costs more than it saves.
         "Accept-Encoding": "identity",
         "User-Agent": _USER_AGENT,
         **own,
@@ -253,8 +255,8 @@ def _headers(own: Mapping[str, str], configured: Mapping[str, str]) -> dict[str,
 def signature(
     api: str, base_url: str, model: str, headers: Mapping[str, str], keys: Sequence[str | None], facts: Facts
 ) -> bytes:
-    """A digest in which each part is framed by its length, so that no two settings run into each other. Of the facts,
-    those are in it by which messages are encoded."""
+    """A digest of the settings. Each part is framed by its length, so that different settings never give the same
+    input. Only the facts that change how messages are encoded are part of it."""
     digest = hashlib.sha256()
     parts = [api, base_url, model, f"{facts.vision:d}{facts.audio:d}"]
     parts += ("" if key is None else "key " + key for key in keys)
