@@ -209,7 +209,7 @@ class Conversation:
             same = answer.model == self.model.provider_model and answer.bound.partition("/")[2] == self.mark
             tokens = 0 if answer.usage is None or answer.usage.estimated else answer.usage.input
             size = said + self.prefix_bytes
-            if same and self.model.token_estimate.believes(size, tokens):
+            if same and self.model.token_estimate.is_plausible(size, tokens):
                 self._counted = (tokens, size)
                 return
 
@@ -259,7 +259,7 @@ class Conversation:
     def count(self, tokens: int) -> None:
         """The provider says that the request which this now stands for had so many tokens."""
         self.model.token_estimate.learn(self.estimated_bytes, tokens)
-        if self.model.token_estimate.believes(self.estimated_bytes, tokens):
+        if self.model.token_estimate.is_plausible(self.estimated_bytes, tokens):
             self._counted = (tokens, self.estimated_bytes)
 
     @property

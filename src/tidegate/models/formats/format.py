@@ -17,16 +17,16 @@ from tidegate.models.interface import Wire
 
 
 class Format(Protocol):
-    """How one API is spoken: what is sent, and how the answer is read."""
+    """One provider API, for one model: its endpoint, its requests and its answers."""
 
     @property
     def api(self) -> str:
-        """Its name in the configuration."""
+        """The name of the API in the configuration."""
         ...
 
     @property
     def path(self) -> str:
-        """Of its endpoint, below `base_url`."""
+        """The path of the endpoint below `base_url`."""
         ...
 
     @property
@@ -34,20 +34,20 @@ class Format(Protocol):
 
     @property
     def facts(self) -> Facts:
-        """Of the model that it is made for."""
+        """The facts of the model."""
         ...
 
     def headers(self, key: str | None) -> Mapping[str, str]:
-        """By which it knows who asks, and whatever else it insists on."""
+        """Headers with the key, and any others that the API requires."""
         ...
 
     def answer(self, limit: int, on_text: Callable[[str], None]) -> IncomingAnswer:
-        """An answer that is about to arrive, of at most so many bytes."""
+        """A parser for one incoming answer of at most `limit` bytes."""
         ...
 
 
 def format_for(settings: ModelSettings, facts: Facts) -> Format:
-    """How the model's API is spoken; only the formats that are configured are imported."""
+    """The format of a model's API. Only configured formats are imported."""
     match settings.api:
         case "openai-responses":
             from tidegate.models.formats.openai.responses import OpenAIResponses

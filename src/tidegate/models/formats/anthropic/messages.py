@@ -1,12 +1,12 @@
-"""Anthropic's Messages format, outgoing: messages, prefix and request body as bytes.
+"""Requests of Anthropic's Messages API: the format, and its messages, prefix and request body as bytes.
 
-Guarantee: equal values give equal bytes, and all of a request but its cache marks is the beginning of the
-conversation's next one. What the API would refuse never goes out: no block without words, no id or name of a foreign
-kind, no thought at the end of an answer. A model's signed thoughts go back verbatim, at their places, and to that model
-only. Nothing is kept here.
+Equal values give equal bytes, and all of a request except its cache marks is the start of the conversation's next one.
+Requests contain nothing that the API would refuse: no empty blocks, no ids or names of other formats, no reasoning
+block at the end of an answer. A model's signed reasoning blocks are sent back verbatim, at their positions, and to that
+model only. Nothing is held per conversation.
 
-Every block ends with its type, and every message begins with its role: so a request can be marked for the cache, and
-its last answer be found, without reading what was said.
+Every block ends with its type, and every message starts with its role. So a request can be marked for the cache, and
+its last answer found, without decoding messages.
 """
 
 import hashlib
@@ -27,13 +27,13 @@ from tidegate.values import PDF, Call, Media, Message, Prefix, ToolCall, ToolDef
 
 VERSION = "2026-10-21"
 SAMPLED_VERSION = "2023-06-01"
-"""The newest refuses temperature and top_p for every model; those that take them are asked by the one before, which is
-also the only one that other makers' servers know."""
+"""The newest version refuses temperature and top_p for every model. Models that accept them use the previous one, which
+is also the only one that other vendors' servers know."""
 
 CacheTtl = Literal["5m", "1h"]
 SHOWN = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp", PDF})
 
-# Part of the wire format: to change one of these sentences is to raise the version.
+# Part of the wire format: raise `version` when one of these sentences changes.
 NO_MESSAGE = "The message was empty."
 NO_OUTPUT = "[no output]"
 NO_BEGINNING = "What was said before this is not known."
@@ -41,7 +41,7 @@ JSON_ONLY = "Answer with one JSON object and nothing else."
 UNREADABLE = "unreadable_arguments"
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
-# No id that goes out as it is begins like one that was made here.
+# Prefix of ids that are made here; an original id with this prefix is replaced too.
 _MADE_ID = "tg_"
 _MADE_DIGITS = 40
 
@@ -49,7 +49,7 @@ _ANSWER = b'{"role":"assistant",'
 _THOUGHTFUL = (_ANSWER + b'"content":[{"thinking":', _ANSWER + b'"content":[{"data":')
 _CALLING = b'"type":"tool_use"}]}'
 _END = b"}]}"
-# How a message ends whose last block may be marked for the cache: a thought may not.
+# Ends of messages whose last block may be marked for the cache; reasoning blocks may not.
 _MARKABLE = (
     b'"type":"text"}]}',
     b'"type":"image"}]}',
@@ -122,7 +122,7 @@ _BEGINNING = _encode(_Message("user", [_Text(aside(NO_BEGINNING))])) + b","
 
 
 class AnthropicWire:
-    """`cache_ttl` is how long the provider keeps what it was marked to keep; the longer time costs more to write."""
+    """`cache_ttl` is how long the provider caches marked content; writing costs more for the longer time."""
 
     version = 3001
     continues_answers = False
@@ -151,14 +151,14 @@ class AnthropicWire:
         return _encode(_Message("user", said or [_Text(aside(NO_MESSAGE))]))
 
     def encode_results(self, results: Sequence[Message]) -> bytes:
-        """One message, as the API insists: all results first, then what the gateway has to add."""
+        """One message, as the API requires: first all results, then the gateway's additions."""
         if not results:
             return b""
         blocks: list[_Result | _Shown] = []
         behind: list[_Shown] = []
         for result in results:
             content: list[_Shown] = [*_texts(result.text)]
-            # One that failed may hold words alone.
+            # A failed result may contain only text.
             (behind if result.failed else content).extend(map(self._shown, result.media))
             blocks.append(_Result(_id(result.call_id), content or [_Text(NO_OUTPUT)], result.failed))
         blocks += behind
@@ -188,9 +188,9 @@ class AnthropicWire:
             pieces += (b',"system":[', prefix.system[:-1], mark, b"}]")
         pieces.append(b',"messages":[')
         if history and history[0].startswith(_ANSWER):
-            pieces.append(_BEGINNING)  # the first word must be a user's
-        # The end of this request, and that of the one before, so that what the provider keeps is found at once: of what
-        # lies between two marks it looks at twenty blocks only.
+            pieces.append(_BEGINNING)  # the first message must be the user's
+        # Mark the end of this request and of the previous one, so that the provider finds its cache entry: it looks at
+        # only twenty blocks before a mark.
         marked = (len(history) - 1, answer - 1)
         for place, piece in enumerate(history):
             if place:
@@ -205,7 +205,7 @@ class AnthropicWire:
         return pieces
 
     def _answer(self, message: Message) -> list[_Text | _Use | msgspec.Raw]:
-        """What a model said, called and thought, in the order in which it did."""
+        """Text, tool calls and reasoning of an answer, in their original order."""
         blocks: list[_Text | _Use | msgspec.Raw] = []
         text, calls = message.text, message.calls
         at = done = 0
@@ -219,13 +219,13 @@ class AnthropicWire:
         blocks += _texts(text[at:])
         blocks += [_use(call) for call in calls[done:]]
         while blocks and isinstance(blocks[-1], msgspec.Raw):
-            blocks.pop()  # an answer that was cut short while the model thought
+            blocks.pop()  # the answer was cut short while the model was thinking
         return blocks
 
     def _shown(self, media: Media) -> _Shown:
         if not self.takes(media.media_type):
             return _Text(media_placeholder(media))
-        # Already JSON, so that a large picture is copied as seldom as can be; nothing in it needs escaping.
+        # Raw JSON, so that a large picture is not copied more often than needed; nothing in it needs escaping.
         source = _Source(media.media_type, msgspec.Raw(b'"%b"' % base64_data(media)))
         return _Document(source, file_name(media)) if media.is_document else _Image(source)
 
@@ -250,7 +250,7 @@ class AnthropicMessages:
 
 
 def _texts(*texts: str) -> list[_Text]:
-    """Those that say something."""
+    """Text blocks for texts that are not blank."""
     return [_Text(text) for text in texts if text.strip()]
 
 
@@ -259,14 +259,14 @@ def _use(call: ToolCall) -> _Use:
 
 
 def _id(given: str) -> str:
-    """The id of a call as this API takes it: its own as they are, any other as a digest, so that no two become one."""
+    """A call id that the API accepts: the original if possible, else a digest, so that ids stay distinct."""
     if _ID.fullmatch(given) and not given.startswith(_MADE_ID):
         return given
     return _MADE_ID + hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:_MADE_DIGITS]
 
 
 def _input(arguments: str) -> msgspec.Raw:
-    """The model's own text where it is what the API takes, an object; else an object that tells what it wrote."""
+    """The model's own arguments if they are a JSON object, as the API requires; else an object that quotes them."""
     text = arguments.strip().encode("utf-8", "replace")
     if not text:
         return msgspec.Raw(b"{}")
@@ -284,7 +284,7 @@ def _tool(tool: ToolDefinition) -> _Tool:
 
 
 def _schema(parameters: msgspec.Raw) -> msgspec.Raw:
-    """Verbatim; the API insists on a type, which others take for granted."""
+    """The schema verbatim, with a `type` if it has none: this API requires one."""
     raw = bytes(parameters)
     if not raw:
         return _NO_SCHEMA
@@ -293,12 +293,12 @@ def _schema(parameters: msgspec.Raw) -> msgspec.Raw:
     except (msgspec.DecodeError, RecursionError):
         raise invalid("The parameters of a tool are not JSON; send them as a JSON schema.", "tools") from None
     if not isinstance(schema, dict):
-        raise invalid("The parameters of a tool are no object; send them as a JSON schema.", "tools")
+        raise invalid("The parameters of a tool are not an object; send them as a JSON schema.", "tools")
     return parameters if "type" in schema else msgspec.Raw(_encode({"type": "object", **schema}))
 
 
 def _last_answer(history: Sequence[bytes]) -> int:
-    """The place of the model's last answer, as far as it stands alone or first in its piece; 0 for none."""
+    """The index of the entry that starts with the model's last answer; 0 if there is none."""
     for place in range(len(history) - 1, 0, -1):
         if history[place].startswith(_ANSWER):
             return place
@@ -306,5 +306,5 @@ def _last_answer(history: Sequence[bytes]) -> int:
 
 
 def _begun_thoughtless(history: Sequence[bytes], answer: int) -> bool:
-    """Whether the results of calls are to be answered that were made without thinking, by this model or by another."""
+    """Whether the request continues a step whose tool calls were made without thinking, by this model or another."""
     return bool(answer) and history[answer].endswith(_CALLING) and not history[answer].startswith(_THOUGHTFUL)

@@ -1,9 +1,8 @@
-"""Anthropic's Messages format, incoming: a stream, or one whole message, becomes an assistant Message.
+"""Answers of Anthropic's Messages API: a stream or a complete body becomes an assistant Message.
 
-Guarantee: what comes out is complete (the reason why the model stopped was seen), or an AnswerBroken says why not; the
-bounds are those of every streamed answer, and thoughts count towards them. Thoughts and their signatures are carried
-verbatim, each at its place; tool arguments are kept verbatim. Events and blocks of a kind that is not known are passed
-over.
+The result is complete (the stop reason has arrived), or BrokenAnswer gives the reason. The bounds are those of every
+streamed answer, and reasoning counts towards them. Reasoning blocks and their signatures are kept verbatim at their
+positions, and so are tool arguments. Unknown events and blocks are ignored.
 """
 
 from collections.abc import Callable
@@ -20,12 +19,12 @@ API = "anthropic"
 """The name of this format in the configuration, and in what its answers carry."""
 
 PLACE = msgspec.Raw(b"null")
-"""Carried where text came after a call: no thing, but a place at which the answer is parted."""
+"""Marks a position where text followed a tool call, so that the answer is split there. It is not sent."""
 
 _FINISHES = {
     "max_tokens": "length",
     "model_context_window_exceeded": "length",
-    # Its turn was to go on in another request: for whoever reads it, it is cut short.
+    # The model expects to continue in another request, so for the reader the answer is cut short.
     "pause_turn": "length",
     "tool_use": "tool_calls",
     "refusal": "content_filter",
@@ -44,7 +43,7 @@ _DISORDER = "the pieces of the stream are out of order"
 
 
 class _Thought(msgspec.Struct, gc=False):
-    """What is carried, in the order that the outgoing side knows."""
+    """A reasoning block as it is kept, with the order of fields that requests expect."""
 
     thinking: str
     signature: str
@@ -95,7 +94,7 @@ class _Typed(msgspec.Struct, gc=False):
 
 
 class _Strange(msgspec.Struct, gc=False):
-    """As much of an event as tells whether what is in it need be understood."""
+    """The part of an event that shows whether it is of an unknown kind, which may be ignored."""
 
     type: str = ""
     index: int = 0
@@ -117,15 +116,15 @@ _decode_block = msgspec.json.Decoder(_Block).decode
 _decode_typed = msgspec.json.Decoder(_Typed).decode
 _decode_whole = msgspec.json.Decoder(_Whole).decode
 _encode = msgspec.json.Encoder().encode
-# What a decoder may raise for bytes of any kind; the last is nesting without end.
+# Errors of a decoder for arbitrary bytes; RecursionError is raised for extreme nesting.
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-# Weighed for every thought, so that many empty ones are not free.
+# Counted for every reasoning block, so that many empty ones are bounded too.
 _FRAME = _encode(_Thought("", "")).decode()
 
 
 class AnthropicAnswer(StreamedAnswer):
-    """Blocks come one after the other: `_open` is the kind of the one that grows, "" for none. `_standing_in` says that
-    a call's arguments are what came with its beginning, and give way to any that follow."""
+    """Blocks arrive one after the other: `_open` is the kind of the current one, "" for none. `_standing_in`: the
+    arguments of the current call came with its start event, and are replaced by any that follow."""
 
     __slots__ = (
         *("_begun", "_call", "_carried", "_characters", "_open", "_parted", "_place", "_signature", "_standing_in"),
@@ -180,7 +179,7 @@ class AnthropicAnswer(StreamedAnswer):
                 self._end(event.delta.stop_reason)
         elif kind == "message_stop":
             if self._stop is None:
-                raise BrokenAnswer("the answer ended without saying why")
+                raise BrokenAnswer("the answer ended without a stop reason")
             self.done = True
         elif kind == "error" or (not kind and given(event.error)):
             raise AnswerError(given(event.error) or b"{}")
@@ -216,7 +215,7 @@ class AnthropicAnswer(StreamedAnswer):
     # -- blocks --
 
     def _begin(self, place: int, block: _Block) -> None:
-        """Also ends a block that was left open, which some servers do."""
+        """Start a block. Closes one that the server left open."""
         if not self._begun or place < self._place:
             raise BrokenAnswer(_DISORDER)
         self._close()
@@ -275,7 +274,7 @@ class AnthropicAnswer(StreamedAnswer):
         self._stop = reason
 
     def _pass_over(self, data: bytes) -> None:
-        """An event that does not have the shape that was expected: only one of a kind that is not known may be so."""
+        """Ignore an event of an unexpected shape if its kind is unknown; otherwise raise BrokenAnswer."""
         try:
             if _decode_typed(data).type not in _EVENTS:
                 return
@@ -289,11 +288,11 @@ class AnthropicAnswer(StreamedAnswer):
         else:
             raise BrokenAnswer(_NOT_JSON)
 
-    # -- what grows --
+    # -- content --
 
     def _add(self, text: str) -> None:
         if len(self.calls) > self._parted:
-            # Text after a call: where that was would else be lost.
+            # Text after a call: without a mark its position would be lost.
             self._carry(bytes(PLACE))
         self.add_text(text)
         self._characters += len(text)
@@ -309,7 +308,7 @@ class AnthropicAnswer(StreamedAnswer):
             self._thinking.append(text)
 
     def _sign(self, signature: str) -> None:
-        """One signature for a thought: a second would be another one, not its rest."""
+        """A reasoning block has one signature: a second one replaces it."""
         if signature:
             self.weigh(signature)
             self._signature = signature
@@ -318,10 +317,10 @@ class AnthropicAnswer(StreamedAnswer):
         self._parted = len(self.calls)
         self._carried.append(OpaqueItem(item=msgspec.Raw(item), text=self._characters, calls=len(self.calls)))
 
-    # -- what it cost --
+    # -- usage --
 
     def _count(self, usage: msgspec.Raw) -> None:
-        """Counts are totals: a later one replaces an earlier one, and one that is missing does not."""
+        """Counts are totals: a later count replaces an earlier one, a missing count does not."""
         if raw := given(usage):
             counted = ReportedUsage(raw)
             if self._usage is None:

@@ -1,8 +1,8 @@
-"""The chat-completions wire format, outgoing: messages, prefix and request body as bytes.
+"""Requests of OpenAI's chat completions: the format, and its messages, prefix and request body as bytes.
 
-Guarantee: equal values give equal bytes, and the order of the body (model, parameters, tools, messages) lets a
-request only ever grow at its end. Tool arguments, the schemas of tools and whatever a model wants back go out verbatim;
-pictures, sounds and documents go as they are. Nothing is kept here.
+Equal values give equal bytes, and the order of the body (model, parameters, tools, messages) lets a request grow only
+at its end. Tool arguments, tool schemas and fields that an endpoint wants back are sent verbatim; pictures, sounds and
+documents are sent unchanged. Nothing is held per conversation.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,20 +21,20 @@ from tidegate.values import PDF, Call, Media, Message, Prefix, ToolCall
 
 _PICTURES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 _SOUNDS = {"audio/wav": "wav", "audio/mpeg": "mp3"}
-"""What the format takes, and by which name."""
+"""Audio types that the format accepts, and its names for them."""
 
 CALL_ID_CHARACTERS = 40
-"""The longest id of a call that OpenAI's service takes; other servers' are longer, as vLLM's."""
+"""The longest call id that OpenAI's service accepts; other servers, such as vLLM, make longer ones."""
 
-# OpenAI's own services know the output limit by its newer name only.
+# OpenAI's own services accept only the newer name of the output limit.
 _NEWER_HOSTS = ("api.openai.com", ".openai.azure.com")
-# Refuses a conversation in which an answer has not even an empty thought.
+# Refuses a conversation in which an answer has no reasoning field; an empty one is enough.
 _THOUGHTFUL_HOST = "api.deepseek.com"
-# Refuses a call without its mark, except with this one, which it offers for calls that are not its own.
+# Refuses a call without its signature. For calls of other models it accepts the placeholder below.
 _MARKING_HOST = "generativelanguage.googleapis.com"
-# Refuses a call whose id is not as its own are.
+# Refuses a call whose id does not have the form of its own ids.
 _SHORT_ID_HOST = "api.mistral.ai"
-# Refuse a message with a name.
+# These refuse messages with a name.
 _NAMELESS_HOSTS = frozenset({"api.mistral.ai", "api.groq.com", "api.cerebras.ai"})
 _FOREIGN_MARK = b'{"extra_content":{"google":{"thought_signature":"skip_thought_signature_validator"}}}'
 
@@ -118,7 +118,7 @@ class _Tool(msgspec.Struct):
 
 
 class _Parameters(msgspec.Struct, omit_defaults=True):
-    """What one call may set, in the order in which it goes out."""
+    """Parameters of one call, in the order in which they are sent."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -145,11 +145,11 @@ _wanted = msgspec.json.Decoder(EndpointFields).decode
 
 
 class ChatWire:
-    """`completion_tokens` says that it is OpenAI's own service: it insists on the newer name of the output limit, which
-    most compatible servers do not know, and refuses to have the chance in the answers of a model that thinks set.
-    `names` says that messages may name who speaks. `missing_thought` are fields, a JSON object, for answers that carry
-    none of the model's own, and `missing_mark` for the first call of an answer that another model gave. `short_ids`
-    says that calls are known by nine characters."""
+    """`completion_tokens`: the endpoint is OpenAI's own service, which requires the newer name of the output limit
+    (unknown to most compatible servers) and refuses sampling parameters for reasoning models. `names`: messages may
+    name their participant. `missing_thought`: fields, a JSON object, for answers without reasoning of this model.
+    `missing_mark`: the same for the first call of another model's answer. `short_ids`: call ids have nine
+    characters."""
 
     version = 1003
     continues_answers = True
@@ -194,8 +194,8 @@ class ChatWire:
         return self._encode(_Plain(message.role, message.text, self._name(message)))
 
     def encode_results(self, results: Sequence[Message]) -> bytes:
-        """The results, and then what they show: this format takes that from users only, and lets nothing stand between
-        the results of one step."""
+        """The results, then their media in a user message: the format accepts media only from users, and nothing
+        between the results of one step."""
         parts = [self._encode(_Result(self._id(result.call_id), result.text)) for result in results]
         if told := request_text.media_caption(results):
             shown = tuple(media for result in results for media in result.media)
@@ -251,7 +251,7 @@ class ChatWire:
         return self._encode(_Call(self._id(call.id), _Function(call_name(call.name), call.arguments)))
 
     def _media(self, shown: Iterable[Media]) -> list[_Part]:
-        """Already JSON, so that what is large is copied as seldom as can be; nothing in it needs escaping."""
+        """Media as raw JSON, so that large data is not copied more often than needed; nothing in it needs escaping."""
         parts: list[_Part] = []
         for media in shown:
             if not self.takes(media.media_type):
@@ -328,6 +328,6 @@ class OpenAIChat:
 
 
 def _with_fields(encoded: bytes, added: Iterable[msgspec.Raw]) -> bytes:
-    """A JSON object with the fields of others behind its own."""
+    """A JSON object with the fields of other objects appended."""
     fields = [bytes(raw)[1:-1] for raw in added if len(raw) > 2]
     return b",".join((encoded[:-1], *fields)) + b"}" if fields else encoded

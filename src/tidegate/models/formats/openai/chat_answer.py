@@ -1,8 +1,8 @@
-"""The chat-completions wire format, incoming: a stream, or one whole completion, becomes an assistant Message.
+"""Answers of OpenAI's chat completions: a stream or a complete body becomes an assistant Message.
 
-Guarantee: what comes out is complete (a finish reason or the end mark was seen), or an AnswerBroken says why not; the
-bounds are those of every streamed answer. Tool arguments are kept verbatim, and so is what an endpoint wants back: its
-thoughts, by whichever name it gives them, and its marks on calls.
+The result is complete (a finish reason or the end mark has arrived), or BrokenAnswer gives the reason. The bounds are
+those of every streamed answer. Tool arguments are kept verbatim, and so are the fields that an endpoint wants back: its
+reasoning, under any of the names in use, and its signatures on calls.
 """
 
 from collections.abc import Callable
@@ -18,10 +18,10 @@ from tidegate.models.formats.token_counts import TOKENS, ReportedUsage
 from tidegate.values import Message, OpaqueItem, Usage
 
 API = "openai-chat"
-"""The name of this format, by which what a model wants back is known again."""
+"""The name of this format. Stored with fields that go back to the endpoint, so that only this format sends them."""
 
 _DONE = b"[DONE]"
-_NULL = len(b"null")  # no longer than that, a list holds nothing
+_NULL = len(b"null")  # a list that is no longer than this is empty
 _FINISHES = {
     "length": "length",
     "model_length": "length",
@@ -29,7 +29,7 @@ _FINISHES = {
     "tool_calls": "tool_calls",
 }
 _ERROR = "error"
-"""A finish reason of those who relay to others; what went wrong usually stands beside it, as an error object."""
+"""A finish reason of relays. They usually send an error object with it."""
 
 
 class _Part(msgspec.Struct, gc=False):
@@ -49,7 +49,7 @@ class _Call(msgspec.Struct, gc=False):
 
 
 class _Delta(msgspec.Struct, gc=False):
-    """The last four are no part of the format: whatever stands there must not break an answer."""
+    """The last four fields are not part of the format: their content must never break an answer."""
 
     content: str | list[_Part] | None = None
     tool_calls: list[_Call] | None = None
@@ -80,8 +80,8 @@ class _Chunk(msgspec.Struct, gc=False):
 
 
 class EndpointFields(msgspec.Struct, omit_defaults=True):
-    """What is carried: the fields, a JSON object, that an endpoint put on its message or on the call whose number is
-    the carried item's, and that it wants to find there again."""
+    """A stored item: fields, as a JSON object, that an endpoint added to its message or to one of its calls (the call's
+    index is the item's `calls`) and expects in later requests."""
 
     message: msgspec.Raw = msgspec.Raw()
     call: msgspec.Raw = msgspec.Raw()
@@ -103,7 +103,7 @@ class ChatAnswer(StreamedAnswer):
         self._logprobs: list[bytes] = []  # house: allow `weigh` bounds an answer
         self._thoughts: EndpointReasoning | None = None
         self._marks: dict[int, bytes] = {}  # house: allow one for each of the bounded calls
-        """What stood beside a call, by its place."""
+        """Extra fields of calls, by the call's index."""
 
     @property
     def complete(self) -> bool:
@@ -160,7 +160,7 @@ class ChatAnswer(StreamedAnswer):
         self._keep(delta)
 
     def _keep_logprobs(self, raw: msgspec.Raw) -> None:
-        """Of each token; what is not the shape that it should be is passed over."""
+        """Keep the log probabilities of each token; values of an unexpected shape are ignored."""
         try:
             found = _decode_logprobs(raw).content or ()
         except msgspec.DecodeError:
@@ -190,8 +190,8 @@ class ChatAnswer(StreamedAnswer):
             call.arguments.append(arguments)
 
     def _find(self, piece: _Call) -> GrowingCall:
-        """The call that a piece belongs to: by its index; where a server sends none, a new id begins a new call, and
-        with a name also where it numbers the calls of every event anew."""
+        """The call that a piece belongs to, by its index. Without an index a new id starts a new call. A new id with a
+        name also does if the server reuses an index, as some number the calls of every event from the start."""
         calls = self.calls
         if piece.index is not None:
             for call in reversed(calls):
@@ -252,8 +252,8 @@ def _item(wanted: EndpointFields) -> msgspec.Raw:
 
 
 def _usage_of(usage: ReportedUsage) -> Usage:
-    """Cached tokens stand in the details, or beside the others under one of two names. Some providers leave thoughts
-    out of the completion and count them only into the total; all of them charge for thoughts."""
+    """Cached tokens are in the details, or at the top level under one of two names. Some providers count reasoning only
+    in the total and not in the completion; all of them charge for it."""
     prompt, completion = usage.tokens("prompt_tokens"), usage.tokens("completion_tokens")
     total = usage.tokens("total_tokens")
     output = max(completion, total - prompt) if total < TOKENS else completion

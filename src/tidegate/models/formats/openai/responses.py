@@ -1,12 +1,12 @@
-"""The Responses wire format, outgoing: items, prefix and request body as bytes.
+"""Requests of OpenAI's Responses API: the format, and its items, prefix and request body as bytes.
 
-Guarantee: equal values give equal bytes, and a request only ever grows at its end. Nothing is left with the provider
-(`store` is off): what a model thought goes back with every request, encrypted and verbatim, where it stood before the
-words and calls that came of it. Tool arguments and schemas go out verbatim. Nothing is kept here.
+Equal values give equal bytes, and a request grows only at its end. Nothing is stored at the provider (`store` is off):
+a model's reasoning is sent back with every request, encrypted and verbatim, before the text and calls that followed
+from it. Tool arguments and schemas are sent verbatim. Nothing is held per conversation.
 
-The prompt is the first item of the input and not the field `instructions`: either is the beginning of what is cached,
-but the field would be sent back three times in each answer, and some compatible servers refuse it. No item is named by
-the id that its provider gave it, except thoughts: with nothing stored, such ids lead nowhere.
+The prompt is the first item of the input instead of the field `instructions`: either is the start of the cached prefix,
+but each answer would repeat the field three times, and some compatible servers refuse it. Except for reasoning, items
+are sent without the provider's id: nothing is stored there, so the ids are useless.
 """
 
 import hashlib
@@ -32,10 +32,10 @@ from tidegate.models.interface import EncodedPrefix
 from tidegate.values import PDF, Call, Media, Message, Prefix, ToolCall
 
 CALL_ID_CHARACTERS = 64
-"""The longest id of a call that the service takes; other models' may be longer."""
+"""The longest call id that the service accepts; ids of other models may be longer."""
 
 IDENTIFIER_CHARACTERS = 128
-"""As the service documents it."""
+"""The service's documented limit for `safety_identifier`."""
 
 _SHOWN = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", PDF})
 
@@ -110,7 +110,7 @@ class _Effort(msgspec.Struct):
 
 
 class _Parameters(msgspec.Struct, omit_defaults=True):
-    """What one call may set, in the order in which it goes out."""
+    """Parameters of one call, in the order in which they are sent."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -124,7 +124,7 @@ class _Parameters(msgspec.Struct, omit_defaults=True):
 
 _NO_CALL = Call()
 _THOUGHTS = b',"include":["reasoning.encrypted_content"]'
-"""Lets thoughts come sealed, so that they can go back. A model that cannot think refuses it."""
+"""Requests encrypted reasoning, so that it can be sent back. Models that cannot think refuse it."""
 _kept = msgspec.json.Decoder(ReturnedItem).decode
 
 
@@ -145,7 +145,7 @@ class ResponsesWire:
         return stops
 
     def takes(self, media_type: str) -> bool:
-        """Messages of this format have no place for sounds."""
+        """Without sounds: messages of this format cannot hold them."""
         return media_type in _SHOWN and self._facts.takes(media_type)
 
     def encode(self, message: Message) -> bytes:
@@ -183,7 +183,7 @@ class ResponsesWire:
         return pieces + request_text.message_list(b',"input":[', prefix.system, history)
 
     def _encode_answer(self, message: Message) -> bytes:
-        """A thought that led to nothing is left out: it is refused without what follows it."""
+        """Reasoning without any text or call after it is omitted: the service refuses it."""
         carried = message.carried if message.carrier == API and message.model == self._model else ()
         items: list[bytes] = []
         text, calls, wanted = 0, 0, 0
@@ -204,14 +204,14 @@ class ResponsesWire:
         return b",".join(items + rest if rest else items[:wanted])
 
     def _said(self, text: str, phase: str = "") -> list[bytes]:
-        """What stands between two messages of one answer is ours, and empty to the eye."""
+        """A message item, or none for the blank separator that we put between two messages of one answer."""
         return [self._encode(_Message("assistant", text, phase or msgspec.UNSET))] if text.strip() else []
 
     def _called(self, calls: Iterable[ToolCall]) -> list[bytes]:
         return [self._encode(_FunctionCall(_id(call.id), call_name(call.name), call.arguments)) for call in calls]
 
     def _output(self, result: Message) -> str | list[_Part]:
-        """With a picture or a document it is a list, and without one the plain text that every server knows."""
+        """A list if the result has a picture or a document, else plain text, which every server accepts."""
         parts: list[_Part] = [_Text(result.text)] if result.text else []
         parts += self._media(result.media)
         told = [part.text for part in parts if isinstance(part, _Text)]
@@ -230,7 +230,7 @@ class ResponsesWire:
         refuse_fields(call, "seed", "frequency_penalty", "presence_penalty", "logit_bias")
         extras = refuse_extras(call)
         if call.top_logprobs is not None:
-            raise invalid("This model tells no log probabilities here; leave `logprobs` out.", "logprobs")
+            raise invalid("This model returns no log probabilities here; leave `logprobs` out.", "logprobs")
         facts = self._facts
         word = requested_effort(facts, call.reasoning)
         thinks = facts.thinking != "none" and word != "none" and not (facts.thinking_unknown and word is None)
@@ -286,7 +286,7 @@ def _shape(given: bytes) -> _Plain | _Schema:
 
 
 def _cache_key(prefix: EncodedPrefix) -> bytes:
-    """Conversations that begin alike are sent to where that beginning is cached."""
+    """Conversations with the same prefix share a key, so that they are routed to where the prefix is cached."""
     digest = hashlib.blake2b(prefix.system, digest_size=16)
     digest.update(prefix.tools)
     return digest.hexdigest().encode()
@@ -297,5 +297,5 @@ def _id(given: str) -> str:
 
 
 def _identifier(user: str) -> str:
-    """One that is too long is digested, as the service itself advises for all of them."""
+    """The caller's user id; a digest if it is too long, as the service recommends for all of them."""
     return user if len(user) <= IDENTIFIER_CHARACTERS else hashlib.blake2b(user.encode(), digest_size=32).hexdigest()
