@@ -1,8 +1,8 @@
-"""Model transport, recorded while it passes.
+"""A transport that records model traffic while it passes through.
 
-Guarantee: what is asked and answered goes on as it would without, whatever becomes of the file; every exchange is
-written down when it begins and when it has ended, in whatever way, with secrets taken out before anything reaches the
-disk. The recorder owns its file, from entering to leaving; the transport is whoever's it was.
+Requests and answers are never affected, even if the file fails. Every exchange is written when it starts and again when
+it ends, successfully or not. Secrets are removed before anything reaches the disk. The recorder owns its file from
+entering to leaving; the underlying transport belongs to the caller.
 """
 
 import time
@@ -32,7 +32,7 @@ from tidegate.security import Redactor
 
 
 class TransportRecorder:
-    """`referred` are the names of headers, in small letters, whose values the settings only refer to."""
+    """`referred` are the lower-case names of headers whose values are secret references in the settings."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class TransportRecorder:
     def _asked(
         self, number: int, when: str, origin: Origin, head: bytes, body: Sequence[bytes], size: int
     ) -> RecordedRequest:
-        """In the thread of the writer."""
+        """The line of a request. Runs in the writer's thread."""
         method, path, headers = stripped_head(head, self._referred, self._redactor)
         content = stripped_body(b"".join(body), self._redactor)
         left_out = size if size > self._body_bytes else 0
@@ -111,7 +111,7 @@ class TransportRecorder:
 
 
 class _Exchange:
-    """What has come in answer to one request."""
+    """The response to one request, as it arrives."""
 
     def __init__(self, writer: RecordingWriter, number: int, redactor: Redactor, most_bytes: int) -> None:
         self._writer = writer
@@ -129,7 +129,7 @@ class _Exchange:
         return round(1000 * (time.monotonic() - self._began))
 
     def take(self, data: bytes) -> None:
-        """Once something is left out, so is all that follows."""
+        """Keep a piece of the body. Once a piece is left out, so are all that follow."""
         if self._ended or self._writer.stopped is not None:
             return
         if self._left_out or self._held + len(data) > self._most:
@@ -139,7 +139,7 @@ class _Exchange:
         self._held += len(data)
 
     def end(self, end: End, said: str = "", response: IncomingResponse | None = None) -> None:
-        """The first time counts."""
+        """Write the line of the answer. Only the first call counts."""
         if self._ended:
             return
         self._ended = True
@@ -153,7 +153,7 @@ class _Exchange:
             told, missing = pieces, left_out
             try:
                 stripped = stripped_pieces([data for _, data in told], redactor, cut=end != "complete" or missing > 0)
-            except RecursionError:  # what cannot be looked through is not written down
+            except RecursionError:  # it cannot be searched for secrets, so it is not written
                 told, stripped, missing = [], [], missing + sum(len(data) for _, data in told)
             return RecordedAnswer(
                 id=number,
@@ -170,7 +170,7 @@ class _Exchange:
 
 
 class _Recorded:
-    """A response, with someone who listens."""
+    """A response whose reads are recorded."""
 
     def __init__(self, response: IncomingResponse, exchange: _Exchange) -> None:
         self._response = response
