@@ -354,6 +354,6 @@ def test_an_error_inside_a_stream_has_its_kind(complaint: bytes, kind: str, retr
 def test_troubles_of_a_connection_have_their_kind_and_their_advice(
     trouble: Trouble, begun: bool, kind: str, retryable: bool, word: str
 ) -> None:
-    failure = COMPLAIN.of_link(ConnectionFailed(trouble, "some reason"), begun=begun)
+    failure = COMPLAIN.of_connection(ConnectionFailed(trouble, "some reason"), begun=begun)
     assert (failure.kind, failure.retryable) == (kind, retryable)
     assert word in failure.message

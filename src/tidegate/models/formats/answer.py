@@ -39,7 +39,7 @@ class IncomingAnswer(Protocol):
         ...
 
     @property
-    def heard(self) -> int:
+    def received_bytes(self) -> int:
         """Bytes of text, reasoning and tool calls received so far, shown or not."""
         ...
 

@@ -101,7 +101,7 @@ def parse_tool_choice(choice: bytes) -> ToolChoice:
         read = _decode_choice(choice)
     except _UNREADABLE as error:
         raise invalid(
-            'tool_choice is not one that this model can be given; send "none", "auto", "required" or one function.',
+            'This model does not accept this tool_choice; send "none", "auto", "required" or one function.',
             "tool_choice",
         ) from error
     return ToolChoice(kind="function", name=read.function.name) if isinstance(read, _Chosen) else ToolChoice(kind=read)
@@ -112,7 +112,7 @@ def parse_response_format(response_format: bytes) -> OutputShape:
         read = _decode_format(response_format)
     except _UNREADABLE as error:
         raise invalid(
-            "response_format is not one that this model can be given; send a json_schema in OpenAI's shape.",
+            "This model does not accept this response_format; send a json_schema in OpenAI's shape.",
             "response_format",
         ) from error
     schema = read.json_schema

@@ -46,7 +46,7 @@ def repair_json_text(text: str) -> str:
     return repair_json(text.encode(errors="replace")).decode() if "\\ud" in text or "\\uD" in text else text
 
 
-def decoded(decode: Callable[[bytes], T], data: bytes) -> T:
+def decode_tolerantly(decode: Callable[[bytes], T], data: bytes) -> T:
     """Decode one event or body. If that fails, decode it again without usage objects that are not JSON."""
     try:
         return decode(data)

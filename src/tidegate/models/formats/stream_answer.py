@@ -30,7 +30,7 @@ class GrowingCall:
         self.index = index
         self.id = ""
         self.name = ""
-        self.arguments: list[str] = []  # house: allow `weigh` bounds an answer
+        self.arguments: list[str] = []  # house: allow `count_bytes` bounds an answer
 
 
 class AnswerSize:
@@ -61,11 +61,11 @@ class StreamedAnswer(ABC):
         "_on_text",
         "_wire",
         "calls",
+        "count_bytes",
         "done",
         "refused",
         "shown",
         "text",
-        "weigh",
     )
 
     def __init__(self, limit: int, on_text: Callable[[str], None], *, event_bytes: int = EVENT_BYTES) -> None:
@@ -73,7 +73,7 @@ class StreamedAnswer(ABC):
         self._on_text = on_text
         self._events = EventParser(event_bytes)
         self._event_bytes = event_bytes
-        self.weigh = AnswerSize(limit)
+        self.count_bytes = AnswerSize(limit)
         self._wire = 0
         self._is_intact = True
         """Whether everything so far is plain ASCII without escapes, which needs no repair."""
@@ -84,8 +84,8 @@ class StreamedAnswer(ABC):
         self.refused = False
 
     @property
-    def heard(self) -> int:
-        return self.weigh.bytes
+    def received_bytes(self) -> int:
+        return self.count_bytes.bytes
 
     @abstractmethod
     def event(self, data: bytes) -> None:
@@ -148,7 +148,7 @@ class StreamedAnswer(ABC):
 
     def add_text(self, text: str) -> None:
         if text:
-            self.weigh(text)
+            self.count_bytes(text)
             self.text.append(text)
 
     def new_call(self, index: int | None) -> GrowingCall:
@@ -169,7 +169,7 @@ class StreamedAnswer(ABC):
         )
 
 
-def given(raw: msgspec.Raw) -> bytes:
+def raw_value(raw: msgspec.Raw) -> bytes:
     """A copy of a raw value, which is only a view of its event; empty if it is missing or null."""
     copied = bytes(raw)
     return b"" if copied == b"null" else copied

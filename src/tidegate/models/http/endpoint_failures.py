@@ -166,7 +166,7 @@ class FailureMapper:
             after=complaint.after,
         )
 
-    def of_link(self, failure: ConnectionFailed, *, begun: bool) -> ModelFailed:
+    def of_connection(self, failure: ConnectionFailed, *, begun: bool) -> ModelFailed:
         """The failure for a connection problem. `begun`: part of the answer had already arrived."""
         where = self._address
         match failure.trouble:

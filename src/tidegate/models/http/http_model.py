@@ -134,7 +134,7 @@ class HttpModel:
                 return message if cutter is None else cutter.finish(message)
             except ModelFailed as failure:
                 self.failures[failure.kind] += 1
-                failure.shown, failure.heard = answer.shown, answer.heard
+                failure.shown, failure.heard = answer.shown, answer.received_bytes
                 # Count rotations, because a key may become available again while others are tried.
                 rotates = self.keys.failed(key, failure) and rotations < len(self.keys.keys) - 1
                 pause = 0.0 if rotates else self._retry_policy.pause(failure, attempt)
@@ -142,8 +142,8 @@ class HttpModel:
                     failure.retried = attempt > 0
                     raise
                 restarted = restarted or answer.shown
-                if answer.heard:
-                    on_reset(failure.message, answer.heard)
+                if answer.received_bytes:
+                    on_reset(failure.message, answer.received_bytes)
             if rotates:
                 rotations += 1
                 continue
@@ -164,7 +164,7 @@ class HttpModel:
         try:
             response = await self._send(head, body)
         except ConnectionFailed as error:
-            raise self._failures.of_link(error, begun=False) from error
+            raise self._failures.of_connection(error, begun=False) from error
         begun = False
         try:
             if response.status != 200:
@@ -199,7 +199,7 @@ class HttpModel:
         except ConnectionFailed as error:
             if answer.complete:
                 return
-            raise self._failures.of_link(error, begun=begun) from error
+            raise self._failures.of_connection(error, begun=begun) from error
         finally:
             # Returns a fully read connection to the pool and closes any other, without waiting.
             response.close()

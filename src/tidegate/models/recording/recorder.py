@@ -26,7 +26,7 @@ from tidegate.models.recording.recording_file import (
     digest,
     now,
 )
-from tidegate.models.recording.redaction import stripped_body, stripped_head, stripped_headers, stripped_pieces
+from tidegate.models.recording.redaction import redacted_body, redacted_head, redacted_headers, redacted_pieces
 from tidegate.models.recording.writer import RecordingWriter
 from tidegate.security import Redactor
 
@@ -94,8 +94,8 @@ class TransportRecorder:
         self, number: int, when: str, origin: Origin, head: bytes, body: Sequence[bytes], size: int
     ) -> RecordedRequest:
         """The line of a request. Runs in the writer's thread."""
-        method, path, headers = stripped_head(head, self._referred, self._redactor)
-        content = stripped_body(b"".join(body), self._redactor)
+        method, path, headers = redacted_head(head, self._referred, self._redactor)
+        content = redacted_body(b"".join(body), self._redactor)
         left_out = size if size > self._body_bytes else 0
         return RecordedRequest(
             id=number,
@@ -152,7 +152,7 @@ class _Exchange:
         def make() -> RecordedAnswer:
             told, missing = pieces, left_out
             try:
-                stripped = stripped_pieces([data for _, data in told], redactor, cut=end != "complete" or missing > 0)
+                stripped = redacted_pieces([data for _, data in told], redactor, cut=end != "complete" or missing > 0)
             except RecursionError:  # it cannot be searched for secrets, so it is not written
                 told, stripped, missing = [], [], missing + sum(len(data) for _, data in told)
             return RecordedAnswer(
@@ -161,7 +161,7 @@ class _Exchange:
                 end=end,
                 said=redactor.text(said),
                 status=status,
-                headers=stripped_headers(headers, redactor),
+                headers=redacted_headers(headers, redactor),
                 pieces=[RecordedPiece.of(when, data) for (when, _), data in zip(told, stripped, strict=True)],
                 left_out=missing,
             )

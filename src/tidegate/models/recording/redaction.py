@@ -28,7 +28,7 @@ class Head(NamedTuple):
     headers: dict[str, str]
 
 
-def stripped_head(head: bytes, referred: Collection[str], redactor: Redactor) -> Head:
+def redacted_head(head: bytes, referred: Collection[str], redactor: Redactor) -> Head:
     """The head of a request without secrets. `referred`: lower-case names of headers whose values are always secret."""
     first, *rest = head.decode("latin-1").rstrip("\r\n").split("\r\n")
     method, path, _ = first.split(" ", 2)
@@ -40,24 +40,24 @@ def stripped_head(head: bytes, referred: Collection[str], redactor: Redactor) ->
     return Head(method, redactor.text(path), headers)
 
 
-def stripped_headers(headers: Mapping[str, str], redactor: Redactor) -> dict[str, str]:
+def redacted_headers(headers: Mapping[str, str], redactor: Redactor) -> dict[str, str]:
     """The headers of a response without secrets."""
     return {name: redactor.text(value) for name, value in headers.items() if not _OF_AN_ACCOUNT.search(name)}
 
 
-def stripped_body(body: bytes, redactor: Redactor) -> Any:
+def redacted_body(body: bytes, redactor: Redactor) -> Any:
     """The body of a request without secrets: its JSON, or its text if it is not JSON."""
     try:
-        return stripped_value(msgspec.json.decode(body), redactor)
+        return redacted_value(msgspec.json.decode(body), redactor)
     except _UNREADABLE:
         return redactor.text(body.decode("utf-8", "replace"))
 
 
-def stripped_value(value: Any, redactor: Redactor) -> Any:
+def redacted_value(value: Any, redactor: Redactor) -> Any:
     return _rewritten(value, redactor, lambda _, text: redactor.text(text))
 
 
-def stripped_pieces(pieces: Sequence[bytes], redactor: Redactor, *, cut: bool) -> list[bytes]:
+def redacted_pieces(pieces: Sequence[bytes], redactor: Redactor, *, cut: bool) -> list[bytes]:
     """The pieces of an answer without secrets. `cut`: the answer is incomplete, so its end may be the start of a
     secret."""
     edits = list(_edits(b"".join(pieces), redactor, cut))

@@ -23,7 +23,7 @@ from tidegate.models.http.retry import RetryPolicy
 from tidegate.models.http.transport import IncomingResponse
 from tidegate.models.recording.difference import Difference, described
 from tidegate.models.recording.recording_file import RecordedAnswer, RecordedRequest, digest, event_at, events
-from tidegate.models.recording.redaction import stripped_body, stripped_head, stripped_value
+from tidegate.models.recording.redaction import redacted_body, redacted_head, redacted_value
 from tidegate.security import Redactor
 
 COMPARED_BYTES = 32 * 1024 * 1024
@@ -80,7 +80,7 @@ class TransportReplayer:
 
     def _digest(self, asked: RecordedRequest) -> str:
         try:
-            return digest(stripped_value(asked.body, self._redactor))
+            return digest(redacted_value(asked.body, self._redactor))
         except RecursionError:
             raise Misconfigured(
                 f"{self._path} is damaged: its request {asked.id} cannot be read; get a new copy of the file."
@@ -120,8 +120,8 @@ class TransportReplayer:
         return ReplayedResponse(self._path, answered, pieces, _as_then(answered.headers, exchange.when))
 
     def _read(self, head: bytes, body: Sequence[bytes]) -> tuple[Any, Request]:
-        method, path, _ = stripped_head(head, (), self._redactor)
-        content = stripped_body(b"".join(body), self._redactor)
+        method, path, _ = redacted_head(head, (), self._redactor)
+        content = redacted_body(b"".join(body), self._redactor)
         return content, (method, path, digest(content))
 
     def _answer(self, place: Place) -> tuple[RecordedAnswer, list[bytes]]:
@@ -179,7 +179,7 @@ class TransportReplayer:
             event = self._event(exchange.asked)
             if not isinstance(event, RecordedRequest) or event.left_out:
                 continue
-            found = described(stripped_value(event.body, self._redactor), asked)
+            found = described(redacted_value(event.body, self._redactor), asked)
             if found is not None and (best is None or found[1] < best[0]):
                 best = found[1], exchange.number, found[0]
         return None if best is None else best[1:]

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import msgspec
 
 from tidegate.models.formats.answer import AnswerError, BrokenAnswer
-from tidegate.models.formats.json_repair import decoded
-from tidegate.models.formats.stream_answer import GrowingCall, StreamedAnswer, finish_reason_of, given
+from tidegate.models.formats.json_repair import decode_tolerantly
+from tidegate.models.formats.stream_answer import GrowingCall, StreamedAnswer, finish_reason_of, raw_value
 from tidegate.models.formats.token_counts import ReportedUsage
 from tidegate.values import Message, OpaqueItem, Usage
 
@@ -38,7 +38,7 @@ _EVENTS = frozenset(
 _BLOCKS = frozenset({"text", "tool_use", "thinking", "redacted_thinking"})
 _STRANGE = "strange"
 _DELTAS = frozenset({"text_delta", "input_json_delta", "thinking_delta", "signature_delta"})
-_NOT_JSON = "a piece of the stream is not the JSON it should be"
+_NOT_JSON = "a piece of the stream is not the expected JSON"
 _DISORDER = "the pieces of the stream are out of order"
 
 
@@ -142,9 +142,9 @@ class AnthropicAnswer(StreamedAnswer):
         self._parted = 0
         self._call: GrowingCall | None = None
         self._standing_in = False
-        self._thinking: list[str] = []  # house: allow `weigh` bounds an answer
+        self._thinking: list[str] = []  # house: allow `count_bytes` bounds an answer
         self._signature = ""
-        self._carried: list[OpaqueItem] = []  # house: allow `weigh` bounds an answer
+        self._carried: list[OpaqueItem] = []  # house: allow `count_bytes` bounds an answer
 
     @property
     def complete(self) -> bool:
@@ -152,7 +152,7 @@ class AnthropicAnswer(StreamedAnswer):
 
     def event(self, data: bytes) -> None:
         try:
-            event = decoded(_decode_event, data)
+            event = decode_tolerantly(_decode_event, data)
         except msgspec.ValidationError:
             self._pass_over(data)
             return
@@ -181,18 +181,18 @@ class AnthropicAnswer(StreamedAnswer):
             if self._stop is None:
                 raise BrokenAnswer("the answer ended without a stop reason")
             self.done = True
-        elif kind == "error" or (not kind and given(event.error)):
-            raise AnswerError(given(event.error) or b"{}")
+        elif kind == "error" or (not kind and raw_value(event.error)):
+            raise AnswerError(raw_value(event.error) or b"{}")
 
     def one_piece(self, body: bytes) -> None:
         try:
-            whole = decoded(_decode_whole, body)
+            whole = decode_tolerantly(_decode_whole, body)
         except _UNREADABLE:
-            raise BrokenAnswer("the endpoint's answer is not the JSON it should be") from None
-        if complaint := given(whole.error):
+            raise BrokenAnswer("the endpoint's answer is not the expected JSON") from None
+        if complaint := raw_value(whole.error):
             raise AnswerError(complaint)
         if whole.type != "message" or not whole.stop_reason:
-            raise BrokenAnswer("the endpoint's answer holds none")
+            raise BrokenAnswer("the endpoint's response contains no answer")
         self._begun = True
         self._count(whole.usage)
         for place, raw in enumerate(whole.content or ()):
@@ -228,16 +228,16 @@ class AnthropicAnswer(StreamedAnswer):
         elif kind == "tool_use":
             self._call = call = self.new_call(place)
             call.id, call.name = block.id or "", block.name or ""
-            self.weigh(call.id + call.name)
-            self._argue(call, given(block.input).decode())
+            self.count_bytes(call.id + call.name)
+            self._add_arguments(call, raw_value(block.input).decode())
             self._standing_in = True
         elif kind == "thinking":
-            self.weigh(_FRAME)
-            self._think(block.thinking or "")
-            self._sign(block.signature or "")
+            self.count_bytes(_FRAME)
+            self._add_reasoning(block.thinking or "")
+            self._set_signature(block.signature or "")
         elif kind == "redacted_thinking":
-            self.weigh(_FRAME)
-            self.weigh(block.data or "")
+            self.count_bytes(_FRAME)
+            self.count_bytes(block.data or "")
             self._carry(_encode(_Redacted(block.data or "")))
 
     def _grow(self, place: int, delta: _Delta) -> None:
@@ -252,12 +252,12 @@ class AnthropicAnswer(StreamedAnswer):
                 if self._standing_in:
                     self._standing_in = False
                     self._call.arguments.clear()
-                self._argue(self._call, delta.partial_json)
+                self._add_arguments(self._call, delta.partial_json)
         elif opened == "thinking":
             if kind == "thinking_delta":
-                self._think(delta.thinking or "")
+                self._add_reasoning(delta.thinking or "")
             elif kind == "signature_delta":
-                self._sign(delta.signature or "")
+                self._set_signature(delta.signature or "")
 
     def _close(self) -> None:
         if self._open == "thinking":
@@ -297,20 +297,20 @@ class AnthropicAnswer(StreamedAnswer):
         self.add_text(text)
         self._characters += len(text)
 
-    def _argue(self, call: GrowingCall, arguments: str) -> None:
+    def _add_arguments(self, call: GrowingCall, arguments: str) -> None:
         if arguments:
-            self.weigh(arguments)
+            self.count_bytes(arguments)
             call.arguments.append(arguments)
 
-    def _think(self, text: str) -> None:
+    def _add_reasoning(self, text: str) -> None:
         if text:
-            self.weigh(text)
+            self.count_bytes(text)
             self._thinking.append(text)
 
-    def _sign(self, signature: str) -> None:
+    def _set_signature(self, signature: str) -> None:
         """A reasoning block has one signature: a second one replaces it."""
         if signature:
-            self.weigh(signature)
+            self.count_bytes(signature)
             self._signature = signature
 
     def _carry(self, item: bytes) -> None:
@@ -321,7 +321,7 @@ class AnthropicAnswer(StreamedAnswer):
 
     def _count(self, usage: msgspec.Raw) -> None:
         """Counts are totals: a later count replaces an earlier one, a missing count does not."""
-        if raw := given(usage):
+        if raw := raw_value(usage):
             counted = ReportedUsage(raw)
             if self._usage is None:
                 self._usage = counted
@@ -352,6 +352,6 @@ def _read_block(raw: msgspec.Raw) -> _Block:
                 return _Block()
         except _UNREADABLE:
             pass
-        raise BrokenAnswer("the endpoint's answer is not the JSON it should be") from None
+        raise BrokenAnswer("the endpoint's answer is not the expected JSON") from None
     except _UNREADABLE:
-        raise BrokenAnswer("the endpoint's answer is not the JSON it should be") from None
+        raise BrokenAnswer("the endpoint's answer is not the expected JSON") from None

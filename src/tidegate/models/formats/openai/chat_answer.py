@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from tidegate.models.formats.answer import AnswerError, BrokenAnswer
-from tidegate.models.formats.json_repair import decoded
+from tidegate.models.formats.json_repair import decode_tolerantly
 from tidegate.models.formats.openai.reasoning import EndpointReasoning, checked
-from tidegate.models.formats.stream_answer import GrowingCall, StreamedAnswer, finish_reason_of, given
+from tidegate.models.formats.stream_answer import GrowingCall, StreamedAnswer, finish_reason_of, raw_value
 from tidegate.models.formats.token_counts import TOKENS, ReportedUsage
 from tidegate.values import Message, OpaqueItem, Usage
 
@@ -100,7 +100,7 @@ class ChatAnswer(StreamedAnswer):
         self._begun = False
         self._finish: str | None = None
         self._usage = b""
-        self._logprobs: list[bytes] = []  # house: allow `weigh` bounds an answer
+        self._logprobs: list[bytes] = []  # house: allow `count_bytes` bounds an answer
         self._thoughts: EndpointReasoning | None = None
         self._marks: dict[int, bytes] = {}  # house: allow one for each of the bounded calls
         """Extra fields of calls, by the call's index."""
@@ -114,20 +114,20 @@ class ChatAnswer(StreamedAnswer):
             self.done = True
             return
         try:
-            self._take_chunk(decoded(_decode_chunk, data))
+            self._take_chunk(decode_tolerantly(_decode_chunk, data))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise BrokenAnswer("a piece of the stream is not the JSON it should be") from None
+            raise BrokenAnswer("a piece of the stream is not the expected JSON") from None
 
     def one_piece(self, body: bytes) -> None:
         self.event(body)
         if self._finish is None and not self.text and not self.calls:
-            raise BrokenAnswer("the endpoint's answer holds none")
+            raise BrokenAnswer("the endpoint's response contains no answer")
 
     def _take_chunk(self, chunk: _Chunk) -> None:
-        if chunk.error and (complaint := given(chunk.error)):
+        if chunk.error and (complaint := raw_value(chunk.error)):
             raise AnswerError(complaint)
         if chunk.usage:
-            self._usage = given(chunk.usage) or self._usage
+            self._usage = raw_value(chunk.usage) or self._usage
         if chunk.choices:
             choice = chunk.choices[0]
             if not choice.index:
@@ -140,7 +140,7 @@ class ChatAnswer(StreamedAnswer):
                 raise AnswerError(b'{"message":"The answer ended with an error."}')
             self._finish = choice.finish_reason
         if choice.usage:
-            self._usage = given(choice.usage) or self._usage
+            self._usage = raw_value(choice.usage) or self._usage
         if len(choice.logprobs) > _NULL:
             self._keep_logprobs(choice.logprobs)
         delta = choice.delta or choice.message
@@ -166,27 +166,27 @@ class ChatAnswer(StreamedAnswer):
         except msgspec.DecodeError:
             return
         for entry in found:
-            self.weigh(str(bytes(entry), "utf-8", "replace"))
+            self.count_bytes(str(bytes(entry), "utf-8", "replace"))
             self._logprobs.append(bytes(entry))
 
     def _grow_call(self, piece: _Call) -> None:
         call = self._find(piece)
         if piece.id and not call.id:
-            self.weigh(piece.id)
+            self.count_bytes(piece.id)
             call.id = piece.id
-        if piece.extra_content and (mark := checked(piece.extra_content, self.weigh)):
+        if piece.extra_content and (mark := checked(piece.extra_content, self.count_bytes)):
             self._marks[self.calls.index(call)] = mark
         function = piece.function
         if function is None:
             return
         if function.name and not call.name:
-            self.weigh(function.name)
+            self.count_bytes(function.name)
             call.name = function.name
         arguments = function.arguments
         if arguments:
             if not isinstance(arguments, str):
                 arguments = _encode(arguments).decode()
-            self.weigh(arguments)
+            self.count_bytes(arguments)
             call.arguments.append(arguments)
 
     def _find(self, piece: _Call) -> GrowingCall:
@@ -214,13 +214,13 @@ class ChatAnswer(StreamedAnswer):
             return
         thoughts = self._thoughts = self._thoughts or EndpointReasoning()
         if delta.reasoning_content is not None:
-            thoughts.content(delta.reasoning_content, self.weigh)
+            thoughts.content(delta.reasoning_content, self.count_bytes)
         if delta.reasoning is not None:
-            thoughts.plain(delta.reasoning, self.weigh)
+            thoughts.plain(delta.reasoning, self.count_bytes)
         if delta.reasoning_details is not None:
-            thoughts.details(delta.reasoning_details, self.weigh)
+            thoughts.details(delta.reasoning_details, self.count_bytes)
         if delta.extra_content:
-            thoughts.mark(delta.extra_content, self.weigh)
+            thoughts.mark(delta.extra_content, self.count_bytes)
 
     def _carried(self) -> tuple[OpaqueItem, ...]:
         fields = b"" if self._thoughts is None else self._thoughts.fields()

@@ -33,7 +33,7 @@ class _Detail:
         return {**self.fields, self.growing: self.grown.getvalue()} if self.growing else self.fields
 
 
-Weigh = Callable[[str], None]
+CountBytes = Callable[[str], None]
 """Counts kept text. It is not stored here, because it belongs to the answer, which holds this object."""
 
 
@@ -43,33 +43,33 @@ class EndpointReasoning:
     def __init__(self) -> None:
         self._content: io.StringIO | None = None
         self._plain = io.StringIO()
-        self._details: list[_Detail] = []  # house: allow `weigh` bounds an answer
+        self._details: list[_Detail] = []  # house: allow `count_bytes` bounds an answer
         self._mark = b""
 
-    def content(self, thought: object, weigh: Weigh) -> None:
+    def content(self, thought: object, count_bytes: CountBytes) -> None:
         """`reasoning_content`. Its endpoints expect the field back even if it is empty."""
         if isinstance(thought, str):
             self._content = self._content or io.StringIO()
-            weigh(thought)
+            count_bytes(thought)
             self._content.write(thought)
 
-    def plain(self, thought: object, weigh: Weigh) -> None:
+    def plain(self, thought: object, count_bytes: CountBytes) -> None:
         """`reasoning`"""
         if isinstance(thought, str) and thought:
-            weigh(thought)
+            count_bytes(thought)
             self._plain.write(thought)
 
-    def details(self, details: object, weigh: Weigh) -> None:
+    def details(self, details: object, count_bytes: CountBytes) -> None:
         """`reasoning_details`. Pieces of one detail follow each other and repeat its other fields."""
         for detail in details if isinstance(details, list) else ():
             if isinstance(detail, dict):
-                weigh(_encode(detail).decode())
+                count_bytes(_encode(detail).decode())
                 check_depth(detail)
                 self._add(detail)
 
-    def mark(self, mark: msgspec.Raw, weigh: Weigh) -> None:
+    def mark(self, mark: msgspec.Raw, count_bytes: CountBytes) -> None:
         """`extra_content`. The newest value counts."""
-        self._mark = checked(mark, weigh) or self._mark
+        self._mark = checked(mark, count_bytes) or self._mark
 
     def fields(self) -> bytes:
         """The fields to send back on the message, as a JSON object; empty if there are none."""
@@ -106,11 +106,11 @@ class EndpointReasoning:
             last.grown.write(piece or "")
 
 
-def checked(mark: msgspec.Raw, weigh: Weigh) -> bytes:
+def checked(mark: msgspec.Raw, count_bytes: CountBytes) -> bytes:
     """A copy of a mark, which is only a view of its event. Empty for `null`; raises DecodeError if it is not JSON."""
     kept = bytes(mark)
     if kept in (b"", b"null"):
         return b""
-    weigh(kept.decode())
+    count_bytes(kept.decode())
     check_depth(msgspec.json.decode(kept))
     return kept

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from tidegate.models.formats.answer import AnswerError, BrokenAnswer, check_depth
-from tidegate.models.formats.json_repair import REPLACEMENT, decoded
-from tidegate.models.formats.stream_answer import GrowingCall, StreamedAnswer, finish_reason_of, given
+from tidegate.models.formats.json_repair import REPLACEMENT, decode_tolerantly
+from tidegate.models.formats.stream_answer import GrowingCall, StreamedAnswer, finish_reason_of, raw_value
 from tidegate.models.formats.token_counts import ReportedUsage
 from tidegate.models.http.sse import EVENT_BYTES
 from tidegate.values import Message, OpaqueItem, Usage
@@ -132,18 +132,18 @@ class ResponsesAnswer(StreamedAnswer):
         if data == b"[DONE]":  # some servers send the end mark of chat completions too
             return
         try:
-            self._take_event(decoded(_decode_event, data), data)
+            self._take_event(decode_tolerantly(_decode_event, data), data)
         except _UNREADABLE:
-            raise BrokenAnswer("a piece of the stream is not the JSON it should be") from None
+            raise BrokenAnswer("a piece of the stream is not the expected JSON") from None
 
     def one_piece(self, body: bytes) -> None:
         try:
-            response = decoded(_decode_response, body)
-            if response.output is None and not given(response.error):
-                raise BrokenAnswer("the endpoint's answer holds none")
+            response = decode_tolerantly(_decode_response, body)
+            if response.output is None and not raw_value(response.error):
+                raise BrokenAnswer("the endpoint's response contains no answer")
             self._end(response, response.status or "completed")
         except _UNREADABLE:
-            raise BrokenAnswer("the endpoint's answer is not the JSON it should be") from None
+            raise BrokenAnswer("the endpoint's answer is not the expected JSON") from None
 
     # -- events --
 
@@ -167,12 +167,12 @@ class ResponsesAnswer(StreamedAnswer):
             case "response.completed" | "response.incomplete" | "response.failed" | "response.cancelled":
                 self._end(_decode_response(event.response), event.type.removeprefix("response."))
             case "error":
-                raise AnswerError(given(event.error) or data)
-            case "" if complaint := given(event.error):  # from a relay, in the shape of chat completions
+                raise AnswerError(raw_value(event.error) or data)
+            case "" if complaint := raw_value(event.error):  # from a relay, in the shape of chat completions
                 raise AnswerError(complaint)
 
     def _end(self, response: _Response, status: str) -> None:
-        complaint = given(response.error)
+        complaint = raw_value(response.error)
         if complaint or status in ("failed", "cancelled"):
             raise AnswerError(complaint or b'{"message":"The response was %b."}' % status.encode())
         if not self._items:
@@ -185,7 +185,7 @@ class ResponsesAnswer(StreamedAnswer):
             raise BrokenAnswer("the endpoint's answer is not finished")
         elif any(not item.done for item in self._items):
             raise BrokenAnswer("a part of the answer was started and never finished")
-        self._usage = given(response.usage)
+        self._usage = raw_value(response.usage)
         self.done = True
 
     # -- items --
@@ -223,7 +223,7 @@ class ResponsesAnswer(StreamedAnswer):
     def _newer(self, known: str, given: str | None) -> str:
         if not given or given == known:
             return known
-        self.weigh(given)
+        self.count_bytes(given)
         return given
 
     def _finish_item(self, index: int | None, raw: msgspec.Raw) -> None:
@@ -239,7 +239,7 @@ class ResponsesAnswer(StreamedAnswer):
         elif given.type != _THOUGHT or given.encrypted_content or given.content:
             # Reasoning with only an id is dropped: nothing is stored at the provider, so the id is useless.
             item.raw = bytes(raw)
-            self.weigh(item.raw.decode())
+            self.count_bytes(item.raw.decode())
             # The unparsed part must be JSON too, because it becomes part of every request.
             check_depth(msgspec.json.decode(item.raw))
         item.done = True
@@ -268,7 +268,7 @@ class ResponsesAnswer(StreamedAnswer):
 
     def _add_arguments(self, item: _Growing, piece: str) -> None:
         if piece and item.call is not None:
-            self.weigh(piece)
+            self.count_bytes(piece)
             item.call.arguments.append(piece)
 
     def _settle_arguments(self, item: _Growing, whole: str) -> None:
